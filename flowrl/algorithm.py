@@ -21,7 +21,7 @@ from flowrl.credit.values import Transform
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import Average, Decay, check_policies
-from flowrl.losses.base import Objective, check_units
+from flowrl.losses.base import Objective, check_units, entropy_share
 from flowrl.losses.reward import check_gradient
 
 __all__ = ["Algorithm", "Average", "Decay"]
@@ -29,7 +29,7 @@ __all__ = ["Algorithm", "Average", "Decay"]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The choices of an algorithm. UserError, before weights load, if they cannot train."""
+    """The parts of an algorithm. Raises UserError, before weights load, if they cannot train."""
 
     steps: int  # sampling steps; for text, the most tokens of a completion
     plan: AnyPlanner
@@ -60,12 +60,12 @@ class Algorithm:
 
     @property
     def group(self) -> int:
-        """Samples per draw, of the iteration's largest plan."""
+        """Samples per draw in the iteration's largest plan."""
         return max(plan.group for plan in self.plans)
 
     @property
     def chains(self) -> bool:
-        """Whether all samples are drawn independently, in the same way."""
+        """Whether all samples are drawn independently and in the same way."""
         return independent(self.plan, self.plans)
 
     @property
@@ -74,32 +74,38 @@ class Algorithm:
 
     @cached_property
     def reads_reference(self) -> bool:
-        """Whether credit reads the samples' divergence from the start."""
+        """Whether credit needs the samples' divergence from the initial model."""
         return reads_reference(self.transforms)
 
     @property
     def by_turn(self) -> bool:
-        """Whether the turns of a sample can have different credit."""
+        """Whether credit can differ between the turns of a sample."""
         return compares_turns(self.transforms)
 
     @cached_property
     def by_step(self) -> bool:
-        """Whether credit reads scores on the way, so that steps of a sample differ in it."""
+        """Whether credit reads intermediate rewards, so that it differs between steps of a
+        sample."""
         return reads_intermediate(self.transforms)
 
     @property
     def roles(self) -> frozenset[str]:
-        """Policies that are evaluated beside the trained one, for the loss or for credit."""
+        """Policies, besides the trained one, that the loss or the credit evaluates."""
         return self.loss.roles | (frozenset({"ref"}) if self.reads_reference else frozenset[str]())
 
     @cached_property
     def reward_gradient(self) -> bool:
-        """Whether it follows the rewards' own gradients."""
+        """Whether training follows the rewards' own gradients."""
         return isinstance(self.likelihood, Pathwise)
 
     @cached_property
+    def entropy_share(self) -> float | None:
+        """The share of the most uncertain tokens that the loss trains on; None for all."""
+        return entropy_share(self.loss)
+
+    @cached_property
     def guided(self) -> bool:
-        """Whether the slope of a reward guides what is sampled."""
+        """Whether a reward's gradient guides sampling."""
         guides = [plan.guide for plan in image_plans(self)]
         return any(guide is not None and guide.by == "slope" for guide in guides)
 

@@ -13,4 +13,5 @@ class Stopped(UserError):
 
 
 class NotFiniteError(UserError):
-    """NaN or infinity that a run cannot continue from. A run turns it into `Stopped`, exit 3."""
+    """NaN or infinity from which a run cannot recover. A run turns it into `Stopped`, exit
+    code 3."""

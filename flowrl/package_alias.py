@@ -18,12 +18,13 @@ class _BesideFlowrl:
     """Finds the two packages, and nothing else, in the folder that holds flowrl."""
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        """The specification of one of the two packages; None for all other names."""
+        """Import spec of one of the two packages; None for all other names."""
         return PathFinder.find_spec(name, [str(FOLDER)]) if name in PACKAGES else None
 
 
 def bind_packages() -> None:
-    """Let every later `import rewards` and `import samplers` mean flowrl's own; imports neither.
+    """Make every later `import rewards` and `import samplers` mean flowrl's own packages; imports
+    neither.
 
     A user's module of such a name that is imported already stays where it is in use; a warning
     names it, since the next import of that name finds flowrl's.
@@ -35,8 +36,8 @@ def bind_packages() -> None:
         for key in [key for key in sys.modules if key.partition(".")[0] == name]:
             del sys.modules[key]
         warnings.warn(
-            f"from now on `import {name}` is flowrl's package and not {loaded.__file__}, which was "
-            "imported before it; rename your file to import it again",
+            f"from now on `import {name}` means flowrl's package instead of {loaded.__file__}, "
+            "which was imported before; rename your file to import it again",
             stacklevel=3,
         )
     if not any(isinstance(finder, _BesideFlowrl) for finder in sys.meta_path):

@@ -23,13 +23,13 @@ _RUN_SUFFIXES = (".yaml", ".yml")
 
 
 def cache_folder() -> Path:
-    """FLOWRL_CACHE, else flowrl in XDG_CACHE_HOME, else in ~/.cache."""
+    """Folder of flowrl's cache: FLOWRL_CACHE, or flowrl in XDG_CACHE_HOME, or in ~/.cache."""
     own, base = os.environ.get(CACHE_VARIABLE), os.environ.get("XDG_CACHE_HOME")
     return (Path(own) if own else Path(base or Path.home() / ".cache") / "flowrl").expanduser()
 
 
 def find(path: str) -> Path:
-    """The path as written, or else the file of flowrl that it names (`configs/...`, `flowrl/...`);
+    """Resolve a path: as written, or as a file of flowrl (`configs/...`, `flowrl/...`);
     `package:name/inside` is the folder of an installed Python package, or a path in it.
 
     UserError if the package is not installed, or if no file can have this name.
@@ -46,7 +46,7 @@ def find(path: str) -> Path:
 
 
 def own_file(path: Path) -> Path | None:
-    """The place of a file of flowrl; None for a path that does not begin with a folder of it."""
+    """Location of a file of flowrl; None for a path outside its folders."""
     first, *rest = path.parts or (".",)
     if first == "configs":
         return CONFIGS_FOLDER.joinpath(*rest)
@@ -63,7 +63,7 @@ def _in_package(path: str) -> Path:
 
 
 def run_file(word: str) -> Path:
-    """The file of a run: a path, with or without `.yaml`, or the name of a run of flowrl (`demo`).
+    """File of a run: a path, with or without `.yaml`, or the name of a run of flowrl (`demo`).
 
     A file of the user wins; stderr names the one that is taken where the word does not. A folder is
     no run, so it does not hide a name, unless it holds a `run.yaml`. UserError otherwise.
@@ -91,7 +91,7 @@ def run_file(word: str) -> Path:
 
 
 def run_path(word: str) -> Path | None:
-    """The file that `run_file` returns for this word; None where it raises."""
+    """The file that `run_file` finds for this word; None if it raises."""
     near = find(word)
     if near.is_file():
         return near
@@ -106,7 +106,7 @@ def _run_name(word: str) -> str:
 
 
 def own_runs() -> Iterator[tuple[str, Path]]:
-    """Names and files of the runs that come with flowrl: `demo`, `papers/awm_sd35m_ocr`, ..."""
+    """Names and files of the runs included in flowrl: `demo`, `papers/awm_sd35m_ocr`, ..."""
     for folder in _RUN_FOLDERS:
         for path in sorted((CONFIGS_FOLDER / folder).glob("*.yaml")):
             yield path.relative_to(CONFIGS_FOLDER).with_suffix("").as_posix(), path
@@ -120,7 +120,7 @@ def _shown(path: Path) -> str:
 
 
 def numbered(parent: Path, stem: str) -> Path:
-    """`parent/stem-0001`, or the number after the highest one in use."""
+    """`parent/stem-0001`, or the next number that is free."""
     used = [p.name.removeprefix(f"{stem}-") for p in parent.glob(f"{stem}-*")]
     last = max((int(t) for t in used if t.isdigit()), default=0)
     return parent / f"{stem}-{last + 1:04d}"

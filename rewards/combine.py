@@ -1,9 +1,12 @@
 """All rewards of a run at once, the check of their scores, and judges made from rewards."""
 
+import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +17,12 @@ from torch import Tensor
 from rewards.guard import Called, guarded_call
 from rewards.types import Judge, Reward, Samples, Scores
 
+REWARD = "in reward "  # how an exception of a reward is noted
+
 
 @dataclass(frozen=True)
 class ByScore:
-    """A judge from a pointwise reward: 1 where a scores higher, 0 where lower, 1/2 where equal.
+    """Turns a pointwise reward into a judge: 1 if a scores higher, 0 if lower, 1/2 if equal.
 
     NaN where either is unscored. Each sample is scored once, however many pairs it is in. Errors
     call the reward by `name`.
@@ -36,7 +41,7 @@ class ByScore:
 
 
 def score_all(rewards: Mapping[str, Reward], samples: Samples) -> Scores:
-    """One column per reward, in the mapping's order, float64 on the CPU.
+    """Scores of all rewards, one column each in the mapping's order, float64 on the CPU.
 
     NaN (or None, alone or in a list) marks a sample that the reward could not score. Samples whose
     media are None are unscored by all rewards and shown to none. An exception of a reward passes
@@ -51,7 +56,7 @@ def score_all(rewards: Mapping[str, Reward], samples: Samples) -> Scores:
 
 
 def scored(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:
-    """Scores of one reward as float64 on the CPU, NaN where it could not score.
+    """Scores of one reward as float64 on the CPU; NaN for unscored samples.
 
     ValueError, naming the reward, for a result that is not one finite real number per sample, and
     for a reward that changes the run (`rewards.guard`).
@@ -73,7 +78,8 @@ def scored(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:
 def judged(
     name: str, judge: Judge, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
 ) -> Float[Tensor, " p"]:
-    """Verdicts of a judge as float64 on the CPU, NaN without one. Errors are those of `scored`."""
+    """Verdicts of a judge as float64 on the CPU; NaN without a verdict. Raises the same errors as
+    `scored`."""
     with _noted("judge", name):
         result = guarded_call(name, lambda s: judge(s, a.clone(), b.clone()), samples, "judge")
         return _column("judge", name, result, len(a))
@@ -90,8 +96,8 @@ def _column(what: Called, name: str, result: Any, n: int) -> Float[Tensor, " n"]
     except ValueError as error:
         verb, each = ("score", "sample") if what == "reward" else ("judge", "pair")
         raise ValueError(
-            f"{what} {name!r} returned {error}; wanted {n} finite numbers, one per {each}, in a "
-            f"tensor or list (None or NaN where it cannot {verb})"
+            f"{what} {name!r} returned {error}; expected {n} finite numbers, one per {each}, in "
+            f"a tensor or list (None or NaN if it cannot {verb})"
         ) from error
     return column
 
@@ -101,7 +107,7 @@ def _numbers(result: Any, n: int) -> Tensor:
     if result is None:
         return torch.full((n,), torch.nan, dtype=torch.float64)
     if isinstance(result, np.ma.MaskedArray):
-        raise ValueError("a masked array, whose mask would be lost: take .filled(numpy.nan)")
+        raise ValueError("a masked array, whose mask would be lost: return .filled(numpy.nan)")
     if isinstance(result, Set):
         raise ValueError(f"a {type(result).__name__}, which has no order")
     if isinstance(result, np.ndarray):
@@ -130,6 +136,28 @@ def _number(value: Any) -> float:
         return float(value)
     except OverflowError:
         raise ValueError("an infinite score") from None
+
+
+def blamed(error: BaseException) -> str | None:
+    """Describe an exception that a reward raised, with its last line outside of libraries.
+
+    None for other errors. A ValueError of this package is a sentence already.
+    """
+    notes: list[str] = getattr(error, "__notes__", [])
+    whose = next((n.removeprefix(REWARD).strip("'") for n in notes if n.startswith(REWARD)), None)
+    if whose is None:
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if _outside_libraries(Path(f.filename))] or frames
+    if isinstance(error, ValueError) and Path(__file__).parent in Path(own[-1].filename).parents:
+        return str(error)
+    what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"the reward {whose} raised {what} ({Path(own[-1].filename).name}, {own[-1].lineno})"
+
+
+def _outside_libraries(file: Path) -> bool:
+    folders = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
+    return Path(__file__).parent in file.parents or not any(f in file.parents for f in folders)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ os._exit = _exit_or_raise
 
 
 def beside_sampling() -> None:
-    """Mark this thread: sampling runs beside its rewards, and may set the default dtype itself.
+    """Mark this thread as sampling beside its rewards, which lets it set the default dtype.
 
     The code that starts the thread calls `SharedState.check` once both have ended.
     """
@@ -59,7 +59,7 @@ def beside_sampling() -> None:
 
 @dataclass(frozen=True)
 class SharedState:
-    """Settings of the process that a reward must leave as they are."""
+    """Process settings that a reward must leave unchanged."""
 
     dtype: torch.dtype
     threads: int
@@ -69,7 +69,7 @@ class SharedState:
         return cls(torch.get_default_dtype(), torch.get_num_threads())
 
     def restore(self) -> str | None:
-        """Set what differs back. Returns a description of the first difference, or None."""
+        """Restore whatever changed. Returns a description of the first change, or None."""
         now = SharedState.now()
         if now.dtype != self.dtype:
             torch.set_default_dtype(self.dtype)
@@ -82,18 +82,18 @@ class SharedState:
         return None
 
     def check(self, names: Sequence[str], what: Called = "reward") -> None:
-        """Restore the settings. Raises ValueError, naming the rewards, if one had changed."""
+        """Restore the settings. ValueError, naming the rewards, if one had changed."""
         changed = self.restore()
         if changed is not None:
             listed = ", ".join(map(repr, names))
             who = f"{what} {listed}" if len(names) == 1 else f"one of the {what}s {listed}"
-            raise ValueError(f"{who} changed {changed}; the run needs it as it was")
+            raise ValueError(f"{who} changed {changed}, which the run needs unchanged")
 
 
 def guarded_call(
     name: str, call: Callable[[Samples], Any], samples: Samples, what: Called = "reward"
 ) -> Any:
-    """The result of a reward or judge. Grad mode, default dtype and thread count are restored.
+    """Call a reward or judge, then restore grad mode, default dtype and thread count.
 
     ValueError, naming the reward, if it wrote into the media or changed a setting. RuntimeError
     for SystemExit and its kind, which would end the run or the server without an error.
@@ -110,15 +110,15 @@ def guarded_call(
         state.check([name], what)
     if _marks(samples.media) != before:
         raise ValueError(
-            f"{what} {name!r} wrote into the media, which other rewards and the run read too; "
-            "let it change a copy: samples.media.clone()"
+            f"{what} {name!r} wrote into the media, which other rewards and the run still need; "
+            "change a copy instead: samples.media.clone()"
         )
     return result
 
 
 @contextmanager
 def no_exit(name: str, what: Called) -> Iterator[None]:
-    """Turn SystemExit and its kind into a RuntimeError that names the reward or judge.
+    """Turn SystemExit and similar exceptions into a RuntimeError that names the reward or judge.
 
     KeyboardInterrupt passes on the main thread, the only one that Ctrl-C reaches.
     """

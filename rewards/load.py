@@ -22,6 +22,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
@@ -48,24 +49,24 @@ Want = Literal["load", "judge"]
 
 
 def names() -> list[str]:
-    """All rewards: every module of the catalogue is one."""
+    """Names of all rewards: every module of the catalogue is one."""
     return sorted(module.name for module in pkgutil.iter_modules(REWARD_FOLDERS))
 
 
 def load(name: str, **settings: Any) -> Reward:
-    """The reward `name`. ValueError for an unknown name or setting, before anything is loaded."""
+    """Load the reward `name`. ValueError for an unknown name or setting, before anything loads."""
     check_reward(name, settings)
     return _make(name, settings, "load")
 
 
 def load_judge(name: str, **settings: Any) -> Judge:
-    """The judge `name`; for a file without one, its pointwise reward as a judge."""
+    """Load the judge `name`; a pointwise reward without a judge becomes one."""
     check_reward(name, settings, "judge")
     return _make(name, settings, "judge")
 
 
 def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
-    """ValueError for an unknown reward, an unknown setting, or a missing one.
+    """ValueError for an unknown reward, or for an unknown or missing setting.
 
     Includes the rewards that a reward is made of. Loads no weights; a user's file is imported.
     """
@@ -87,7 +88,7 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
 
 
 def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
-    """ValueError if a model is in no folder and no cache, and the hub cannot be reached.
+    """ValueError if a model is neither local nor cached and the hub cannot be reached.
 
     Includes the rewards that a reward is made of. Needs a network only for what is not local.
     """
@@ -103,7 +104,7 @@ def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -
 
 
 def user_function_of(name: str) -> Callable[..., Any]:
-    """The function of a user's file that `my_file.py:function` names. ValueError without one."""
+    """Load the function that `my_file.py:function` names. ValueError if it does not exist."""
     path, colon, function = name.rpartition(":")
     if not (colon and path.endswith(".py")):
         raise ValueError(f"{name!r} names no function; write FILE.py:FUNCTION")
@@ -113,7 +114,7 @@ def user_function_of(name: str) -> Callable[..., Any]:
 def own_settings(
     place: str, function: Callable[..., Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The settings of a user's function or class, converted to its annotations.
+    """Settings of a user's function or class, converted by its annotations.
 
     ValueError, which begins with `place`, for an unknown, a missing or an unfit one.
     """
@@ -176,7 +177,7 @@ def _parameters(name: str, want: Want) -> Mapping[str, inspect.Parameter]:
     if want == "load" and "load" not in has:
         raise ValueError(f"{name!r} has no function 'load', only 'judge': it compares pairs")
     if want == "judge" and want in has and is_judge(has[want]):
-        raise ValueError(f"{name}: its function `judge` is a judge itself: name it {name}:judge")
+        raise ValueError(f"{name}: its function `judge` is already a judge: write {name}:judge")
     return settings_of(has[want if want in has else "load"])
 
 
@@ -210,7 +211,7 @@ def _user_file(name: str) -> Path:
 def _imported(path: Path) -> ModuleType:
     """A user's file as a module, imported once. Errors name the file and the line."""
     if not path.is_file():
-        raise ValueError(f"there is no file {path}; paths are relative to {Path.cwd()}")
+        raise ValueError(f"no such file: {path}; paths are relative to {Path.cwd()}")
     name = "rewards_of_" + re.sub(r"\W", "_", str(path.resolve()))
     if name in sys.modules:
         return sys.modules[name]
@@ -226,6 +227,10 @@ def _imported(path: Path) -> ModuleType:
         raise ValueError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
     except ImportError as error:
         raise ValueError(f"{path}: {error}") from error
+    except (Exception, SystemExit) as error:
+        lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename == str(path)]
+        at = f"{path}, line {lines[-1]}" if lines else path
+        raise ValueError(f"{at}: {type(error).__name__}: {error}") from error
     finally:
         if not whole:
             del sys.modules[name]
@@ -246,7 +251,7 @@ def _unnamed(place: str, value: Any, annotation: Any) -> Any:
         return value
     if not isinstance(value, Mapping):
         raise ValueError(
-            f"{place}: wanted names with rewards, such as {{a: brightness}}, not {value!r}"
+            f"{place}: expected names with rewards, such as {{a: brightness}}, not {value!r}"
         )
     return list(value.values())
 
@@ -307,7 +312,7 @@ def _fitted(place: str, value: Any, annotation: Any) -> Any:
         first = error.errors()[0]
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         wanted = f"a number {wanted}" if wanted.startswith(("greater", "less")) else wanted
-        raise ValueError(f"{place}: wanted {wanted}, not {first['input']!r}") from error
+        raise ValueError(f"{place}: expected {wanted}, not {first['input']!r}") from error
 
 
 def _guess(wrong: str, known: Iterable[str]) -> str:

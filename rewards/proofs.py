@@ -10,40 +10,48 @@ Basis = Literal["authors' code run", "read", "from memory"]
 
 
 class Proof(NamedTuple):
-    """largest: largest difference from the authors' scores; about: what was run, or read."""
+    """largest: largest difference from the authors' scores; about: what was run, or read; gradient:
+    whether the reward offers one to the pixels."""
 
     basis: Basis
     about: str
     largest: float | None = None
+    gradient: bool = False
 
 
 PROOFS = {
-    "aesthetic": Proof("authors' code run", "the head and its normalisation", 1.5e-7),
-    "clip": Proof("read", "transformers' and open_clip's own code computes the vectors"),
-    "clip_flant5": Proof("read", "linzhiqiu/CLIP-FlanT5 and t2v_metrics at 1bec390"),
-    "compbench": Proof("read", "Karine-Huang/T2I-CompBench, BLIPvqa_eval"),
+    "aesthetic": Proof(
+        "authors' code run", "the head and its normalisation", 1.5e-7, gradient=True
+    ),
+    "clip": Proof(
+        "read", "transformers' and open_clip's own code computes the vectors", gradient=True
+    ),
+    "clip_flant5": Proof("authors' code run", "the whole model, t2v_metrics 1.2", 9.4e-9),
+    "compbench": Proof("read", "Karine-Huang/T2I-CompBench at 1b70949, BLIPvqa_eval"),
     "consistency": Proof("read", "Vchitect/VBench, subject and background consistency"),
     "deqa": Proof("read", "zhiyuanyou/DeQA-Score and Q-Align, evaluate/scorer.py"),
-    "dpg_bench": Proof("read", "TencentQQGYLab/ELLA, dpg_bench/compute_dpg_bench.py"),
+    "dpg_bench": Proof("authors' code run", "the reckoning of drawn answers; not mPLUG", 0.0),
     "dreamsim": Proof("authors' code run", "the ensemble with its adapter", 1.2e-7),
     "editreward": Proof("authors' code run", "Qwen2.5-VL's and MiMo-VL's chat templates", 9.6e-7),
     "editscore": Proof("authors' code run", "both protocols on drawn answers; no model", 0.0),
-    "flicker": Proof("read", "Vchitect/VBench, temporal flickering"),
+    "flicker": Proof("authors' code run", "VBench's formula, drawn frames", 1.3e-8),
     "geneval": Proof("authors' code run", "the rules, 400 drawn scenes; not the detector", 0.0),
-    "hps": Proof("read", "tgxs002/HPSv2, img_score.py"),
+    "hps": Proof(
+        "authors' code run", "the whole model and img_score.py at 866735e", 7.5e-8, gradient=True
+    ),
     "hpsv3": Proof("authors' code run", "the whole model at 5931ac4", 3.6e-7),
-    "imagereward": Proof("authors' code run", "the whole model", 5.1e-7),
+    "imagereward": Proof("authors' code run", "the whole model", 5.1e-7, gradient=True),
     "motion": Proof("read", "Vchitect/VBench, dynamic degree; block matching stands in for RAFT"),
     "mps": Proof("authors' code run", "the evaluation's function, without half precision", 1.2e-6),
     "ocr": Proof("read", "yifan123/flow_grpo, ocr.py; the engine is another"),
-    "pickscore": Proof("authors' code run", "the function of their README", 1.8e-7),
+    "pickscore": Proof("authors' code run", "the function of their README", 1.8e-7, gradient=True),
     "safety": Proof("from memory", "labels from users' code, thresholds from diffusers"),
     "smoothness": Proof("read", "Vchitect/VBench; block matching stands in for AMT-S"),
-    "soft_tifa": Proof("read", "facebookresearch/GenEval2, evaluation.py"),
-    "unified_reward": Proof("read", "CodeGoat24/UnifiedReward, its inference scripts"),
+    "soft_tifa": Proof("authors' code run", "forms and means on drawn answers; no model", 7.1e-9),
+    "unified_reward": Proof("authors' code run", "six clients' requests at ff6f520; no model", 0.0),
     "unigenbench": Proof("authors' code run", "the question in both languages at 49d0bce", 0.0),
     "videoalign": Proof("authors' code run", "heads of one and of three rows", 4.3e-5),
-    "vqascore": Proof("read", "linzhiqiu/t2v_metrics 3, qwen2vl_model.py"),
+    "vqascore": Proof("authors' code run", "the question and drawn answers; no model", 1.6e-8),
 }
 
 

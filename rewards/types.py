@@ -12,15 +12,32 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-Kind = Literal["image", "video", "text"]
+Kind = Literal["image", "video", "text", "tensor"]
+
+
+class MediaForm(NamedTuple):
+    """The kind of the samples that a model makes, and the shape of one that is a tensor."""
+
+    kind: Kind
+    shape: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, item: Any) -> "MediaForm":
+        """The form of a sample. ValueError for what is none."""
+        kind = _kind(item)
+        return cls(kind, tuple(item.shape) if kind == "tensor" else ())
+
+    def __str__(self) -> str:
+        return f"{self.kind} [{' '.join(map(str, self.shape))}]" if self.shape else self.kind
 
 
 @dataclass(frozen=True)
 class Samples:
-    """n decoded samples. Samples of one group are contiguous.
+    """n decoded samples; the samples of a group are contiguous.
 
     media   images [n 3 h w] or videos [n f 3 h w], floats in 0..1; or n tensors [3 h w] or
-            [f 3 h w] of any sizes; or n strings. None in a sequence is a sample that could not be
+            [f 3 h w] of any sizes; or n strings; or tensors [n k] or [n t k] of a model of one's
+            own: points, waveforms, trajectories. None in a sequence is a sample that could not be
             read; `score_all` removes it before it calls a reward
     group   an id per sample; two draws of the same prompt are two groups
     meta    the other columns of the prompt file, one mapping per sample; or empty
@@ -38,9 +55,7 @@ class Samples:
             counts.pop("meta")
         for name, count in counts.items():
             if count != n:
-                raise ValueError(
-                    f"Samples: {n} prompts but {count} {name}; one per sample is needed"
-                )
+                raise ValueError(f"Samples: {n} prompts but {count} {name}; each sample needs one")
 
     def __getattr__(self, name: str) -> Any:
         """Only called for names that samples do not have."""
@@ -48,7 +63,7 @@ class Samples:
 
     @property
     def kind(self) -> Kind:
-        """The kind of the media. ValueError if they cannot be scored, or are of two kinds.
+        """Kind of the media. ValueError if they cannot be scored or mix two kinds.
 
         "image" if there are no samples.
         """
@@ -61,14 +76,14 @@ class Samples:
         return _kind(readable[0]) if readable else "image"
 
     def on_cpu(self) -> "Samples":
-        """The same samples with their media in the host's memory."""
+        """The same samples with their media in host memory."""
         media = self.media
         if isinstance(media, Tensor):
             return replace(self, media=media.cpu())
         return replace(self, media=[m.cpu() if isinstance(m, Tensor) else m for m in media])
 
     def take(self, rows: Sequence[int] | Int[Tensor, " m"]) -> "Samples":
-        """The samples of these rows, in this order; groups keep their ids."""
+        """Samples of these rows, in this order; groups keep their ids."""
         at = rows.tolist() if isinstance(rows, Tensor) else [int(row) for row in rows]
         index = torch.tensor(at, dtype=torch.long)
         media = (
@@ -82,10 +97,11 @@ class Samples:
 
 
 def no_such_name(name: str) -> str:
-    """The sentence for a name that samples do not have."""
+    """Error message for an attribute that samples do not have."""
     return (
         f"samples have no {name!r}; they have media (images [n 3 h w] or videos [n f 3 h w] in "
-        "0..1, or n texts), prompts, meta (other columns of the prompt file), group, kind and take"
+        "0..1, n texts, or tensors [n k] or [n t k]), prompts, meta (other columns of the prompt "
+        "file), group, kind and take"
     )
 
 
@@ -95,18 +111,21 @@ def _kind(item: Any) -> Kind:
     if isinstance(item, Tensor) and item.is_floating_point() and item.ndim in (3, 4):
         if item.shape[-3] == 3:
             return "image" if item.ndim == 3 else "video"
+    if isinstance(item, Tensor) and item.is_floating_point() and item.ndim in (1, 2):
+        return "tensor"
     what = (
         f"a tensor of shape {list(item.shape)} and {item.dtype}"
         if isinstance(item, Tensor)
         else type(item).__name__
     )
     raise ValueError(
-        f"Samples: a sample is a float image [3 h w], a video [f 3 h w] or a string, not {what}"
+        "Samples: a sample is a float image [3 h w], a video [f 3 h w], a tensor [k] or [t k], or "
+        f"a string, not {what}"
     )
 
 
 def cell(row: Mapping[str, Any], column: str) -> Any:
-    """A row's value in a column; None where it has none.
+    """A row's value in a column; None if the row does not have it.
 
     `reward_model.ground_truth` is the key `ground_truth` of the mapping in the column
     `reward_model`, unless the row has a column of that whole name.
@@ -120,7 +139,7 @@ def cell(row: Mapping[str, Any], column: str) -> Any:
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores, higher is better. NaN marks a sample that the reward cannot score.
+    """Scores samples; higher is better. NaN marks a sample that the reward cannot score.
 
     Pointwise rewards ignore `samples.group`; groupwise ones compare inside it. Scores are floats on
     the CPU, without gradient. A reward must not change its inputs.
@@ -131,8 +150,8 @@ class Reward(Protocol):
 
 @runtime_checkable
 class Waits(Protocol):
-    """A reward whose `waits` is True mostly waits for a server. A run asks it for the samples of
-    some draws as soon as these exist; all samples of a draw are together."""
+    """A reward with `waits` True mostly waits for a server. A run asks it for the samples of some
+    draws as soon as they exist; all samples of a draw come together."""
 
     @property
     def waits(self) -> bool: ...
@@ -140,7 +159,7 @@ class Waits(Protocol):
 
 @runtime_checkable
 class Concurrent(Protocol):
-    """A reward whose `concurrent` is True may be called from several threads at once.
+    """A reward with `concurrent` True may be called from several threads at once.
 
     It limits its own requests in flight. A composite reward declares its own code alone: each of
     its parts must be concurrent too."""
@@ -151,14 +170,14 @@ class Concurrent(Protocol):
 
 @runtime_checkable
 class Cancels(Protocol):
-    """Something that other threads may wait in: `cancel` ends their calls with an error."""
+    """A reward that other threads may be waiting for; `cancel` ends their calls with an error."""
 
     def cancel(self) -> None: ...
 
 
 @runtime_checkable
 class FindsAnswers(Protocol):
-    """A reward of texts that reads an answer in each, by which a majority can vote."""
+    """A reward of texts that reads an answer in each text, so that a majority can vote."""
 
     def answers(self, samples: Samples) -> Sequence[Hashable | None]:
         """The answer of each text, equal for equal answers; None for a text without one."""
@@ -178,9 +197,9 @@ class Judge(Protocol):
 
 
 class IntermediateScores(NamedTuple):
-    """Scores of the clean samples that states on the way stand for; column k is the state before
-    step k. `values` is 0 where `scored` is False. `weights` are those of rewards that are asked on
-    the way alone; None: the rewards are those of the samples."""
+    """Scores of predicted clean samples of intermediate states; column k is the state before step
+    k. `values` is 0 where `scored` is False. `weights` belong to rewards used for intermediate
+    states only; None if they are the samples' own rewards."""
 
     values: Float[Tensor, "n k r"]
     scored: Bool[Tensor, "n k r"]
@@ -193,7 +212,7 @@ class IntermediateScores(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores, one column per reward. `values` is 0 where `scored` is False.
+    """Scores with one column per reward. `values` is 0 where `scored` is False.
 
     way  those of states on the way, by the same rewards, where a plan looks at them
     """
@@ -205,7 +224,7 @@ class Scores:
 
     @property
     def unscored(self) -> dict[str, int]:
-        """The number of samples that each reward could not score."""
+        """Number of samples that each reward could not score."""
         missing = (~self.scored).sum(0).tolist()
         return dict(zip(self.names, missing, strict=True))
 
@@ -216,7 +235,7 @@ class Scores:
 
     @classmethod
     def joined(cls, parts: "Sequence[Scores]") -> "Scores":
-        """The samples of all parts, one after the other."""
+        """Concatenate the samples of all parts."""
         ways, way = [part.way for part in parts if part.way is not None], None
         if ways:
             both = (torch.cat([w.values for w in ways]), torch.cat([w.scored for w in ways]))
@@ -230,13 +249,14 @@ class Scores:
 
 @runtime_checkable
 class Reports(Protocol):
-    """A reward with numbers for the log. `report` returns and resets those since its last call."""
+    """A reward that reports numbers for the log. `report` returns and resets those since the last
+    call."""
 
     def report(self) -> dict[str, float]: ...
 
 
 def reports(rewards: Mapping[str, Reward | Judge]) -> dict[str, float]:
-    """`calls/<label>/<number>` of all rewards, including those that a reward is made of."""
+    """`calls/<label>/<number>` of all rewards, including members of composite ones."""
     found: dict[str, float] = {}
     for label, reward in rewards.items():
         for part in parts_of(reward, Reports):
@@ -247,7 +267,7 @@ def reports(rewards: Mapping[str, Reward | Judge]) -> dict[str, float]:
 
 
 def parts_of(thing: Any, kind: type[T]) -> Iterator[T]:
-    """A reward's own parts of a kind, and those of the rewards that it is made of."""
+    """Find objects of a kind in a reward and in all of its members."""
     if isinstance(thing, kind):
         yield thing
     elif is_dataclass(thing):
@@ -271,7 +291,7 @@ Inline = Annotated[T, _INLINE]
 
 
 def function_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters; annotations in quotes stay texts where they cannot be evaluated."""
+    """Parameters of a function; quoted annotations stay strings if they cannot be evaluated."""
     try:
         return inspect.signature(function, eval_str=True).parameters
     except NameError:  # names that are imported for type checkers only
@@ -279,7 +299,7 @@ def function_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Pa
 
 
 def settings_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters, with the fields of each `Inline` one in its place."""
+    """Parameters of a function, with each `Inline` one replaced by its fields."""
     settings: dict[str, inspect.Parameter] = {}
     for name, parameter in function_parameters(function).items():
         group = _group(parameter)
@@ -288,7 +308,7 @@ def settings_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 def call_with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
-    """Call the function with checked settings; those of a group become its dataclass."""
+    """Call a function with checked settings; settings of a group become its dataclass."""
     given: dict[str, Any] = {}
     for name, parameter in function_parameters(function).items():
         group = _group(parameter)

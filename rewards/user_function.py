@@ -38,7 +38,7 @@ _COLLECTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True)
 class Own:
-    """`function(samples, **settings)`.
+    """Wraps `function(samples, **settings)`.
 
     shows   the file's function `examples`, if it has one: two samples, the better one first
     """
@@ -56,7 +56,7 @@ class Own:
 
 @dataclass(frozen=True)
 class OwnJudge(Own):
-    """`function(samples, a, b, **settings)`, a judge."""
+    """Wraps `function(samples, a, b, **settings)`, a judge."""
 
     def __call__(  # type: ignore[override]
         self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
@@ -66,7 +66,7 @@ class OwnJudge(Own):
 
 @dataclass(frozen=True)
 class FlowGrpoFunction(Own):
-    """`function(images, prompts, metadata, **settings)`, called once per size of the media."""
+    """Wraps `function(images, prompts, metadata, **settings)`, called once per media size."""
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         name = self.function.__name__
@@ -82,7 +82,8 @@ class FlowGrpoFunction(Own):
 
 @dataclass(frozen=True)
 class TrlFunction(Own):
-    """`function(prompts=, completions=, **columns, **settings)`, which may be asynchronous."""
+    """Wraps `function(prompts=, completions=, **columns, **settings)`, which may be
+    asynchronous."""
 
     def __call__(self, samples: Samples) -> Any:
         expect(samples, self.function.__name__, "text")
@@ -107,9 +108,9 @@ class TrlFunction(Own):
             required = parameter.default is parameter.empty and name not in self.settings
             if required and name not in columns:
                 raise ValueError(
-                    f"{self.function.__name__} takes {name!r}, but none of {len(prompts)} prompts "
-                    f"has it: add a column {name!r} to the prompt file, or give it as a setting of "
-                    "the reward"
+                    f"{self.function.__name__} takes {name!r}, but none of {len(prompts)} "
+                    f"prompts has it: add a column {name!r} to the prompt file, or pass it as a "
+                    "setting of the reward"
                 )
 
 
@@ -130,7 +131,7 @@ def _is_trl(function: Callable[..., Any]) -> bool:
 
 
 def is_judge(function: Callable[..., Any]) -> bool:
-    """Whether a function, an object or a class's object is called with (samples, a, b)."""
+    """Whether a function, or an object with `__call__`, takes (samples, a, b)."""
     called = vars(function).get("__call__") if inspect.isclass(function) else function
     if called is None:
         return False
@@ -139,7 +140,7 @@ def is_judge(function: Callable[..., Any]) -> bool:
 
 
 def judge_settings(name: str, judge: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The settings of a judge. ValueError for one that returns nothing."""
+    """Settings of a judge. ValueError for one that returns nothing."""
     if inspect.isclass(judge):
         _check_body(name, vars(judge)["__call__"], 1)
         return dict(function_parameters(judge))
@@ -148,7 +149,7 @@ def judge_settings(name: str, judge: Callable[..., Any]) -> dict[str, inspect.Pa
 
 
 def function_settings(name: str, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The settings of a function. ValueError for one that could not be called as a reward."""
+    """Settings of a function. ValueError if it cannot be called as a reward."""
     parameters = function_parameters(function)
     if inspect.isclass(function):
         if "__call__" not in vars(function):
@@ -167,7 +168,7 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
         return _free(function)
     for trainer in _TRAINER:
         if trainer in parameters and parameters[trainer].default is inspect.Parameter.empty:
-            raise ValueError(f"{name} takes {trainer!r}, which only TRL's trainer has")
+            raise ValueError(f"{name} takes {trainer!r}, which only TRL's trainer provides")
     return {key: p.replace(default=None) for key, p in _free(function).items()}
 
 
@@ -240,7 +241,7 @@ def user_reward(
     settings: Mapping[str, Any],
     shows: Callable[[], Samples] | None = None,
 ) -> Reward:
-    """The function as a reward, by its signature."""
+    """Wrap a function as a reward, according to its signature."""
     if _is_trl(function):
         return TrlFunction(function, settings, shows)
     if _is_flow_grpo(function):

@@ -10,66 +10,34 @@ Matching losses do see it: in one state the flow velocity's error is the noise's
 the matching weighting `epsilon`. Do not clip or threshold the prediction of the clean sample.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from samplers.kernels import lift, per_row
 
 
 def level(alphas_cumprod: Float[Tensor, "*k"]) -> Float[Tensor, "*k"]:
-    """sigma = s / (alpha + s) of alpha^2 = alphas_cumprod, s^2 = 1 - alphas_cumprod."""
+    """Return the flow's noise level sigma = s / (alpha + s), where alpha^2 = alphas_cumprod and
+    s^2 = 1 - alphas_cumprod."""
     alpha, s = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()
     return s / (alpha + s)
 
 
 def scale(sigma: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """alpha + s of a level: a VP state over it is the flow's."""
+    """Return alpha + s at a noise level: a VP state divided by it is the flow's state."""
     return 1 / ((1 - sigma) ** 2 + sigma**2).sqrt()
 
 
-@dataclass(frozen=True)
-class VPSchedule:
-    """The noise levels that a VP model was trained at: alphas_cumprod by integer time."""
-
-    alphas_cumprod: tuple[float, ...]
-
-    @property
-    def levels(self) -> Float[Tensor, " k"]:
-        """sigma by time, rising; float64."""
-        return level(torch.tensor(self.alphas_cumprod, dtype=torch.float64))
-
-    def sigmas(self, timesteps: tuple[int, ...]) -> tuple[float, ...]:
-        """The list for a plan that visits these times, then 0."""
-        levels = self.levels
-        return (*(float(levels[t]) for t in timesteps), 0.0)
-
-    def timestep(self, sigma: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
-        """The nearest time. Outside the levels of training, by more than a step, is an error."""
-        levels = self.levels
-        high = 2 * levels[-1] - levels[-2]
-        if (sigma < 0.5 * levels[0]).any() or (sigma > high).any():
-            raise ValueError(
-                f"sigma from {float(sigma.min()):.4f} to {float(sigma.max()):.4f} is outside the "
-                f"model's training levels, {float(levels[0]):.4f} to {float(levels[-1]):.4f}"
-            )
-        at = sigma.double().cpu()
-        above = torch.searchsorted(levels, at).clamp(1, len(levels) - 1)
-        nearer_below = at - levels[above - 1] < levels[above] - at
-        return (above - nearer_below.long()).to(sigma.device)
-
-
 def to_vp(z: Float[Tensor, "n *d"], sigma: Float[Tensor, " n"]) -> Float[Tensor, "n *d"]:
-    """The variance-preserving state alpha x0 + s noise of a flow's state."""
+    """Convert a flow's state to the variance-preserving state alpha x0 + s noise."""
     z = lift(z)
     return per_row(scale(lift(sigma)), z) * z
 
 
 def from_vp(x: Float[Tensor, "n *d"], sigma: Float[Tensor, " n"]) -> Float[Tensor, "n *d"]:
-    """The reverse of `to_vp`."""
+    """Inverse of `to_vp`."""
     x = lift(x)
     return x / per_row(scale(lift(sigma)), x)
 
@@ -78,7 +46,7 @@ Prediction = Literal["epsilon", "v_prediction", "sample"]
 
 
 def flow_velocity(kind: Prediction, x: Tensor, prediction: Tensor, sigma: Tensor) -> Tensor:
-    """noise - x0 [n *d] of what a model predicts at the VP states x [n *d].
+    """The flow velocity, noise - x0 [n *d], from a model's prediction at the VP states x [n *d].
 
     `v_prediction` is alpha noise - s x0 (arXiv:2202.00512). A noise prediction says nothing of x0
     at sigma = 1, nor a clean one of the noise at sigma = 0.

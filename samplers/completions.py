@@ -23,7 +23,8 @@ from samplers.token_support import KeptTokens
 
 @dataclass(frozen=True)
 class TextPlan:
-    """At most `length` tokens; nodes a draw in each segment, and the tokens at which they branch.
+    """A tree of completions of at most `length` tokens: nodes per draw in each segment, and the
+    tokens at which they branch.
 
     temperature  0 takes the likeliest token: for evaluation, since it has no density
     top_p        draw among the fewest tokens that hold this much probability
@@ -52,13 +53,16 @@ class TextPlan:
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ValueError(f"length must be at least 1 token, not {self.length}")
+            raise ValueError(f"length must be at least 1, not {self.length}")
         if self.temperature < 0 or not 0 < self.top_p <= 1:
             raise ValueError(
-                f"temperature {self.temperature} must be at least 0, top_p {self.top_p} in (0, 1]"
+                f"temperature must be at least 0 and top_p in (0, 1], not {self.temperature} "
+                f"and {self.top_p}"
             )
         if self.top_k < 0 or not 0 <= self.min_p < 1:
-            raise ValueError(f"top_k {self.top_k} must be at least 0, min_p {self.min_p} in [0, 1)")
+            raise ValueError(
+                f"top_k must be at least 0 and min_p in [0, 1), not {self.top_k} and {self.min_p}"
+            )
         assert len(self.nodes) == len(self.cuts) + 1, "a node count for each segment"
         assert self.forking is None or not self.cuts, "a tree forks or is cut"
         assert not self.greedy or not (self.cuts or self.forking), "a tree has no greedy leaf"
@@ -66,11 +70,14 @@ class TextPlan:
         wrong = [cut for cut in self.cuts if not 0 < cut < self.length]
         if wrong or list(self.cuts) != sorted(set(self.cuts)):
             raise ValueError(
-                f"branches after tokens {self.cuts}: they must rise between 0 and {self.length}"
+                f"the tokens to branch after, {self.cuts}, must increase and lie between 0 and "
+                f"{self.length}"
             )
         for parents, children in pairwise((1, *self.nodes)):
             if children < 1 or children % parents:
-                raise ValueError(f"nodes {self.nodes}: each must be a multiple of the one before")
+                raise ValueError(
+                    f"nodes {self.nodes}: each number must be a multiple of the one before it"
+                )
 
     @property
     def group(self) -> int:
@@ -86,12 +93,12 @@ class TextPlan:
 
     @property
     def segments(self) -> tuple[tuple[int, int], ...]:
-        """First and one past the last token of each."""
+        """First token and end (exclusive) of each segment."""
         return tuple(pairwise((0, *self.cuts, self.length)))
 
     @property
     def tokens(self) -> int:
-        """Most tokens that a draw generates; what leaves share is counted once."""
+        """Most tokens that a draw generates; tokens that leaves share count once."""
         if self.forking is not None:
             return self.group * self.length
         return sum(n * (b - a) for n, (a, b) in zip(self.nodes, self.segments, strict=True))
@@ -99,7 +106,8 @@ class TextPlan:
 
 @dataclass(frozen=True)
 class Completions:
-    """Independent completions: a tree that branches at its root. `greedy` adds one to the group."""
+    """Independent completions: a tree that branches only at its root. `greedy` adds one greedy
+    completion to the group."""
 
     group: int
     temperature: float = 1.0
@@ -144,7 +152,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Forks:
-    """`roots` completions, each of which is then forked where it was most uncertain."""
+    """`roots` completions, each forked where the model was most uncertain."""
 
     roots: int
     forking: Forking
@@ -163,7 +171,7 @@ class Forks:
 
 @runtime_checkable
 class TextPlanner(Protocol):
-    """The plans of texts; `levels` has one entry more than their length."""
+    """Makes the plans of texts; `levels` has one entry more than their length."""
 
     def __call__(
         self, levels: Sequence[float], iteration: int, seed: int
@@ -172,7 +180,8 @@ class TextPlanner(Protocol):
 
 @dataclass(frozen=True)
 class Say:
-    """A segment's tokens under the sampler, one entry per node, as `Edges` are for images."""
+    """Tokens of one segment under the sampler, one entry per node; the counterpart of `Edges` for
+    images."""
 
     step: int  # the segment, or turn
     logp: Float[Tensor, " nodes"]  # mean over its tokens; 0 where the node has none
@@ -180,7 +189,7 @@ class Say:
 
 @dataclass(frozen=True)
 class TextRollout:
-    """Leaves of one draw are contiguous. Entries from position `ends` on are 0.
+    """Leaves of one draw are contiguous. Entries from position `ends` on are 0. On the CPU.
 
     ids, logp  the tokens, and their log-probabilities under the sampler (its temperature, its kept
                tokens)
@@ -193,6 +202,7 @@ class TextRollout:
                0; None where there is no environment
     states     with an environment: ids of the states that turns were taken in, 0 where there is
                no such turn
+    replayed   samples that an older policy drew, with its `logp`; None where there are none
     """
 
     plan: TextPlan
@@ -210,6 +220,7 @@ class TextRollout:
     elsewhere: bool = False
     from_environment: Bool[Tensor, "n t"] | None = None
     states: Int[Tensor, "n k"] | None = None
+    replayed: Bool[Tensor, " n"] | None = None
 
     @property
     def columns(self) -> Columns:
@@ -217,21 +228,21 @@ class TextRollout:
 
     @property
     def passed(self) -> Int[Tensor, "n k"]:
-        """The node that each leaf passes at each decision point: numbers within its draw."""
+        """Node that each leaf passes at each decision point, numbered within its draw."""
         if self.common is not None:
             return passed(self.common, self.plan.length, len(self.columns.nodes))
-        place = torch.arange(len(self.ids), device=self.ids.device) % self.plan.group
-        nodes = torch.tensor(self.columns.nodes, device=self.ids.device)
+        place = torch.arange(len(self.ids)) % self.plan.group
+        nodes = torch.tensor(self.columns.nodes)
         return place[:, None] * nodes // self.plan.group
 
     @property
     def nodes(self) -> Int[Tensor, "n k"] | None:
-        """`passed`, where it does not follow from the plan."""
+        """`passed`, if it does not follow from the plan."""
         return None if self.common is None else self.passed
 
     @property
     def ends(self) -> Int[Tensor, " n"]:
-        """Tokens of each, the environment's included."""
+        """Number of tokens of each sample, including the environment's."""
         return (
             self.lengths
             if self.from_environment is None
@@ -240,21 +251,21 @@ class TextRollout:
 
     @property
     def written(self) -> Bool[Tensor, "n t"]:
-        """Positions that hold a token of the model."""
-        places = torch.arange(self.ids.shape[1], device=self.ids.device)
+        """Mask of the tokens that the model wrote."""
+        places = torch.arange(self.ids.shape[1])
         whole = places < self.ends[:, None]
         return whole if self.from_environment is None else whole & ~self.from_environment
 
     @property
     def point(self) -> Int[Tensor, "n t"]:
-        """Index of each position's decision point: its segment, node or turn. An environment's
+        """Index of each position's decision point (its segment, node or turn). An environment's
         reply belongs to the turn after it."""
         if self.common is not None:
             return points(self.common, self.ids.shape[1])
         if self.from_environment is not None:
             return self._began.cumsum(1)
-        cuts = torch.tensor(self.plan.cuts, dtype=torch.int64, device=self.ids.device)
-        places = torch.arange(self.ids.shape[1], device=self.ids.device)
+        cuts = torch.tensor(self.plan.cuts, dtype=torch.int64)
+        places = torch.arange(self.ids.shape[1])
         return torch.bucketize(places, cuts, right=True).expand(len(self.ids), -1)
 
     @property
@@ -266,17 +277,17 @@ class TextRollout:
 
     @property
     def last(self) -> Int[Tensor, " n"]:
-        """Each sample's last decision point."""
+        """Index of each sample's last decision point."""
         if self.from_environment is None:
             return torch.full_like(self.lengths, len(self.columns.nodes) - 1)
         return self._began.sum(1)
 
     @property
     def exists(self) -> Bool[Tensor, "n k"] | None:
-        """Whether a sample has each turn; None where all have all decision points."""
+        """Whether each sample has each turn; None if all samples have all decision points."""
         if self.from_environment is None:
             return None
-        turns = torch.arange(self.plan.turns, device=self.ids.device)
+        turns = torch.arange(self.plan.turns)
         return turns <= self.last[:, None]
 
     @property
@@ -284,14 +295,14 @@ class TextRollout:
         """Mask that counts each token once: at the first leaf of its node."""
         if self.common is not None:
             return self.written & owned(self.common, self.ids.shape[1])
-        nodes = torch.tensor(self.columns.nodes, device=self.ids.device)
+        nodes = torch.tensor(self.columns.nodes)
         leaves = self.plan.group // nodes[self.point]
-        place = torch.arange(len(self.ids), device=self.ids.device)[:, None] % self.plan.group
+        place = torch.arange(len(self.ids))[:, None] % self.plan.group
         return self.written & (place % leaves == 0)
 
     @property
     def edges(self) -> tuple[Say, ...]:
-        """Empty for ragged trees, which path fusion does not read."""
+        """Empty for ragged trees, whose edges path fusion does not read."""
         if self.common is not None:
             return ()
         found: list[Say] = []

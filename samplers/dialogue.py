@@ -18,7 +18,7 @@ from samplers.untyped import integers
 
 
 class EnvironmentReply(NamedTuple):
-    """The tokens of a reply, at least one, and the id of the state that follows."""
+    """The tokens of a reply, at least one, and the id of the next state."""
 
     ids: Sequence[int]
     state: int
@@ -26,15 +26,15 @@ class EnvironmentReply(NamedTuple):
 
 @runtime_checkable
 class Environment(Protocol):
-    """Answers the model after each of its turns but the last."""
+    """Replies to the model after each of its turns but the last."""
 
     @property
     def turns(self) -> int:
-        """Most turns of the model."""
+        """Maximum number of turns of the model."""
         ...
 
     def start(self, prompt: int) -> int:
-        """The id of the state that the first turn on the context `prompt` is taken in."""
+        """Id of the state before the first turn of the context `prompt`."""
         ...
 
     def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> EnvironmentReply | None:
@@ -44,24 +44,24 @@ class Environment(Protocol):
 
 
 def state_id(name: str) -> int:
-    """A hash of a state's name, in 0 to 2^63 - 1: the same in every process and run."""
+    """Hash of a state's name, from 0 to 2^63 - 1, the same in every process and run."""
     return key_hash("state", name) >> 1
 
 
 def own_turns(
     ids: Int[Tensor, " t"], from_environment: Bool[Tensor, " t"], end: int
 ) -> list[list[int]]:
-    """The model's turns of the first `end` tokens, between those of the environment."""
+    """Mask of the model's own tokens among the first `end`, between the environment's replies."""
     pairs = zip(integers(ids[:end]), integers(from_environment[:end]), strict=True)
     parts = groupby(pairs, lambda pair: pair[1])
     return [[token for token, _ in part] for others, part in parts if not others]
 
 
 def packed(
-    replies: Sequence[Sequence[int]], device: torch.device
+    replies: Sequence[Sequence[int]],
 ) -> tuple[Int[Tensor, "m u"], Int[Tensor, " m"]]:
-    """Replies padded with zeros to the longest, and their lengths."""
+    """Replies padded with zeros to the longest one, and their lengths."""
     width = max(map(len, replies))
     ids = [[*reply, *[0] * (width - len(reply))] for reply in replies]
     lengths = [len(reply) for reply in replies]
-    return torch.tensor(ids, device=device), torch.tensor(lengths, device=device)
+    return torch.tensor(ids), torch.tensor(lengths)

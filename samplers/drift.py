@@ -12,7 +12,7 @@ from samplers.kernels import Gaussian, per_row
 
 @dataclass(frozen=True)
 class RewardDrift:
-    """A noisy step with its mean moved along a reward's gradient: Euphonium (arXiv:2602.04928).
+    """A noisy step whose mean is shifted along a reward's gradient: Euphonium (arXiv:2602.04928).
 
     Formula: mean <- mean + c g, c = scale, or std^2 / (2 h kl_beta), g the gradient of the reward
     in the state, by default over its norm
@@ -30,12 +30,12 @@ class RewardDrift:
     def __post_init__(self) -> None:
         if self.kl_beta <= 0 or (self.scale is not None and self.scale < 0):
             raise ValueError(
-                f"a drift needs kl_beta above 0 and a scale of at least 0 (or null), got "
-                f"{self.kl_beta} and {self.scale}"
+                f"kl_beta must be above 0 and scale at least 0 (or null), not {self.kl_beta} "
+                f"and {self.scale}"
             )
 
     def direction(self, gradient: Float[Tensor, "n *d"]) -> Float[Tensor, "n *d"]:
-        """The gradients over their norms."""
+        """Gradients divided by their norms."""
         norm = gradient.flatten(1).square().sum(1).sqrt()
         return gradient / per_row(norm + 1e-8, gradient)
 
@@ -59,8 +59,8 @@ class RewardDrift:
 
 @dataclass(frozen=True)
 class RewardGuide:
-    """Drifts of noisy steps from step `first` on, by a reward of the clean sample that is predicted
-    there, x0(x) = x - sigma v(x).
+    """Shifts noisy steps from step `first` on by a reward of the predicted clean sample, x0(x) = x
+    - sigma v(x).
 
         g = (r(x0(x + probe u)) - r(x0(x - probe u))) / (2 probe) u, u random signs  (probes: SPSA)
         g = dr / dx0 at x0(x)                                                         (slope)
@@ -78,5 +78,5 @@ class RewardGuide:
     def __post_init__(self) -> None:
         if self.probe <= 0 or self.first < 0:
             raise ValueError(
-                f"a guide needs probe above 0 and first at least 0, got {self.probe}, {self.first}"
+                f"probe must be above 0 and first at least 0, not {self.probe} and {self.first}"
             )

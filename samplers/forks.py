@@ -18,7 +18,7 @@ from samplers.untyped import integers
 
 @dataclass(frozen=True)
 class Forking:
-    """Rounds of forks, as in EPTree (TreeRL, arXiv:2506.11902), whose (M, N, L, T) are the roots,
+    """Rounds of forks, as in EPTree (TreeRL, arXiv:2506.11902). Its (M, N, L, T) are the roots,
     `top`, `rounds` and `branch`.
 
     top     positions that each tree forks at in a round: the most uncertain tokens of all its
@@ -36,23 +36,23 @@ class Forking:
     def __post_init__(self) -> None:
         if min(self.top, self.branch, self.rounds) < 1:
             raise ValueError(
-                f"forks: top {self.top}, branch {self.branch} and rounds {self.rounds} must be at "
-                "least 1"
+                f"forks: top, branch and rounds must be at least 1, not {self.top}, "
+                f"{self.branch} and {self.rounds}"
             )
 
     @property
     def leaves(self) -> int:
-        """Completions of one tree."""
+        """Number of completions in one tree."""
         return 1 + self.top * self.branch * self.rounds
 
     @property
     def points(self) -> int:
-        """Most nodes on the way to a leaf: one more than its forks."""
+        """Most nodes on the path to a leaf: one more than its forks."""
         return 1 + self.top * self.rounds
 
 
 class Grown(NamedTuple):
-    """Trees under construction. A place is a leaf's index among its draw's, in order of creation.
+    """Trees under construction. A leaf's place is its index within its draw, in order of creation.
 
     tree    [g] the root of each leaf
     first   [d g] the position from which it was written
@@ -66,26 +66,26 @@ class Grown(NamedTuple):
     forked: Bool[Tensor, "d g t"]
 
     @classmethod
-    def roots(cls, draws: int, roots: int, length: int, device: torch.device) -> "Grown":
-        common = torch.eye(roots, dtype=torch.int64, device=device) * (length + 1)
+    def roots(cls, draws: int, roots: int, length: int) -> "Grown":
+        common = torch.eye(roots, dtype=torch.int64) * (length + 1)
         return cls(
-            torch.arange(roots, device=device),
-            torch.zeros(draws, roots, dtype=torch.int64, device=device),
+            torch.arange(roots),
+            torch.zeros(draws, roots, dtype=torch.int64),
             common.expand(draws, -1, -1),
-            torch.zeros(draws, roots, length, dtype=torch.bool, device=device),
+            torch.zeros(draws, roots, length, dtype=torch.bool),
         )
 
 
 def choose(
     grown: Grown, score: Float[Tensor, "d g t"], written: Bool[Tensor, "d g t"], rule: Forking
 ) -> tuple[Int[Tensor, "d f"], Int[Tensor, "d f"]]:
-    """Choose the forks of trees: a leaf's place and a position, for each of the roots * top forks.
+    """Choose where trees fork: a leaf's place and a position for each of the roots * top forks.
 
     Each token is considered once, at the leaf that wrote it. A tree of fewer tokens than `top`
     forks at some of them twice.
     """
     length = score.shape[-1]
-    own = torch.arange(length, device=score.device) >= grown.first[..., None]
+    own = torch.arange(length) >= grown.first[..., None]
     free = score.masked_fill(~(written & own & ~grown.forked), -torch.inf)
     leaves, places = list[Tensor](), list[Tensor]()
     for root in sorted(set(integers(grown.tree))):
@@ -93,7 +93,7 @@ def choose(
         flat = free[:, members].flatten(1)
         best = flat.argsort(dim=1, descending=True, stable=True)
         count = flat.isfinite().sum(1, keepdim=True).clamp(min=1)
-        rank = torch.arange(rule.top, device=score.device) % count
+        rank = torch.arange(rule.top) % count
         token = best.gather(1, rank)
         leaves.append(members[token // length])
         places.append(token % length)
@@ -101,8 +101,8 @@ def choose(
 
 
 def grow(grown: Grown, leaf: Int[Tensor, "d f"], place: Int[Tensor, "d f"], branch: int) -> Grown:
-    """Append `branch` new leaves per fork."""
-    rows = torch.arange(len(leaf), device=leaf.device)[:, None]
+    """Append `branch` new leaves for each fork."""
+    rows = torch.arange(len(leaf))[:, None]
     forked = grown.forked.clone()
     forked[rows, leaf, place] = True
     leaf, place = (part.repeat_interleave(branch, 1) for part in (leaf, place))
@@ -111,7 +111,7 @@ def grow(grown: Grown, leaf: Int[Tensor, "d f"], place: Int[Tensor, "d f"], bran
     old = torch.minimum(place[..., None], shared)
     among = shared.gather(2, leaf[:, None].expand(-1, new, -1))
     among = torch.minimum(among, torch.minimum(place[..., None], place[:, None]))
-    whole = torch.eye(new, dtype=torch.bool, device=leaf.device)
+    whole = torch.eye(new, dtype=torch.bool)
     among = torch.where(whole, forked.shape[-1] + 1, among)
     top = torch.cat([grown.common, old.transpose(1, 2)], 2)
     common = torch.cat([top, torch.cat([old, among], 2)], 1)
@@ -121,23 +121,23 @@ def grow(grown: Grown, leaf: Int[Tensor, "d f"], place: Int[Tensor, "d f"], bran
 
 
 def points(common: Int[Tensor, "n g"], length: int) -> Int[Tensor, "n t"]:
-    """The decision point of each token: how many nodes its leaf has passed before its own."""
+    """Decision point of each token: the number of nodes that its leaf passed before it."""
     return _cuts(common, length).long().cumsum(1)
 
 
 def _cuts(common: Tensor, length: int) -> Bool[Tensor, "n t"]:
     """Positions where a leaf leaves others behind, or others leave it."""
     inside = (common > 0) & (common < length)
-    cuts = torch.zeros(len(common), length, dtype=torch.bool, device=common.device)
+    cuts = torch.zeros(len(common), length, dtype=torch.bool)
     row, other = inside.nonzero(as_tuple=True)
     cuts[row, common[row, other]] = True
     return cuts
 
 
 def passed(common: Int[Tensor, "n g"], length: int, most: int) -> Int[Tensor, "n k"]:
-    """The node that a leaf passes at each decision point, by the place of the node's first leaf;
-    behind its last one it stays by itself."""
-    starts = torch.full((len(common), most), length, device=common.device)
+    """Node that a leaf passes at each decision point, named by the place of the node's first leaf.
+    After its last node, a leaf is its own node."""
+    starts = torch.full((len(common), most), length)
     starts[:, 0] = 0
     row, at = _cuts(common, length).nonzero(as_tuple=True)
     starts[row, points(common, length)[row, at]] = at
@@ -145,14 +145,14 @@ def passed(common: Int[Tensor, "n g"], length: int, most: int) -> Int[Tensor, "n
 
 
 def owned(common: Int[Tensor, "n g"], length: int) -> Bool[Tensor, "n t"]:
-    """Positions that a leaf shares with no earlier leaf of its draw."""
+    """Mask of the positions that a leaf shares with no earlier leaf of its draw."""
     group = common.shape[1]
-    place = torch.arange(len(common), device=common.device)[:, None] % group
-    earlier = torch.arange(group, device=common.device) < place
+    place = torch.arange(len(common))[:, None] % group
+    earlier = torch.arange(group) < place
     before = (common * earlier).amax(1, keepdim=True)
-    return torch.arange(length, device=common.device) >= before
+    return torch.arange(length) >= before
 
 
 def by_draw(rows: Tensor, draws: int) -> Tensor:
-    """[m ...] to [draws m/draws ...]."""
+    """Reshape [m ...] to [draws m/draws ...]."""
     return rows.reshape(draws, len(rows) // draws, *rows.shape[1:])

@@ -1,6 +1,7 @@
 """Generate completions for a text plan and record each token's author.
 
-n leaves of all draws, m rows of one request, t tokens, u new ones, v tokens of a vocabulary.
+n leaves of all draws, m rows of one request, t tokens, u new ones, v tokens of a vocabulary. All
+tensors are on the CPU: a sampler brings its tokens there once, and nothing here waits for a GPU.
 """
 
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ class WrittenTokens(NamedTuple):
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Draws tokens: the model itself, or a server that holds it.
+    """Draws tokens: the model itself, or a server that runs it.
 
     exact      with the current weights
     elsewhere  by another engine, so that its log-probabilities are not quite the trainer's
@@ -84,22 +85,22 @@ class Sampler(Protocol):
 
 
 class Draft(WrittenTokens):
-    """Completions on the way, one per node [m t]. Entries that are not written are 0."""
+    """Unfinished completions, one per node [m t]. Entries that are not yet written are 0."""
 
     @classmethod
-    def blank(cls, rows: int, length: int, device: torch.device) -> "Draft":
+    def blank(cls, rows: int, length: int) -> "Draft":
         return cls(
-            torch.zeros(rows, length, dtype=torch.int64, device=device),
-            torch.zeros(rows, length, device=device),
-            torch.zeros(rows, dtype=torch.int64, device=device),
-            torch.zeros(rows, dtype=torch.bool, device=device),
+            torch.zeros(rows, length, dtype=torch.int64),
+            torch.zeros(rows, length),
+            torch.zeros(rows, dtype=torch.int64),
+            torch.zeros(rows, dtype=torch.bool),
         )
 
     def take(self, rows: Int[Tensor, " r"]) -> "Draft":
         return Draft(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
     def behind(self, more: "Draft", draws: int) -> "Draft":
-        """Append more completions, made from these, to each draw's own."""
+        """Append completions, made from these, to those of each draw."""
         kept = None if self.kept is None else self.kept.within(more.kept)
 
         def beside(both: Sequence[Tensor]) -> Tensor:
@@ -113,8 +114,8 @@ class Draft(WrittenTokens):
         )  # type: ignore[arg-type]
 
     def cut(self, lengths: Int[Tensor, " m"]) -> "Draft":
-        """Keep the first tokens of each, as unfinished completions."""
-        gone = torch.arange(self.ids.shape[1], device=self.ids.device) >= lengths[:, None]
+        """Truncate each completion to its first tokens and mark it unfinished."""
+        gone = torch.arange(self.ids.shape[1]) >= lengths[:, None]
         return Draft(
             self.ids.masked_fill(gone, 0),
             self.logp.masked_fill(gone, 0.0),
@@ -125,8 +126,8 @@ class Draft(WrittenTokens):
         )
 
     def extended(self, rows: Int[Tensor, " r"], part: WrittenTokens) -> "Draft":
-        """Append new tokens to these rows."""
-        there = torch.arange(part.ids.shape[1], device=rows.device) < part.lengths[:, None]
+        """Append new tokens to these completions."""
+        there = torch.arange(part.ids.shape[1]) < part.lengths[:, None]
         row, at = there.nonzero(as_tuple=True)
         place = rows[row], self.lengths[rows][row] + at
 
@@ -158,20 +159,17 @@ class Writer:
     draws: tuple[int, ...]
     seed: int
     iteration: int
-    device: torch.device
     environment: Environment | None = None
 
     @torch.no_grad()
     def write(self, plan: TextPlan, index: int = 0) -> TextRollout:
         if self.environment is not None:
             plan = replace(plan, turns=self.environment.turns)
-        draft, nodes = Draft.blank(len(self.draws), plan.length, self.device), 1
-        rows = torch.arange(len(self.draws), device=self.device)
+        draft, nodes = Draft.blank(len(self.draws), plan.length), 1
+        rows = torch.arange(len(self.draws))
         for k, count in enumerate(plan.nodes):
             first, end = plan.segments[k]
-            draft = draft.take(
-                torch.arange(len(draft.ids), device=self.device).repeat_interleave(count // nodes)
-            )
+            draft = draft.take(torch.arange(len(draft.ids)).repeat_interleave(count // nodes))
             nodes = count
             noise = self._noise(index, k, nodes)
             live = (~draft.stopped).nonzero()[:, 0]
@@ -194,7 +192,7 @@ class Writer:
         keys = [
             (*key, draw, "token", index, part, node) for draw in self.draws for node in range(nodes)
         ]
-        return row_keys(keys).to(self.device)
+        return row_keys(keys)
 
     def _extend(
         self, draft: Draft, rows: Tensor, noise: Tensor, plan: TextPlan, span: tuple[int, int]
@@ -272,30 +270,30 @@ class Writer:
         draft = draft._replace(stopped=draft.stopped & ~cut)
         states = torch.zeros_like(before)
         if replies:
-            rows = torch.tensor(list(replies), device=self.device)
-            ids, lengths = packed([reply.ids for reply in replies.values()], self.device)
+            rows = torch.tensor(list(replies))
+            ids, lengths = packed([reply.ids for reply in replies.values()])
             blank = draft.logp.new_zeros(ids.shape)
             part = WrittenTokens(ids, blank, lengths, torch.zeros_like(lengths, dtype=torch.bool))
             draft = draft.extended(rows, part)
             states[rows] = states.new_tensor([reply.state for reply in replies.values()])
-        places = torch.arange(draft.ids.shape[1], device=self.device)
+        places = torch.arange(draft.ids.shape[1])
         from_environment = (places >= before[:, None]) & (places < draft.lengths[:, None])
         return draft, from_environment, states
 
     def _fork(self, draft: Draft, plan: TextPlan, index: int) -> tuple[Draft, Tensor]:
         rule, draws = plan.forking, len(self.draws)
         assert rule is not None
-        grown = Grown.roots(draws, plan.nodes[0], plan.length, self.device)
+        grown = Grown.roots(draws, plan.nodes[0], plan.length)
         for number in range(rule.rounds):
             score = -draft.logp if rule.by == "surprise" else draft.spread
             assert score is not None
-            written = torch.arange(plan.length, device=self.device) < draft.lengths[:, None]
+            written = torch.arange(plan.length) < draft.lengths[:, None]
             leaf, place = choose(grown, by_draw(score, draws), by_draw(written, draws), rule)
             grown = grow(grown, leaf, place, rule.branch)
             leaf, place = (part.repeat_interleave(rule.branch, 1) for part in (leaf, place))
-            start = torch.arange(draws, device=self.device)[:, None] * (len(draft.ids) // draws)
+            start = torch.arange(draws)[:, None] * (len(draft.ids) // draws)
             more = draft.take((start + leaf).flatten()).cut(place.flatten())
-            rows = torch.arange(len(more.ids), device=self.device)
+            rows = torch.arange(len(more.ids))
             noise = self._noise(index, number + 1, leaf.shape[1])
             more = self._extend(more, rows, noise, plan, (0, plan.length))
             draft = draft.behind(more, draws)

@@ -16,7 +16,8 @@ _known: Any = WeakTensorKeyDictionary()  # tensor of a device -> (its copy on th
 
 
 def uploaded(here: Tensor, device: str | torch.device) -> Tensor:
-    """A tensor of the CPU on a device. On CUDA the copy is from pinned memory: nothing waits."""
+    """Copy a CPU tensor to a device. On CUDA the copy comes from pinned memory and does not
+    block."""
     to = torch.device(device)
     if to.type == "cuda" and here.device == _CPU:
         return here.pin_memory().to(to, non_blocking=True)
@@ -24,27 +25,27 @@ def uploaded(here: Tensor, device: str | torch.device) -> Tensor:
 
 
 def sent(here: Tensor, device: str | torch.device) -> Tensor:
-    """A tensor of the CPU on a device, which `on_host` knows there: for few numbers."""
+    """Copy a small CPU tensor to a device and remember it for `on_host`."""
     return remembered(uploaded(here, device), here)
 
 
 def filled_rows(
     rows: int, value: int | float, dtype: torch.dtype, device: str | torch.device
 ) -> Tensor:
-    """The same number in every row, which `on_host` knows."""
+    """A tensor with the same number in every row, whose value `on_host` knows."""
     there, here = (torch.full((rows,), value, dtype=dtype, device=at) for at in (device, _CPU))
     return remembered(there, here)
 
 
 def remembered(there: Tensor, here: Tensor) -> Tensor:
-    """`there`, after its copy on the CPU is remembered."""
+    """Return `there` after remembering its CPU copy."""
     if there.device != _CPU:
         _known[there] = here, there._version
     return there
 
 
 def on_host(values: Tensor) -> Tensor:
-    """The numbers on the CPU. Waits for a GPU only for those that nobody knows, once."""
+    """Numbers on the CPU. Waits for the GPU only if no copy is known, and only once."""
     values = values.detach() if values.requires_grad else values
     here = host_copy(values)
     if here is None:
@@ -54,7 +55,7 @@ def on_host(values: Tensor) -> Tensor:
 
 
 def host_copy(values: Tensor) -> Tensor | None:
-    """The copy on the CPU where there is one: of a tensor of the CPU itself."""
+    """The remembered CPU copy, or a CPU tensor itself."""
     if values.device == _CPU:
         return values
     found: tuple[Tensor, int] | None = _known.get(values)
@@ -62,17 +63,17 @@ def host_copy(values: Tensor) -> Tensor | None:
 
 
 def on_device(values: Tensor, device: str | torch.device) -> Tensor:
-    """Numbers on another device, or themselves; the host waits only for those that nobody knows."""
+    """Numbers on another device. Blocks only if no copy of them is known."""
     return values if values.device == torch.device(device) else sent(on_host(values), device)
 
 
 def wide(values: Tensor) -> Tensor:
-    """In float64, or in float32 on a device that has no wider numbers."""
+    """Convert to float64, or to float32 on a device without it."""
     return values.float() if values.device.type == "mps" else values.double()
 
 
 def derived(do: Callable[..., Tensor], *given: Tensor) -> Tensor:
-    """`do(*given)`, done on the CPU too where all of these are known there."""
+    """`do(*given)`, also computed on the CPU if copies of all arguments are known there."""
     there, here = do(*given), [host_copy(each) for each in given]
     if there.device == _CPU or any(each is None for each in here):
         return there
@@ -80,7 +81,7 @@ def derived(do: Callable[..., Tensor], *given: Tensor) -> Tensor:
 
 
 def picked(values: Tensor, index: Tensor) -> Tensor:
-    """Rows of a tensor, known on the host where the tensor and the index are."""
+    """Rows of a tensor; also known on the host if the tensor and the index are."""
     return derived(_at, values, index)
 
 

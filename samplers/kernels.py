@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from samplers.host import host_copy, sent
+
 # From here up a level counts as pure noise: Wan's list starts at .9997 and AWM's at .999, while no
 # published list has a second level above .9986 (shift 7, 100 steps).
 PURE_NOISE = 0.9989
@@ -49,13 +51,44 @@ class Kernel(Protocol):
 
 
 def per_row(a: Float[Tensor, " n"], x: Float[Tensor, "n *d"]) -> Tensor:
-    """One number per row, shaped to broadcast over that row."""
+    """One number per row, shaped to broadcast over the row."""
     return a.view(-1, *[1] * (x.ndim - 1))
 
 
 def lift(a: Tensor) -> Tensor:
-    """The same numbers in float32, or in float64 if they came so."""
+    """Convert to float32; float64 stays float64."""
     return a.to(torch.promote_types(a.dtype, torch.float32))
+
+
+def step(
+    kernel: Kernel,
+    x: Float[Tensor, "n *d"],
+    v: Float[Tensor, "n *d"],
+    sigma: Float[Tensor, " n"],
+    sigma_next: Float[Tensor, " n"],
+) -> Gaussian:
+    """The kernel's distribution. On a GPU by two operations, see `coefficients`: equal to the
+    kernel's own up to float32's rounding. On a CPU, and of a user's kernel, its own to the bit."""
+    known = None if x.device.type == "cpu" else coefficients(kernel, sigma, sigma_next)
+    if known is None:
+        return kernel(x, v, sigma, sigma_next)
+    x, v = lift(x), lift(v)
+    of_x, of_v, std = sent(known.to(x.dtype), x.device)
+    return Gaussian(torch.addcmul(per_row(of_x, x) * x, per_row(of_v, x), v), std)
+
+
+def coefficients(
+    kernel: Kernel, sigma: Float[Tensor, " n"], sigma_next: Float[Tensor, " n"]
+) -> Float[Tensor, "3 n"] | None:
+    """(a, b, std) of a kernel of this package, whose mean is a x + b v, in float64 on the CPU. None
+    for a user's kernel, which need not be linear, and for levels that the host does not know."""
+    levels = [host_copy(level) for level in (sigma, sigma_next)]
+    if not type(kernel).__module__.startswith("samplers.") or any(s is None for s in levels):
+        return None
+    at, to = (level.double() for level in levels if level is not None)
+    one, zero = torch.ones_like(at), torch.zeros_like(at)
+    of_x, std = kernel(one, zero, at, to)
+    return torch.stack([of_x, kernel(zero, one, at, to).mean, std])
 
 
 def euler(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Float[Tensor, "n *d"]:
@@ -65,14 +98,15 @@ def euler(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Float[Tens
 
 
 def clean_and_noise(x: Tensor, v: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """The state's two ends under v: (x0, noise), both [n *d]."""
+    """Predicted clean sample and noise of a state with velocity v: (x0, noise), both [n *d]."""
     x, v = lift(x), lift(v)
     at = per_row(sigma, x)
     return x - at * v, x + (1 - at) * v
 
 
 def reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, g: Tensor) -> Gaussian:
-    """Euler-Maruyama on dx = (v - g^2/2 grad log p) dsigma + g dw: the flow's own marginals.
+    """Euler-Maruyama step on dx = (v - g^2/2 grad log p) dsigma + g dw, which keeps the flow's
+    marginals.
 
     For a rectified flow grad log p = -noise_hat / sigma, with noise_hat = x + (1 - sigma) v.
     """
@@ -83,7 +117,7 @@ def reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, g: Tens
 
 
 def renoise(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, std: Tensor) -> Gaussian:
-    """Combine the predicted ends at the next level; `std` of its sigma_next is fresh noise.
+    """Combine the predicted clean sample and noise at the next level; `std` of the noise is fresh.
 
     The rest, sqrt(sigma_next^2 - std^2), is the predicted noise: DDIM's step (arXiv:2010.02502,
     eq. 12) on a rectified flow.
@@ -95,7 +129,7 @@ def renoise(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, std: Tensor
 
 @dataclass(frozen=True)
 class FlowSDE:
-    """g = eta sqrt(sigma / (1 - sigma)): Flow-GRPO, arXiv:2505.05470, eq. 8-9.
+    """Flow-GRPO's kernel, g = eta sqrt(sigma / (1 - sigma)): arXiv:2505.05470, eq. 8-9.
 
     Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
     noise_hat = x + (1 - sigma) v, g = eta sqrt(sigma / (1 - sigma))
@@ -117,7 +151,7 @@ class FlowSDE:
 
 @dataclass(frozen=True)
 class ConstantSDE:
-    """g = eta: DanceGRPO, arXiv:2505.07818.
+    """DanceGRPO's kernel, g = eta: arXiv:2505.07818.
 
     Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
     noise_hat = x + (1 - sigma) v, g = eta
@@ -134,7 +168,8 @@ class ConstantSDE:
 
 @dataclass(frozen=True)
 class WanSDE:
-    """g = sigma_max sigma, with sigma_max the list's second level: Flow-GRPO's code for Wan 2.1.
+    """Kernel of Flow-GRPO's code for Wan 2.1: g = sigma_max sigma, where sigma_max is the list's
+    second level.
 
     Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
     noise_hat = x + (1 - sigma) v, g = sigma_max sigma
@@ -146,7 +181,7 @@ class WanSDE:
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
         if self.sigma_max is None:
-            raise ValueError("WanSDE needs the noise levels: use kernel.bound(sigmas)")
+            raise ValueError("WanSDE is not bound to noise levels: call kernel.bound(sigmas) first")
         return reverse_sde(x, v, sigma, sigma_next, self.sigma_max * sigma)
 
     def bound(self, sigmas: Sequence[float]) -> "WanSDE":
@@ -159,7 +194,8 @@ class WanSDE:
 
 @dataclass(frozen=True)
 class CPS:
-    """Coefficients-preserving step, std = sigma_next sin(eta pi / 2): Flow-CPS, arXiv:2509.05952.
+    """Coefficients-preserving step with std = sigma_next sin(eta pi / 2): Flow-CPS,
+    arXiv:2509.05952.
 
     Formula: x' = (1 - s') x0 + sqrt(s'^2 - std^2) noise_hat + std noise, s' = sigma_next,
     std = s' sin(eta pi / 2)
@@ -235,7 +271,7 @@ class DDPM:
 
 @dataclass(frozen=True)
 class Churn:
-    """A deterministic step below the next level, and back up with a little fresh noise: FDFO,
+    """A deterministic step to below the next level, then fresh noise back up to it: FDFO,
     arXiv:2603.12893.
 
     Formula: x' = (x - (s - r) v + r sqrt((1 + gamma)^2 - 1) noise) / (1 + gamma r),
@@ -248,7 +284,9 @@ class Churn:
 
     def __post_init__(self) -> None:
         if self.gamma < 0:
-            raise ValueError(f"gamma is {self.gamma}: the share of noise that churns is at least 0")
+            raise ValueError(
+                f"gamma, the share of noise to renew, must be at least 0, not {self.gamma}"
+            )
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
         low = sigma_next / (1 + self.gamma * (1 - sigma_next))

@@ -11,7 +11,8 @@ from samplers.planners import Planner, last_step
 
 @dataclass(frozen=True)
 class Looking:
-    """The plans of another planner, with rewards of the clean samples that states stand for.
+    """Adds intermediate rewards to the plans of another planner: the clean samples predicted at
+    some steps are scored.
 
     steps  of the ODE that completes a state: None takes all of the plan's levels, 1 is the
            projection x - sigma v
@@ -30,7 +31,7 @@ class Looking:
         return tuple(replace(plan, looks=Looks(self.places(plan), self.steps)) for plan in plans)
 
     def places(self, plan: Plan) -> tuple[int, ...]:
-        """The steps before which the plan's states are looked at."""
+        """Steps before which the plan's states are scored."""
         if self.at == "trained":
             return tuple(k + 1 for k, step in enumerate(plan.steps) if step.train)
         if self.at is not None:
@@ -41,7 +42,7 @@ class Looking:
 
 @dataclass(frozen=True)
 class Thinned:
-    """The plans of another planner, whose groups shrink on the way: `samplers.looks.Thinning`.
+    """Plans of another planner whose groups shrink during sampling: see `samplers.looks.Thinning`.
 
     The other planner's group is that of the samples that are left.
     """
@@ -52,7 +53,7 @@ class Thinned:
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         if wrong := [k for k in self.how.at if not 0 < k <= last_step(sigmas)]:
             raise ValueError(
-                f"samples cannot be stopped before the steps {wrong}: take steps from 1 to "
+                f"samples cannot be stopped before the steps {wrong}: choose steps from 1 to "
                 f"{last_step(sigmas)}"
             )
         plans = self.otherwise(sigmas, iteration, seed)

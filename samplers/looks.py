@@ -10,7 +10,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Looks:
-    """The states before the steps `at`, each finished by an ODE of `steps` Euler steps.
+    """Intermediate rewards: the states before the steps `at` are completed by an ODE of `steps`
+    Euler steps and scored.
 
     The levels are the plan's own: None takes all that remain, and fewer steps spread over them. One
     step is the projection x - sigma v; its evaluation is the one that the plan needs anyway.
@@ -21,12 +22,15 @@ class Looks:
 
     def __post_init__(self) -> None:
         if list(self.at) != sorted(set(self.at)):
-            raise ValueError(f"looks must be at different steps in rising order, got {self.at}")
+            raise ValueError(
+                "steps of intermediate rewards must be different and in increasing order, got "
+                f"{self.at}"
+            )
         if self.steps is not None and self.steps < 1:
-            raise ValueError(f"a completion needs a step, got {self.steps}")
+            raise ValueError(f"a completion needs at least 1 step, not {self.steps}")
 
     def levels(self, sigmas: Sequence[float], k: int) -> tuple[float, ...]:
-        """The levels of the completion of a state before step k."""
+        """Noise levels that complete a state from before step k."""
         left = tuple(sigmas[k:])
         last = len(left) - 1
         if self.steps is None or self.steps >= last:
@@ -34,13 +38,14 @@ class Looks:
         return tuple(left[round(last * i / self.steps)] for i in range(self.steps + 1))
 
     def more(self, sigmas: Sequence[float], k: int) -> int:
-        """Network evaluations of a completion beside the one that the plan needs there."""
+        """Network evaluations that a completion adds to the plan's own evaluation of its state."""
         return len(self.levels(sigmas, k)) - 2
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Clean samples of the distinct states before one step; a draw's are contiguous."""
+    """Predicted clean samples of the distinct states before one step; samples of a draw are
+    contiguous."""
 
     step: int
     x0: Float[Tensor, "m *d"]
@@ -49,7 +54,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Thinning:
-    """Samples that are stopped on the way: Pro-GRPO (arXiv:2512.15347).
+    """Early stopping of samples: Pro-GRPO (arXiv:2512.15347).
 
     A draw starts with `start` samples. Before each step of `at` the reward of the projection
     x - sigma v is asked for, and those of the most different rewards go on, `keep` of them; the
@@ -62,28 +67,34 @@ class Thinning:
 
     def __post_init__(self) -> None:
         if len(self.at) != len(self.keep) or not self.at:
-            raise ValueError(f"{len(self.at)} steps to stop samples at, but {len(self.keep)} sizes")
+            raise ValueError(
+                f"{len(self.at)} steps at which samples stop need as many group sizes, got "
+                f"{len(self.keep)}"
+            )
         if list(self.at) != sorted(set(self.at)):
-            raise ValueError(f"samples are stopped at steps in rising order, got {self.at}")
+            raise ValueError(f"steps at which samples stop must increase, got {self.at}")
         sizes = (self.start, *self.keep)
         if list(sizes) != sorted(sizes, reverse=True) or min(sizes) < 2:
-            raise ValueError(f"a group shrinks from {self.start} to at least 2, got {self.keep}")
+            raise ValueError(
+                f"group sizes must decrease from {self.start} to at least 2, got {self.keep}"
+            )
 
     def width(self, k: int) -> int:
-        """Samples of a draw that take step k."""
+        """Samples per draw that take step k."""
         return [self.start, *self.keep][sum(at <= k for at in self.at)]
 
     @property
     def scored(self) -> int:
-        """Projections of a draw that are decoded and scored."""
+        """Predicted clean samples per draw that are decoded and scored."""
         return sum(self.width(at - 1) for at in self.at)
 
 
 def extremes(score: Float[Tensor, "n m"], keep: int) -> Int[Tensor, "n keep"]:
-    """The rising places of the `keep` scores of each row with the largest variance.
+    """Indices, in increasing order, of the `keep` scores of each row that have the largest
+    variance.
 
-    They are the j highest and the keep - j lowest, for the best j; of several, the one with fewer
-    high ones. Scores that are not finite are taken only where the others do not suffice.
+    These are the j highest and the keep - j lowest scores, for the best j (the smallest such j).
+    Scores that are not finite are taken only if there are too few others.
     """
     n, m = score.shape
     if not 1 <= keep <= m:

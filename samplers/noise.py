@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def key_hash(*key: int | str) -> int:
-    """A hash of the key, in 0 to 2^64 - 1: near keys give unrelated numbers."""
+    """64-bit hash of the key; similar keys give unrelated numbers."""
     plain = tuple(k if isinstance(k, str) else int(k) for k in key)
     digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
@@ -26,7 +26,7 @@ def generator(*key: int | str) -> torch.Generator:
 
 
 def normal(keys: Sequence[tuple[int | str, ...]], shape: tuple[int, ...]) -> Float[Tensor, "n *d"]:
-    """One standard normal of `shape` for each key: float32, on the CPU."""
+    """Standard normal noise of `shape`, one tensor per key: float32, on the CPU."""
     rows = torch.empty(len(keys), *shape)
     for row, key in zip(rows, keys, strict=True):
         row.normal_(generator=generator(*key))
@@ -34,6 +34,6 @@ def normal(keys: Sequence[tuple[int | str, ...]], shape: tuple[int, ...]) -> Flo
 
 
 def uniform(keys: Sequence[tuple[int | str, ...]]) -> Float[Tensor, " n"]:
-    """One number in [0, 1) for each key: float64, on the CPU."""
+    """A number in [0, 1) for each key: float64, on the CPU."""
     rows = [torch.rand((), generator=generator(*key), dtype=torch.float64) for key in keys]
     return torch.stack(rows) if rows else torch.empty(0, dtype=torch.float64)

@@ -25,7 +25,7 @@ def effective(log_weights: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:
 
 
 def normalised(log_weights: Float[Tensor, "*n k"]) -> Float[Tensor, "*n k"]:
-    """Weights that add to 1, float64; equal ones where every weight is 0 (all -inf)."""
+    """Weights scaled to sum to 1, float64; equal weights if all are 0 (all logs -inf)."""
     none = (log_weights == -math.inf).all(-1, keepdim=True)
     return torch.where(none, 0.0, log_weights.double()).softmax(-1)
 
@@ -33,7 +33,8 @@ def normalised(log_weights: Float[Tensor, "*n k"]) -> Float[Tensor, "*n k"]:
 def systematic(
     log_weights: Float[Tensor, "n k"], u: Float[Tensor, " n"], count: int
 ) -> Int[Tensor, "n count"]:
-    """`count` rising indices per row in proportion to its weights, from one number in [0, 1) each.
+    """Systematic resampling: `count` increasing indices per row in proportion to its weights, from
+    one number in [0, 1) per row.
 
     Index i comes floor or ceil of count w_i times, and count w_i times on average: less noise than
     independent draws, and the same target.
@@ -52,7 +53,7 @@ class Particles(NamedTuple):
     log_weight: Tensor  # of the potentials since it was last resampled
 
     def take(self, index: Int[Tensor, "n k"], drawn: Tensor) -> "Particles":
-        """Resample the rows where `drawn` [n 1]; their weights are equal afterwards."""
+        """Resample the rows where `drawn` [n 1] is true, and make their weights equal."""
         index = torch.where(drawn, index, torch.arange(index.shape[1], device=index.device))
         reward, spent, log_weight = (a.gather(1, index) for a in self)
         return Particles(reward, spent, torch.where(drawn, 0.0, log_weight))
@@ -60,7 +61,7 @@ class Particles(NamedTuple):
 
 @dataclass(frozen=True)
 class FeynmanKac:
-    """When particles are weighed, and by what.
+    """Settings of Feynman-Kac steering: when particles are weighted, and by what.
 
     Before each step of `at`, the potential of the reward r of the predicted clean sample is
 
@@ -109,7 +110,7 @@ class FeynmanKac:
     def weigh(
         self, before: Particles, score: Float[Tensor, "n k"], last: bool = False
     ) -> Particles:
-        """The particles after one more reward."""
+        """Update the particles with one more reward."""
         scored = score.isfinite()
         r = torch.where(scored, score.double(), before.reward)
         running = {
@@ -132,7 +133,7 @@ class FeynmanKac:
     def draw(
         self, particles: Particles, keys: Sequence[tuple[int | str, ...]]
     ) -> tuple[Int[Tensor, "n k"], Particles]:
-        """(parent of each particle, the particles); a key for each draw."""
+        """Resample: (parent of each particle, the new particles), with one key per draw."""
         n, k = particles.log_weight.shape
         few = effective(particles.log_weight) < self.threshold * k
         drawn = (few | (not self.adaptive))[:, None]

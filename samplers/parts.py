@@ -17,24 +17,30 @@ from samplers.walk import Begin, Edges, Velocity
 
 @dataclass(frozen=True)
 class DrawsPart:
-    """Some of a rollout's draws: `first` is the place of the first one."""
+    """A contiguous part of a rollout's draws; `first` is the index of its first draw."""
 
     first: int
     draws: tuple[int, ...]
 
     def velocity(self, whole: Velocity) -> Velocity:
-        """The velocity whose `prompt` counts from this part's first draw."""
-        return lambda x, sigma, prompt: whole(x, sigma, prompt + self.first)
+        """A velocity function whose `prompt` counts from this part's first draw."""
+        return lambda x, sigma, prompt: whole(x, sigma, derived(self.place, prompt))
 
     def begin(self, whole: Begin | None) -> Begin | None:
-        return None if whole is None else lambda noise, prompt: whole(noise, prompt + self.first)
+        if whole is None:
+            return None
+        return lambda noise, prompt: whole(noise, derived(self.place, prompt))
+
+    def place(self, prompt: Tensor) -> Tensor:
+        """Places among all draws."""
+        return prompt + self.first
 
 
 def draw_parts(
     plan: Plan | TextPlan, draws: Sequence[int], rows_per_call: int, decoded: int | None = None
 ) -> Iterator[DrawsPart]:
-    """Cut the draws where calls of `rows_per_call` rows end at every level of the plan, and those
-    of a decoder, which takes `decoded` samples. None: nothing is decoded in calls (texts).
+    """Split draws at call boundaries, so that results stay bit-identical: calls of `rows_per_call`
+    rows at every level, and of `decoded` samples in the decoder (None: nothing is decoded).
 
     One part where there is no such place, and for plans whose calls are other ones: those that
     steer, are guided, look at samples on the way, shrink or keep states; of texts, trees, greedy
@@ -48,7 +54,7 @@ def draw_parts(
 
 
 def draws_per_part(plan: Plan | TextPlan, rows_per_call: int) -> int | None:
-    """Fewest draws whose rows fill whole calls at every level; None if there are none."""
+    """Fewest draws whose rows fill whole calls at every level; None if no number does."""
     if isinstance(plan, TextPlan):
         simple = not (plan.cuts or plan.forking or plan.greedy or plan.turns > 1)
         counts = {plan.group}
@@ -60,20 +66,17 @@ def draws_per_part(plan: Plan | TextPlan, rows_per_call: int) -> int | None:
 
 
 def placed_rollout(rollout: Rollout, part: DrawsPart) -> Rollout:
-    """A part's rollout, whose `prompt` counts from the first of all draws."""
-
-    def shifted(own: Tensor) -> Tensor:
-        return own + part.first
+    """A part's rollout with `prompt` counted from the first of all draws."""
 
     def placed(prompt: Tensor) -> Tensor:
-        return derived(shifted, prompt)
+        return derived(part.place, prompt)
 
     edges = [replace(edge, prompt=placed(edge.prompt)) for edge in rollout.edges]
     return replace(rollout, prompt=placed(rollout.prompt), edges=tuple(edges))
 
 
 def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
-    """The rollout of all draws. States that two edges share are shared in the result too."""
+    """Join the parts' rollouts. States that edges share within a part stay shared."""
     made: dict[tuple[int, ...], Tensor] = {}
 
     def cat(tensors: Sequence[Tensor]) -> Tensor:
@@ -93,7 +96,7 @@ def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
 
 
 def joined_texts(parts: Sequence[TextRollout], draws: tuple[int, ...]) -> TextRollout:
-    """The same of texts, which have no trees here."""
+    """Join the parts' text rollouts, which contain no trees."""
     names = ("ids", "logp", "lengths", "stopped", "kept", "prompt")
     columns = {name: [getattr(part, name) for part in parts] for name in names}
     whole = {name: joined_column(column) for name, column in columns.items()}

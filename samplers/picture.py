@@ -11,7 +11,8 @@ WIDE, HIGH, LEFT, TOP = 56.0, 15.0, 60.0, 46.0
 
 
 def describe_plan(plans: Sequence[Plan]) -> str:
-    """Describe the cost and samples of one draw as text: a line per step, equal plans as one."""
+    """Describe the samples and cost of one draw as text: a line per step, with equal plans
+    merged."""
     samples = sum(p.group for p in plans)
     trained = sum(n for p in plans for n, s in zip(p.nodes, p.steps, strict=True) if s.train)
     looked = sum(p.looked for p in plans)
@@ -116,7 +117,7 @@ def _looked(plan: Plan, k: int) -> list[str]:
 
 
 def tree_svg(plans: Sequence[Plan]) -> str:
-    """The trees of one draw as an SVG, roots on the left.
+    """Draw the trees of one draw as an SVG, roots on the left.
 
     A line is an edge: pale without noise, orange with, blue where it is trained on. A circle is a
     branch point. States that plans or roots share are drawn in each tree.

@@ -16,15 +16,14 @@ from samplers.planners import Planner, last_step
 def _first(sigmas: Sequence[float], share: float) -> int:
     """The number of first steps that a share of all steps has, without the deterministic last."""
     if not 0 < share <= 1:
-        raise ValueError(f"a share of the steps must be in (0, 1], got {share}")
+        raise ValueError(f"the share of noisy steps must be in (0, 1], not {share}")
     return min(max(1, int((len(sigmas) - 1) * share + 1e-9)), last_step(sigmas))
 
 
 @dataclass(frozen=True)
 class Scattered:
-    """SDE in `count` steps, drawn at random from the first `share` of them in each iteration, and
-    an ODE elsewhere: Flow-DPPO (arXiv:2606.11025). All draws of an iteration share the choice.
-    """
+    """SDE in `count` steps, chosen at random among the first `share` of them in each iteration,
+    and ODE elsewhere: Flow-DPPO (arXiv:2606.11025). All draws of an iteration share the choice."""
 
     kernel: Kernel
     group: int
@@ -35,7 +34,7 @@ class Scattered:
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         first = _first(sigmas, self.share)
         if not 1 <= self.count <= first:
-            raise ValueError(f"{self.count} noisy steps are not among the first {first}")
+            raise ValueError(f"{self.count} noisy steps do not fit into the first {first} steps")
         chosen = random.Random(f"scattered/{seed}/{iteration}").sample(range(first), self.count)
         steps = steps_of(sigmas, noisy=set(chosen), train=set(chosen))
         return (Plan(steps, self.kernel, self.group, self.shared_noise),)
@@ -43,13 +42,14 @@ class Scattered:
 
 @dataclass(frozen=True)
 class Merged:
-    """Fork from an ODE trunk at steps of high entropy, and merge steps of low entropy: E-GRPO
+    """Fork from an ODE trunk at steps of high entropy and merge steps of low entropy: E-GRPO
     (arXiv:2601.00423).
 
     A step with std q has an entropy of log(q sqrt(2 pi e)) nats per dimension. Within the first
     `share` of the steps, consecutive steps are merged into one noisy step until its entropy reaches
     `least` nats; None is the mean entropy of those steps before merging. The trunk keeps all of its
-    levels, and an ODE finishes the samples.
+    levels, and an ODE finishes the samples. Each merged step is a plan of its own: the model is
+    called once more for a state of the trunk that one plan forks at and a later one passes.
     """
 
     kernel: Kernel
@@ -75,7 +75,7 @@ class Merged:
 
 
 def step_entropy(kernel: Kernel, sigma: float, sigma_next: float) -> float:
-    """The entropy of a noisy step, in nats per dim."""
+    """Entropy of a noisy step, in nats per dimension."""
     zero = torch.zeros(1, 1, dtype=torch.float64)
     at, to = (torch.tensor([s], dtype=torch.float64) for s in (sigma, sigma_next))
     return float(kernel(zero, zero, at, to).std.log()) + 0.5 * math.log(2 * math.pi * math.e)
@@ -83,7 +83,7 @@ def step_entropy(kernel: Kernel, sigma: float, sigma_next: float) -> float:
 
 @dataclass(frozen=True)
 class Granular:
-    """Forks from an ODE trunk whose children are finished on several grids: G2RPO
+    """Forks from an ODE trunk whose children finish on several grids of levels: G2RPO
     (arXiv:2510.01982).
 
     At each step of `at` there is one plan for each of `grids`: after the noisy step, grid j takes
@@ -100,9 +100,12 @@ class Granular:
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         last = last_step(sigmas)
         if not self.at or not all(0 <= k < last for k in self.at):
-            raise ValueError(f"steps to fork at must be from 0 to {last - 1}, got {self.at}")
+            raise ValueError(f"steps to fork at must be between 0 and {last - 1}, got {self.at}")
         if not self.grids or min(self.grids) < 1:
-            raise ValueError(f"grids take every j-th level, j at least 1, got {self.grids}")
+            raise ValueError(
+                "each grid must be at least 1 (1 keeps every level, j every j-th), got "
+                f"{self.grids}"
+            )
         return tuple(
             Plan(
                 steps_of(
@@ -120,7 +123,7 @@ class Granular:
 
 @dataclass(frozen=True)
 class Guided:
-    """The plans of another planner, with their noisy steps moved along a reward."""
+    """Plans of another planner whose noisy steps are shifted along a reward's gradient."""
 
     otherwise: Planner
     guide: RewardGuide
@@ -129,5 +132,7 @@ class Guided:
         plain = self.otherwise(sigmas, iteration, seed)
         plans = tuple(replace(plan, guide=self.guide) for plan in plain)
         if not any(plan.guided(k) for plan in plans for k in range(len(plan.steps))):
-            raise ValueError(f"no noisy step from step {self.guide.first} on: nothing is guided")
+            raise ValueError(
+                f"guidance has no effect: no step from step {self.guide.first} on is noisy"
+            )
         return plans

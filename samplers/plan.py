@@ -33,7 +33,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps from the first noise level (at most 1) down to 0. The kernel is bound to their levels.
+    """Sampling steps from the first noise level (at most 1) down to 0. The kernel is bound to
+    their levels.
 
     The last level may be a scheduler's own, just above 0 (DDIM with set_alpha_to_one false).
 
@@ -68,25 +69,33 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not self.steps:
-            raise ValueError("a plan needs a step: give at least two noise levels")
+            raise ValueError("a plan needs at least one step: give two or more noise levels")
         if not 0 < self.steps[0].sigma <= 1 or not 0 <= self.steps[-1].sigma_next <= LAST_LEVEL:
             first, last = self.steps[0].sigma, self.steps[-1].sigma_next
             raise ValueError(
-                f"a plan runs from a level in (0, 1] down to 0, but this one from {first} to {last}"
+                f"noise levels must run from at most 1 down to 0, but run from {first} to {last}"
             )
         if self.roots < 1:
-            raise ValueError(f"a group needs at least one sample, got {self.roots}")
+            raise ValueError(f"a group needs at least one sample, not {self.roots}")
         if self.split is not None and not self.split > 0:
-            raise ValueError(f"split must be positive, got {self.split}: siblings would be equal")
+            raise ValueError(
+                f"split must be above 0, not {self.split}: siblings would be identical"
+            )
         if not 0 <= self.solve_from <= len(self.steps):
-            raise ValueError(f"solve_from {self.solve_from} is not one of {len(self.steps)} steps")
+            raise ValueError(
+                f"solve_from is {self.solve_from}, but the plan has only {len(self.steps)} steps"
+            )
         if self.steer is not None and any(s.train or s.branch > 1 for s in self.steps):
             raise ValueError("steered steps cannot branch or be trained on: they have no density")
         if self.keep is not None and not 0 <= self.keep < len(self.steps):
-            raise ValueError(f"keep {self.keep} is not one of {len(self.steps)} steps")
+            raise ValueError(
+                f"keep names step {self.keep}, but the plan has only {len(self.steps)} steps"
+            )
         for a, b in pairwise(self.steps):
             if a.sigma_next != b.sigma:
-                raise ValueError(f"steps do not meet: {a.sigma_next} then {b.sigma}")
+                raise ValueError(
+                    f"one step ends at noise level {a.sigma_next}, but the next starts at {b.sigma}"
+                )
         if self.kernel is not None:
             object.__setattr__(self, "kernel", self.kernel.bound(self.sigmas))
         for k, s in enumerate(self.steps):
@@ -120,7 +129,7 @@ class Plan:
         )
 
     def stochastic(self, k: int) -> bool:
-        """Whether step k draws noise, by the kernel or by the solver."""
+        """Whether step k draws noise, in the kernel or in the solver."""
         return self.steps[k].noisy or (self.solver.random and k >= self.solve_from)
 
     @property
@@ -136,28 +145,28 @@ class Plan:
 
     @property
     def trained_nodes(self) -> int:
-        """Trained transitions per draw."""
+        """Number of trained transitions per draw."""
         return sum(n for n, step in zip(self.nodes, self.steps, strict=True) if step.train)
 
     @property
     def trained_states(self) -> int:
-        """Distinct states per draw that trained transitions start from: the network evaluations
-        that scoring all of them takes."""
+        """Distinct states per draw at which trained transitions start, which is the number of
+        network evaluations to score them all."""
         return sum(n for n, step in zip(self.states, self.steps, strict=False) if step.train)
 
     @property
     def shares_states(self) -> bool:
-        """Whether several transitions of a noisy step start from one state."""
+        """Whether several transitions of a noisy step start at the same state."""
         before = zip(self.states, self.nodes, self.steps, strict=False)
         return any(step.noisy and states < nodes for states, nodes, step in before)
 
     def guided(self, k: int) -> bool:
-        """Whether step k is sampled by another kernel than the one that is scored."""
+        """Whether step k is sampled by another kernel than the one that scores it."""
         return self.guide is not None and self.steps[k].noisy and k >= self.guide.first
 
     @property
     def probed(self) -> int:
-        """Rewards of predicted samples per draw that guide the noisy steps."""
+        """Rewards of predicted clean samples per draw that guide the noisy steps."""
         ends = 2 if self.guide is not None and self.guide.by == "probes" else 1
         return ends * sum(n for k, n in enumerate(self.states[:-1]) if self.guided(k))
 
@@ -166,7 +175,7 @@ class Plan:
 
     @property
     def looked(self) -> int:
-        """Clean samples on the way that a draw's rewards are asked for."""
+        """Predicted clean samples per draw that get intermediate rewards."""
         looks = () if self.looks is None else self.looks.at
         return sum(self.states[k] for k in looks) + (self.thin.scored if self.thin else 0)
 
@@ -176,7 +185,8 @@ class Plan:
         return evaluations((self,))
 
     def trunk(self, k: int) -> tuple[object, ...] | None:
-        """Key of the state before step k, beside draws and root noise; None once noise was drawn.
+        """Key of the state before step k, beside the draws and root noise; None after the first
+        noisy step.
 
         Two plans of an iteration with the same trunk are in the same state there.
         """
@@ -207,17 +217,19 @@ class Columns:
 
 def _check(k: int, s: Step, kernel: Kernel | None) -> None:
     if not s.sigma > s.sigma_next:
-        raise ValueError(f"step {k}: sigma must fall, got {s.sigma} to {s.sigma_next}")
+        raise ValueError(
+            f"step {k}: sigma must decrease, but goes from {s.sigma} to {s.sigma_next}"
+        )
     if s.branch < 1:
-        raise ValueError(f"step {k}: a node needs a child, got branch = {s.branch}")
+        raise ValueError(f"step {k}: branch must be at least 1, not {s.branch}")
     if (s.branch > 1 or s.train) and not s.noisy:
         raise ValueError(f"step {k}: only a noisy step can branch or be trained on")
     if s.noisy and kernel is None:
         raise ValueError(f"step {k} is noisy, but the plan has no kernel")
     if (s.branch > 1 or s.train) and not _of_unit_velocity(kernel, s)[1] > 0:
         raise ValueError(
-            f"step {k}: {kernel} draws no noise from {s.sigma} to {s.sigma_next}, so it cannot"
-            " branch or be trained on there"
+            f"step {k}: {kernel} adds no noise between {s.sigma} and {s.sigma_next}, so this "
+            "step cannot branch or be trained on"
         )
 
 
@@ -260,11 +272,12 @@ def steps_of(
     train: Set[int] = frozenset(),
     branch: Mapping[int, int] = {},
 ) -> tuple[Step, ...]:
-    """The steps over a list of noise levels, marked by index; an index out of range is an error."""
+    """Build the steps over a list of noise levels, with flags set by index. Raises for an index
+    out of range."""
     last = len(sigmas) - 2
     for name, marks in (("noisy", noisy), ("train", train), ("branch", branch.keys())):
         if wrong := sorted(k for k in marks if not 0 <= k <= last):
-            raise ValueError(f"{name} steps {wrong} are out of range: there are steps 0 to {last}")
+            raise ValueError(f"{name} steps {wrong} are out of range: the steps are 0 to {last}")
     return tuple(
         Step(a, b, noisy=k in noisy, branch=branch.get(k, 1), train=k in train)
         for k, (a, b) in enumerate(pairwise(sigmas))
@@ -272,7 +285,8 @@ def steps_of(
 
 
 def evaluations(plans: Iterable[Plan]) -> int:
-    """Network evaluations per draw of one iteration's plans; what they share is counted once."""
+    """Network evaluations per draw in one iteration's plans; evaluations that plans share count
+    once."""
     alone, shared = 0, dict[object, int]()
     for plan in plans:
         alone += plan.probed if plan.guide is not None and plan.guide.by == "probes" else 0
@@ -293,8 +307,8 @@ def evaluations(plans: Iterable[Plan]) -> int:
 
 
 def looked_evaluations(plan: Plan, k: int) -> int:
-    """Network evaluations of looks before step k, beside those of the plan: a sample that is
-    stopped there was evaluated to be projected."""
+    """Network evaluations of intermediate rewards before step k that the plan does not make
+    itself. A sample stopped there was already evaluated for its prediction."""
     looks, thin = plan.looks, plan.thin
     if thin is not None and k in thin.at:
         return thin.width(k - 1) - thin.width(k)

@@ -27,7 +27,7 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class Ode:
-    """No kernel: for evaluation, and for losses that only need clean samples."""
+    """A deterministic plan, for evaluation and for losses that need only clean samples."""
 
     group: int = 1
     solver: Solver = Euler()
@@ -38,8 +38,9 @@ class Ode:
 
 @dataclass(frozen=True)
 class Particled:
-    """In iterations `first` <= i < `stop` a draw's group is Feynman-Kac particles (noisy steps of
-    `kernel`, weighed and resampled by the reward on the way), in all others `otherwise` plans.
+    """Feynman-Kac steering in iterations `first` <= i < `stop`: a draw's group is a set of
+    particles, moved by noisy steps of `kernel` and resampled by intermediate rewards. Other
+    iterations use the planner `otherwise`.
 
     Better samples to learn from while the policy finds few by itself; for likelihoods that need
     clean samples only. The last resampling is left out, since copies of one sample teach nothing
@@ -58,8 +59,8 @@ class Particled:
         last = last_step(sigmas)
         if late := [k for k in self.how.at if not 0 <= k < last]:
             raise ValueError(
-                f"particles cannot be weighed before the steps {late}: copies diverge at noisy "
-                f"steps only, 0 to {last - 1}"
+                f"particles cannot be resampled before the steps {late}: copies only diverge at "
+                f"noisy steps, 0 to {last - 1}"
             )
         if not self.first <= iteration < self.stop:
             return self.otherwise(sigmas, iteration, seed)
@@ -69,7 +70,8 @@ class Particled:
 
 @dataclass(frozen=True)
 class Chain:
-    """Independent SDE trajectories; trains on a random `fraction` of the steps but the last.
+    """Independent SDE trajectories; a random `fraction` of the steps, never the last one, is
+    trained.
 
     The last step is never trained on, as in the published code: std is tiny there, so ratios
     explode. `noisy_last` makes it noisy anyway. All draws of an iteration share the choice of steps
@@ -84,7 +86,9 @@ class Chain:
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction of trained steps must be in (0, 1], got {self.fraction}")
+            raise ValueError(
+                f"the fraction of trained steps must be in (0, 1], not {self.fraction}"
+            )
         last = last_step(sigmas)
         trained = max(1, int(self.fraction * last + 1e-9))
         chosen = random.Random(f"chain/{seed}/{iteration}").sample(range(last), trained)
@@ -106,9 +110,11 @@ class Flash:
     solver: Solver = DPM2M()
 
     def sigmas(self, sigmas: Sequence[float], end: int) -> tuple[float, ...]:
-        """The levels of the whole plan, when `end` is the first step after the window."""
+        """Levels of the whole plan if the window ends before step `end`."""
         if not 0 < self.ratio <= 1:
-            raise ValueError(f"Flash keeps a ratio of the steps in (0, 1], got {self.ratio}")
+            raise ValueError(
+                f"the ratio of steps that Flash keeps must be in (0, 1], not {self.ratio}"
+            )
         last = len(sigmas) - 1
         points = max(2, int((last - end + 1) * self.ratio))
         places = [end + (last - end) * i / (points - 1) for i in range(points)]
@@ -135,8 +141,8 @@ class Window:
         limit = last_step(sigmas) - 1
         if not 1 <= self.size <= limit:
             raise ValueError(
-                f"a window of {self.size} steps does not fit into the first {limit} of"
-                f" {limit + 2} steps (it stays off the last two)"
+                f"a window of {self.size} steps does not fit into the first {limit} of "
+                f"{limit + 2} steps (it leaves out the last two)"
             )
         start = self.position(iteration, seed, limit, self.size)
         end = min(start + self.size, limit)
@@ -164,7 +170,7 @@ class Fork:
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         at = tuple(range(last_step(sigmas))) if self.at is None else self.at
         if not at:
-            raise ValueError("Fork needs a step to fork at")
+            raise ValueError("Fork needs at least one step to fork at")
         return tuple(
             Plan(
                 steps_of(sigmas, noisy={k}, train={k}, branch={k: self.branch}),
@@ -204,21 +210,23 @@ class Tree:
         return (Plan(steps, self.kernel, self.roots, self.shared_noise, split=self.split),)
 
     def branches(self, last: int) -> dict[int, int]:
-        """Children by step."""
+        """Number of children by step."""
         many = self.branch if isinstance(self.branch, tuple) else (self.branch,) * len(self.at)
         if len(many) != len(self.at):
-            raise ValueError(f"{len(self.at)} splits {self.at} need as many branches, got {many}")
+            raise ValueError(
+                f"{len(self.at)} splits at {self.at} need one branch factor each, got {many}"
+            )
         if len(set(self.at)) < len(self.at) or not all(0 <= k < last for k in self.at):
             raise ValueError(
-                f"splits must be different steps from 0 to {last - 1} (the last step is"
-                f" deterministic), got {self.at}"
+                f"splits must be different steps between 0 and {last - 1} (the last step is "
+                f"deterministic), got {self.at}"
             )
         return dict(zip(self.at, many, strict=True))
 
 
 def _some(train: Set[int]) -> Set[int]:
     if not train:
-        raise ValueError("every step of the tree is pruned: nothing is left to train on")
+        raise ValueError("pruning removes every step of the tree: nothing is left to train on")
     return train
 
 
@@ -226,12 +234,14 @@ CLEAN = 0.005  # levels below it are the end: noise in the step that reaches one
 
 
 def last_step(sigmas: Sequence[float]) -> int:
-    """The index of the last step that matters; there must be one before it.
+    """Index of the last step that changes the sample; there must be a step before it.
 
     Unshifted schedules end on levels such as 0.2, 0.001, 0: the step to 0.001 counts as the last.
     """
     if len(sigmas) < 3:
-        raise ValueError(f"a planner with noise needs two steps or more, got levels {list(sigmas)}")
+        raise ValueError(
+            f"a planner with noise needs at least two steps, got levels {list(sigmas)}"
+        )
     last = len(sigmas) - 2
     while last > 1 and sigmas[last] < CLEAN:
         last -= 1

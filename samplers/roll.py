@@ -23,7 +23,8 @@ __all__ = ["Begin", "Edges", "Latents", "Rollout", "Sampling", "Velocity", "roll
 
 @dataclass(frozen=True)
 class Rollout:
-    """Leaves of one draw are contiguous: leaf i belongs to row i // plan.group of `draws`.
+    """Sampled trajectories. The leaves of a draw are contiguous: leaf i belongs to draw i //
+    plan.group of `draws`.
 
     `seed`, `iteration`, `draws` and `index` (the plan's place among its iteration's plans) key all
     noise of these samples. `seen` are clean samples on the way, where the plan looks.
@@ -47,12 +48,12 @@ class Rollout:
 
     @property
     def lengths(self) -> Int[Tensor, " n"]:
-        """Decisions of each sample that are trained on: noisy steps here, tokens in text."""
+        """Number of trained decisions per sample: noisy steps here, tokens in text."""
         return filled_rows(len(self.prompt), len(self.edges), torch.long, self.prompt.device)
 
     @property
     def nodes(self) -> None:
-        """Trees of steps are uniform: which node a sample passed follows from its place."""
+        """Trees of steps are uniform, so the node that a sample passed follows from its index."""
         return None
 
     @property
@@ -62,7 +63,7 @@ class Rollout:
 
     @property
     def states(self) -> None:
-        """None: only samples of one tree share states, and its plan determines which."""
+        """None: only samples of one tree share states, and the plan determines which ones."""
         return None
 
 
@@ -85,8 +86,8 @@ class _Trunk:
     def descend(
         self, walk: Walk, plan: Plan, index: int
     ) -> tuple[State, tuple[Edges, ...], tuple[Seen, ...], Tensor | None]:
-        """The plan's leaves, its trained transitions, what it looks at on the way, and the states
-        that it keeps."""
+        """Sample a plan: its leaves, trained transitions, intermediate predictions and kept
+        states."""
         places = [plan.trunk(k) for k in range(len(plan.steps) + 1)]
         state, start = walk.root(plan), 0
         for k, place in enumerate(places):
@@ -109,7 +110,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Sampling(Generic[R]):
-    """Requests to a sampler beside its plans. R is the kind of rollout: of latents or of text.
+    """Options of sampling beside the plans. R is the kind of rollout, of latents or of text.
 
     keep_mean   store the sampling policy's means with the edges: one more latent per trained node
     score       rewards [n] of predicted samples, which a plan that steers reads on the way
@@ -126,7 +127,7 @@ class Sampling(Generic[R]):
     on_part: Callable[[R], None] | None = None
 
     def announce(self, rollouts: Sequence[R], plans: int) -> None:
-        """Call `on_rollout` with the newest rollout, unless it is the last of so many plans."""
+        """Call `on_rollout` with the newest rollout, unless it is the last plan's."""
         if self.on_rollout is not None and len(rollouts) < plans:
             self.on_rollout(rollouts[-1])
 
@@ -142,7 +143,7 @@ def roll(
     iteration: int,
     sampling: Sampling[Rollout] = Sampling(),
 ) -> tuple[Rollout, ...]:
-    """Draw each plan's group of samples for each of `draws`, ids that key the noise.
+    """Draw each plan's group of samples for each of `draws`, the ids that key the noise.
 
     The velocity's `prompt` argument is the place of a state's draw in `draws`. Steps without noise
     that several plans begin with are computed once. ValueError for draws that are none or repeat.
@@ -150,7 +151,9 @@ def roll(
     if not draws:
         raise ValueError("roll needs at least one draw")
     if len(set(draws)) < len(draws):
-        raise ValueError(f"draws {list(draws)} repeat: two draws with one id would be one sample")
+        raise ValueError(
+            f"draws {list(draws)} contain the same id twice: both would be the same sample"
+        )
 
     def asked(of: Callable[[Rollout], Tensor] | None) -> Predicted | None:
         if of is None:
@@ -193,7 +196,9 @@ def _steered(
 ) -> Tensor:
     """The particles' clean samples. ValueError without a reward."""
     if score is None:
-        raise ValueError("a plan that steers needs the reward on the way: pass Sampling(score=...)")
+        raise ValueError(
+            "a plan with steering needs an intermediate reward: pass Sampling(score=...)"
+        )
 
     def reward(x0: Tensor, prompt: Tensor) -> Tensor:
         return score(_rollout(plan, x0, prompt, walk, (), index))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Past(NamedTuple):
-    """A past step."""
+    """A previous step, as multistep solvers remember it."""
 
     sigma: float
     x: Tensor  # the state that it left from, [n *d]
@@ -23,14 +23,14 @@ class Past(NamedTuple):
     noise: Tensor | None = None  # what the solver drew in it, [n *d]
 
     def rows(self, parent: Tensor) -> "Past":
-        """The same for the children of a branch."""
+        """The same history for the children of a branch."""
         noise = None if self.noise is None else self.noise[parent]
         return Past(self.sigma, self.x[parent], self.x0[parent], noise)
 
 
 @dataclass(frozen=True)
 class Point:
-    """The start of a step: x and v are [n *d], v is the velocity of x at sigma."""
+    """The start of a step: x and v are [n *d], and v is the velocity of x at sigma."""
 
     x: Tensor
     v: Tensor
@@ -57,7 +57,7 @@ class Solver(Protocol):
 
 
 class Plain:
-    """Defaults of a solver: one evaluation per step, no memory, no noise."""
+    """Default behaviour of a solver: one evaluation per step, no history, no noise."""
 
     @property
     def memory(self) -> int:
@@ -73,7 +73,10 @@ class Plain:
 
 @dataclass(frozen=True)
 class Euler(Plain):
-    """Formula: x' = x - h v"""
+    """Euler's method.
+
+    Formula: x' = x - h v
+    """
 
     def __call__(self, at: Point, past: tuple[Past, ...]) -> tuple[Tensor, None]:
         return at.x - (at.sigma - at.sigma_next) * at.v, None
@@ -81,7 +84,7 @@ class Euler(Plain):
 
 @dataclass(frozen=True)
 class Heun(Plain):
-    """The trapezoid rule: a second evaluation where Euler's step ends. Second order.
+    """The trapezoidal rule, with a second evaluation at the end of Euler's step. Second order.
 
     Formula: x' = x - h (v(x, s) + v(x - h v, s')) / 2
 
@@ -100,7 +103,8 @@ class Heun(Plain):
 
 
 def log_snr(sigma: float) -> float:
-    """lambda = log((1 - sigma) / sigma), from -inf at pure noise to inf at a clean sample."""
+    """Log signal-to-noise ratio lambda = log((1 - sigma) / sigma), from -inf at pure noise to inf
+    at a clean sample."""
     if sigma == 1:
         return -math.inf
     return math.inf if sigma == 0 else math.log((1 - sigma) / sigma)
@@ -136,7 +140,7 @@ def multistep(at: Point, past: tuple[Past, ...], order: int, heun: bool = False)
 
 @dataclass(frozen=True)
 class DPM2M(Plain):
-    """DPM-Solver++ 2M. First order where there is no history, and in the step to sigma = 0.
+    """DPM-Solver++ 2M. First order without history and in the step to sigma = 0.
 
     From sigma = 1 the second step is first order too. DiffusionNFT samples with it.
 
@@ -156,7 +160,7 @@ class DPM2M(Plain):
 
 @dataclass(frozen=True)
 class DPM3M(Plain):
-    """DPM-Solver++ 3M, of lower order while the history is short and in the step to sigma = 0.
+    """DPM-Solver++ 3M. Of lower order while the history is short and in the step to sigma = 0.
 
     As published its second difference is half the second derivative, so it converges with order 2,
     from a smaller error than 2M's.
@@ -204,7 +208,7 @@ class SA(Plain):
         return self.step(here, at.sigma_next, (here, before)), here
 
     def step(self, start: Past, sigma_next: float, nodes: tuple[Past, ...]) -> Tensor:
-        """From `start` to sigma_next with the predictions at the nodes."""
+        """Step from `start` to sigma_next, given the predictions at the nodes."""
         assert start.noise is not None
         tau2 = self.noise**2 if self.low <= sigma_next <= self.high else 0.0
         h = log_snr(sigma_next) - log_snr(start.sigma)

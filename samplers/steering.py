@@ -29,7 +29,7 @@ def _flat(index: Int[Tensor, "n m"], group: int) -> Int[Tensor, " nm"]:
 
 
 def best(score: Float[Tensor, " n"], group: int, keep: int = 1) -> Int[Tensor, " m"]:
-    """Rows of each draw's `keep` best samples, best first; unscored ones come last."""
+    """Rows of the `keep` best samples of each draw, best first; unscored samples come last."""
     if not 1 <= keep <= group:
         raise ValueError(f"cannot keep {keep} of {group} samples")
     score = torch.where(score.isfinite(), score, -math.inf)
@@ -43,7 +43,7 @@ def importance(
     keys: Sequence[tuple[int | str, ...]],
     keep: int = 1,
 ) -> Int[Tensor, " m"]:
-    """Rows drawn with weights exp(strength score), `keep` a draw; a key for each draw."""
+    """Resample `keep` rows per draw with weights exp(strength * score), with one key per draw."""
     group = len(score) // len(keys)
     known = torch.where(score.isfinite(), strength * score, -math.inf).cpu()
     index = systematic(known.view(-1, group), uniform([(*k, "importance") for k in keys]), keep)
@@ -52,7 +52,7 @@ def importance(
 
 @dataclass(frozen=True)
 class Steered:
-    """Particles of one draw are contiguous, as a rollout's leaves are."""
+    """Result of steering; the particles of a draw are contiguous, like a rollout's leaves."""
 
     x0: Float[Tensor, "n *d"]
     prompt: Int[Tensor, " n"]
@@ -62,7 +62,7 @@ class Steered:
 
 @dataclass(frozen=True)
 class Steering:
-    """Particles on their way down a plan. `index` is the plan's place among its iteration's."""
+    """Particle steering along a plan. `index` is the plan's place in its iteration."""
 
     how: FeynmanKac
     walk: Walk
@@ -77,19 +77,19 @@ class Steering:
                 "particles must be the roots of a plan without branches, each with its own noise"
             )
         if wrong := [k for k in self.how.at if not 0 <= k < steps]:
-            raise ValueError(f"steps {wrong} are not among the steps 0 to {steps - 1}")
+            raise ValueError(f"steps {wrong} are out of range, the steps are 0 to {steps - 1}")
 
     def weigh(
         self, particles: Particles, x0: Tensor, k: int, last: bool = False
     ) -> tuple[Int[Tensor, "draws m"], Particles]:
-        """(the parent of each particle, the particles), by the reward of `x0`."""
+        """Resample by the reward of `x0`: (the parent of each particle, the particles)."""
         (seed, iteration), draws = self.walk.key, self.walk.draws
         r = self.score(x0, self.walk.prompt(x0)).view(len(draws), -1).cpu()
         keys = [(seed, iteration, draw, "resample", k) for draw in draws]
         return self.how.draw(self.how.weigh(particles, r, last), keys)
 
     def descend(self) -> tuple[Tensor, Particles, list[Tensor]]:
-        """(clean samples, particles, parents), before the samples themselves are weighed."""
+        """Sample (clean samples, particles, parents), before the final samples are weighted."""
         walk, plan = self.walk, self.plan
         particles, parents = self.how.begin(len(walk.draws), plan.roots), list[Tensor]()
         state = walk.root(plan)
@@ -115,7 +115,7 @@ def steer_plan(
     seed: int,
     iteration: int = 0,
 ) -> Steered:
-    """Run a plan's group as particles. No network evaluation more than `roll` needs.
+    """Sample a plan's group as particles. Needs no more network evaluations than `roll`.
 
     Copies part at the next noisy step: steer a plan that has some after the steps of `how.at`.
     """

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Storage:
-    """None: as the sampler computes them, where it does.
+    """Dtype and device of stored states; None keeps the sampler's own.
 
     Under another dtype the sampler goes on from the rounded state, so a stored state is the one
     that the next was drawn from, and the ratio of unchanged weights stays exactly 1.
@@ -18,13 +18,13 @@ class Storage:
     device: torch.device | None = None
 
     def rounded(self, x: Tensor) -> Tensor:
-        """Round a state to what storage holds, in its own dtype and where it is."""
+        """Round a state to the storage dtype, but keep its own dtype and device."""
         return x if self.dtype is None else x.to(self.dtype).to(x.dtype)
 
     def put(self, x: Tensor) -> Tensor:
-        """Return what is stored; x itself where nothing is set."""
+        """Return what is stored: x itself if nothing is set."""
         return self.moved(x if self.dtype is None else x.to(self.dtype))
 
     def moved(self, x: Tensor) -> Tensor:
-        """Move what keeps its dtype to the storage's device."""
+        """Move a tensor that keeps its dtype to the storage device."""
         return x if self.device is None else x.to(self.device)

@@ -12,7 +12,7 @@ from samplers.planners import last_step
 
 @dataclass(frozen=True)
 class TableSDE:
-    """g from a table, one number per step: DenseGRPO (arXiv:2601.20218), which calibrates it.
+    """Noise from a table, one g per step: DenseGRPO (arXiv:2601.20218), which calibrates it.
 
     Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
     noise_hat = x + (1 - sigma) v, g = table[step]
@@ -25,11 +25,13 @@ class TableSDE:
 
     def __post_init__(self) -> None:
         if not self.table or min(self.table) <= 0:
-            raise ValueError(f"a table of noise needs numbers above 0, got {self.table}")
+            raise ValueError(f"a noise table needs numbers above 0, got {self.table}")
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
         if self.sigmas is None:
-            raise ValueError("TableSDE needs the noise levels: use kernel.bound(sigmas)")
+            raise ValueError(
+                "TableSDE is not bound to noise levels: call kernel.bound(sigmas) first"
+            )
         levels = torch.tensor(self.sigmas[: len(self.table)], dtype=sigma.dtype)
         step = (sigma[:, None] - levels.to(sigma.device)).abs().argmin(1)
         g = torch.tensor(self.table, dtype=sigma.dtype).to(sigma.device)[step]
@@ -41,14 +43,14 @@ class TableSDE:
         least, most = last_step(sigmas), len(sigmas) - 1
         if not least <= len(self.table) <= most:
             raise ValueError(
-                f"a table of noise with {len(self.table)} numbers does not fit {most} steps: take "
+                f"a noise table of {len(self.table)} numbers does not fit {most} steps: give "
                 f"{most - 1}, one for each step but the last"
             )
         return replace(self, sigmas=tuple(sigmas))
 
 
 def as_table(kernel: Kernel, sigmas: Sequence[float]) -> TableSDE:
-    """The table of a kernel's own noise g = std / sqrt(h) at the noisy steps of a list."""
+    """Table of a kernel's own noise, g = std / sqrt(h), at the noisy steps of a list."""
     kernel, noisy = kernel.bound(sigmas), range(last_step(sigmas))
     at, to = (torch.tensor([sigmas[k + i] for k in noisy], dtype=torch.float64) for i in (0, 1))
     zero = torch.zeros(len(noisy), 1, dtype=torch.float64)

@@ -13,7 +13,7 @@ TRIES = 1000  # of a draw that has to fall inside the steps
 
 @dataclass(frozen=True)
 class LastSteps:
-    """Euler steps; the states before the last `last` steps are kept: DRaFT-K (arXiv:2309.17400).
+    """Euler steps that keep the states before the last `last` steps: DRaFT-K (arXiv:2309.17400).
 
     cut     fixed    `last` steps in every iteration
             normal   as many as a normal draw of mean `last` and deviation `spread`, rounded up, at
@@ -30,9 +30,13 @@ class LastSteps:
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         steps = len(sigmas) - 1
         if not 1 <= self.last <= steps:
-            raise ValueError(f"last is {self.last}: give 1 to {steps}, the number of steps")
+            raise ValueError(
+                f"last must be between 1 and {steps}, the number of steps, not {self.last}"
+            )
         if self.spread < 0:
-            raise ValueError(f"spread is {self.spread}: a deviation is at least 0")
+            raise ValueError(
+                f"spread is a standard deviation and must be at least 0, not {self.spread}"
+            )
         keep = self._first(steps, random.Random(key_hash(seed, iteration, "last steps")))
         return (Plan(steps_of(sigmas), roots=self.group, keep=keep),)
 
@@ -49,7 +53,7 @@ class LastSteps:
 
 @dataclass(frozen=True)
 class OneOfSteps:
-    """Euler steps; the states before one step of [first, stop) are kept: ReFL (arXiv:2304.05977).
+    """Euler steps that keep the state before one step of [first, stop): ReFL (arXiv:2304.05977).
 
     `first` and `stop` are shares of the steps. The step is drawn again in every iteration, for all
     of its draws.
@@ -64,8 +68,8 @@ class OneOfSteps:
         first, stop = (round(share * steps) for share in (self.first, self.stop))
         if not 0 <= first < stop <= steps:
             raise ValueError(
-                f"first {self.first} and stop {self.stop} are shares of the {steps} steps: no step "
-                f"lies from {first} to before {stop} of 0 to {steps - 1}"
+                f"first {self.first} and stop {self.stop} select no step: as shares of {steps} "
+                f"steps they mean steps {first} up to, but without, {stop} of 0 to {steps - 1}"
             )
         rng = random.Random(key_hash(seed, iteration, "one step"))
         return (Plan(steps_of(sigmas), roots=self.group, keep=rng.randrange(first, stop)),)

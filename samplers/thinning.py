@@ -12,14 +12,14 @@ from samplers.walk import Edges, Walk
 
 
 def thinned(plan: Plan, how: Thinning, walk: Walk, index: int) -> tuple[Tensor, tuple[Edges, ...]]:
-    """Samples [n *d] that go on to the end, and their trained transitions.
+    """Samples [n *d] that are sampled to the end, and their trained transitions.
 
     A sample that goes on takes the noise of its place among those that are left, which is keyed by
     its draw as all noise is. ValueError without a reward.
     """
     if walk.reward is None:
         raise ValueError(
-            "a group that shrinks needs the reward on the way: pass Sampling(score=...)"
+            "a group that shrinks needs an intermediate reward: pass Sampling(score=...)"
         )
     draws, edges = len(walk.draws), list[Edges]()
     wide = replace(plan, roots=how.start, thin=None)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from samplers.host import derived, on_host, sent
 from samplers.tokens import pack, unpack
 from samplers.untyped import distinct_numbers
 
@@ -20,8 +21,8 @@ WORD = 4  # bytes of a number in the pool
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """Sets of tokens at positions of any shape. Each position refers to a part of the pool: the
-    numbers of its tokens, or a bit per vocabulary entry where that is shorter.
+    """Sets of tokens at positions of any shape. A position refers to a part of the pool: the ids
+    of its tokens or, where that is shorter, a bit per vocabulary entry.
 
     starts  place of the position's first number in `pool`
     counts  tokens of the position; below 0, minus the number of 32-bit words that hold bits; 0
@@ -35,7 +36,7 @@ class KeptTokens:
 
     @classmethod
     def of(cls, mask: Bool[Tensor, "m v"]) -> "KeptTokens":
-        """Store each row's true entries: 4 min(their number, v / 32) bytes, and 12 bytes."""
+        """Store the true entries of each row, in 4 min(count, v / 32) + 12 bytes."""
         sizes = mask.sum(-1)
         bits = pack(mask)
         bits = torch.nn.functional.pad(bits, (0, -bits.shape[-1] % WORD))
@@ -51,33 +52,41 @@ class KeptTokens:
         return cls(starts, counts, torch.cat([entries, words[wide].flatten()]))
 
     def mask(self, vocabulary: int) -> Bool[Tensor, "*n v"]:
-        """The sets as truths, the same that they were stored from."""
-        starts, counts = self.starts.flatten(), self.counts.flatten().long()
+        """The sets as the boolean mask from which they were stored."""
+        starts, counts = self.starts.flatten(), on_host(self.counts).flatten().long()
         found = torch.zeros(len(starts), vocabulary, dtype=torch.bool, device=starts.device)
-        row, place = _spread(counts.clamp(min=0))
+        row, place = (sent(part, starts.device) for part in _spread(counts.clamp(min=0)))
         found[row, self.pool[starts[row] + place].long()] = True
         wide = (counts < 0).nonzero()[:, 0]
         if len(wide):
             words = torch.arange(-int(counts[wide[0]]), device=starts.device)
+            wide = sent(wide, starts.device)
             bits = self.pool[starts[wide, None] + words].view(torch.uint8)
             found[wide] = unpack(bits, vocabulary)
         return found.view(*self.starts.shape, vocabulary)
 
     def __getitem__(self, index: int | Tensor | slice | tuple[Tensor, ...]) -> "KeptTokens":
-        return self.mapped(lambda part: part[index])
+        if isinstance(index, int | slice):
+
+            def some(part: Tensor) -> Tensor:
+                return part[index]
+
+            return self.mapped(lambda part: derived(some, part))
+        at = (index,) if isinstance(index, Tensor) else index
+        return self.mapped(lambda part: derived(_entries, part, *at))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "KeptTokens":
-        """Change the positions, all alike. Zeros that a change adds stand for no token."""
+        """Apply a function to the positions of all sets. Zeros that it adds stand for no token."""
         return replace(self, starts=change(self.starts), counts=change(self.counts))
 
     @classmethod
     def none(cls, like: Tensor) -> "KeptTokens":
-        """No tokens at any position of a tensor."""
+        """Empty sets at every position of a tensor."""
         starts = torch.zeros_like(like, dtype=torch.int64)
         return cls(starts, starts.int(), starts.new_empty(0, dtype=torch.int32))
 
     def put(self, place: tuple[Tensor, ...], new: "KeptTokens") -> "KeptTokens":
-        """Put other sets at these positions."""
+        """Replace the sets at these positions."""
         mine, new = with_one_pool([self, new])
         starts = mine.starts.index_put(place, new.starts)
         return KeptTokens(starts, mine.counts.index_put(place, new.counts), new.pool)
@@ -89,7 +98,7 @@ class KeptTokens:
         return replace(self, pool=grown.pool)
 
     def only(self, there: Bool[Tensor, "*n"]) -> "KeptTokens":
-        """Forget the other positions, and all numbers of the pool that no position refers to."""
+        """Drop all other positions, and pool entries that nothing refers to any more."""
         masked = self.mapped(lambda part: part.masked_fill(~there, 0))
         used = masked.counts != 0
         starts, place = distinct_numbers(masked.starts[used])
@@ -101,7 +110,7 @@ class KeptTokens:
         return KeptTokens(new, masked.counts, self.pool[starts[row] + offset])
 
     def to(self, device: str | torch.device) -> "KeptTokens":
-        return KeptTokens(*(part.to(device) for part in (self.starts, self.counts, self.pool)))
+        return KeptTokens(*(sent(part, device) for part in (self.starts, self.counts, self.pool)))
 
     @property
     def device(self) -> torch.device:
@@ -109,13 +118,13 @@ class KeptTokens:
 
     @property
     def memory(self) -> int:
-        """Bytes of all tensors, the pool included."""
+        """Bytes of all tensors, including the pool."""
         parts = self.starts, self.counts, self.pool
         return sum(part.numel() * part.element_size() for part in parts)
 
 
 def with_one_pool(parts: Sequence[KeptTokens]) -> list[KeptTokens]:
-    """The same sets, all in one pool. Parts that share a pool already stay as they are."""
+    """Move several sets into one pool. Parts that already share a pool stay as they are."""
     pools = {id(part.pool): part.pool for part in parts}
     if len(pools) == 1:
         return list(parts)
@@ -129,18 +138,22 @@ def with_one_pool(parts: Sequence[KeptTokens]) -> list[KeptTokens]:
 def joined_kept(
     parts: Sequence[KeptTokens], join: Callable[[list[Tensor]], Tensor] = torch.cat
 ) -> KeptTokens:
-    """Join the positions of several parts, by `torch.cat` or another function of tensors."""
+    """Join the positions of several parts with `torch.cat` or another tensor function."""
     same = with_one_pool(parts)
     starts, counts = join([part.starts for part in same]), join([part.counts for part in same])
     return KeptTokens(starts, counts, same[0].pool)
 
 
 def joined_column(parts: Sequence[Any], join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Any:
-    """The same of tensors or kept tokens; None if one of the parts is None."""
+    """The same for tensors or kept tokens; None if one of the parts is None."""
     if any(part is None for part in parts):
         return None
     kept = isinstance(parts[0], KeptTokens)
     return joined_kept(parts, join) if kept else join(list(parts))
+
+
+def _entries(part: Tensor, *at: Tensor) -> Tensor:
+    return part[at]
 
 
 def _spread(sizes: Int[Tensor, " m"]) -> tuple[Int[Tensor, " s"], Int[Tensor, " s"]]:

@@ -26,7 +26,7 @@ CACHED = 2**16  # counters that are worked on at once on a CPU: half a megabyte 
 def warp(
     logits: Float[Tensor, "*n v"], temperature: float, kept: Bool[Tensor, "*n v"] | None = None
 ) -> Float[Tensor, "*n v"]:
-    """Log-probabilities that are sampled from: at a temperature, over the tokens `kept`."""
+    """Log-probabilities to sample from: at a temperature, over the tokens `kept`."""
     scaled = logits.float() / temperature
     if kept is not None:
         scaled = scaled.masked_fill(~kept, -torch.inf)
@@ -36,7 +36,8 @@ def warp(
 def token_support(
     logp: Float[Tensor, "*n v"], top_p: float, top_k: int, min_p: float
 ) -> Bool[Tensor, "*n v"] | None:
-    """The tokens that top-k, top-p of these and min-p leave, in transformers' order; None: all.
+    """Tokens that remain after top-k, then top-p, then min-p, in transformers' order; None for
+    all.
 
     top_k  so many of the likeliest tokens, 0 for all; ties go to the lower token
     min_p  at least this share of the likeliest token's probability: arXiv:2407.01082
@@ -55,19 +56,19 @@ def token_support(
 
 
 def nucleus(logp: Float[Tensor, "*n v"], top_p: float) -> Bool[Tensor, "*n v"]:
-    """The fewest likeliest tokens that hold `top_p` of the probability: arXiv:1904.09751."""
+    """Fewest most likely tokens that together have probability `top_p`: arXiv:1904.09751."""
     ordered, place = logp.sort(-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
     return torch.zeros_like(logp, dtype=torch.bool).scatter(-1, place, before < top_p)
 
 
 def entropy(logp: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
-    """In nats; tokens that are not kept have probability 0 and count 0."""
+    """Entropy in nats; tokens that are not kept count as probability 0."""
     return -(logp.exp() * logp.masked_fill(logp == -torch.inf, 0.0)).sum(-1)
 
 
 def pack(kept: Bool[Tensor, "*n v"]) -> UInt8[Tensor, "*n bytes"]:
-    """Eight tokens a byte, the first in the lowest bit."""
+    """Pack a mask into bytes, eight tokens each, with the first in the lowest bit."""
     wide = torch.nn.functional.pad(kept, (0, -kept.shape[-1] % 8))
     wide = wide.reshape(*wide.shape[:-1], wide.shape[-1] // 8, 8)
     return (wide.to(torch.uint8) << torch.arange(8, device=kept.device).to(torch.uint8)).sum(
@@ -81,7 +82,7 @@ def unpack(packed: UInt8[Tensor, "*n bytes"], vocabulary: int) -> Bool[Tensor, "
 
 
 def row_keys(keys: Sequence[tuple[int | str, ...]]) -> Int[Tensor, " n"]:
-    """A 64-bit number for each key, on the CPU."""
+    """A 64-bit number per key, on the CPU."""
     signed = [n - 2**64 if n >= 2**63 else n for n in (key_hash(*key) for key in keys)]
     return torch.tensor(signed, dtype=torch.int64)
 
@@ -89,7 +90,7 @@ def row_keys(keys: Sequence[tuple[int | str, ...]]) -> Int[Tensor, " n"]:
 def gumbel(
     rows: Int[Tensor, " n"], position: int, vocabulary: int
 ) -> Float[Tensor, "n {vocabulary}"]:
-    """Standard Gumbel noise of each row at a position of its completion, on the rows' device.
+    """Standard Gumbel noise for each row at one position of its completion, on the rows' device.
 
     SplitMix64 (Steele, Lea, Flood 2014) at counter position 2^20 + token + 1; 40 bits of it make
     the exponential that the Gumbel is minus the logarithm of. Small exponentials, which decide

@@ -7,7 +7,7 @@ from samplers.windows import Progressive, WindowPosition
 
 @dataclass(frozen=True)
 class Stripes:
-    """Steps k with k % every < size: BranchGRPO's mixed mode (it ships size 4, every 30)."""
+    """Steps k with k % every < size: BranchGRPO's mixed mode (its code uses size 4, every 30)."""
 
     size: int = 4
     every: int = 30
@@ -18,7 +18,7 @@ class Stripes:
 
 @dataclass(frozen=True)
 class Moving:
-    """Steps of a window of `size` that moves with the iteration: the paper's mixed mode."""
+    """Steps in a window of `size` that moves with the iteration: the paper's mixed mode."""
 
     size: int = 4
     position: WindowPosition = Progressive(30)
@@ -30,7 +30,7 @@ class Moving:
 
 @dataclass(frozen=True)
 class Prune:
-    """Steps of a tree that are not trained on, by depth: BranchGRPO, arXiv:2509.06040.
+    """Excludes steps of a tree from training, by depth: BranchGRPO, arXiv:2509.06040.
 
     `steps` are left out, moved by `move` every `every` iterations (0: they stay) until they meet
     the `stop` step; from iteration `until` on nothing is pruned. The paper's window of 4 starts at
@@ -46,10 +46,12 @@ class Prune:
     def at(self, iteration: int, last: int) -> set[int]:
         if not self.steps:
             raise ValueError(
-                f"no step is left to prune: the splits end too late for {last + 1} steps"
+                f"pruning leaves no step: the splits come too late for {last + 1} steps"
             )
         if not all(0 <= k < last for k in self.steps):
-            raise ValueError(f"pruned steps {self.steps} are not among the steps 0 to {last - 1}")
+            raise ValueError(
+                f"pruned steps {self.steps} are out of range, the steps are 0 to {last - 1}"
+            )
         if self.until is not None and iteration >= self.until:
             return set()
         moves = iteration // self.every if self.every else 0

@@ -16,36 +16,36 @@ def _listed(values: Tensor) -> Any:
 
 
 def integers(values: Tensor) -> list[int]:
-    """The numbers of a vector of integers or truths."""
+    """A vector of integers or booleans as a list."""
     return _listed(values)
 
 
 def integer_rows(values: Tensor) -> list[list[int]]:
-    """The rows of a matrix of integers."""
+    """A matrix of integers as a list of rows."""
     return _listed(values)
 
 
 def floats(values: Tensor) -> list[float]:
-    """The numbers of a vector."""
+    """A vector as a list of floats."""
     return _listed(values)
 
 
 def distinct_rows(rows: Int[Tensor, "n m"]) -> tuple[Int[Tensor, "u m"], Int[Tensor, " n"]]:
-    """The different rows in rising order, and the place of each row among them."""
+    """Distinct rows in increasing order, and the index of each row among them."""
     return rows.unique(dim=0, return_inverse=True)
 
 
 def distinct_numbers(values: Int[Tensor, " n"]) -> tuple[Int[Tensor, " u"], Int[Tensor, " n"]]:
-    """The different numbers in rising order, and the place of each value among them."""
+    """Distinct values in increasing order, and the index of each value among them."""
     return values.unique(return_inverse=True)
 
 
 def normal_quantiles(chances: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """The numbers that a standard normal is below with these chances."""
+    """Quantiles of the standard normal distribution for these probabilities."""
     return torch.special.ndtri(chances)
 
 
 def evaluated_again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """A call that keeps its inputs alone: backward evaluates it once more."""
+    """A call that stores only its inputs: backward evaluates it again."""
     found: Any = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
     return found

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from samplers.host import filled_rows, on_device, sent, uploaded
 from samplers.kernels import Gaussian, euler, mean_log_prob, per_row
+from samplers.kernels import step as kernel_step
 from samplers.looks import Seen
 from samplers.noise import normal
 from samplers.plan import Plan
@@ -27,7 +28,8 @@ Predicted = Callable[[Plan, int, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Edges:
-    """The transitions of one trained step, one row per child node; a draw's rows are contiguous."""
+    """Transitions of one trained step, one row per child node; the rows of a draw are
+    contiguous."""
 
     step: int
     x: Float[Tensor, "c *d"]  # the parent's state, once a child; no copy where branch is 1
@@ -40,8 +42,8 @@ class Edges:
 
 @dataclass(frozen=True)
 class Latents:
-    """The states of a sampler. Noise is drawn on the CPU in float32, so it is the same on every
-    device and in every dtype.
+    """States of a sampler. Noise is drawn on the CPU in float32, so it is the same on every device
+    and in every dtype.
 
     shape    of one state
     begin    turns noise into the first states; None if the noise itself is the first state
@@ -57,7 +59,7 @@ class Latents:
 
 @dataclass
 class State:
-    """All distinct states of a level: a draw's are contiguous."""
+    """All distinct states at one level; the states of a draw are contiguous."""
 
     x: Tensor
     past: tuple[Past, ...] = ()
@@ -72,7 +74,7 @@ class State:
         return State(x, past, v, self.stored[on_device(index, self.stored.device)])
 
     def children(self, times: int) -> "State":
-        """Every state `times` times, copies next to each other."""
+        """Repeat every state `times` times, with copies next to each other."""
         if times == 1:
             return self
         index = torch.arange(len(self.x)).repeat_interleave(times)
@@ -81,7 +83,7 @@ class State:
 
 @dataclass(frozen=True)
 class Walk:
-    """Takes the states of some draws down a plan. `index` below is the plan's place among plans."""
+    """Advances the states of some draws along a plan. `index` below is the place of the plan."""
 
     velocity: Velocity
     latents: Latents
@@ -99,24 +101,25 @@ class Walk:
         return self.velocity(x, _level(x, sigma), self.prompt(x))
 
     def noise(self, nodes: int, *purpose: int | str) -> Tensor:
-        """Standard normals for `nodes` nodes of each draw."""
+        """Standard normal noise for `nodes` nodes of each draw."""
         keys = [(*self.key, draw, *purpose, node) for draw in self.draws for node in range(nodes)]
         drawn = normal(keys, self.latents.shape).to(self.latents.dtype)
         return uploaded(drawn, self.latents.device)
 
     def root(self, plan: Plan) -> State:
-        """The first state: noise, or `begin` of it. All plans of an iteration start from it."""
+        """The initial state: noise, or `begin` applied to it. All plans of an iteration start from
+        it."""
         x, begin = self.noise(plan.states[0], "root"), self.latents.begin
         x = x if begin is None else begin(x, self.prompt(x)).to(x.dtype)
         return State(self.rounded(plan, x))
 
     def rounded(self, plan: Plan, x: Tensor) -> Tensor:
-        """The state that the sampler goes on from, where a plan's states are kept for training."""
+        """The state from which the sampler continues if states are rounded for storage."""
         trained = any(step.train for step in plan.steps)
         return self.latents.storage.rounded(x) if trained else x
 
     def advance(self, plan: Plan, index: int, k: int, at: State) -> tuple[State, Edges | None]:
-        """Step k: the next states, and the transitions if they are trained on."""
+        """Take step k: the next states, and the transitions if they are trained on."""
         if at.v is None:
             at.v = self.look(at.x, plan.steps[k].sigma)
         if plan.steps[k].noisy:
@@ -124,11 +127,12 @@ class Walk:
         return self.solve(plan, index, k, at), None
 
     def draw(self, plan: Plan, index: int, k: int, at: State) -> tuple[State, Edges | None]:
-        """A noisy step: every state gets its children."""
+        """Take a noisy step, in which every state gets its children."""
         step, kernel = plan.steps[k], plan.kernel
         assert kernel is not None and at.v is not None  # Plan.__post_init__; advance
         times = plan.states[k + 1] // plan.states[k]
-        mean, std = kernel(at.x, at.v, *(_level(at.x, s) for s in (step.sigma, step.sigma_next)))
+        levels = [_level(at.x, s) for s in (step.sigma, step.sigma_next)]
+        mean, std = kernel_step(kernel, at.x, at.v, *levels)
         pushed = self.push(plan, index, k, at, Gaussian(mean, std))
         parents = at.children(times)
         if times > 1:
@@ -149,7 +153,8 @@ class Walk:
         return after, edges
 
     def push(self, plan: Plan, index: int, k: int, at: State, plain: Gaussian) -> Tensor:
-        """The means that are sampled: the plain step's, unless the plan guides this one."""
+        """Means of the sampling distribution: the kernel's, shifted if the plan is guided at this
+        step."""
         if plan.guide is None or not plan.guided(k):
             return plain.mean
         levels = (_level(at.x, s) for s in (plan.steps[k].sigma, plan.steps[k].sigma_next))
@@ -157,17 +162,19 @@ class Walk:
         return plan.guide.drift(plain, by(plan, index, k, at, plain.mean), *levels).mean
 
     def slopes(self, plan: Plan, index: int, k: int, at: State, mean: Tensor) -> Tensor:
-        """The reward's slope in the predicted clean samples; 0 without a score."""
+        """Reward gradients at the predicted clean samples; 0 for samples without a score."""
         if self.slope is None:
-            raise ValueError("a plan guided by slopes needs them: pass Sampling(slope=...)")
+            raise ValueError(
+                "a plan with gradient guidance needs reward gradients: pass Sampling(slope=...)"
+            )
         assert at.v is not None
         x0 = at.x - plan.steps[k].sigma * at.v
         return self.slope(plan, index, x0, self.prompt(x0)).to(mean).nan_to_num(0.0)
 
     def probes(self, plan: Plan, index: int, k: int, at: State, mean: Tensor) -> Tensor:
-        """An estimate of the reward's gradient in the states; 0 without a score."""
+        """Estimated reward gradients at the states; 0 for states without a score."""
         if self.reward is None:
-            raise ValueError("a guided plan needs rewards on the way: pass Sampling(score=...)")
+            raise ValueError("a guided plan needs an intermediate reward: pass Sampling(score=...)")
         assert plan.guide is not None
         sigma, probe = plan.steps[k].sigma, plan.guide.probe
         u = self.noise(plan.states[k], "probe", index, k).sign()
@@ -179,7 +186,7 @@ class Walk:
         return per_row(change, u) * u.to(mean)
 
     def solve(self, plan: Plan, index: int, k: int, at: State) -> State:
-        """A step without a density."""
+        """Take a step without a density."""
         if plan.stochastic(k):  # a solver that draws noise parts the states that share theirs
             at = at.children(plan.states[k + 1] // plan.states[k])
         point = self.point(plan, index, k, at)
@@ -188,7 +195,7 @@ class Walk:
         return State(x, self.remember(plan, at, point, new))
 
     def completed(self, plan: Plan, k: int, at: State) -> Seen:
-        """The clean samples of the states before step k, by the plan's ODE."""
+        """Predict the clean samples of the states before step k with the plan's ODE."""
         assert plan.looks is not None
         if at.v is None:
             at.v = self.look(at.x, plan.steps[k].sigma)
@@ -212,7 +219,7 @@ class Walk:
         return (new or point.past, *at.past)[:memory] if memory else ()
 
     def step_noise(self, plan: Plan, index: int, k: int) -> Tensor:
-        """Noise of step k's children; siblings' correlate where the plan says so."""
+        """Noise for the children of step k; siblings' noise is correlated if the plan says so."""
         index = index if plan.noise_of is None else plan.noise_of
         own = self.noise(plan.states[k + 1], "step", index, k)
         branch = plan.steps[k].branch

@@ -23,16 +23,15 @@ class WindowPosition(Protocol):
 
 def _check(iteration: int, every: int, stride: int | None) -> None:
     if iteration < 0:
-        raise ValueError(f"iterations count from 0, got {iteration}")
+        raise ValueError(f"iterations are counted from 0, got {iteration}")
     if every < 1 or (stride is not None and stride < 1):
-        raise ValueError(
-            f"a window moves by a stride >= 1 every >= 1 iterations, got {stride}, {every}"
-        )
+        raise ValueError(f"stride and every must be at least 1, not {stride} and {every}")
 
 
 @dataclass(frozen=True)
 class Progressive:
-    """`stride` steps on, `every` so many iterations: MixGRPO's default, arXiv:2507.21802.
+    """A window that moves by `stride` steps every `every` iterations: MixGRPO's default,
+    arXiv:2507.21802.
 
     `stride=None` moves by the window's size: no overlap.
     """
@@ -50,7 +49,8 @@ class Progressive:
 
 @dataclass(frozen=True)
 class Decaying:
-    """Progressive, with rising speed: `every` iterations at the start, `least` at the end.
+    """A progressive window that speeds up: it stays `every` iterations at the start and `least` at
+    the end.
 
     At l of `limit` it stays max(least, int(every (1 - p) + least p)) iterations with p = l / limit.
     `least=None` is max(1, every // 4). Without roll back it ends at the last window.
@@ -73,7 +73,7 @@ class Decaying:
 
 @dataclass(frozen=True)
 class ExponentiallyDecaying:
-    """Progressive, and from step `after` on quicker by exp(-rate) per step.
+    """A progressive window whose stay shrinks by exp(-rate) per step from step `after` on.
 
     At l it stays ceil(every exp(-rate max(0, l - after))) iterations.
     """
@@ -94,7 +94,8 @@ class ExponentiallyDecaying:
 
 @dataclass(frozen=True)
 class Random:
-    """Anywhere in [low, high), chosen each iteration; `high=None` is the window's limit.
+    """A window placed at random in [low, high) in each iteration; `high=None` is the window's
+    limit.
 
     Flow-GRPO-Fast ships low = 0 and high = steps / 2, one start for all processes here (its code
     draws one a process, and MixGRPO's draws without a seed).
@@ -107,20 +108,24 @@ class Random:
         high = limit if self.high is None else self.high
         if not 0 <= self.low <= high - size or high > limit:
             raise ValueError(
-                f"no window of {size} steps fits from {self.low} to {high} (the limit is {limit})"
+                f"no window of {size} steps fits between {self.low} and {high} (the limit is "
+                f"{limit})"
             )
         return random.Random(f"window/{seed}/{iteration}").randint(self.low, high - size)
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """Always at `start`: MixGRPO-Flash*."""
+    """A window that always starts at `start`: MixGRPO-Flash*."""
 
     start: int = 0
 
     def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
         if not 0 <= self.start < limit:
-            raise ValueError(f"a window cannot start at step {self.start}: the limit is {limit}")
+            raise ValueError(
+                f"a window cannot start at step {self.start}: the last possible start is "
+                f"{limit - 1}"
+            )
         return self.start
 
 

@@ -120,7 +120,7 @@ def test_a_users_module_imported_before_stays_in_use_and_is_said(folder: Path) -
     code = "import rewards as own, flowrl\nfrom importlib.util import find_spec\n"
     done = python("-c", code + "print(own.mine, find_spec('rewards').origin)", cwd=folder)
     assert done.stdout.split() == ["1", str(PROJECT / "rewards" / "__init__.py")], done.stderr
-    assert "`import rewards` is flowrl's package and not" in done.stderr
+    assert "`import rewards` means flowrl's package instead of" in done.stderr
     before = list(sys.meta_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

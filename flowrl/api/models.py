@@ -4,31 +4,39 @@ A run reads a live model and trains a copy of its own. It is recorded by the fol
 that it came from if its weights equal those; otherwise it is saved into the run's folder.
 """
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from diffusers.configuration_utils import ConfigMixin
+from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from safetensors import safe_open
+from safetensors.torch import save_model
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
+from flowrl.api.parts import place_of
 from flowrl.errors import UserError
 from flowrl.models.description import local_folder
+from flowrl.models.diffusers.call.driver import DENOISERS
 from flowrl.models.open import DTYPES
 from flowrl.paths import find
+from flowrl.settings.own_parts import OWN_NAME
 from flowrl.settings.read import run_from
 
+STORAGE_HOOKS = ("group_offloading", "lazy_prefetch", "layer_execution", "layerwise_casting")
 PIPELINE_INDEX, LANGUAGE_INDEX = "model_index.json", "config.json"
 
 
 def model_settings(
     model: Any, tokenizer: Any, recipe: Mapping[str, Any] | str, files: Path
 ) -> dict[str, Any]:
-    """Settings of `model:` for a handed-over model. What cannot be named is saved into `files`.
+    """Settings of `model:` for a live model. A model that cannot be named is saved into `files`.
 
     UserError for an object of another kind, or for a tokenizer without a live language model.
     """
@@ -36,19 +44,61 @@ def model_settings(
         return {"pipeline": _pipeline_name(model, files), "dtype": _dtype(_denoiser(model))}
     if isinstance(model, PreTrainedModel):
         if tokenizer is None:
-            raise UserError("flowrl.train: a live language model needs its tokenizer: tokenizer=")
+            raise UserError(
+                "flowrl.train: a live language model needs its tokenizer: pass tokenizer="
+            )
         return {"language": _language_name(model, tokenizer, files), "dtype": _dtype(model)}
+    if tokenizer is None and (found := own_model_settings(model, files)) is not None:
+        return found
     if tokenizer is not None:
         raise UserError(
-            "flowrl.train: tokenizer is for a live language model; a pipeline, a folder or a hub "
-            "name has its own"
+            "flowrl.train: tokenizer is only for a live language model; a pipeline, a folder "
+            "or a hub name brings its own"
         )
     if not isinstance(model, str | Path):
         raise UserError(
-            "flowrl.train: the model is a folder, a hub name, a diffusers pipeline or a "
-            f"transformers causal language model, not {type(model).__name__}"
+            "flowrl.train: the model is a folder, a hub name, a diffusers pipeline, a "
+            "transformers causal language model or one of your own (docs/own_models.md), not "
+            f"{type(model).__name__}"
         )
     return {"language" if _is_language(str(model), recipe) else "pipeline": str(model)}
+
+
+def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:
+    """Settings of a model of one's own; None for what is none. A module's weights are saved into
+    `files`. UserError for a class that no file can name, or whose arguments are not known."""
+    if isinstance(model, str) and OWN_NAME.fullmatch(model):
+        return {"own": model}
+    if isinstance(model, Mapping) and "own" in model:
+        return dict(model) | {"own": _own_named(model["own"])}
+    if isinstance(model, type) or inspect.isfunction(model):
+        return {"own": _own_named(model)}
+    if not isinstance(model, nn.Module):
+        return None
+    kind = type(model)
+    if kind.__init__ is not nn.Module.__init__ and len(inspect.signature(kind).parameters):
+        raise UserError(
+            f"flowrl.train: {kind.__name__} is made with arguments, which a run's file must name: "
+            f"save its weights (safetensors.torch.save_model), and pass {{'own': {{'name': "
+            f"'FILE.py:{kind.__name__}', ...arguments}}, 'weights': FILE}}"
+        )
+    saved = files / "weights.safetensors"
+    found = {"own": _own_named(kind), "weights": str(saved), "dtype": _dtype(model)}
+    save_model(model, str(saved))
+    return found
+
+
+def _own_named(model: Any) -> Any:
+    """FILE.py:NAME of a class or function; other values as they are."""
+    if not isinstance(model, type) and not inspect.isfunction(model):
+        return model
+    name = place_of(model)
+    if name is None:
+        raise UserError(
+            f"flowrl.train: {model.__name__} is in no file that a later start could import: put it "
+            "into a file of its own, and import it from there"
+        )
+    return name
 
 
 def _is_language(source: str, recipe: Mapping[str, Any] | str) -> bool:
@@ -73,7 +123,9 @@ def _dtype(model: nn.Module) -> str:
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     names = [name for name, each in DTYPES.items() if each is dtype]
     if not names:
-        raise UserError(f"flowrl.train: weights of {dtype} are none of {', '.join(DTYPES)}")
+        raise UserError(
+            f"flowrl.train: weights of {dtype} are not supported; use {', '.join(DTYPES)}"
+        )
     return names[0]
 
 
@@ -81,8 +133,16 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
     modules = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
     if any(".lora_" in name for module in modules for name, _ in module.named_parameters()):
         raise UserError(
-            "flowrl.train: the pipeline has adapters: merge them (pipe.fuse_lora()), and then "
-            "remove them (pipe.unload_lora_weights())"
+            "flowrl.train: the pipeline has adapters: merge them with pipe.fuse_lora(), then "
+            "remove them with pipe.unload_lora_weights()"
+        )
+    parts = {name: pipe.components.get(name) for name in DENOISERS}
+    lost = [f"{name}: {what}" for name, part in parts.items() for what in beyond_files(part)]
+    if lost:
+        raise UserError(
+            "flowrl.train: a run trains a copy that is read from files, which do not hold all that "
+            f"this pipeline has ({'; '.join(lost[:3])}): take it off (pipe.disable_freeu(), "
+            "pipe.unload_ip_adapter(), set_default_attn_processor(), remove the hooks)"
         )
     source = str(pipe.config.get("_name_or_path") or "")
     folder = local_folder(source) if source else None
@@ -93,9 +153,54 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
     return str(saved)
 
 
+def beyond_files(part: Any) -> list[str]:
+    """List the parts of a diffusers model that change its output and are in none of its files.
+
+    They are hooks, and modules, attention processors and plain numbers (FreeU's) other than those
+    that its configuration makes. Modules of quantized weights are not compared.
+    """
+    if not isinstance(part, ModelMixin) or getattr(part.config, "quantization_config", None):
+        return []
+    kind: Any = type(part)
+    with init_empty_weights():
+        plain = kind.from_config(part.config)
+    theirs = dict(plain.named_modules())
+    found: list[str] = []
+    for name, module in part.named_modules():
+        at, other = name or type(part).__name__, theirs.get(name)
+        if _hooked(module):
+            found.append(f"a hook on {at}")
+        if other is None or type(other) is not type(module):
+            found.append(f"{type(module).__name__} at {at}")
+            continue
+        ours, made = _numbers(module), _numbers(other)
+        found += [f"{key} of {at}" for key in sorted(ours) if ours[key] != made.get(key)]
+    return found
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether a hook may change the output; those that move or store weights do not."""
+    values = vars(module)
+    registry = values.get("_diffusers_hook")
+    if registry is not None:
+        return any(not name.startswith(STORAGE_HOOKS) for name in registry.hooks)
+    replaced = "forward" in values and "_hf_hook" not in values
+    return replaced or bool(values["_forward_hooks"] or values["_forward_pre_hooks"])
+
+
+def _numbers(module: nn.Module) -> dict[str, Any]:
+    """A module's own numbers and the kind of its attention processor."""
+    values = vars(module)
+    numbers = {k: v for k, v in values.items() if type(v) in (int, float) and k[0] != "_"}
+    processor = values.get("processor")
+    if processor is not None:
+        numbers["processor"] = type(processor), getattr(processor, "_attention_backend", None)
+    return numbers
+
+
 def is_pipeline_of(pipe: Any, folder: Path) -> bool:
-    """Whether a folder holds this pipeline: the same classes, scheduler and weights, to the bit
-    in the pipeline's dtype."""
+    """Whether a folder holds this pipeline: the same classes and scheduler, and bit-identical
+    weights in the pipeline's dtype."""
     if not (folder / PIPELINE_INDEX).is_file():
         return False
     index = json.loads((folder / PIPELINE_INDEX).read_text())
@@ -123,7 +228,7 @@ def _has_config(part: Any, kind: str, folder: Path) -> bool:
 
 
 def has_weights_of(module: nn.Module, folder: Path) -> bool:
-    """Whether the safetensors files of a folder hold a module's weights, to the bit in its dtype.
+    """Whether a folder's safetensors files hold a module's weights, bit-identical in its dtype.
 
     A weight that is tied to another may be missing there.
     """
@@ -132,8 +237,9 @@ def has_weights_of(module: nn.Module, folder: Path) -> bool:
     left = dict(module.state_dict(keep_vars=True))
     if any(weight.is_meta for weight in left.values()):
         raise UserError(
-            f"flowrl.train: weights of {type(module).__name__} are offloaded and cannot be read; "
-            "pass the model's folder or hub name, and settings={'model': {'offload': True}}"
+            f"flowrl.train: weights of {type(module).__name__} are offloaded and cannot be "
+            "read; pass the model's folder or hub name, and settings={'model': {'offload': "
+            "True}}"
         )
     same: set[int] = set()
     for file in files:
@@ -151,7 +257,7 @@ def has_weights_of(module: nn.Module, folder: Path) -> bool:
 def _language_name(model: Any, tokenizer: Any, files: Path) -> str:
     if any(".lora_" in name for name, _ in model.named_parameters()):
         raise UserError(
-            "flowrl.train: the language model has adapters: merge them (merge_and_unload())"
+            "flowrl.train: the language model has adapters: merge them with merge_and_unload()"
         )
     source = str(model.name_or_path or "")
     folder = local_folder(source) if source else None

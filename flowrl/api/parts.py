@@ -24,14 +24,14 @@ GivenPrompts = str | Path | Mapping[str, Any] | Iterable[str | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class GivenRewards:
-    """Rewards as settings, and by label those that are objects."""
+    """Rewards as settings, and the rewards that are Python objects by label."""
 
     specs: tuple[dict[str, Any], ...]
     objects: Mapping[str, Reward]
 
     @classmethod
     def of(cls, given: Any, place: str) -> "GivenRewards":
-        """Read names, settings and callables. `{name: a callable, weight: 0.5}` is one too.
+        """Read names, settings and callables. `{name: a callable, weight: 0.5}` is allowed too.
 
         UserErrors begin with `place`.
         """
@@ -51,8 +51,8 @@ class GivenRewards:
                 spec, made = _with_objects(spec, place) if _has_object(spec) else (spec, None)
             else:
                 raise UserError(
-                    f"{place}: a reward is a name, a mapping with a `name`, or a callable, not "
-                    f"{type(one).__name__}"
+                    f"{place}: a reward must be a name, a mapping with a `name`, or a callable, "
+                    f"not {type(one).__name__}"
                 )
             if made is not None:
                 if spec["label"] in objects:
@@ -64,10 +64,12 @@ class GivenRewards:
         return cls(tuple(specs), objects)
 
     def joined(self, others: Mapping[str, Reward], place: str) -> dict[str, Reward]:
-        """These objects and others. UserError if two have one label."""
+        """Both collections of objects. UserError if two objects have the same label."""
         for label in self.objects.keys() & others.keys():
             if self.objects[label] is not others[label]:
-                raise UserError(f"{place}: {label!r} is another object in rewards; {_RELABEL}")
+                raise UserError(
+                    f"{place}: rewards has another object labelled {label!r}; {_RELABEL}"
+                )
         return {**others, **self.objects}
 
 
@@ -108,7 +110,7 @@ def _label(reward: Any) -> str:
 def _reward(given: Callable[..., Any], settings: Mapping[str, Any], place: str) -> Reward:
     """A callable as a reward: a function by its signature, another object as it is."""
     if inspect.isclass(given):
-        raise UserError(f"{place}: {given.__name__} is a class; give an object of it")
+        raise UserError(f"{place}: {given.__name__} is a class; pass an instance of it")
     function = given.func if isinstance(given, functools.partial) else given
     if isinstance(given, functools.partial):  # messages need its name
         given = functools.partial(given.func, *given.args, **given.keywords)
@@ -117,7 +119,7 @@ def _reward(given: Callable[..., Any], settings: Mapping[str, Any], place: str) 
         if settings:
             raise UserError(
                 f"{place}: {_label(given)} is an object, which takes no settings "
-                f"({', '.join(settings)}): set them where it is made"
+                f"({', '.join(settings)}): pass them when you create it"
             )
         return given
     try:
@@ -136,23 +138,28 @@ def _examples(function: Any) -> Callable[[], Samples] | None:
 
 
 def file_name(reward: Callable[..., Any]) -> str | None:
-    """The name FILE.py:FUNCTION of a function that another process finds there.
+    """The name FILE.py:FUNCTION under which another process can find a function.
 
     None for a lambda, a method, a partial, a function of a notebook or of the script itself, and
     one of a package, whose files cannot be imported alone.
     """
-    if not inspect.isfunction(reward) or reward.__module__ in ("__main__", None):
+    return place_of(reward) if inspect.isfunction(reward) else None
+
+
+def place_of(named: Any) -> str | None:
+    """FILE.py:NAME of a function or class; None where no other process finds it."""
+    if named.__module__ in ("__main__", None):
         return None
-    module = sys.modules.get(reward.__module__)
-    if module is None or vars(module).get(reward.__name__) is not reward or module.__package__:
+    module = sys.modules.get(named.__module__)
+    if module is None or vars(module).get(named.__name__) is not named or module.__package__:
         return None
     path = getattr(module, "__file__", None) or ""
-    return f"{Path(path).absolute()}:{reward.__name__}" if path.endswith(".py") else None
+    return f"{Path(path).absolute()}:{named.__name__}" if path.endswith(".py") else None
 
 
 def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
-    """Prompts as the settings of a data set: a file's or hub name and a mapping with `source` as
-    they are; texts and rows as a new file in `files`, images of rows beside it.
+    """Settings of a data set for prompts. Files, hub names and mappings with `source` stay as they
+    are; texts and rows are written to a new file in `files`, with images of rows beside it.
 
     UserError, with the row, for what a file cannot hold.
     """
@@ -162,17 +169,18 @@ def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
     if isinstance(given, Mapping):
         if "source" not in given:
             raise UserError(
-                f"{at}: a mapping is a data set {{'source': ...}}; of a DatasetDict, give one split"
+                f"{at}: a mapping must be a data set {{'source': ...}}; pass one split of a "
+                "DatasetDict"
             )
         return dict(given)
     if not isinstance(given, Iterable):
         raise UserError(
-            f"{at}: a file, texts, rows or a data set are possible, not {type(given).__name__}"
+            f"{at}: expected a file, texts, rows or a data set, not {type(given).__name__}"
         )
     path = files / f"{place}.jsonl"
     lines = [_line(row, i, path, column, at) for i, row in enumerate(given, 1)]
     if not lines:
-        raise UserError(f"{at}: there are none")
+        raise UserError(f"{at}: the list is empty")
     path.write_text("".join(line + "\n" for line in lines))
     return str(path)
 
@@ -180,7 +188,7 @@ def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
 def _line(row: Any, number: int, path: Path, column: str, at: str) -> str:
     if not isinstance(row, str | Mapping):
         raise UserError(
-            f"{at}: row {number} is {type(row).__name__}, not a text or a mapping of columns"
+            f"{at}: row {number} is a {type(row).__name__}, not a text or a mapping of columns"
         )
     cells = {column: row} if isinstance(row, str) else dict(row)
     for name, value in cells.items():
@@ -189,15 +197,15 @@ def _line(row: Any, number: int, path: Path, column: str, at: str) -> str:
     try:
         return json.dumps(cells)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{at}: row {number} cannot be written into a file: {error}") from error
+        raise UserError(f"{at}: row {number} cannot be written to a file: {error}") from error
 
 
 def _saved_image(image: Image.Image, name: str, number: int, path: Path, at: str) -> str:
     """Save an image beside the file of prompts; returns its path relative to that."""
     if not IMAGE_COLUMNS.fullmatch(name):
         raise UserError(
-            f"{at}: row {number} has an image in {name!r}; call the column `image`, or another "
-            "argument of the pipeline that takes one"
+            f"{at}: row {number} has an image in {name!r}; name the column `image`, or after "
+            "another image argument of the pipeline"
         )
     folder = path.with_name(f"{path.stem}_images")
     folder.mkdir(exist_ok=True)

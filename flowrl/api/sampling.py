@@ -24,9 +24,10 @@ from flowrl.cli.steer import (
     steered_samples,
 )
 from flowrl.errors import UserError
-from flowrl.models.diffusers.batch import Scales
+from flowrl.models.diffusers.batch import Driven, MediaBatch, Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.open import place
+from flowrl.models.own.policy import OwnPolicy
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.evaluate import Trial
 from flowrl.run.state.live import Live
@@ -41,7 +42,7 @@ PipelineSource = Any  # a diffusers pipeline, its folder or hub name, or a Train
 
 @dataclass(frozen=True)
 class SampledPlan:
-    """The samples of one plan: n = prompts * plan.group leaves of its trees, prompt by prompt.
+    """Samples of one plan: n = prompts * plan.group leaves of its trees, ordered by prompt.
 
     samples    `media` [n 3 h w] or [n f 3 h w] in 0..1, `prompts`, and `group` [n]: the prompt's
                index; None if decoding was left out
@@ -97,13 +98,13 @@ def sample(
     call: Mapping[str, Any] = {},
     decode: bool = True,
 ) -> tuple[SampledPlan, ...]:
-    """Sample prompts under a planner of `samplers`: Ode, Chain, Window, Fork, Tree, or one's own.
+    """Sample prompts with a planner of `samplers` (Ode, Chain, Window, Fork, Tree) or your own.
 
     Returns one `SampledPlan` per plan of the planner: one, but for Fork and the like. Noise is
     keyed by seed, prompt and node, so samples do not depend on their batch.
 
-    model     a diffusers pipeline, which is as before afterwards; its folder; a hub name; or a
-              `TrainedRun`, whose last weights sample
+    model     a diffusers pipeline, which is as before afterwards; its folder; a hub name; a
+              module of your own (docs/own_models.md); or a `TrainedRun`, whose last weights sample
     guidance  scale of classifier-free guidance; "none" is without, None the
               pipeline's own default
     call      further arguments of the pipeline's own call, such as height
@@ -113,7 +114,7 @@ def sample(
     """
     texts = _prompt_list(prompts)
     with untouched(), _driven(model, guidance, call) as policy, torch.no_grad():
-        batch = policy.open(texts, [{} for _ in texts], steps)
+        batch = MediaBatch(policy, policy.encode(texts, [{} for _ in texts]), steps)
         try:
             rollouts = batch.rollouts(plan, range(len(texts)), seed=seed, iteration=0)
         except ValueError as error:
@@ -129,7 +130,7 @@ def sample(
 
 @dataclass(frozen=True)
 class SteeredSamples:
-    """Chosen samples: `count` per prompt.
+    """The chosen samples: `count` per prompt.
 
     scores       of the chosen samples [n, rewards]
     evaluations  network evaluations of all samples that they were chosen from
@@ -154,7 +155,8 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
     seed: int = 0,
     call: Mapping[str, Any] = {},
 ) -> SteeredSamples:
-    """Choose each sample among several by the weighted sum of rewards, without training.
+    """For each sample, choose the best of several by the weighted sum of rewards, without
+    training.
 
     method     best: the highest of `particles`; importance: drawn with weights exp(strength *
                reward); particles: Feynman-Kac resampling on the way (arXiv:2501.06848)
@@ -177,26 +179,34 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
 def _prompt_list(prompts: str | Sequence[str]) -> tuple[str, ...]:
     texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
     if not texts or not all(text.strip() for text in texts):
-        raise UserError("give prompts that are not empty")
+        raise UserError("prompts must not be empty")
     return texts
 
 
 @contextmanager
 def _driven(
     model: PipelineSource, guidance: GuidanceScale, call: Mapping[str, Any]
-) -> Iterator[PipelinePolicy]:
+) -> Iterator[Driven]:
     """The model as a policy. A live pipeline is as before afterwards."""
+    policy: Driven
     if isinstance(model, TrainedRun):
         if call:
-            raise UserError("a run has its own arguments of the call (model.call): leave call out")
+            raise UserError("a run has its own call arguments (model.call): leave call out")
         run = model.settings
         policy = drivable(policy_of(run, model.folder, "last" if model.done else "best"))
         policy.device = device_of(run)
     elif isinstance(model, DiffusionPipeline):
         with _as_before(model):
-            policy = PipelinePolicy(model, call=call)
-            policy.device = model.device
-            policy.guidance = Scales(*(policy.scale(guidance),) * 2)
+            live = PipelinePolicy(model, call=call)
+            live.device = model.device
+            live.guidance = Scales(*(live.scale(guidance),) * 2)
+            yield live
+        return
+    elif isinstance(model, nn.Module):
+        if call:
+            raise UserError("call holds arguments of a pipeline's own call: leave it out")
+        with _modes([model]):
+            policy = OwnPolicy(model)
             yield policy
         return
     elif isinstance(model, str | Path):
@@ -205,7 +215,8 @@ def _driven(
         policy = PipelinePolicy.load(source, dtype=torch.float32, device=device, call=call)
     else:
         raise UserError(
-            "the model is a diffusers pipeline, a folder, a hub name or a TrainedRun, not "
+            "the model is a diffusers pipeline, a folder, a hub name, a model of your own "
+            "(docs/own_models.md) or a TrainedRun, not "
             f"{type(model).__name__}"
         )
     policy.guidance = Scales(*(policy.scale(guidance),) * 2)
@@ -213,16 +224,25 @@ def _driven(
 
 
 @contextmanager
-def _as_before(pipe: Any) -> Iterator[None]:
-    """Put back what driving changes in a pipeline: training modes, progress bar, scheduler."""
-    modules = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
+def _modes(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put back whether modules train."""
     modes = [(m, m.training) for part in modules for m in part.modules()]
-    scheduler, bar = pipe.scheduler, vars(pipe).get("_progress_bar_config")
     try:
         yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def _as_before(pipe: Any) -> Iterator[None]:
+    """Put back what driving changes in a pipeline: training modes, progress bar, scheduler."""
+    modules = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
+    scheduler, bar = pipe.scheduler, vars(pipe).get("_progress_bar_config")
+    try:
+        with _modes(modules):
+            yield
+    finally:
         pipe.scheduler = scheduler
         if bar is None:
             vars(pipe).pop("_progress_bar_config", None)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RewardEvaluation:
-    """A measured comparison of rewards.
+    """Result of a comparison of rewards.
 
     folder   evaluation.html, a page to read, and evaluation.json
     results  the contents of the JSON: `rewards` by label (accuracy, ranks, robustness, cost),
@@ -85,7 +85,7 @@ def serve_reward(
     values = {"reward": name, "port": port, "host": host, "token": token}
     given = _checked(Serve, values, options, place)
     if objects and given.judge:
-        raise UserError(f"{place}: judge is for rewards with a name: leave it out")
+        raise UserError(f"{place}: judge is only for rewards given by name: leave it out")
     with untouched():
         run_reward_server(given, objects[0][1] if objects else None)
 

@@ -39,7 +39,7 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run's folder, which the command line reads and resumes as well.
+    """A run's folder, which the command line can read and resume too.
 
     folder  run.yaml, metrics.jsonl, samples/, checkpoints/, best/, and at the end the weights
     live    rewards that were handed over as objects; those of a file need none
@@ -52,15 +52,15 @@ class TrainedRun:
     def open(
         cls, folder: str | Path, rewards: Sequence[GivenReward] = (), trust: bool = False
     ) -> "TrainedRun":
-        """Open the folder of a run that was trained before. `rewards` are objects that its file
-        cannot name; `trust` runs code that the folder names, though it was not begun here.
-        UserError for a folder without a run."""
+        """Open the folder of an earlier run. `rewards` are objects that its file cannot name;
+        `trust` allows code that the folder names if it was begun elsewhere. UserError for a folder
+        without a run."""
         run_of(Path(folder), trust, rewards=False)
         return cls(Path(folder), Live(GivenRewards.of(rewards, "rewards").objects))
 
     @property
     def settings(self) -> Run:
-        """All settings, as run.yaml has them."""
+        """All settings, as in run.yaml."""
         return run_of(self.folder, rewards=False)
 
     @property
@@ -77,14 +77,14 @@ class TrainedRun:
 
     @property
     def weights(self) -> Path | None:
-        """The folder with the last weights, which diffusers, peft or transformers load; None
-        before the end of the run."""
+        """Folder of the final weights, which diffusers, peft or transformers can load; None before
+        the run ends."""
         folder = self.folder / self.settings.exported
         return folder if folder.is_dir() else None
 
     @property
     def best(self) -> Best | None:
-        """The best weights so far; None without held-out prompts."""
+        """The best evaluation so far; None without held-out prompts."""
         folder = max(numbered_folders(self.folder / "best"), default=None)
         if folder is None:
             return None
@@ -133,7 +133,7 @@ class TrainedRun:
         steps: int | None = None,
         seed: int | None = None,
     ) -> HeldOutResult:
-        """Score samples of held-out prompts, from noise that is always the same.
+        """Score samples of held-out prompts, always from the same noise.
 
         Returns `metrics`: the mean by reward and statistics of the media; `columns`: [n] each;
         `samples` and `scores` [n, rewards]. What is not given is as in the run's own evaluations.
@@ -154,7 +154,7 @@ class TrainedRun:
             return score_trial(judges, draw_trial(policy, trial), Attempts.of(e))
 
     def judges(self, given: Sequence[GivenReward] = ()) -> dict[str, Reward]:
-        """The rewards of evaluations by label, loaded: the given ones, or those of the run."""
+        """Evaluation rewards by label, loaded: the given ones, or the run's."""
         if not given:
             return load_rewards(run_of(self.folder).judges, self.live)
         read = GivenRewards.of(given, "rewards")
@@ -164,7 +164,7 @@ class TrainedRun:
     def _held_out(self, run: Run, prompts: GivenPrompts | None) -> PromptSet:
         if prompts is None:
             if run.prompts.held_out is None:
-                raise UserError(f"{self.folder} has no held-out prompts: give some")
+                raise UserError(f"{self.folder} has no held-out prompts: pass some")
             return run.prompts.read("held_out")
         with TemporaryDirectory() as files:
             column = run.prompts.column
@@ -176,7 +176,7 @@ class TrainedRun:
 def _texts(prompts: str | Sequence[str]) -> tuple[str, ...]:
     texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
     if not texts or not all(text.strip() for text in texts):
-        raise UserError("sample: give prompts that are not empty")
+        raise UserError("sample: prompts must not be empty")
     return texts
 
 

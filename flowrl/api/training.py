@@ -26,7 +26,8 @@ REWARD_PLACES = ("rewards", "held_out_rewards")
 
 
 def recipe(name: str, **settings: Any) -> dict[str, Any]:
-    """A recipe with its settings, for `train(recipe=...)`; `flowrl recipes NAME` lists them.
+    """A recipe with its settings, for `train(recipe=...)`. `flowrl recipes NAME` lists the
+    settings.
 
     UserError, with a suggestion, for an unknown name, setting or value.
     """
@@ -38,7 +39,7 @@ def recipe(name: str, **settings: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of `train` that become settings; None and empty ones are not given."""
+    """Arguments of `train` that become settings; None and empty ones count as not given."""
 
     model: Any
     tokenizer: Any
@@ -53,16 +54,16 @@ class Given:
     samples: Mapping[str, Any] | None = None
 
     def start(self, files: Path) -> tuple[Run, dict[str, Any]]:
-        """The settings of a new run, and its rewards that are objects. Writes into `files`."""
+        """Settings of a new run, and rewards passed as objects. Writes into `files`."""
         tree = _tree(self.settings)
         if self.recipe is not None:
             tree["recipe"] = self.recipe
         if "recipe" not in tree:
-            raise UserError(f"{PLACE}: give a recipe, such as recipe=flowrl.recipe('nft', steps=8)")
+            raise UserError(f"{PLACE}: pass a recipe, such as recipe=flowrl.recipe('nft', steps=8)")
         if self.model is not None:
             named = model_settings(self.model, self.tokenizer, tree["recipe"], files)
             chosen = _section(tree, "model")
-            for key in {"pipeline", "language"} & set(chosen):
+            for key in {"pipeline", "language", "own", "weights"} & set(chosen):
                 del chosen[key]
             tree["model"] = named | chosen
         if self.samples is not None:
@@ -86,13 +87,13 @@ class Given:
         _section(tree, "train").update(self.train)
 
     def resume(self, folder: Path, trust: bool) -> tuple[Run, dict[str, Any]]:
-        """Return the settings of a resumed run, and its rewards that are passed as objects."""
+        """Settings of a resumed run, and rewards passed as objects."""
         for name in ("model", "tokenizer", "prompts", "held_out", "recipe", "lora", "samples"):
             if getattr(self, name) is not None:
                 name = "given" if name == "samples" else name
                 raise UserError(
-                    f"{PLACE}: a resumed run has its {name} already: leave {name} out, or begin a "
-                    "new run"
+                    f"{PLACE}: a resumed run already has its {name}: leave {name} out, or start "
+                    "a new run"
                 )
         tree = dump(run_of(folder, trust))
         _merge(tree, _tree(self.settings))
@@ -113,7 +114,7 @@ def _replace(tree: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:
     if label not in known:
         raise UserError(
             f"{PLACE}: {folder} has no reward {label!r}; it has {', '.join(known)}. Change its "
-            "rewards in run.yaml, or by settings={'rewards': [...]}"
+            "rewards in run.yaml, or with settings={'rewards': [...]}"
         )
     changed = {key: spec[key] for key in ("name", "weight") if key in spec}
     for place in REWARD_PLACES:
@@ -132,7 +133,7 @@ def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
     """A section of the tree, made if it is not there."""
     value = tree.setdefault(name, {})
     if not isinstance(value, dict):
-        raise UserError(f"{PLACE}: settings: {name} is a mapping, not {type(value).__name__}")
+        raise UserError(f"{PLACE}: settings: {name} must be a mapping, not {type(value).__name__}")
     return value
 
 
@@ -164,10 +165,12 @@ def train(  # noqa: PLR0913 one call has all of a run
     resume: str | Path | None = None,
     trust: bool = False,
 ) -> TrainedRun:
-    """Train a model by its rewards, or resume a run. Returns the finished run.
+    """Train a model with rewards, or resume a run. Returns the finished run.
 
     model             a diffusers pipeline or a transformers language model, its folder, or a hub
-                      name. A live one is read and never changed: a copy is trained
+                      name; or a model of your own (docs/own_models.md): its class, "FILE.py:NAME",
+                      {"own": ..., "weights": FILE}, or a module of a class without arguments. A
+                      live one is read and never changed: a copy is trained
     rewards           names, {"name": ..., "weight": ..., settings}, or callables: a function of
                       (samples), (images, prompts, metadata) or (prompts, completions), or a loaded
                       reward; their weighted sum is maximized
@@ -208,7 +211,7 @@ def train(  # noqa: PLR0913 one call has all of a run
             result = starting.start(run, name, None if folder is None else Path(folder), live=live)
         else:
             if folder is not None:
-                raise UserError(f"{PLACE}: a resumed run has a folder: leave `folder` out")
+                raise UserError(f"{PLACE}: a resumed run already has a folder: leave `folder` out")
             run, objects = arguments.resume(Path(resume), trust)
             live = Live(objects, tuple(callbacks))
             check_given(run)

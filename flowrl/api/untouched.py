@@ -21,11 +21,10 @@ from flowrl.cli.commands import quiet
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Run the body as `flowrl` in a process of its own does: float32, gradients on, libraries
-    quiet. Afterwards, and after an error, the process is as before: random states, default dtype
-    and device, number of threads, gradient mode, environment, log levels, progress bars, and the
-    state of accelerate. Signal handlers are put back by the run itself.
-    """
+    """Run the body like a fresh `flowrl` process: float32, gradients on, quiet libraries.
+    Afterwards, even after an error, restore random states, default dtype and device, thread count,
+    gradient mode, environment, log levels, progress bars and accelerate's state. The run itself
+    restores signal handlers."""
     kept: list[Callable[[], AbstractContextManager[None]]] = [
         _random_states, _torch_defaults, _environment, _loggers, _progress_bars, _accelerate,
     ]  # fmt: skip

@@ -18,7 +18,8 @@ from rewards.types import Scores
 
 @dataclass(frozen=True)
 class Groups:
-    """`counts`: draws of each group, in order; `size`: samples per draw.
+    """Draws grouped for comparison. `counts`: draws of each group, in order; `size`: samples per
+    draw.
 
     Example: counts (1, 2) and size 2 make two groups of 4 of 6 samples, places 0 1 4 5 6 7.
     """
@@ -32,7 +33,7 @@ class Groups:
 
     @cached_property
     def place(self) -> Int[Tensor, " n"]:
-        """Index of each sample once groups are padded."""
+        """Index of each sample after groups are padded."""
         whole = self.most * self.size
         starts = torch.arange(len(self.counts)) * whole
         sizes = torch.tensor(self.counts) * self.size
@@ -46,7 +47,7 @@ class Groups:
         return counts.cumsum(0) - counts
 
     def filled(self, column: Tensor, empty: float = 0.0) -> Tensor:
-        """[n ...] to [g * most * size ...]."""
+        """Pad groups: [n ...] to [g * most * size ...]."""
         shape = (len(self.counts) * self.most * self.size, *column.shape[1:])
         whole = column.new_full(shape, empty)
         whole[self.place] = column
@@ -56,7 +57,7 @@ class Groups:
         return scores.arranged(self.filled)
 
     def context(self, context: Context, draws: Int[Tensor, " d"]) -> Context:
-        """The context of all draws, reduced to these draws and padded to their groups."""
+        """The context of all draws, restricted to these draws and padded to their groups."""
         columns = context.columns
         samples = samples_of(draws, self.size)
         arranged = context.arranged(lambda column: self.filled(column[samples]))
@@ -71,10 +72,10 @@ class Groups:
 
 
 def samples_of(draws: Int[Tensor, " d"], size: int) -> Int[Tensor, " n"]:
-    """The samples of some draws."""
+    """Indices of the samples of some draws."""
     return (draws[:, None] * size + torch.arange(size)).flatten()
 
 
 def grouped(merged: Sequence[int]) -> Int[Tensor, " d"]:
-    """The group of each draw, from the draws of each group."""
+    """Group index of each draw, from the number of draws per group."""
     return torch.arange(len(merged)).repeat_interleave(torch.tensor(list(merged)))

@@ -10,9 +10,9 @@ from flowrl.errors import UserError
 
 
 def gain(rate: Float[Tensor, " g"], samples: int) -> Float[Tensor, " g"]:
-    """The value of `samples` of a prompt with success rate p: the chance that they differ,
-    1 - p^n - (1 - p)^n, times what a gradient then moves, p (1 - p)^2 (Knapsack RL,
-    arXiv:2509.25849). 0 for none."""
+    """Value of `samples` for a prompt with success rate p: the chance that they differ, 1 - p^n -
+    (1 - p)^n, times the expected gradient, p (1 - p)^2 (Knapsack RL, arXiv:2509.25849). 0 for no
+    samples."""
     if samples == 0:
         return torch.zeros_like(rate)
     chance = 1 - rate**samples - (1 - rate) ** samples
@@ -22,7 +22,7 @@ def gain(rate: Float[Tensor, " g"], samples: int) -> Float[Tensor, " g"]:
 def knapsack(
     rates: Float[Tensor, " g"], total: int, least: int = 2, most: int = 128, unit: int = 1
 ) -> list[int]:
-    """Units of samples per prompt that add up to `total` and gain the most, each within
+    """Number of units of samples per prompt that sum to `total` and maximise the gain, each within
     least..most.
 
     `gain` has falling returns from two samples on, so giving each further unit to the prompt that
@@ -30,7 +30,9 @@ def knapsack(
     """
     g = len(rates)
     if not g * least <= total <= g * most:
-        raise UserError(f"{total} samples do not fit {g} prompts of {least} to {most} samples each")
+        raise UserError(
+            f"{g} prompts of {least} to {most} samples each cannot add up to {total} samples"
+        )
     rates = rates.double()
     worth = [gain(rates, n * unit) for n in range(least, most + 1)]
     steps = [(more - less).tolist() for less, more in pairwise(worth)]

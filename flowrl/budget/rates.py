@@ -16,9 +16,8 @@ START_EVIDENCE = 1 / (1 - KEEP)  # evidence that a constant stream of single sam
 
 @dataclass(frozen=True)
 class Difficulty:
-    """`low`..`high` are the rates of prompts that are drawn. `uncertain`: rates near 1/2 are drawn
-    more often. A measurement expires `revisit` iterations after the last visit.
-    """
+    """Selection of prompts by success rate, within `low`..`high`. `uncertain`: rates near 1/2 are
+    drawn more often. A measurement expires `revisit` iterations after the last visit."""
 
     low: float = 0.0
     high: float = 1.0
@@ -33,7 +32,7 @@ class Difficulty:
 
 @dataclass
 class Rates:
-    """A prompt's rate of success, evidence (samples, fading by `KEEP` per visit), and last visit.
+    """Each prompt's success rate, evidence (samples, faded by `KEEP` per visit) and last visit.
 
     m samples of which a share s succeed move a rate p of evidence N by p <- p + m (s - p) / (N + m)
     where N has faded. A prompt that was never drawn counts as the mean of the known, or as 1/2.
@@ -65,7 +64,7 @@ class Rates:
             self.known[prompt] = (rate + m * (share - rate) / (kept + m), kept + m, iteration)
 
     def guess(self, prompt: int, how: Difficulty, iteration: int) -> float:
-        """The assumed rate: 1/2 where the last visit is too long ago."""
+        """The assumed rate of each prompt: 1/2 if its last visit is too long ago."""
         seen = self.known.get(prompt, (0.0, 0.0, iteration))[2]
         return 0.5 if iteration - seen >= how.revisit else self.rate(prompt)
 
@@ -82,8 +81,8 @@ class Rates:
         weights: Tensor,
         key: Iterable[int | str],
     ) -> list[int]:
-        """All prompts of a weight above 0, in the order in which to draw them: at random, by
-        weight, and those outside of the range last."""
+        """All prompts with a positive weight in drawing order: at random by weight, with those
+        outside the range last."""
         if how.uncertain:
             guesses = [self.guess(i, how, iteration) for i in range(len(weights))]
             rates = torch.tensor(guesses, dtype=torch.float64)

@@ -30,7 +30,8 @@ RARE = 0.5  # successes of prompts that succeed more often than this are not kep
 
 @dataclass(frozen=True)
 class DrawRequest:
-    """The draws wanted in an iteration. `weights` are a tracker's; None draws prompts in turn."""
+    """Draws requested for an iteration. `weights` come from a tracker; None draws prompts in
+    turn."""
 
     prompts: PromptSet
     count: int
@@ -40,7 +41,8 @@ class DrawRequest:
 
 
 class RoundScores(NamedTuple):
-    """A round's draws and the weighted scores [n] of each plan's samples, NaN where unscored."""
+    """Draws of a round and the weighted scores [n] of each plan's samples, NaN for unscored
+    ones."""
 
     draws: Draws
     totals: tuple[Tensor, ...]
@@ -62,7 +64,7 @@ class RoundOutcome:
 
 
 class Rationed:
-    """The draws and samples that the settings ask for. `group`: samples per draw."""
+    """Draws and samples as the settings request them. `group`: samples per draw."""
 
     def __init__(self, settings: BudgetSettings, group: int) -> None:
         self.settings, self.group = settings, group
@@ -72,7 +74,7 @@ class Rationed:
         self._metrics: dict[str, float] = {}
 
     def draws(self, call: DrawRequest, found: Sequence[RoundScores]) -> Draws | None:
-        """Draws of the next round, or None to stop. The first round always has some."""
+        """Draws of the next round, or None to stop. The first round is never empty."""
         if found and (
             self.settings.flat != "resample"
             or len(found) >= self.settings.rounds
@@ -108,8 +110,8 @@ class Rationed:
         return chosen
 
     def scored(self, rollout: R, outcome: RoundOutcome) -> tuple[R, Scores]:
-        """Update from the scores. Return what to train on: this process's rollout and all scores,
-        perhaps with some samples replaced."""
+        """Update from the scores, and return what to train on: this process's rollout and all
+        scores, with some samples possibly replaced."""
         each = outcome.grouped()
         won = each >= self.settings.success  # NaN is none
         replayed = self._replayed(rollout, outcome, won)
@@ -122,7 +124,8 @@ class Rationed:
                 taught[sample - outcome.mine.start * each.shape[1]] = success.pieces
         self._remember(rollout, outcome, won)
         self._metrics["replayed"] = self._metrics.get("replayed", 0.0) + len(replayed)
-        return put(rollout, taught), replace(outcome.scores, values=values, scored=scored)
+        kept = put(rollout, taught) if self.settings.replay else rollout
+        return kept, replace(outcome.scores, values=values, scored=scored)
 
     def _replayed(self, rollout: Any, outcome: RoundOutcome, won: Tensor) -> dict[int, Success]:
         """Successes for draws whose group has none, by the first draw of each such group."""
@@ -164,7 +167,8 @@ class Rationed:
         return worth[grouped(merged)]
 
     def kept(self, call: DrawRequest, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
-        """The first informative groups, up to the count; the first round's if there are none."""
+        """The first informative groups, up to the requested count; the first round's groups if
+        there are none."""
         count = sum(len(f.draws.ids) for f in found)
         kept = torch.ones(count, dtype=torch.bool)
         if self.settings.flat == "resample":
@@ -186,11 +190,11 @@ class Rationed:
         return kept
 
     def rows(self, rows: Rows, unit: int) -> Rows:
-        """The rows of which gradients are taken."""
+        """Rows that get gradients."""
         return trimmed(rows, unit)
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of this iteration; counting then restarts."""
+        """Metrics of this iteration; resets the counters."""
         metrics, self._metrics = self._metrics, {}
         return {f"budget/{name}": value for name, value in metrics.items()}
 
@@ -203,5 +207,6 @@ class Rationed:
 
 
 def open_budget(settings: BudgetSettings, group: int) -> Rationed | None:
-    """None without a budget: each prompt is drawn in turn, and all samples are trained on."""
+    """Open the budget; None without one: each prompt is drawn in turn, and all samples are trained
+    on."""
     return None if settings == BudgetSettings() else Rationed(settings, group)

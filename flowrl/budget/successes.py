@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from samplers.completions import TextRollout
 from samplers.token_support import KeptTokens, joined_kept
 from samplers.tokens import unpack
 
@@ -22,7 +23,7 @@ Pieces = dict[str, Tensor]  # a sample's part of every tensor of a rollout, on t
 
 
 class Success(NamedTuple):
-    """A success of one prompt under one plan: `scores` [r], and which of them exist."""
+    """A successful sample of one prompt under one plan: `scores` [r], and which of them exist."""
 
     scores: Tensor
     scored: Tensor
@@ -30,7 +31,7 @@ class Success(NamedTuple):
 
 
 def signature(rollout: Any) -> str:
-    """A name of the plan: samples of another plan have other steps."""
+    """A key of the plan: samples of different plans cannot replace each other."""
     return hashlib.blake2b(repr(rollout.plan).encode(), digest_size=8).hexdigest()
 
 
@@ -51,7 +52,8 @@ def cut(rollout: Any, sample: int) -> Pieces:
 
 
 def put(rollout: Any, pieces: Mapping[int, Pieces]) -> Any:
-    """The rollout with these samples in place of its own; their prompts stay."""
+    """The rollout with these samples in place of its own, marked as such in texts; their prompts
+    stay."""
 
     def swap(name: str, rows: Any) -> Any:
         if isinstance(rows, KeptTokens):
@@ -61,7 +63,12 @@ def put(rollout: Any, pieces: Mapping[int, Pieces]) -> Any:
             rows[sample] = parts[name].to(rows)
         return rows
 
-    return _changed(rollout, len(rollout.prompt), swap) if pieces else rollout
+    changed = _changed(rollout, len(rollout.prompt), swap) if pieces else rollout
+    if not isinstance(changed, TextRollout):
+        return changed
+    replayed = torch.zeros(len(changed.prompt), dtype=torch.bool)
+    replayed[list(pieces)] = True
+    return replace(changed, replayed=replayed.to(changed.prompt.device))
 
 
 def _kept(parts: Pieces, name: str) -> KeptTokens:
@@ -95,8 +102,8 @@ def _changed(value: Any, n: int, change: RowChange, name: str = "") -> Any:
 
 @dataclass
 class Successes:
-    """At most `most` successes, one per prompt and plan; the oldest go first. All processes hold
-    the same."""
+    """A store of at most `most` successes, one per prompt and plan; the oldest are dropped first.
+    All processes hold the same."""
 
     most: int
     kept: dict[tuple[int, str], Success] = field(default_factory=dict)

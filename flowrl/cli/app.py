@@ -5,21 +5,22 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 
 from flowrl.cli.help import COMMANDS, command_help, overview
 from flowrl.cli.importing import collection_paused
 from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import supervised
-from flowrl.cli.schema import schema_command
 from flowrl.errors import Stopped, UserError
 from flowrl.paths import find
 
 _HELP = ("-h", "--help", "help")
-WITHOUT_MODELS = ("doctor", "suites")  # commands that import no transformers
+# commands that import no transformers
+WITHOUT_MODELS = ("doctor", "suites", "path", "schema", "completion")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the words of a command line, by default those of this process, and exit."""
+    """Run a command line, by default this process's arguments, and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Waiting threads spin for at most this long. By default they spin on, and where another program
     # needs a core a step takes thirty times as long; on an idle machine this costs nothing.
@@ -72,7 +73,7 @@ def _run(words: list[str]) -> int:
 
 
 def version() -> str:
-    """The version of the installed package; the source tree's if it is not installed."""
+    """Version of the installed package, or of the source tree if it is not installed."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
@@ -83,30 +84,21 @@ def version() -> str:
 
 
 def path_command(arguments: Sequence[str]) -> int:
-    """`path NAME`: of a file of flowrl, for other programs; a file of the user wins."""
+    """`path NAME`: print the path of a file of flowrl, for other programs; a file of the user
+    takes precedence."""
     if len(arguments) != 1:
         raise UserError("path: name one file, such as configs/accelerate/ddp.yaml")
     path = find(arguments[0])
     if not path.exists():
-        raise UserError(f"path: {arguments[0][:200]}: no such file, here or in flowrl")
+        raise UserError(f"path: {arguments[0][:200]}: no such file, neither here nor in flowrl")
     print(path)
     return 0
 
 
-_LIGHT = {"path": path_command, "schema": schema_command}  # which need no torch
-
-
 def command(name: str) -> Callable[[list[str]], int]:
-    """The function of a command."""
-    if name == "completion":
-        from flowrl.cli.completion import completion_command
-
-        return completion_command
-    if name in _LIGHT:
-        return _LIGHT[name]
+    """The function of a command. Its module comes after the word is known: torch takes seconds."""
     if name not in WITHOUT_MODELS:
         check_torchvision()
+    module, _, function = COMMANDS[name].call.partition(":")
     with collection_paused():
-        from flowrl.cli import commands  # after the first word is known, since torch takes seconds
-
-    return commands.COMMAND_FUNCTIONS[name]
+        return getattr(import_module(module), function)

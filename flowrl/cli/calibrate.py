@@ -30,7 +30,7 @@ class Calibrate:
 
 
 def calibrate_command(arguments: list[str]) -> int:
-    """`calibrate CONFIG [overrides]`: print the table of each round, and the last one as YAML."""
+    """`calibrate CONFIG [overrides]`: print each round's table, and the last one as YAML."""
     from flowrl.cli.commands import quiet, split_settings
 
     words, options = split_settings(arguments)

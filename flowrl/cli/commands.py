@@ -2,15 +2,11 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from flowrl.cli.app import path_command
-from flowrl.cli.calibrate import calibrate_command
-from flowrl.cli.completion import completion_command
-from flowrl.cli.recipe_text import recipes_command
+from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import FOLDER, RESUME, TRUST, resumed_by_launcher, split_keys
-from flowrl.cli.schema import schema_command
 from flowrl.cli.start_check import check_start
 from flowrl.errors import UserError
 from flowrl.paths import run_file
@@ -43,7 +39,7 @@ def train_command(arguments: list[str]) -> int:
     check_start(run)
     folder = Path(own[FOLDER]) if FOLDER in own else None
     if folder is not None and folder.exists():
-        raise UserError(f"{folder} exists; set another --folder, or --resume {folder}")
+        raise UserError(f"{folder} already exists; choose another --folder, or --resume {folder}")
     quiet()
     from flowrl.cli.run_start import start
 
@@ -94,7 +90,7 @@ def sample_command(arguments: list[str]) -> int:
         given.run, given.prompts = None, (given.run, *given.prompts)
     if not given.prompts or not all(prompt.strip() for prompt in given.prompts):
         raise UserError(
-            'sample: name prompts, such as: flowrl sample RUN "a red circle"; they stand before '
+            'sample: give prompts, such as: flowrl sample RUN "a red circle"; put them before '
             "settings such as --model.height, which take all words after them"
         )
     quiet()
@@ -130,16 +126,16 @@ def compare_command(arguments: list[str]) -> int:
 
 
 def plan(arguments: list[str]) -> int:
-    """`plan CONFIG ... [overrides]`. Exit code 1 if a run does not fit into the memory."""
+    """`plan CONFIG ... [overrides]`. Exit code 1 if a run does not fit in memory."""
     keys = ("--svg", "--iteration", "--memory", "--devices", "--utilisation")
     own, rest = split_keys(arguments, keys)
     count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
     words = [*rest[:count], *(word for pair in own.items() for word in pair)]
     given = parse_arguments(PlanArguments, words, "plan")
     if not given.configs:
-        raise UserError("plan: name a file, such as `flowrl plan configs/demo.yaml`")
+        raise UserError("plan: name a run file, such as `flowrl plan configs/demo.yaml`")
     if given.svg is not None and len(given.configs) > 1:
-        raise UserError("plan: --svg draws one run: name one file")
+        raise UserError("plan: --svg draws a single run: name one file")
     fits = [_plan_one(path, given, rest[count:], i) for i, path in enumerate(given.configs)]
     return 0 if all(fits) else 1
 
@@ -150,7 +146,7 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     check_plan(run)
     quiet()
     from flowrl.cli.plan import describe_run, open_points
-    from flowrl.estimate import memory
+    from flowrl.estimate import fit
     from flowrl.estimate import time as time_estimate
     from flowrl.estimate.devices import parse_devices
 
@@ -158,13 +154,13 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     if len(given.configs) > 1:
         print(f"{chr(10) if index else ''}{path}")
     print(describe_run(run, given.iteration, given.svg))
-    limit = memory.limit(given.memory, devices)
-    print(memory.memory_report(run, limit, given.iteration))
+    limit = fit.limit(given.memory, devices)
+    print(fit.memory_report(run, limit, given.iteration))
     if devices is not None:
         print(time_estimate.time_report(run, devices, given.utilisation, given.iteration))
     for point in open_points(run):
         print(f"before training: {point}")
-    return memory.fits(run, limit, given.iteration)
+    return fit.fits(run, limit, given.iteration)
 
 
 def prove(arguments: list[str]) -> int:
@@ -236,36 +232,20 @@ def doctor(arguments: list[str]) -> int:
     """`doctor`."""
     from flowrl.cli.doctor import Doctor, print_findings
 
-    parse_arguments(Doctor, arguments, "doctor")
+    given = parse_arguments(Doctor, arguments, "doctor")
     quiet()
+    if given.device is not None:
+        check_torchvision()
+        from flowrl.cli.device_check import check_device
+
+        return check_device(given.device, given.run)
+    if given.run is not None:
+        raise UserError("doctor: --run belongs to --device")
     return print_findings()
 
 
-COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
-    "train": train_command,
-    "sample": sample_command,
-    "evaluate": evaluate_command,
-    "report": report_command,
-    "compare": compare_command,
-    "plan": plan,
-    "calibrate": calibrate_command,
-    "prove": prove,
-    "recipes": recipes_command,
-    "export": export_command,
-    "serve-reward": serve_reward_command,
-    "score": score_command,
-    "evaluate-rewards": evaluate_rewards_command,
-    "suites": suites,
-    "schema": schema_command,
-    "new": new,
-    "doctor": doctor,
-    "completion": completion_command,
-    "path": path_command,
-}
-
-
 def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split options such as `--model.dtype bfloat16`, with their values, from other words."""
+    """Separate options such as `--model.dtype bfloat16`, with their values, from other words."""
     words: list[str] = []
     options: list[str] = []
     into = words
@@ -277,7 +257,7 @@ def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def quiet() -> None:
-    """Silence the progress bars and the advice of libraries."""
+    """Silence libraries' progress bars and hints."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging

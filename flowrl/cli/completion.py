@@ -51,19 +51,20 @@ _RUN = re.compile(r"^recipe:\s*(?:\{?\s*name:\s*)?['\"]?(\w+)", re.MULTILINE)
 
 
 def completion_command(arguments: Sequence[str]) -> int:
-    """`completion SHELL`, or `completion words WORD ...`: what may follow, a line per word."""
+    """`completion SHELL`, or `completion words WORD ...`: print possible next words, one per
+    line."""
     if arguments and arguments[0] == "words":
         last = arguments[-1] if len(arguments) > 1 else ""
         print("\n".join(word for word in candidates(arguments[1:]) if word.startswith(last)))
     elif len(arguments) == 1 and arguments[0] in SHELLS:
         print(SHELLS[arguments[0]], end="")
     else:
-        raise UserError(f"completion: name a shell: {', '.join(SHELLS)}")
+        raise UserError(f"completion: name a shell, one of {', '.join(SHELLS)}")
     return 0
 
 
 def candidates(words: Sequence[str]) -> Iterator[str]:
-    """Words that the last of those after `flowrl` may become. Some do not begin with it."""
+    """Candidates for the last of the words after `flowrl`. Some do not begin with it."""
     if len(words) < 2:
         yield from (*COMMANDS, "--help", "--version")
         return
@@ -92,7 +93,7 @@ def candidates(words: Sequence[str]) -> Iterator[str]:
 
 
 def recipe_options(recipe: str) -> Iterator[str]:
-    """`--recipe.steps` and the other settings of a recipe; none for a name that is not known."""
+    """`--recipe.steps` and the other settings of a recipe; none for an unknown name."""
     found = read_schema()["recipes"].get(recipe, {"settings": ()})
     yield from (f"--recipe.{name.replace('_', '-')}" for name, *_ in found["settings"])
 
@@ -117,7 +118,7 @@ def run_files(begin: str) -> Iterator[str]:
 
 
 def run_folders(begin: str) -> Iterator[str]:
-    """Folders of runs, those in `runs` first, and folders on the way to others."""
+    """Folders of runs, with those in `runs` first, and folders on the path to others."""
     found = list(files(begin, None))
     if not begin or "runs/".startswith(begin):
         found = [*files("runs/", None), *found]
@@ -126,7 +127,8 @@ def run_folders(begin: str) -> Iterator[str]:
 
 
 def files(begin: str, suffix: str | None) -> Iterator[str]:
-    """Paths that begin so: folders with a slash at the end, and files of a suffix (None: none)."""
+    """Paths that begin with the word: folders with a trailing slash, and files with a suffix
+    (None: no files)."""
     folder = begin[: begin.rfind("/") + 1]
     try:
         here = sorted(Path(folder or ".").expanduser().iterdir())

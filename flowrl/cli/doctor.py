@@ -61,6 +61,12 @@ class Doctor:
     """Check Python, devices, memory, versions, extras, the hub and its cache, write access and
     launchers. Exit code 1 if something that every run needs is missing."""
 
+    device: str | None = None
+    """Try this device instead (cuda, cpu): proof, ratio, waits, speed and memory of short runs in a
+    table. Exit code 1 if a check has failed, 2 if the device is not there."""
+    run: str | None = None
+    """With --device: a run to try in place of the demo, by its file or name."""
+
 
 def findings() -> Iterator[Finding]:
     yield _python()
@@ -82,7 +88,7 @@ def findings() -> Iterator[Finding]:
 
 
 def print_findings() -> int:
-    """Print a line per finding. Return 1 where something that every run needs is missing."""
+    """Print a line per finding. Returns 1 if something that every run needs is missing."""
     found = list(findings())
     width = max(len(each.subject) for each in found)
     for each in found:

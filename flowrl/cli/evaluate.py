@@ -17,21 +17,24 @@ from flowrl.evaluation.measure import parse_specs
 from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.paired import paired_gain, prompt_means
 from flowrl.evaluation.suites import Suite, load_suite, suite_summary
-from flowrl.models.policy import EvaluationSampler
+from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score_trial
+from flowrl.run.evaluate.start_checks import made_form
 from flowrl.run.state.session import load_rewards, prove_rewards
-from flowrl.run.watch.text_facts import likely_kind
+from flowrl.run.watch.text_facts import likely_form
 from flowrl.settings import EvaluateSettings, PromptFiles, Run
 from flowrl.settings.arguments import EvaluateArguments
 from flowrl.settings.checks import check_texts
 from flowrl.settings.sentences import plain_message
 from flowrl.settings.strict_yaml import parse_yaml
 from rewards.judging.tally import take_tallies
+from rewards.types import MediaForm
 
 METRIC_NAMES = {
     "image/diversity": "diversity within a prompt",
+    "sample/diversity": "diversity within a prompt",
     "text/length": "tokens per completion",
     "text/stopped": "share that ended with a stop token",
     "text/distinct": "distinct within a prompt",
@@ -41,7 +44,7 @@ RowMask = Bool[np.ndarray, " n"]
 
 def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     """Print the mean of each reward over samples of held-out prompts, or of a suite, and its
-    difference from the base's."""
+    difference from the base model's."""
     if given.out is not None:
         check_output_file(given.out)
     chosen = GivenModel.of(given, options, "evaluate")
@@ -51,13 +54,15 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     check_texts(prompts, run.model)
     words = given.rewards or (suite.rewards if suite is not None else ())
     if not words and chosen.folder is None:
-        raise UserError("evaluate: --model comes without rewards: name some with --rewards")
+        raise UserError("evaluate: --model comes without rewards: add some with --rewards")
     e = evaluation_settings(run, given)
     specs = tuple(parse_specs(words, "--rewards").values())
     rewards = load_rewards(specs or run.judges)
-    for sentence in prove_rewards(rewards, run, prompts, likely_kind(run)):
+    opened = chosen.open() if run.model.own is not None else None  # it alone knows its form
+    form = likely_form(run) if opened is None else proven_form(opened[1], prompts, run)
+    for sentence in prove_rewards(rewards, run, prompts, form):
         print(sentence)
-    model, policy = chosen.open()
+    model, policy = opened or chosen.open()
     whole = e.samples if suite is None else len(prompts) * e.per_prompt
     steps = chosen.steps(policy, given.steps)
     trial = Trial.of(prompts, given.samples or whole, e.per_prompt, steps, e.seed)
@@ -82,8 +87,15 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
         write_scores(given.out, result, base)
 
 
+def proven_form(policy: Policy, prompts: PromptSet, run: Run) -> MediaForm:
+    """The form of the samples of a model of one's own, which its checks show."""
+    policy.proofs(prompts.texts[:2], run.evaluation_steps, prompts.meta[:2])
+    return made_form(policy)
+
+
 def evaluation_settings(run: Run, given: EvaluateArguments) -> EvaluateSettings:
-    """`evaluate` of a run with the options of the command line. UserError if they do not fit."""
+    """A run's `evaluate` settings with the options of the command line. UserError if they do not
+    fit."""
     e = run.evaluate
     changes: dict[str, Any] = {
         "seed": e.seed if given.seed is None else given.seed,
@@ -104,7 +116,9 @@ def evaluation_prompts(
     run = chosen.run
     if suite is not None:
         if given.prompts:
-            raise UserError("evaluate: a suite has its own prompts: leave --prompts or --suite out")
+            raise UserError(
+                "evaluate: a suite has its own prompts: leave out either --prompts or --suite"
+            )
         return suite.prompts
     if given.prompts:
         return given_prompts(given.prompts, run.prompts.column)
@@ -129,13 +143,13 @@ def given_prompts(words: Sequence[str], column: str) -> PromptSet:
 
 @dataclass(frozen=True)
 class EvaluationTable:
-    """Results of one trial, and the base's on the same prompts and noise; None without."""
+    """Results of one trial, and the base model's on the same prompts and noise, if there is one."""
 
     result: HeldOutResult
     base: HeldOutResult | None
 
     def line(self, label: str, name: str, rows: RowMask | None = None) -> str:
-        """The mean of a column with its standard error, and its difference from the base's."""
+        """Mean of a column with its standard error, and its difference from the base model's."""
         now, group = self._column(self.result, name, rows), self._groups(rows)
         units, unit = now, "samples"
         if name in self.result.attempts:  # a prompt's samples share one value
@@ -170,8 +184,7 @@ class EvaluationTable:
 
 
 def table_lines(table: EvaluationTable) -> list[str]:
-    """A line per reward, per attempt and per statistic, and one per data set if there are
-    several."""
+    """One line per reward, per attempt and per statistic, and per data set if there are several."""
     result, lines = table.result, []
     for name in (*result.scores.names, *result.attempts):
         lines.append(table.line(name, name))
@@ -185,7 +198,7 @@ def table_lines(table: EvaluationTable) -> list[str]:
 
 
 def write_scores(out: Path, result: HeldOutResult, base: HeldOutResult | None) -> None:
-    """Write a line per sample: its prompt, scores and attempts, and the base's."""
+    """Write one line per sample: its prompt, scores and attempts, and the base model's."""
     sides = [_rows_of(result), [] if base is None else _rows_of(base)]
     with out.open("w") as file:
         for i, prompt in enumerate(result.samples.prompts):

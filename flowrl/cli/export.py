@@ -33,7 +33,7 @@ MERGED = "merged"  # the folder of the whole model
 
 
 def export_run(given: ExportArguments) -> None:
-    """Write the files, upload them where asked, and print where they are."""
+    """Write the files, upload them if requested, and print their location."""
     run = run_of(given.run, given.trust, rewards=False)
     weights = _weights(given)
     if given.push_to_hub is not None:
@@ -41,8 +41,8 @@ def export_run(given: ExportArguments) -> None:
     adapter = (weights / LORA_FILE).is_file()
     if not adapter and (given.formats or given.merged) and not (weights / TEXT_ADAPTER).is_file():
         raise UserError(
-            f"export: {weights} holds whole weights, which have no key formats and nothing to "
-            "merge: leave --formats and --merged out"
+            f"export: {weights} holds full weights, for which --formats and --merged have no "
+            "meaning: leave both out"
         )
     if given.formats and not adapter:
         raise UserError("export: --formats is for image and video models: leave it out")
@@ -66,12 +66,12 @@ def export_run(given: ExportArguments) -> None:
 
 def _weights(given: ExportArguments) -> Path:
     if given.weights == "base":
-        raise UserError("export: the base's weights are the model's own: name last or best")
+        raise UserError("export: the base weights are the original model; name last or best")
     weights = weights_folder(given.run, given.weights)
     if (weights / checkpoint.POLICIES_FILE).is_file():
         raise UserError(
-            f"export: {weights} is a checkpoint, whose weights are not in files for other "
-            "programs: name last, best or their folder"
+            f"export: {weights} is a training checkpoint, which other programs cannot load: "
+            "name last, best or the folder of one of them"
         )
     return weights
 
@@ -82,7 +82,7 @@ def _denoisers(run: Run) -> list[nn.Module]:
     if described is None:
         raise UserError(
             f"export: the configuration of {run.model.pipeline} is not on this machine; "
-            f"`hf download {run.model.pipeline}` downloads it"
+            f"download it with `hf download {run.model.pipeline}`"
         )
     return list(described.denoisers.values())
 
@@ -137,6 +137,7 @@ def _convert(
 def _merge(run: Run, weights: Path, folder: Path) -> None:
     """Write the whole model with the adapter merged, in the dtype of the run."""
     from flowrl.models.diffusers.policy import PipelinePolicy
+    from flowrl.models.own.policy import OwnPolicy
 
     policy: Any = load_policy(run, device_of(run))
     policy.load_weights(weights)
@@ -146,6 +147,9 @@ def _merge(run: Run, weights: Path, folder: Path) -> None:
             denoiser.fuse_lora()  # type: ignore[operator]
             denoiser.unload_lora()  # type: ignore[operator]
         policy.pipe.save_pretrained(folder)
+    elif isinstance(policy, OwnPolicy):
+        policy.merge()
+        policy.save(folder)
     else:
         policy.model.merge_and_unload().save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)

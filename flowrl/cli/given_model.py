@@ -19,6 +19,7 @@ from flowrl.run.state.learner import load_policy
 from flowrl.settings import ModelSettings, RewardSpec, Run
 from flowrl.settings.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.checks import check_hub
+from flowrl.settings.own_parts import OWN_NAME
 from flowrl.settings.read import check_plan, opens_rewards, override, run_from, run_of
 
 WEIGHT_FOLDERS = ("adapter", "pipeline", "model")  # of the last weights
@@ -27,7 +28,7 @@ TEXT_LENGTH = 256  # of a text, where no run has set it
 
 
 def device_of(run: Run) -> torch.device:
-    """The run's device; auto is the first GPU, if there is one."""
+    """The run's device; auto means the first GPU, if there is one."""
     if run.model.device != "auto":
         return torch.device(run.model.device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -42,7 +43,7 @@ def policy_of(run: Run, folder: Path, weights: str) -> Policy:
 
 
 def load_into(policy: Policy, run: Run, chosen: Path | None) -> None:
-    """Load the weights of a folder, which may be a checkpoint; None keeps the base's."""
+    """Load the weights of a folder or checkpoint; None keeps the base weights."""
     if chosen is not None and (chosen / checkpoint.POLICIES_FILE).is_file():
         checkpoint.bring(policy, run, chosen)
     elif chosen is not None:
@@ -50,7 +51,8 @@ def load_into(policy: Policy, run: Run, chosen: Path | None) -> None:
 
 
 def weights_folder(folder: Path, weights: str) -> Path:
-    """The folder of a run's last or best weights, or `weights` itself. UserError if missing."""
+    """Folder of a run's last or best weights, or `weights` itself. UserError if it does not
+    exist."""
     if weights == "best":
         chosen = max((folder / "best").glob("[0-9]*"), default=None)
     elif weights == "last":
@@ -65,7 +67,7 @@ def weights_folder(folder: Path, weights: str) -> Path:
 
 @dataclass(frozen=True)
 class GivenModel:
-    """A model and its weights.
+    """A model and its weights, as a command names them.
 
     folder   the run's; None for a model without a run
     weights  a folder; None for the base's
@@ -83,10 +85,12 @@ class GivenModel:
     def of(
         cls, given: SampleArguments | EvaluateArguments, options: Sequence[str], command: str
     ) -> "GivenModel":
-        """Read a run's settings, or make those of a model. `options` replace settings."""
+        """Read a run's settings, or create them for a model. `options` override settings."""
         if (given.run is None) == (given.model is None):
-            raise UserError(f"{command}: name either a run's folder or --model, a pipeline's or a "
-                            "language model's folder or hub name")  # fmt: skip
+            raise UserError(
+                f"{command}: name either a run's folder or, with --model, the folder or hub "
+                "name of a pipeline or language model"
+            )  # fmt: skip
         places = ("guidance", "height", "width")
         words = [f"--evaluate.{n}={v}" for n in places if (v := getattr(given, n)) is not None]
         if given.model is not None:
@@ -96,7 +100,7 @@ class GivenModel:
             return cls(run, None, given.adapter, name)
         if given.adapter is not None:
             raise UserError(
-                f"{command}: --adapter belongs to --model; a run takes --weights FOLDER"
+                f"{command}: --adapter goes with --model; for a run use --weights FOLDER"
             )
         folder = Path(given.run or "")
         needs = command == "evaluate" and not given.rewards
@@ -110,26 +114,28 @@ class GivenModel:
         return cls(run, folder, weights, f"{folder.name}, {given.weights} weights", judges)
 
     def steps(self, policy: Policy, given: int | None) -> int:
-        """The given number of steps, the run's, or the pipeline's own default."""
+        """Number of steps: the given one, the run's, or the pipeline's default."""
         if given is not None:
             return given
         if self.folder is not None or self.run.evaluate.steps is not None:
             return self.run.evaluation_steps
         from flowrl.models.diffusers.policy import PipelinePolicy
 
-        assert isinstance(policy, PipelinePolicy)  # texts have a number of steps
+        if not isinstance(policy, PipelinePolicy):  # texts have a number of steps
+            raise UserError("--model of your own has no number of steps: set --steps")
         own = policy.loop.driver.parameters.get("num_inference_steps")
         if own is None or not isinstance(own.default, int):
-            raise UserError(f"{policy.name} has no number of steps of its own: set --steps")
+            raise UserError(f"{policy.name} has no default number of steps: set --steps")
         return own.default
 
     def open(self) -> tuple[Policy, Policy]:
-        """The model with the base's weights, and the same at the evaluation's guidance and size."""
+        """Open the model with the base weights, and the same model at the evaluation's guidance
+        and size."""
         policy = load_policy(self.run, device_of(self.run))
         return policy, evaluation_policy(policy, self.run)
 
     def ended_by_base(self, policy: Policy, last: int, command: str) -> EvaluationSampler:
-        """The policy with the last steps of each sample by the base. Prints what that means.
+        """A policy whose last steps use the base weights. Prints what that means.
 
         UserError for texts, and for weights that are the base's.
         """
@@ -137,9 +143,11 @@ class GivenModel:
         from flowrl.models.diffusers.policy import PipelinePolicy
 
         if not isinstance(policy, PipelinePolicy):
-            raise UserError(f"{command}: --base-steps is for denoising steps, and a text has none")
+            raise UserError(
+                f"{command}: --base-steps is for denoising steps of pipelines: leave it out"
+            )
         if self.weights is None:
-            raise UserError(f"{command}: --base-steps needs trained weights beside the base's")
+            raise UserError(f"{command}: --base-steps needs trained weights besides the base model")
         base = None
         if self.run.model.lora is None:
             other = load_policy(self.run, device_of(self.run))
@@ -154,11 +162,14 @@ class GivenModel:
 
 
 def model_run(source: str, adapter: Path | None) -> Run:
-    """Settings of a run of a model: all its own defaults, and no training."""
+    """Settings of a run for a model: its defaults, and no training."""
     if adapter is not None and not adapter.is_dir():
         raise UserError(f"--adapter: no folder {adapter}")
     model: dict[str, Any] = {"lora": None}
-    if is_pipeline(source):
+    if OWN_NAME.fullmatch(source):
+        model |= {"own": source, "lora": _text_adapter(adapter)}
+        recipe, evaluate = {"name": "flow_grpo"}, {}
+    elif is_pipeline(source):
         model |= {"pipeline": source, "guidance": None}
         recipe, evaluate = {"name": "flow_grpo"}, {}
     else:
@@ -189,7 +200,7 @@ def _text_adapter(folder: Path | None) -> Mapping[str, Any] | None:
 
 
 def is_pipeline(source: str) -> bool:
-    """Whether a folder or hub name is a diffusers pipeline, and not a language model. UserError
+    """Whether a folder or hub name is a diffusers pipeline rather than a language model. UserError
     for neither."""
     folder = find(source)
     if folder.is_dir():
@@ -199,7 +210,7 @@ def is_pipeline(source: str) -> bool:
             return False
         raise UserError(f"--model: {source} has neither model_index.json nor config.json")
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise UserError(f"--model: no folder {source}, and not a hub name (owner/name)")
+        raise UserError(f"--model: {source} is neither a folder nor a hub name (owner/name)")
     for file, found in (("model_index.json", True), ("config.json", False)):
         if isinstance(try_to_load_from_cache(source, file), str):
             return found

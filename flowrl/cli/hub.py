@@ -11,7 +11,7 @@ from flowrl.errors import UserError
 
 
 def check_upload(repository: str) -> None:
-    """UserError, before any work, for a name that the hub refuses, and without a token."""
+    """UserError, before any work, for a name that the hub refuses or a missing token."""
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
@@ -19,12 +19,13 @@ def check_upload(repository: str) -> None:
         raise UserError(f"--push-to-hub: {repository[:100]!r} is not owner/name: {why}") from error
     if get_token() is None:
         raise UserError(
-            "--push-to-hub: there is no token of the hub here: `hf auth login`, or set HF_TOKEN"
+            "--push-to-hub: there is no token for the hub here: run `hf auth login`, or set "
+            "HF_TOKEN"
         )
 
 
 def upload(folder: Path, repository: str, *, private: bool) -> str:
-    """Upload a folder, into a repository that is made if it is missing. Returns its address.
+    """Upload a folder to a repository, which is created if necessary. Returns its address.
 
     UserError, which says that the files are complete here, for anything that the hub or the
     network refuses.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Collect no garbage inside. What was imported is left out of every later collection."""
+    """Pause garbage collection in the body, and exclude what it imports from later collections."""
     was = gc.isenabled()
     gc.disable()
     try:

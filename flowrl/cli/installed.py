@@ -20,13 +20,13 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def check_torchvision() -> None:
-    """UserError, with the way out, for a torchvision beside which transformers does not import."""
+    """UserError, with a way out, for a torchvision that keeps transformers from being imported."""
     if (sentence := torchvision_misfit()) is not None:
         raise UserError(sentence)
 
 
 def torchvision_misfit() -> str | None:
-    """A sentence about a torchvision that does not fit torch; None if it fits or is absent."""
+    """A sentence about a torchvision that does not match torch; None if it matches or is absent."""
     torch, vision = _version_file("torch"), _version_file("torchvision")
     if torch is None or vision is None:
         return None

@@ -112,7 +112,8 @@ def _reward(name: str) -> dict[str, Any]:
 
 
 def run_schema() -> dict[str, Any]:
-    """The JSON schema of a run's file. What a file must have is asked of files without a base."""
+    """The JSON schema of a run file. Required settings are only required of files without a
+    base."""
     schema = Run.model_json_schema(by_alias=True)
     prompts = schema["$defs"]["PromptFiles"]
     drawn = {"properties": {"prompts": {"required": prompts.pop("required")}}}

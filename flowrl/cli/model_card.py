@@ -31,7 +31,7 @@ CardRows = list[tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class CardSubject:
-    """An exported run. `weights` are the exported ones; `repository` is of the hub, or None."""
+    """An exported run. `weights` are the exported ones; `repository` is on the hub, or None."""
 
     run: Run
     folder: Path
@@ -41,21 +41,21 @@ class CardSubject:
     @property
     def source(self) -> str:
         """The base model."""
-        return self.public(self.run.model.pipeline or self.run.model.language or "")
+        return self.public(self.run.model.source)
 
     @property
     def iteration(self) -> int | None:
-        """The iteration of the weights, where the folder's name is that; None: the last one."""
+        """Iteration of the weights, if the folder is named after it; None for the last one."""
         return int(self.weights.name) if self.weights.name.isdigit() else None
 
     def public(self, place: str) -> str:
-        """A source as the card names it: of an absolute path, a published card has the end."""
+        """A source as a published card names it: only the last part of an absolute path."""
         hidden = self.repository is not None and Path(place).is_absolute()
         return Path(place).name if hidden else place
 
 
 def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
-    """Write README.md, the curves and a page of samples. `files` are those of the weights."""
+    """Write README.md, the curves and a page of samples. `files` are the weights' files."""
     run, folder = subject.run, RunFolder.read(subject.folder)
     charts = RunCharts.of(folder).deciding
     if charts:
@@ -71,6 +71,7 @@ def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
         "source": subject.source, "recipe": _recipe(run), "iteration": subject.iteration,
         "towards": [spec.label for spec in run.rewards],
         "code": Markup("\n".join(_code(subject, files))) if run.model.pipeline else "",
+        "own": run.model.own is not None,
         "others": [name for name in files if name.startswith(("comfyui", "kohya"))],
         "inference": list(_inference(subject)), "evaluate": run.evaluate,
         "results": results, "last": last, "alarms": f"{folder.raised:.0f}",
@@ -88,11 +89,14 @@ def _metadata(subject: CardSubject) -> ModelCardData:
     run = subject.run
     on_hub = _HUB_NAME.fullmatch(subject.source) and not Path(subject.source).is_dir()
     kind = "text-to-image" if run.model.pipeline else "text-generation"
+    library = "diffusers" if run.model.pipeline else "transformers"
+    if run.model.own is not None:
+        kind = library = None
     if run.model.call.get("num_frames", 1) != 1:
         kind = "text-to-video"
     tags = ["flowrl", "reinforcement-learning", _recipe(run), *(["lora"] if run.model.lora else [])]
     data = ModelCardData(
-        library_name="diffusers" if run.model.pipeline else "transformers",
+        library_name=library,
         pipeline_tag=kind,
         tags=tags,
         base_model=subject.source if on_hub else None,
@@ -123,6 +127,10 @@ def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
 
 def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
     run = subject.run
+    if run.model.own is not None:
+        yield "steps", run.evaluation_steps
+        yield "sampling", "deterministic (ODE), whatever noise training sampled with"
+        return
     if run.model.pipeline is None:
         yield from (
             ("most tokens", run.evaluation_steps),

@@ -21,7 +21,7 @@ from torch import Tensor
 from flowrl.cli.steer import SampleScorer
 from flowrl.errors import UserError
 from flowrl.likelihoods.pathwise import euler_path
-from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.batch import Prompted
 from rewards import Samples
 from rewards.checks.differentiable import DifferentiableScore, differentiable_score
 from rewards.checks.gradient_test import differentiable_scores
@@ -33,8 +33,8 @@ OptimiseMethod = Literal["gradient", "search", "best"]
 
 @dataclass(frozen=True)
 class NoiseSearch:
-    """Settings of the search. `turn` is the share of new noise in a proposal of `search`: z' =
-    sqrt(1 - turn^2) z + turn n, so that z' is a normal noise too."""
+    """Settings of the search. `turn` is the share of new noise in a proposal of `search`, z' =
+    sqrt(1 - turn^2) z + turn n, which keeps z' normal."""
 
     MOMENTUM: ClassVar[float] = 0.9
     CLIP: ClassVar[float] = 0.1  # of the gradient's norm, by sample
@@ -47,25 +47,25 @@ class NoiseSearch:
 
 @dataclass(frozen=True)
 class NoiseScores:
-    """Samples of noises, their scores, and the slopes of these."""
+    """Samples from initial noises, their scores, and the gradients of the scores."""
 
     scorer: SampleScorer
-    conditioning: Conditioning
+    conditioning: Prompted
     velocity: Velocity
 
     @classmethod
     def of(cls, scorer: SampleScorer) -> "NoiseScores":
-        """UserError for a pipeline that starts at an image."""
+        """Open the scorer. UserError for a pipeline that starts from an image."""
         trial, policy = scorer.trial, scorer.policy
         texts = [trial.prompts.texts[row] for row in trial.rows for _ in range(trial.group)]
         conditioning = policy.encode(texts)
         if policy.pictured(conditioning, trial.steps):
-            raise UserError("--optimise needs a pipeline that starts at noise, not at an image")
+            raise UserError("--optimise needs a pipeline that starts from noise, not from an image")
         bound = policy.bind(conditioning, steps=trial.steps, guidance=scorer.guidance)
         return cls(scorer, conditioning, bound)
 
     def noise(self, *purpose: int | str) -> Float[Tensor, "n *d"]:
-        """Keyed noise of each sample; for "root" that of a sample without optimisation."""
+        """Keyed noise of each sample; "root" is the noise of a sample without optimisation."""
         trial, policy = self.scorer.trial, self.scorer.policy
         places = [(row, node) for row in trial.rows for node in range(trial.group)]
         keys = [(trial.seed, 0, row, *purpose, node) for row, node in places]
@@ -73,11 +73,11 @@ class NoiseScores:
         return drawn.to(self.scorer.device, policy.arithmetic)
 
     def calls(self, n: int) -> Iterator[Tensor]:
-        """Places of the samples of each call."""
-        yield from torch.arange(n).split(self.scorer.policy.rows_per_call or n)
+        """Indices of the samples of each call."""
+        yield from torch.arange(n).split(self.scorer.policy.sizes.sampling or n)
 
     def latents(self, z: Tensor, at: Tensor) -> Tensor:
-        """Latents of the samples `at`, with gradients where these are on."""
+        """Latents of the samples `at`, with gradients if they are enabled."""
         policy, steps = self.scorer.policy, self.scorer.trial.steps
         begin, prompt = policy.begin(self.conditioning, steps), at.to(z.device)
         x = z if begin is None else begin(z, prompt)
@@ -90,11 +90,11 @@ class NoiseScores:
         return self.scorer.samples(x0, self.conditioning, torch.arange(len(z)))
 
     def score(self, z: Tensor) -> Float[Tensor, " n"]:
-        """The weighted sum of the rewards; -inf where one of them has no score."""
+        """Weighted sum of the rewards; -inf if any reward has no score."""
         return self.scorer.score(self.samples(z)).nan_to_num(nan=-torch.inf)
 
     def slopes(self, z: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, "n *d"]]:
-        """Scores with gradients, and their slopes in the noise."""
+        """Scores with gradients, and their gradients with respect to the noise."""
         rewards = graded_of(self.scorer)
         parts = [self._slope(z[at], at, rewards) for at in self.calls(len(z))]
         scores, slopes = zip(*parts, strict=True)
@@ -114,7 +114,9 @@ class NoiseScores:
                 part, rows, steps=trial.steps, guidance=self.scorer.guidance, graded=True
             )
             if not media.requires_grad:
-                raise UserError(f"--optimise gradient: {policy.name} decodes without a gradient")
+                raise UserError(
+                    f"--optimise gradient: the decoder of {policy.name} has no gradient"
+                )
             shown = self.scorer.shown(media.detach(), at)
             weights = self.scorer.weights
             each = [
@@ -128,18 +130,18 @@ class NoiseScores:
 
 
 def graded_of(scorer: SampleScorer) -> dict[str, DifferentiableScore]:
-    """The rewards as differentiable functions. UserError, naming it, for one without a gradient."""
+    """Rewards as differentiable functions. UserError, naming it, for one without a gradient."""
     try:
         return {name: differentiable_score(name, reward) for name, reward in scorer.rewards.items()}
     except ValueError as error:
         first = str(error).split(":")[0]
         raise UserError(
-            f"--optimise gradient: {first} offers no gradient: take --optimise search or best"
+            f"--optimise gradient: {first} offers no gradient: use --optimise search or best"
         ) from error
 
 
 def optimised_samples(scorer: SampleScorer, how: NoiseSearch) -> tuple[Samples, str]:
-    """The samples of the best noises, and a sentence with what they cost and gained."""
+    """Samples from the best noises, and a sentence about cost and gain."""
     if how.method == "gradient":
         graded_of(scorer)  # before any sample is drawn
     scores = NoiseScores.of(scorer)
@@ -180,9 +182,9 @@ def _by_proposals(
     scored, first = top.isfinite(), top.clone()
     if not scored.any():
         raise UserError(
-            f"--optimise {how.method}: {', '.join(scores.scorer.rewards)} scored none of the first "
-            "samples. Each is scored alone, so a reward that compares the samples of a group "
-            "cannot choose: take --steer best for it"
+            f"--optimise {how.method}: {', '.join(scores.scorer.rewards)} scored none of the "
+            "first samples. Each is scored alone, so a reward that compares the samples of a "
+            "group cannot choose: use --steer best instead"
         )
     for turn in range(how.rounds):
         fresh = scores.noise("proposal", turn)
@@ -195,7 +197,7 @@ def _by_proposals(
 
 
 def naturalness_slope(z: Float[Tensor, "n *d"]) -> Float[Tensor, "n *d"]:
-    """The slope of minus the log-density of a normal noise's length, |z|^2 / 2 - (d - 1) log |z|,
+    """Gradient of minus the log-density of a normal noise's length, |z|^2 / 2 - (d - 1) log |z|,
     in float32 or better."""
     wide = z.to(torch.promote_types(z.dtype, torch.float32))
     squares = wide.flatten(1).square().sum(1).view(-1, *[1] * (z.ndim - 1))

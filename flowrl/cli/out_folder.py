@@ -6,14 +6,14 @@ from flowrl.errors import UserError
 
 
 def out_folder(out: Path) -> Path:
-    """Make the folder, which may be there if it is empty. UserError for one that holds files, which
-    would be replaced, and for one that cannot be made."""
+    """Create the folder, which may already exist if it is empty. UserError if it holds files,
+    which would be overwritten, or cannot be created."""
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out: {out} is a file, and a folder is needed: name another one")
+        raise UserError(f"--out: {out} is a file; name a folder instead")
     if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"--out: {out} already holds files: name a new folder")
+        raise UserError(f"--out: {out} already holds files: choose a new folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out: cannot make the folder {out}: {error.strerror}") from error
+        raise UserError(f"--out: cannot create the folder {out}: {error.strerror}") from error
     return out

@@ -22,7 +22,8 @@ from samplers.picture import describe_text_plan
 
 
 def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
-    """A table of the plans, and the evaluations, samples and training rows of one iteration."""
+    """Describe a run: a table of its plans, and the evaluations, samples and training rows of an
+    iteration."""
     algorithm = run.algorithm()
     plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
@@ -31,7 +32,7 @@ def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
     else:
         body = _describe_texts(run, texts, svg) if texts else _describe_images(run, plans, svg)  # type: ignore[arg-type]
     name = run.recipe.name  # type: ignore[attr-defined]
-    updates = f"optimizer steps per iteration: {run.train.updates}"
+    updates = f"optimizer steps per iteration: {run.train.optimizer_steps}"
     notes = (
         *described_given(run),
         *_near_zero(run, algorithm, iteration),
@@ -59,7 +60,7 @@ def _near_zero(run: Run, algorithm: Algorithm, iteration: int) -> Iterator[str]:
 
 def _describe_texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> str:
     if svg is not None:
-        raise UserError("--svg draws noise levels, and text has none: leave it out")
+        raise UserError("--svg draws noise levels, which texts do not have: leave it out")
     draws = run.drawn
     samples, tokens = (draws * sum(getattr(p, of) for p in plans) for of in ("group", "tokens"))
     environment = run.model.environment
@@ -149,7 +150,7 @@ def _check_teachers(run: Run) -> None:
 
 
 def open_points(run: Run) -> Iterator[str]:
-    """The reasons why this run could not start on this machine, one sentence each."""
+    """Reasons why this run could not start on this machine, one sentence each."""
     checks = [
         lambda: check_given(run),
         lambda: check_rewards(run),

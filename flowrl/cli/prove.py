@@ -29,9 +29,12 @@ SETTINGS = {
 
 
 def prove_run(given: ProveArguments, options: Sequence[str], *, cache: bool) -> int:
-    """Print the sentences of the proof and the table of deviations. Returns 1 for a refusal."""
+    """Print the sentences of the proof and the table of deviations. Returns 1 if the pipeline is
+    refused."""
     if given.config is None and given.model is None:
-        raise UserError("prove: name a file, such as `flowrl prove configs/demo.yaml`, or --model")
+        raise UserError(
+            "prove: name a run file, such as `flowrl prove configs/demo.yaml`, or use --model"
+        )
     if given.config is None:
         tree = {**SETTINGS, "model": {"pipeline": given.model}}
         run, held_out = override(run_from(tree, "prove"), options), None

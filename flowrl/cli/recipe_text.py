@@ -16,7 +16,8 @@ FORMS = "NAME, {name: NAME, ...settings} or FILE.py:NAME"
 
 
 def recipes_command(arguments: list[str]) -> int:
-    """Print the table of recipes, or one with its settings: types, defaults and source."""
+    """Print the table of recipes, or one recipe with the types, defaults and source of its
+    settings."""
     if not arguments:
         width = max(map(len, RECIPES))
         for name, recipe in RECIPES.items():
@@ -24,7 +25,7 @@ def recipes_command(arguments: list[str]) -> int:
         return 0
     name, *others = arguments
     if others:
-        raise UserError(f"recipes: name one recipe, not {' '.join(arguments)[:200]}")
+        raise UserError(f"recipes: name a single recipe, not {' '.join(arguments)[:200]}")
     try:
         words = recipe_function(name).__doc__ or "a recipe of your own, without a docstring"
     except UserError as error:
@@ -41,8 +42,8 @@ def recipes_command(arguments: list[str]) -> int:
 
 
 def recipe_rows(name: str, parts: bool = False) -> list[tuple[str, str, str]]:
-    """Setting, type and default of a recipe, as they are written in YAML. `parts`: those that every
-    recipe takes in place of its own too."""
+    """Setting, type and default of a recipe, as written in YAML. `parts`: also the parts that
+    every recipe lets you replace."""
     own = function_parameters(recipe_function(name))
     rows = [
         (key, readable(field.annotation), in_yaml(field.default))

@@ -35,7 +35,7 @@ class Compare:
 
 
 def print_report(given: Report) -> None:
-    """Write the page of a run and print its path. UserError if that is impossible."""
+    """Write the page of a run and print its path. UserError if it cannot be written."""
     out = given.out or given.run / REPORT
     if given.run.is_dir():  # otherwise the reader of the folder says what is wrong
         check_output_file(out)
@@ -46,7 +46,7 @@ def print_report(given: Report) -> None:
 
 
 def print_comparison(given: Compare) -> None:
-    """Write the page of several runs and print its path. UserError if that is impossible."""
+    """Write the page of several runs and print its path. UserError if it cannot be written."""
     check_output_file(given.out)
     try:
         write_comparison(given.runs, given.out)

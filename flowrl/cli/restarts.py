@@ -20,7 +20,7 @@ _LAUNCHED, _AGAIN = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"), "TORCHELASTIC_RESTART
 
 
 def split_keys(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split `--key value` and `--key=value` of `own` from the other arguments."""
+    """Split `--key value` and `--key=value` for the keys of `own` from the other arguments."""
     values, rest = dict[str, str](), list[str]()
     words = iter(arguments)
     for word in words:
@@ -35,12 +35,12 @@ def split_keys(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, 
 
 
 def resumed_by_launcher(folder: Path) -> bool:
-    """Whether a launcher starts this run again, in a folder that it has begun."""
+    """Whether a launcher restarts this run in a folder that it created before."""
     return os.environ.get(_AGAIN, "0") != "0" and (folder / "run.yaml").is_file()
 
 
 def supervised(arguments: Sequence[str]) -> tuple[list[str], int | None]:
-    """Fork a training of these words of `train`, again and again while it dies.
+    """Run `train` with these arguments in a child process, and restart it whenever it dies.
 
     Returns, in the child, its words and None; in the parent its words and the last exit code.
     UserError under a launcher and for a count that is none.
@@ -52,8 +52,9 @@ def supervised(arguments: Sequence[str]) -> tuple[list[str], int | None]:
         raise UserError(f"{RESTARTS}: {own[RESTARTS][:100]!r} is not a number of restarts")
     if any(name in os.environ for name in _LAUNCHED):
         raise UserError(
-            f"{RESTARTS} restarts a run of one process; this one has a launcher: give the launcher "
-            f"`--max_restarts {own[RESTARTS]}` instead, and the run a {FOLDER}"
+            f"{RESTARTS} is for runs of one process, but this one has a launcher: pass "
+            f"`--max_restarts {own[RESTARTS]}` to the launcher instead, and a {FOLDER} to the "
+            "run"
         )
     words, folder = _with_folder(words)
     return _Parent(int(own[RESTARTS]), folder).run(words)

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from PIL.Image import Image
 
 from flowrl.cli.given_model import GivenModel, device_of, load_into
@@ -21,6 +23,7 @@ from flowrl.cli.steer import (
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import parse_specs
 from flowrl.media.statistics import Statistics
+from flowrl.models.own.policy import shown_by
 from flowrl.models.policy import Policy
 from flowrl.pages.sample_files import Page
 from flowrl.paths import find, numbered
@@ -34,7 +37,7 @@ from rewards.perception.files import open_image_file
 
 
 def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
-    """Generate and score samples of prompts, and write them with a page of all."""
+    """Generate and score samples of prompts, and write them with an overview page."""
     specs = tuple(parse_specs(given.rewards, "--rewards").values())
     out = None if given.out is None else out_folder(given.out)
     chosen = GivenModel.of(given, options, "sample")
@@ -67,11 +70,19 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
         result = TrialSamples(samples, Statistics({}, {}))
         print(summary)
     page = Page(result.samples, [None] * len(result.samples.prompts), chosen.name)
-    page.save_each(out)  # before a reward is asked, which may fail
+    _save_each(page, policy, out)  # before a reward is asked, which may fail
     if rewards:
         page = _scored(page, rewards, run)
+    page = replace(page, samples=shown_by(policy, page.samples))
     whole = page.save(out, "grid")
     print(f"{len(page.scores)} samples in {out}; all on one page: {whole}")
+
+
+def _save_each(page: Page, policy: Policy, out: Path) -> None:
+    """Write a file per sample; of tensors their numbers too, in one file."""
+    if page.samples.kind == "tensor":
+        np.save(out / "samples.npy", torch.as_tensor(page.samples.media).cpu().numpy())
+    replace(page, samples=shown_by(policy, page.samples)).save_each(out)
 
 
 def _scored(page: Page, rewards: Mapping[str, Reward], run: Run) -> Page:
@@ -109,11 +120,15 @@ def _improved(scorer: SampleScorer, given: SampleArguments) -> tuple[Samples, st
 def _refuse(given: SampleArguments, rewards: bool) -> None:
     """UserError for options that exclude each other, or need rewards."""
     if given.steer != "no" and not rewards:
-        raise UserError("sample: --steer chooses by rewards, and --model has none: add --rewards")
+        raise UserError(
+            "sample: --steer needs rewards to choose by, and --model has none: add --rewards"
+        )
     if given.optimise != "no" and not rewards:
         raise UserError("sample: --optimise needs rewards, and --model has none: add --rewards")
     if given.optimise != "no" and (given.steer != "no" or given.base_steps):
-        raise UserError("sample: --optimise goes without --steer and --base-steps: leave them out")
+        raise UserError(
+            "sample: --optimise cannot be combined with --steer or --base-steps: leave them out"
+        )
     if given.steer != "no" and given.base_steps:
         raise UserError("sample: --steer and --base-steps exclude each other: leave one out")
 
@@ -121,7 +136,7 @@ def _refuse(given: SampleArguments, rewards: bool) -> None:
 def with_rows(
     run: Run, texts: tuple[str, ...], image: str | Path | Image | None = None
 ) -> PromptSet:
-    """Prompts with their rows, which hold the image if there is one.
+    """Prompts with their rows, which contain the image if there is one.
 
     An environment receives the first row of the run's files with this prompt, or the prompt alone.
     UserError for an image that cannot be read.
@@ -165,17 +180,17 @@ def _absolute(image: str) -> str:
 
 
 def check_takes_image(policy: Policy, image: object) -> bool:
-    """Whether the policy is a pipeline whose call has an argument `image`; UserError for an image
-    beside another one."""
+    """Whether the policy is a pipeline whose call has an argument `image`; UserError if it takes
+    no image."""
     from flowrl.models.diffusers.policy import PipelinePolicy
 
     if not isinstance(policy, PipelinePolicy):
         if image is not None:
-            raise UserError("sample: an image is given, and a language model takes none")
+            raise UserError("sample: an image is given, and the run's model is no pipeline")
         return False
     takes = "image" in policy.loop.driver.parameters
     if image is not None and not takes:
-        raise UserError(f"sample: an image is given, and the call of {policy.name} takes none")
+        raise UserError(f"sample: --image is given, but the call of {policy.name} takes no image")
     return takes
 
 

@@ -24,7 +24,7 @@ _FOLDERS = (*(f"flowrl/{room}" for room in _ROOMS), "rewards", "samplers")
 
 @cache
 def read_schema() -> dict[str, Any]:
-    """The schema of the installed package; of a source tree, that of its code as it is now."""
+    """Schema of the installed package; in a source tree, the schema of its present code."""
     if not (PROJECT / "pyproject.toml").is_file() and BUILT.is_file():  # a wheel does not change
         return json.loads(BUILT.read_text(encoding="utf-8"))
     digest = _digest()
@@ -43,7 +43,7 @@ def read_schema() -> dict[str, Any]:
 
 
 def schema_command(arguments: Sequence[str]) -> int:
-    """`schema`: that of a run's file, for editors."""
+    """`schema`: print the schema of a run file, for editors."""
     if arguments:
         raise UserError(f"schema takes no arguments, got {' '.join(arguments)[:200]}")
     print(json.dumps(read_schema()["run"], indent=2))

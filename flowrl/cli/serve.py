@@ -44,6 +44,8 @@ class Serve:
     """Largest request in MiB."""
     pixels: AtLeastOne = 32
     """Most millions (2**20) of pixels in a request's media; decoded they take 12 bytes each."""
+    values: AtLeastOne = 500
+    """Most thousands of values in a request's JSON; read they take about 200 bytes each."""
 
 
 def run_reward_server(given: Serve, reward: Reward | None = None) -> None:
@@ -62,7 +64,11 @@ def run_reward_server(given: Serve, reward: Reward | None = None) -> None:
     token = _token(given)
     try:
         limits = ServerLimits(
-            given.batch, given.wait, given.body * 2**20, pixels=given.pixels * 2**20
+            given.batch,
+            given.wait,
+            given.body * 2**20,
+            pixels=given.pixels * 2**20,
+            values=given.values * 1000,
         )
         served = _served(given, reward, token)
     except ValueError as error:
@@ -108,7 +114,7 @@ def _check_port(given: Serve) -> None:
 
 
 def parse_reward(word: str) -> tuple[str, Mapping[str, object]]:
-    """Name and settings of `shapes` or '{name: shapes, kind: strict}'."""
+    """Parse a name and settings, `shapes` or '{name: shapes, kind: strict}'."""
     given = parse_yaml(word, "serve-reward")
     if isinstance(given, str):
         return given, {}

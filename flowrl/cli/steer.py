@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.conditioning import Conditioning
-from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.policy import Policy
+from flowrl.models.diffusers.batch import Driven, Prompted
 from flowrl.run.evaluate.evaluate import Trial
 from flowrl.settings import RewardSpec
 from rewards import Reward, Samples, score_all
@@ -22,7 +20,7 @@ Method = Literal["best", "importance", "particles"]
 
 @dataclass(frozen=True)
 class SteeredSampler:
-    """Selects one of `particles` samples by the weighted sum of the rewards.
+    """Selects one of `particles` samples by the weighted sum of rewards.
 
     best         the highest
     importance   drawn with weights exp(strength * reward)
@@ -36,30 +34,30 @@ class SteeredSampler:
     eta: float = 0.7
 
 
-def drivable(policy: Policy, option: str = "--steer") -> PipelinePolicy:
-    """The policy, if it is a pipeline. UserError, naming the option, for a language model."""
-    if not isinstance(policy, PipelinePolicy):
-        raise UserError(f"{option} is for images and videos: leave it out, or raise --count")
+def drivable(policy: Any, option: str = "--steer") -> Driven:
+    """The policy, if it has steps. UserError, naming the option, for a language model."""
+    if not isinstance(policy, Driven):
+        raise UserError(f"{option} is only for images and videos: leave it out, or raise --count")
     return policy
 
 
 def last_weights(specs: Sequence[RewardSpec], iterations: int = 0) -> dict[str, float]:
-    """The rewards' weights after a run of so many iterations."""
+    """Weights of the rewards at the end of the run's iterations."""
     return {spec.label: spec.weight_at(iterations) for spec in specs}
 
 
 @dataclass(frozen=True)
 class SampleScorer:
-    """Decodes and scores the samples of one trial of a policy."""
+    """Decodes and scores the samples of one trial."""
 
-    policy: PipelinePolicy
+    policy: Driven
     rewards: dict[str, Reward]
     weights: Mapping[str, float]
     trial: Trial
     guidance: float | None
     device: torch.device
 
-    def samples(self, x0: Tensor, conditioning: Conditioning, prompt: Tensor) -> Samples:
+    def samples(self, x0: Tensor, conditioning: Prompted, prompt: Tensor) -> Samples:
         """Decoded samples of clean latents [n *d]; `prompt` [n] counts the trial's samples."""
         at = prompt.cpu()
         media = self.policy.decode(
@@ -68,25 +66,25 @@ class SampleScorer:
         return self.shown(media, at)
 
     def shown(self, media: Tensor, at: Tensor) -> Samples:
-        """Media of the trial's samples `at`, with their prompts."""
+        """Decoded media of the samples `at` of the trial, with their prompts."""
         rows = [self.trial.rows[i // self.trial.group] for i in at.tolist()]
         prompts, meta = self.trial.prompts.texts, self.trial.prompts.meta
         return Samples(media, [prompts[r] for r in rows], at, [meta[r] for r in rows])
 
     def score(self, samples: Samples) -> Tensor:
-        """The weighted sum of the rewards [n]; NaN where one of them has no score."""
+        """Weighted sum of the rewards [n]; NaN if any reward has no score."""
         scores = score_all(self.rewards, samples)
         weights = scores.values.new_tensor([self.weights[name] for name in scores.names])
         return torch.where(scores.scored.all(1), scores.values @ weights, torch.nan)
 
 
 def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples, int]:
-    """One chosen sample for each of the trial's, and the number of network evaluations."""
+    """One chosen sample per sample of the trial, and the number of network evaluations."""
     trial, policy = scorer.trial, scorer.policy
     texts = [trial.prompts.texts[row] for row in trial.rows for _ in range(trial.group)]
     conditioning = policy.encode(texts)
     if policy.pictured(conditioning, trial.steps):
-        raise UserError("--steer needs a pipeline that starts at noise, not at an image")
+        raise UserError("--steer needs a pipeline that starts from noise, not from an image")
     sigmas, shape = policy.schedule(trial.steps).sigmas, policy.shape(trial.steps)
     velocity = policy.bind(conditioning, steps=trial.steps, guidance=scorer.guidance)
     draws = range(len(texts))

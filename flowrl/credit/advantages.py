@@ -28,6 +28,7 @@ from flowrl.credit.values import (
     masked_std,
     node_values,
 )
+from flowrl.errors import UserError
 from rewards.types import Scores
 from samplers.planners import CLEAN
 
@@ -63,7 +64,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Standardize:
-    """Standardised values: GRPO (arXiv:2402.03300), over the nodes of each decision point.
+    """Normalised advantages, as in GRPO (arXiv:2402.03300), over the nodes of each decision point.
 
         A = (value - mean) / (std + eps)
 
@@ -115,7 +116,7 @@ class Standardize:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """Values less the mean of the group's other samples.
+    """Each value minus the mean of the group's other samples.
 
         A_i = value_i - mean_{j != i} value_j
 
@@ -138,8 +139,38 @@ class LeaveOneOut:
 
 
 @dataclass(frozen=True)
+class GroupBaseline:
+    """Values less a baseline of their group.
+
+        A = value - (baseline + shift)
+
+    soft   the baseline is soft log mean exp(value / soft), the value of the best policy that stays
+           near the sampler (OPMD; the V* of A*-PO, arXiv:2505.20686); None: the mean
+    shift  AsymRE (arXiv:2506.20520) has -0.1: with a baseline below the mean, good samples of an
+           older policy weigh more than bad ones
+    """
+
+    soft: float | None = None
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.soft is not None and self.soft <= 0:
+            raise UserError(f"a soft baseline's temperature must be above 0, got {self.soft}")
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        return by_column(credit, context, self.rule)
+
+    def rule(self, value: Tensor, mask: Tensor) -> Tensor:
+        if self.soft is None:
+            return Standardize(scale=None).rule(value, mask) - self.shift
+        scaled = (value / self.soft).masked_fill(~mask, -torch.inf)
+        mean = scaled.logsumexp(1, keepdim=True) - mask.sum(1, keepdim=True).clamp(min=1).log()
+        return torch.where(mask, value - (self.soft * mean + self.shift), 0.0)
+
+
+@dataclass(frozen=True)
 class ScaleSteps:
-    """Weights on denoising steps, relative to their mean over the steps that can be trained.
+    """Weights for denoising steps, relative to their mean over the trainable steps.
 
         A_k <- A_k w_k / mean_{j < last} w_j,  w = std or 1 / h
 
@@ -184,7 +215,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Rescale:
-    """Advantages scaled from the range +-at to +-to: AWM (arXiv:2509.25050).
+    """Rescales advantages from the range +-at to +-to: AWM (arXiv:2509.25050).
 
     A <- A to / at
     """
@@ -198,7 +229,7 @@ class Rescale:
 
 @dataclass(frozen=True)
 class Estimator:
-    """Advantages from scores: node values, then `transforms` in order.
+    """Computes advantages from scores: node values, then `transforms` in order.
 
     A chain without `Sum` starts with one. `fusion`: how `flowrl.credit.values.node_values` makes a
     node's value from its leaves.
@@ -223,7 +254,7 @@ class Estimator:
         return tuple(each for each in first if not reads_intermediate((each,)))
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses groups without differences, trees that `path` cannot weigh, and what its
+        """Refuses groups without differences, trees that `path` cannot weight, and whatever its
         transforms refuse."""
         alone = any(isinstance(t, Uncompared) for t in self.transforms)
         single = any(plan.group < 2 for plan in choices.plans)
@@ -252,8 +283,8 @@ class Estimator:
         return None
 
     def summed(self, scores: Scores, context: Context) -> Credit:
-        """Node values after the weighted sum of the rewards, by the samples' own scores alone. Its
-        mask has the samples with enough scores for an advantage: later transforms may mask more."""
+        """Node values from the weighted sum of rewards, before other transforms. The mask marks
+        samples with enough scores for an advantage; later transforms may mask more."""
         credit = node_values(scores, context, self.fusion)
         for transform in self._own:
             credit = transform(credit, context)

@@ -10,7 +10,7 @@ from flowrl.errors import UserError
 
 @dataclass(frozen=True)
 class Augmented:
-    """Advantages plus the bounded lead over a baseline: AAPO (arXiv:2505.14264).
+    """Advantages plus a bounded lead over a baseline: AAPO (arXiv:2505.14264).
 
         A = rule(value) + clip(value - baseline, -low, high)
 
@@ -24,7 +24,9 @@ class Augmented:
 
     def __post_init__(self) -> None:
         if min(self.low, self.high) < 0:
-            raise UserError(f"a lead's bounds must be at least 0, got {self.low} and {self.high}")
+            raise UserError(
+                f"the bounds of a lead must be at least 0, got {self.low} and {self.high}"
+            )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         lead = Baseline()(credit, context).value.clamp(-self.low, self.high)

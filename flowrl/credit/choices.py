@@ -49,15 +49,15 @@ class Choices(Protocol):
 
 @runtime_checkable
 class Refusing(Protocol):
-    """A part that may refuse others. A part without this method fits all."""
+    """A part that can refuse others. A part without this method accepts all."""
 
     def refuses(self, choices: Choices) -> str | None:
-        """One sentence that names the problem and the way out, or None where the part fits."""
+        """A sentence with the problem and the way out, or None if the part fits."""
         ...
 
 
 def check_parts(parts: Sequence[object], choices: Choices) -> None:
-    """UserError with the first refusal among the parts."""
+    """Raise UserError with the first refusal among the parts."""
     if sentence := refusal(parts, choices):
         raise UserError(sentence)
 
@@ -69,12 +69,13 @@ def refusal(parts: Sequence[object], choices: Choices) -> str | None:
 
 
 def first_plans(planner: AnyPlanner, steps: int) -> Sequence[AnyPlan]:
-    """The plans of iteration 0 on evenly spaced noise levels: the model's own are not known yet.
+    """Plans of iteration 0 on evenly spaced noise levels, since the model's levels are not known
+    yet.
 
-    UserError where the planner does not fit the number of steps.
+    UserError if the planner does not fit the number of steps.
     """
     if steps < 2:
-        raise UserError(f"steps is {steps}: take at least 2")
+        raise UserError(f"steps must be at least 2, not {steps}")
     sigmas = [1 - k / steps for k in range(steps)] + [0.0]
     try:
         return planner(sigmas, 0, 0)
@@ -91,8 +92,8 @@ def text_plans(choices: Choices) -> list[TextPlan]:
 
 
 def independent(planner: AnyPlanner, plans: Sequence[AnyPlan]) -> bool:
-    """Whether all samples are drawn independently and in the same way: no trees, no particles, and
-    no greedy completions."""
+    """Whether all samples are drawn independently and in the same way: no trees, no particles, no
+    greedy completions."""
     return not isinstance(planner, Particled) and all(
         set(plan.columns.nodes) == {plan.group}
         and not (isinstance(plan, TextPlan) and (plan.forking or plan.greedy))

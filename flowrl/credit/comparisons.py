@@ -25,7 +25,7 @@ from samplers import Columns
 
 
 def families(columns: Columns) -> tuple[int, ...]:
-    """Parents per draw at each decision point: the nodes just before the last split so far. The
+    """Number of parents per draw at each decision point: the nodes just before the last split. The
     draw is the only parent of its roots."""
     parents: list[int] = []
     for k, nodes in enumerate(columns.nodes):
@@ -35,7 +35,7 @@ def families(columns: Columns) -> tuple[int, ...]:
 
 
 def roots(credit: Credit, context: Context) -> Tensor:
-    """The value of each sample's draw, [n r]: the mean of its first nodes, weighted by leaves."""
+    """Value of each sample's draw, [n r]: the mean of its root nodes, weighted by their leaves."""
     group = context.columns.group
     first, mask = (part[:, 0].reshape(-1, group, part.shape[-1]) for part in credit)
     return masked_mean(first, mask, 1)[:, 0].repeat_interleave(group, 0)
@@ -43,7 +43,7 @@ def roots(credit: Credit, context: Context) -> Tensor:
 
 @dataclass(frozen=True)
 class ParentDifference:
-    """The gain of a node over its parent: SPO (arXiv:2505.23564).
+    """Gain of a node over its parent: SPO (arXiv:2505.23564).
 
         A(node) = V(node) - V(parent)
 
@@ -58,7 +58,7 @@ class ParentDifference:
 
 @dataclass(frozen=True)
 class TwoLevel:
-    """Advantages among siblings and among all nodes of a depth, added.
+    """Sum of two advantages: among siblings and among all nodes of the same depth.
 
         A = siblings rule(V among the children of one parent) + group rule(V among all nodes)
 
@@ -71,7 +71,7 @@ class TwoLevel:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         if context.nodes is not None:
-            raise UserError("TwoLevel needs uniform trees: use GlobalLocal for others")
+            raise UserError("TwoLevel needs uniform trees: use GlobalLocal for other trees")
         columns, parts = context.columns, list[Tensor]()
         for k, (nodes, parents) in enumerate(zip(columns.nodes, families(columns), strict=True)):
             value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)
@@ -84,7 +84,7 @@ class TwoLevel:
 
 @dataclass(frozen=True)
 class BestWorst:
-    """The best and the worst of each group: the pair of DPO (arXiv:2305.18290).
+    """The best and worst sample of each group: the pair of DPO (arXiv:2305.18290).
 
         A = 1 for the best, -1 for the worst, 0 for the others
 
@@ -104,7 +104,7 @@ class BestWorst:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential weights of mean 1: reward-weighted regression (arXiv:2502.06061).
+    """Exponential weights with mean 1: reward-weighted regression (arXiv:2502.06061).
 
         w_i = exp(rate value_i) / mean_j exp(rate value_j)
 
@@ -126,7 +126,7 @@ class Exponential:
 
 @dataclass(frozen=True)
 class PruneWidth:
-    """A subset of leaves to train on after the last split: BranchGRPO (arXiv:2509.06040).
+    """Trains on a subset of the leaves after the last split: BranchGRPO (arXiv:2509.06040).
 
         kept = the best fraction of each parent's children | the best and worst fraction / 2
 

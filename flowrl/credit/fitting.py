@@ -31,28 +31,28 @@ _TRACKED = (Baseline, Augmented)
 
 
 def check_credit(transforms: Sequence[Transform], choices: Choices) -> None:
-    """UserError for a transform that the plan or the tracker has nothing for."""
+    """UserError for a transform whose inputs the plan or the tracker does not provide."""
     plans = text_plans(choices)
     branched = any(plan.forking or len(set(plan.columns.nodes)) > 1 for plan in plans)
     for each in transforms:
         name = type(each).__name__
         if branched and isinstance(each, _WHOLE):
             raise UserError(
-                f"{name} compares whole completions, and this plan branches them; take the plan "
+                f"{name} compares whole completions, but this plan branches them; use the plan "
                 "completions, or an advantage of nodes (standardize, leave_one_out, "
                 "parent_difference, global_local, two_level)"
             )
         if plans and not branched and isinstance(each, _OF_PARENTS):
             raise UserError(
-                f"{name} compares a node with its parent, and independent completions have none; "
-                "take the plan segments or forks"
+                f"{name} compares a node with its parent, which independent completions do not "
+                "have; use the plan segments or forks"
             )
         if choices.tracker is NoTracker and isinstance(each, _TRACKED):
             raise UserError(
-                f"{name} reads the expected score of each prompt, which a tracker keeps; set "
+                f"{name} needs the expected score of each prompt, which a tracker computes; set "
                 "tracker: prompt_values"
             )
         if isinstance(each, DropFlat) and any(plan.group < 2 for plan in choices.plans):
             raise UserError(
-                "DropFlat drops every group of one; leave it out, or take a larger group"
+                "DropFlat drops every group of one sample; leave it out, or use a larger group"
             )

@@ -20,7 +20,7 @@ from samplers import Particled
 
 
 class StateValues(NamedTuple):
-    """V_0 to V_T of each sample, 0 where unknown. `noisy` [k]: steps that decide something."""
+    """V_0 to V_T of each sample, 0 where unknown. `noisy` [k]: steps that involve a decision."""
 
     value: Float[Tensor, "n k+1 r"]
     known: Bool[Tensor, "n k+1 r"]
@@ -28,7 +28,7 @@ class StateValues(NamedTuple):
 
 
 def state_values(credit: Credit, context: Context) -> StateValues:
-    """The scores on the way, and the samples' own at the end.
+    """Intermediate scores, followed by the samples' own scores.
 
     A state before a step without noise has the value of the next one, unless it has a score: the
     ODE decides nothing.
@@ -49,7 +49,8 @@ def state_values(credit: Credit, context: Context) -> StateValues:
 
 
 def refuse_intermediate(choices: Choices, chains: bool) -> str | None:
-    """A sentence where the plans look at nothing, or branch although credit needs `chains`."""
+    """A refusal if the plans have no intermediate rewards, or branch although credit needs
+    `chains`."""
     plans = image_plans(choices)
     if isinstance(choices.plan, Particled):
         return "steer: particles are not credited by step: leave steer out of this recipe"
@@ -74,7 +75,7 @@ def _standard(credit: Credit, context: Context, eps: float) -> Tensor:
 
 @dataclass(frozen=True)
 class StepGain:
-    """The gain of each step: DenseGRPO (arXiv:2601.20218).
+    """Reward gained in each step: DenseGRPO (arXiv:2601.20218).
 
         value_k = V_{k+1} - V_k
 
@@ -98,7 +99,8 @@ class StepGain:
 
 @dataclass(frozen=True)
 class TurningPoint:
-    """Steps after which a trajectory goes where it ends: TurningPoint-GRPO (arXiv:2602.06422).
+    """Credit for the steps after which a trajectory moves towards its final reward:
+    TurningPoint-GRPO (arXiv:2602.06422).
 
         d_i = R_i - R_{i-1}, c_i = sign(d_i) sign(R_n - R_0), turn_i = c_i > 0 and not c_{i-1} > 0
 
@@ -140,7 +142,7 @@ class TurningPoint:
         end: Float[Tensor, "n 1"],
         known: Bool[Tensor, "n 1"],
     ) -> Bool[Tensor, "n i"]:
-        """The steps at which trajectories turn, from weighted sums of rewards."""
+        """Steps at which trajectories turn, from weighted sums of rewards."""
         gain = after - before
         toward = gain.sign() * (end - before[:, :1]).sign()
         last = torch.cat([torch.full_like(toward[:, :1], -1.0), toward[:, :-1]], 1)
@@ -164,7 +166,7 @@ class TurningPoint:
 
 @dataclass(frozen=True)
 class Discounted:
-    """The scores that follow a step, discounted: VGPO (arXiv:2512.12387), by reviews.
+    """Discounted sum of the scores after a step: VGPO (arXiv:2512.12387), according to reviews.
 
         Q_k = sum_{j >= k} gamma^(j - k) V_{j+1},  over the noisy steps j
 
@@ -175,7 +177,7 @@ class Discounted:
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1:
-            raise UserError(f"a discount must be in [0, 1], got {self.gamma}")
+            raise UserError(f"the discount must be in [0, 1], not {self.gamma}")
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         value, known, noisy = state_values(credit, context)
@@ -194,7 +196,7 @@ class Discounted:
 
 @dataclass(frozen=True)
 class AbsoluteValue:
-    """Standardised values with an absolute part, weighed by a trajectory's own: VGPO.
+    """Standardised values plus an absolute part, weighted by the trajectory's own value: VGPO.
 
         A_k = w_k ((Q_k - mean) / (std + eps) + kappa Q_k),  w_k = clip(Q_k / mean_k Q, *bounds)
 
@@ -211,11 +213,13 @@ class AbsoluteValue:
     def __post_init__(self) -> None:
         low, high = self.bounds
         if not 0 <= low <= high:
-            raise UserError(f"bounds {self.bounds}: give the lower one first, and none below 0")
+            raise UserError(
+                f"bounds {self.bounds}: the lower one comes first, and neither may be below 0"
+            )
         if not 0 <= self.share <= 1:
-            raise UserError(f"a share of the steps must be in [0, 1], got {self.share}")
+            raise UserError(f"the share of the steps must be in [0, 1], not {self.share}")
         if self.kappa < 0:
-            raise UserError(f"kappa is {self.kappa}: it must be at least 0")
+            raise UserError(f"kappa must be at least 0, not {self.kappa}")
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         value, mask = credit
@@ -229,7 +233,7 @@ class AbsoluteValue:
 
 @dataclass(frozen=True)
 class Potential:
-    """Credit, and a part from a step-wise reward that may abstain: after PARM (arXiv:2501.13926).
+    """Credit plus a step-wise reward that may abstain: after PARM (arXiv:2501.13926).
 
         A_k <- A_k + weight (V_{k+1} - mean) / (std + eps)
 
@@ -243,8 +247,8 @@ class Potential:
     def __post_init__(self) -> None:
         if self.weight < 0:
             raise UserError(
-                f"the weight of rewards on the way is {self.weight}: below 0 they would be learned "
-                "backwards"
+                f"the weight of intermediate rewards must be at least 0, not {self.weight}: "
+                "otherwise training would lower them"
             )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
@@ -264,11 +268,11 @@ class Potential:
 
 
 def reads_intermediate(transforms: Sequence[Transform]) -> bool:
-    """Whether credit reads scores on the way."""
+    """Whether credit reads intermediate scores."""
     kinds = StepGain | TurningPoint | Discounted | Potential
     return any(isinstance(each, kinds) for each in transforms)
 
 
 def differs_between_steps(transforms: Sequence[Transform]) -> bool:
-    """Whether credit may have rewards on the way that differ from those of the samples."""
+    """Whether credit allows intermediate rewards that differ from the samples' rewards."""
     return all(isinstance(each, Potential) for each in transforms if reads_intermediate((each,)))

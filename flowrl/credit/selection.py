@@ -1,6 +1,7 @@
 """Advantage transforms that select groups and samples to train on, and mask the others."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ def _only(credit: Credit, kept: Tensor, context: Context) -> Credit:
 
 @dataclass(frozen=True)
 class DropFlat:
-    """Groups with a spread; the others are masked: DAPO's dynamic sampling (arXiv:2503.14476).
+    """Masks groups whose samples all score the same: DAPO's dynamic sampling (arXiv:2503.14476).
 
         kept = std(group) > least
 
@@ -41,8 +42,33 @@ class DropFlat:
 
 
 @dataclass(frozen=True)
+class BestAnd:
+    """The best sample of each group, and one other; the rest are masked: PF-PPO's filters
+    (arXiv:2409.06957), for rewards that are most reliable at their extremes.
+
+        other   random (BR), worst (BW), or none (the best alone)
+
+    Samples of a group are drawn independently, so its first one that is not the best is a random
+    other. Put it after transforms that normalise, so that their statistics cover all samples.
+    """
+
+    other: Literal["random", "worst", "none"] = "random"
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        value, mask = _grouped(credit, context)
+        best = value.masked_fill(~mask, -torch.inf).argmax(1, keepdim=True)
+        place = torch.arange(value.shape[1])[:, None].expand_as(value)
+        chosen = place == best
+        if self.other != "none":
+            left = mask & ~chosen
+            low = value if self.other == "worst" else place.to(value)
+            chosen = chosen | (place == low.masked_fill(~left, torch.inf).argmin(1, keepdim=True))
+        return _only(credit, chosen & mask, context)
+
+
+@dataclass(frozen=True)
 class MaxVariance:
-    """The subset of each group whose values differ most; the others are masked: PODS.
+    """Keeps the subset of each group with the largest variance and masks the others: PODS.
 
         kept = argmax_{|S| = keep} var(values of S)
 
@@ -55,13 +81,14 @@ class MaxVariance:
     def __post_init__(self) -> None:
         if self.keep < 2:
             raise UserError(
-                f"MaxVariance keeps {self.keep} samples, and one has no variance: keep at least 2"
+                f"MaxVariance keeps {self.keep}, but needs at least 2: one sample has no variance"
             )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         if self.keep > context.columns.group:
             raise UserError(
-                f"MaxVariance keeps {self.keep} of a group of {context.columns.group}: lower keep"
+                f"MaxVariance cannot keep {self.keep} samples of a group of "
+                f"{context.columns.group}: lower keep"
             )
         value, mask = _grouped(credit, context)
         order = value.masked_fill(~mask, torch.inf).argsort(dim=1, stable=True)

@@ -15,7 +15,7 @@ from flowrl.errors import UserError
 
 @dataclass(frozen=True)
 class EvenGradients:
-    """Weights that make the gradients of all steps the same size: Flash-GRPO (arXiv:2605.15980).
+    """Weights that equalise the gradient sizes of all steps: Flash-GRPO (arXiv:2605.15980).
 
         A_k <- A_k w_k / mean_{j < first} w_j,  w = q / |d mean / d v|
 
@@ -28,7 +28,7 @@ class EvenGradients:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise UserError(f"a share of the steps must be in (0, 1], got {self.share}")
+            raise UserError(f"the share of the steps must be in (0, 1], not {self.share}")
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         columns = context.columns
@@ -45,7 +45,7 @@ class EvenGradients:
 
 @dataclass(frozen=True)
 class EvenDepths:
-    """Weights by depth, since a tree has most of its edges after the last split (ours).
+    """Weights by depth, because most edges of a tree come after the last split (ours).
 
         A_k <- A_k w_k,  w_k = nodes_k^-power, over its mean over the edges of noisy steps
 

@@ -17,7 +17,7 @@ from flowrl.errors import UserError
 
 @dataclass(frozen=True)
 class MaxRL:
-    """The gradient of log p, the likelihood of success: MaxRL (arXiv:2602.02710).
+    """Gradient of log p, the log-likelihood of success: MaxRL (arXiv:2602.02710).
 
         A = (value - p) / (max(p, floor) + eps)
 
@@ -98,10 +98,10 @@ class PassAtK:
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise UserError(f"pass@k needs k of at least 1, got {self.k}")
+            raise UserError(f"the k of pass@k must be at least 1, not {self.k}")
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses groups of fewer samples than k."""
+        """Refuses groups of fewer than k samples."""
         return self._too_few(min(plan.group for plan in choices.plans))
 
     def _too_few(self, group: int) -> str | None:
@@ -133,7 +133,8 @@ class PassAtK:
 
 @dataclass(frozen=True)
 class BestGap:
-    """The lead of a group's best sample over the second: pass@k by its maximum (arXiv:2503.19595).
+    """Lead of a group's best sample over the second best, for pass@k by the maximum
+    (arXiv:2503.19595).
 
         A = (best - second) / (std + eps) for the best, 0 for the others
 
@@ -158,16 +159,18 @@ class BestGap:
 
 @dataclass(frozen=True)
 class BetaNormalize:
-    """Advantages over a Beta density of the batch's success rates: BNPO (arXiv:2506.02864).
+    """Advantages divided by a Beta density of the batch's success rates: BNPO (arXiv:2506.02864).
 
         A = (value - p) min(most, 1 / Beta(p; a, b))
 
     Matching the moments of p over draws gives (a', b'), and a = 1 + a' / 3, b = 1 + b' / 3, at
     least 1. Near 0 and 1 a weight can be huge. The authors' `most` is 1e6, but their comment asks
-    for a tighter one. UserError for rewards outside 0..1.
+    for a tighter one. `correction`: the variance of p divides by n - correction; the paper has 0,
+    the authors' code 1. UserError for rewards outside 0..1.
     """
 
     most: float = 10.0
+    correction: int = 0
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return by_column(credit, context, self.rule)
@@ -177,7 +180,7 @@ class BetaNormalize:
             raise UserError("BetaNormalize needs rewards in 0..1: rescale them")
         p, some = masked_mean(value, mask, 1), mask.any(1, keepdim=True)
         mean = masked_mean(p, some, 0)
-        var = masked_std(p, some, 0, 1).square()
+        var = masked_std(p, some, 0, self.correction).square()
         size = torch.where(var > 0, mean * (1 - mean) / var.clamp(min=1e-300) - 1, 0.0)
         a, b = (1 + (size * m / 3).clamp(min=0) for m in (mean, 1 - mean))
         # a rate of 0 or 1 has no density, but then no sample differs from it either
@@ -190,7 +193,8 @@ class BetaNormalize:
 
 @dataclass(frozen=True)
 class RiskPO:
-    """Credit for scores between two quantiles and below them: RiskPO (arXiv:2510.00911).
+    """Credit for scores between two quantiles and for scores below them: RiskPO
+    (arXiv:2510.00911).
 
     `bundle` consecutive draws are one task: its j-th score s is the sum of their j-th samples'
     values. q and Q are the quantiles of all scores of the batch at `low` and `high`, averaged with
@@ -218,7 +222,9 @@ class RiskPO:
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.high < 1:
-            raise UserError(f"RiskPO's levels ({self.low}, {self.high}): 0 < low < high < 1")
+            raise UserError(
+                f"RiskPO's levels must satisfy 0 < low < high < 1, not ({self.low}, {self.high})"
+            )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         def rule(value: Tensor, mask: Tensor) -> Tensor:
@@ -232,11 +238,13 @@ class RiskPO:
         draws, group, r = value.shape
         if draws % self.bundle:
             raise UserError(
-                f"RiskPO bundles {self.bundle} draws, but {draws} are not a multiple of it: make "
-                "prompts.per_iteration a multiple"
+                f"RiskPO bundles {self.bundle} draws, but {draws} is not a multiple of that: "
+                "change prompts.per_iteration"
             )
         if not mask.all():
-            raise UserError("RiskPO sums the scores of a bundle, but one of its samples has none")
+            raise UserError(
+                "RiskPO sums the scores of a bundle, but one of its samples is unscored"
+            )
         each = value.view(-1, self.bundle, group, r)
         score = each.sum(1)
         q, upper = self._quantiles(score, tracked)

@@ -20,10 +20,10 @@ from samplers.untyped import floats, integers
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Statistics over iterations, as JSON holds them in `state`."""
+    """Statistics kept over iterations; `state` is plain JSON data."""
 
     def weights(self, prompts: int) -> Float[Tensor, " p"] | None:
-        """Weights to draw prompts by; None draws them in turn."""
+        """Weights for drawing prompts; None draws them in turn."""
         ...
 
     def before(self, context: Context) -> Context:
@@ -31,7 +31,7 @@ class Tracker(Protocol):
         ...
 
     def after(self, scores: Scores, context: Context) -> None:
-        """Update the statistics."""
+        """Update the statistics with an iteration."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -59,7 +59,7 @@ class NoTracker:
 
 
 def draw_means(scores: Scores, context: Context) -> tuple[Float[Tensor, " g"], Float[Tensor, " g"]]:
-    """Mean of the weighted score over each draw's fully scored samples, and their number."""
+    """Mean weighted score of each draw's fully scored samples, and their number."""
     group = context.columns.group
     whole = scores.scored.cpu().all(1).view(-1, group)
     total = scores.values.double().cpu() @ context.weights.double().cpu()
@@ -69,7 +69,7 @@ def draw_means(scores: Scores, context: Context) -> tuple[Float[Tensor, " g"], F
 
 @dataclass
 class PromptValues:
-    """The expected score of each prompt: single-stream credit (arXiv:2509.13232).
+    """Expected score of each prompt, for single-stream credit (arXiv:2509.13232).
 
     A prompt has a value v and evidence N, which m new samples of mean s update:
 
@@ -91,7 +91,7 @@ class PromptValues:
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep < 1:
-            raise UserError(f"a tracker's keep must be in [0, 1), got {self.keep}")
+            raise UserError(f"keep of a tracker must be in [0, 1), not {self.keep}")
 
     def value(self, prompt: int) -> float:
         if prompt in self.known:
@@ -137,7 +137,7 @@ def _prompts(context: Context) -> list[int]:
 
 @dataclass
 class ScoreQuantiles:
-    """Slowly moving quantiles of bundles' scores: RiskPO (arXiv:2510.00911).
+    """Slowly moving quantiles of the bundles' scores: RiskPO (arXiv:2510.00911).
 
         q <- q + rate (level - share of scores below q)
 

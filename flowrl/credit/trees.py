@@ -16,7 +16,7 @@ from flowrl.credit.values import NONE, Context, Credit, NodeLevel, masked_std
 
 
 def leaves(credit: Credit, context: Context) -> Tensor:
-    """Count the scored leaves under each sample's node, [n k r]."""
+    """Number of scored leaves below each sample's node, [n k r]."""
     group, counts = context.columns.group, list[Tensor]()
     last = credit.mask[:, -1].double()
     for k, nodes in enumerate(context.columns.nodes):
@@ -31,7 +31,8 @@ def leaves(credit: Credit, context: Context) -> Tensor:
 
 @dataclass(frozen=True)
 class GlobalLocal:
-    """A node's value over the draw's and over its parent's: TreeRL (arXiv:2506.11902).
+    """A node's value minus its draw's, plus its value minus its parent's: TreeRL
+    (arXiv:2506.11902).
 
         A = ((V - V_root) + (V - V_parent)) leaves^power / (std + eps)
 

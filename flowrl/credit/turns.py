@@ -33,9 +33,9 @@ T = TypeVar("T")
 
 
 def given(value: T | None, what: str, reader: str) -> T:
-    """The value. UserError where it is missing."""
+    """Return the value. UserError if it is missing."""
     if value is None:
-        raise UserError(f"{reader} needs {what}, and this run has none")
+        raise UserError(f"{reader} needs {what}, which this run does not have")
     return value
 
 
@@ -54,7 +54,7 @@ def _weighed(
 
 @dataclass(frozen=True)
 class LengthBaseline:
-    """Values less the group's mean weighted by length: OPO (arXiv:2505.23585).
+    """Values minus the group's mean weighted by length: OPO (arXiv:2505.23585).
 
         A_i = value_i - sum_j length_j value_j / sum_j length_j
 
@@ -99,7 +99,7 @@ class WhitenTokens:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Values less the expected score of the prompt: single-stream credit (arXiv:2509.13232).
+    """Values minus the prompt's expected score: single-stream credit (arXiv:2509.13232).
 
         A_i = value_i - baseline(draw of i)
 
@@ -116,7 +116,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class GreedyBaseline:
-    """Values less that of the draw's greedy sample: ReMax (arXiv:2310.10505).
+    """Values minus the score of the draw's greedy sample: ReMax (arXiv:2310.10505).
 
         A_i = value_i - value_greedy
 
@@ -138,7 +138,7 @@ class GreedyBaseline:
 
 @dataclass(frozen=True)
 class Penalize:
-    """A KL penalty to the start in the reward, instead of a term of the loss.
+    """A KL penalty with respect to the initial model inside the reward, instead of in the loss.
 
         value <- value - weight sum_t log(p_t / p_start_t)
 
@@ -154,7 +154,8 @@ class Penalize:
     def __post_init__(self) -> None:
         if self.weight <= 0:
             raise UserError(
-                f"a KL taken off the reward needs a weight above 0, got {self.weight}: leave it out"
+                f"a KL penalty in the reward needs a weight above 0, not {self.weight}: leave "
+                "it out"
             )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
@@ -184,7 +185,7 @@ class Penalize:
 
 @dataclass(frozen=True)
 class Turns:
-    """Comparison of each turn among the samples that have it: AT-GRPO (arXiv:2510.11062).
+    """Compares each turn among the samples that have it: AT-GRPO (arXiv:2510.11062).
 
         mask <- mask and exists
 
@@ -213,7 +214,7 @@ class Discount:
 
 @dataclass(frozen=True)
 class States:
-    """The group's advantage, plus the one among decisions in the same state: GiGPO.
+    """The group's advantage plus an advantage among decisions in the same state: GiGPO.
 
         A = (value - group mean) + weight (return - mean of returns in the same state of the draw)
 
@@ -267,15 +268,15 @@ class WhitenTurns:
 
 
 def compares_turns(transforms: Sequence[Transform]) -> bool:
-    """Whether the turns of a sample can have different credit."""
+    """Whether credit can differ between the turns of a sample."""
     return any(isinstance(each, Turns | Discount | States | WhitenTurns) for each in transforms)
 
 
 def reads_reference(transforms: Sequence[Transform]) -> bool:
-    """Whether credit reads the samples' divergence from the start."""
+    """Whether credit needs the samples' divergence from the initial model."""
     return any(isinstance(each, Penalize) for each in transforms)
 
 
 def greedy_baselines(transforms: Sequence[Transform]) -> list[int]:
-    """Number of samples per draw of each `GreedyBaseline` among the transforms."""
+    """Greedy samples per draw that each `GreedyBaseline` among the transforms needs."""
     return [each.samples for each in transforms if isinstance(each, GreedyBaseline)]

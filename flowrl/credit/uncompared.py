@@ -7,8 +7,8 @@ from flowrl.credit.values import Context, Credit
 
 @dataclass(frozen=True)
 class Uncompared:
-    """The weighted score itself. Samples learn from the slope of their own scores, so a group may
-    have one sample; samples without a score are left out."""
+    """The weighted score without a comparison. Samples learn from the gradients of their own
+    scores, so a group may have one sample; unscored samples are left out."""
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return credit

@@ -23,21 +23,22 @@ NONE = 1e-6  # a spread below this fraction of the values' size is rounding, and
 
 
 class SampleTurns(NamedTuple):
-    """The turns of samples, which may have fewer than there are decision points."""
+    """Turns of samples, which may have fewer turns than there are decision points."""
 
     exists: Bool[Tensor, "n k"]  # the others are masked, at the latest at the end of the chain
     states: Int[Tensor, "n k"]  # ids of what each turn was decided in: GiGPO compares equal ones
 
 
 class ReferenceRatios(NamedTuple):
-    """Log-ratios of tokens to the start, in nats; NaN where the token is not the model's."""
+    """Log-ratios of tokens to the initial model, in nats; NaN for tokens that the model did not
+    write."""
 
     log_ratios: Float[Tensor, "n t"]
     points: Int[Tensor, "n t"]  # the decision point of each token
 
 
 class TrackedStatistics(NamedTuple):
-    """The statistics of a tracker; each sets its own."""
+    """Statistics of a tracker; each tracker sets its own."""
 
     baseline: Float[Tensor, " g"] | None = None  # the expected score of each draw
     quantiles: tuple[float, float] | None = None  # of scores, low and high: RiskPO
@@ -45,7 +46,7 @@ class TrackedStatistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """The inputs of credit beside the scores. A transform that reads a missing one raises an error.
+    """Inputs of credit besides the scores. A transform that reads a missing one raises an error.
 
     columns    nodes, noise and step sizes of the decision points
     weights    of the rewards
@@ -85,7 +86,7 @@ class Context:
 
 
 class Credit(NamedTuple):
-    """`value` is 0 where `mask` is False."""
+    """Credit of samples; `value` is 0 where `mask` is False."""
 
     value: Float[Tensor, "n k r"]
     mask: Bool[Tensor, "n k r"]
@@ -97,7 +98,7 @@ class Transform(Protocol):
 
 
 def at_nodes(column: Tensor, nodes: int, group: int) -> Tensor:
-    """[n r] to [draws nodes r]: the first leaf of each node, since its leaves agree."""
+    """[n r] to [draws nodes r], from each node's first leaf, since its leaves agree."""
     return column.view(-1, nodes, group // nodes, column.shape[-1])[:, :, 0]
 
 
@@ -107,15 +108,15 @@ def at_leaves(column: Tensor, group: int) -> Tensor:
 
 
 class NodeLevel(NamedTuple):
-    """The nodes of one decision point of trees that are not uniform. Draws with fewer than m nodes
-    are padded with masked ones."""
+    """Nodes of one decision point of non-uniform trees. Draws with fewer than m nodes are padded
+    with masked ones."""
 
     first: Int[Tensor, "g m"]  # a leaf of each node, -1 where there is none
     place: Int[Tensor, " n"]  # of each leaf's node among all g m
 
     @classmethod
     def of(cls, ids: Int[Tensor, " n"], group: int) -> "NodeLevel":
-        """Make one node of the samples of a draw that have the same id."""
+        """Group the samples of a draw that have the same id into one node."""
         n = len(ids)
         draw = torch.arange(n) // group
         pairs, node = distinct_rows(torch.stack([draw, ids.cpu()], 1))
@@ -128,7 +129,7 @@ class NodeLevel(NamedTuple):
         return cls(first.view(-1, most), place)
 
     def at_nodes(self, column: Tensor) -> Tensor:
-        """[n r] to [draws m r]; 0 and False where there is no node."""
+        """[n r] to [draws m r]; 0 and False for missing nodes."""
         values = column[self.first.clamp(min=0)]
         return values * (self.first >= 0)[..., None]
 
@@ -137,13 +138,13 @@ class NodeLevel(NamedTuple):
         return column.flatten(0, 1)[self.place]
 
     def total(self, column: Tensor) -> Tensor:
-        """Sums over the leaves of each node, [n r] to [draws m r]."""
+        """Sum over each node's leaves, [n r] to [draws m r]."""
         shape = (self.first.numel(), column.shape[-1])
         sums = torch.zeros(shape, dtype=column.dtype).index_add_(0, self.place, column)
         return sums.view(*self.first.shape, -1)
 
     def most(self, column: Tensor) -> Tensor:
-        """Maxima over the leaves of each node, [n r] to [draws m r]."""
+        """Maximum over each node's leaves, [n r] to [draws m r]."""
         shape = (self.first.numel(), column.shape[-1])
         place = self.place[:, None].expand_as(column)
         start = torch.full(shape, -torch.inf, dtype=column.dtype)
@@ -158,8 +159,8 @@ def by_column(credit: Credit, context: Context, rule: Rule) -> Credit:
     columns, done = context.columns, list[Tensor]()
     if of_tokens(credit, context):
         raise UserError(
-            "credit of single tokens cannot be compared: put Penalize(each=True) after the "
-            "transforms that compare samples"
+            "credit per token cannot be compared: put Penalize(each=True) after the transforms "
+            "that compare samples"
         )
     for k, nodes in enumerate(columns.nodes):
         if context.nodes is None:
@@ -173,13 +174,14 @@ def by_column(credit: Credit, context: Context, rule: Rule) -> Credit:
 
 
 def masked_mean(value: Tensor, mask: Tensor, dims: int | tuple[int, ...]) -> Tensor:
-    """Mean over the entries in `mask`, 0 where there are none; dims are kept."""
+    """Mean over the entries in `mask`, 0 where there are none; keeps dimensions."""
     count = mask.sum(dims, keepdim=True)
     return (value * mask).sum(dims, keepdim=True) / count.clamp(min=1)
 
 
 def masked_std(value: Tensor, mask: Tensor, dims: int | tuple[int, ...], correction: int) -> Tensor:
-    """Std over the entries in `mask`; 0 where the spread is rounding or values are too few."""
+    """Standard deviation over the entries in `mask`; 0 if the spread is mere rounding or there are
+    too few values."""
     centred = (value - masked_mean(value, mask, dims)) * mask
     free = mask.sum(dims, keepdim=True) - correction
     std = (centred.square().sum(dims, keepdim=True) / free.clamp(min=1)).sqrt()
@@ -189,7 +191,7 @@ def masked_std(value: Tensor, mask: Tensor, dims: int | tuple[int, ...], correct
 
 @dataclass(frozen=True)
 class LikelyPaths:
-    """A node's value from its leaves, weighted by the densities of their paths: BranchGRPO's paper.
+    """A node's value from its leaves, weighted by the density of their paths: BranchGRPO's paper.
 
         V(node) = sum_leaves softmax(beta logp(path)) r
 
@@ -203,7 +205,7 @@ Fusion = Literal["mean", "max", "path"] | LikelyPaths
 
 
 def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Credit:
-    """Values of the nodes from their scored leaves: BranchGRPO (arXiv:2509.06040).
+    """Values of nodes from their scored leaves: BranchGRPO (arXiv:2509.06040).
 
         V(node) = mean of leaves, or max of leaves, or sum_children softmax(logp) V(child)
 
@@ -246,8 +248,8 @@ def _by_path(values: Tensor, scored: Tensor, context: Context, beta: float) -> C
 
 
 def existing(credit: Credit, context: Context) -> Credit:
-    """Mask the turns that a sample does not have. Credit of single tokens stays: all its tokens
-    exist."""
+    """Mask the turns that a sample does not have. Credit per token stays unchanged, since all
+    tokens exist."""
     if context.turns is None or of_tokens(credit, context):
         return credit
     mask = credit.mask & context.turns.exists.cpu()[..., None]
@@ -255,14 +257,14 @@ def existing(credit: Credit, context: Context) -> Credit:
 
 
 def of_tokens(credit: Credit, context: Context) -> bool:
-    """Whether credit has one column per token, instead of one per decision point."""
+    """Whether credit has one column per token rather than one per decision point."""
     return credit.value.shape[1] != len(context.columns.nodes)
 
 
 def _ragged_values(values: Tensor, scored: Tensor, context: Context, fusion: Fusion) -> Credit:
     """Node values [n k r] of trees that are not uniform."""
     if fusion == "path" or isinstance(fusion, LikelyPaths):
-        raise ValueError("path fusion needs uniform trees: take fusion='mean' or 'max'")
+        raise ValueError("path fusion needs uniform trees: use fusion='mean' or 'max'")
     assert context.nodes is not None
     parts: list[Credit] = []
     for ids in context.nodes.unbind(1):
@@ -293,7 +295,7 @@ def _fuse_paths(value: Tensor, mask: Tensor, k: int, context: Context) -> tuple[
         return value, mask
     if k + 1 not in context.logp:
         raise ValueError(
-            f"path fusion needs log-densities of the branching step {k + 1}: train that step"
+            f"path fusion needs the log-densities of the branching step {k + 1}: train that step"
         )
     shape = (draws, parents, children // parents)
     logp = context.logp[k + 1].double().cpu().view(*shape, 1).expand(*shape, r)

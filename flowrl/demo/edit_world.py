@@ -26,7 +26,7 @@ ARRANGEMENT_TRIES = 40  # arrangements of one set of objects, before others are 
 
 @dataclass(frozen=True)
 class EditPair:
-    """A scene and the scene after the instruction, which leaves the other objects as they are.
+    """A scene before and after an instruction, which changes no other object.
 
     `other` is another instruction of the train split for the same source.
     """
@@ -38,7 +38,7 @@ class EditPair:
 
 
 def all_instructions() -> list[str]:
-    """Every instruction: 90 of colours, 72 moves, 18 additions and 18 removals."""
+    """All instructions: 90 recolour, 72 move, 18 add and 18 remove objects."""
     return [text for kind in get_args(EditKind) for text in _instructions(kind)]
 
 
@@ -72,7 +72,7 @@ def wanted_edit(instruction: str) -> ShapeEdit:
 
 
 def draw_pair(instruction: str, rng: random.Random) -> EditPair:
-    """Draw a source with one or two objects beside the named one, and its edit."""
+    """Draw a source with one or two objects besides the named one, and its edit."""
     edit = wanted_edit(instruction)
     while True:
         used = {edit.colour, edit.to}
@@ -98,7 +98,7 @@ def _placed(colour: str, shape: str, rng: random.Random) -> PlacedObject:
 
 
 def edited(subject: PlacedObject, edit: ShapeEdit, rng: random.Random) -> PlacedObject | None:
-    """The named object after the edit; None once it is removed."""
+    """The named object after the edit; None if it is removed."""
     match edit.kind:
         case "remove":
             return None
@@ -112,7 +112,7 @@ def edited(subject: PlacedObject, edit: ShapeEdit, rng: random.Random) -> Placed
 
 
 def stands(scene: Sequence[PlacedObject]) -> bool:
-    """Whether no objects overlap or leave the image."""
+    """Whether no object overlaps another or leaves the image."""
     inside = all(
         t.radius + MARGIN <= place <= SIZE - t.radius - MARGIN
         for t in scene
@@ -141,7 +141,7 @@ def _other(scene: Sequence[PlacedObject], instruction: str, rng: random.Random) 
 
 
 def draw_pairs(n: int, rng: random.Random, name: Split = "train") -> Iterator[EditPair]:
-    """n pairs of a split, the kinds in the shares EDIT_SHARES."""
+    """n pairs of a split, with kinds in the proportions EDIT_SHARES."""
     known = set(instructions_of(name))
     by_kind = {kind: [t for t in _instructions(kind) if t in known] for kind in EDIT_SHARES}
     for kind in rng.choices(list(EDIT_SHARES), list(EDIT_SHARES.values()), k=n):
@@ -149,8 +149,8 @@ def draw_pairs(n: int, rng: random.Random, name: Split = "train") -> Iterator[Ed
 
 
 def write_edits(folder: Path, seed: int = 0) -> None:
-    """Rows {"prompt", "image"} of each split in an order that mixes the kinds, and one sheet with
-    all source images."""
+    """Write rows {"prompt", "image"} of each split, with kinds mixed, and one sheet of all source
+    images."""
     names = get_args(Split)
     pairs = {name: _split_pairs(name, random.Random(f"edits {seed} {name}")) for name in names}
     sources = [pair.source for name in names for pair in pairs[name]]
@@ -171,7 +171,7 @@ def _split_pairs(name: Split, rng: random.Random) -> list[EditPair]:
 
 
 def clear(pair: EditPair) -> bool:
-    """Whether the reward's detector sees the drawn edit as right."""
+    """Whether the reward's detector accepts the drawn edit."""
     source, target = detect(render([pair.source, pair.target]))
     return grade_edit(source, target, wanted_edit(pair.instruction)) == 1
 

@@ -47,7 +47,7 @@ DEFAULT_COUNTS = {"prompts": 600, "samples": 6, "pairs": 512, "scenes": 4000, "s
 
 
 def sampled_images(prompts: Sequence[str], seed: int) -> Float[Tensor, "n 3 h w"]:
-    """One sample of the demo's pipeline for each prompt, with 8 bits a colour."""
+    """One sample of the demo's pipeline per prompt, with 8 bits per channel."""
     pipe: Any = DiffusionPipeline.from_pretrained(str(find("flowrl/demo/shapes-sd3")))
     pipe.set_progress_bar_config(disable=True)
     shape = (pipe.transformer.config.in_channels, SIZE // 4, SIZE // 4)
@@ -64,13 +64,13 @@ def sampled_images(prompts: Sequence[str], seed: int) -> Float[Tensor, "n 3 h w"
 
 
 def strict(images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Tensor:
-    """Whether each image shows what its prompt says [n]."""
+    """Whether each image shows what its prompt describes [n]."""
     reward = load("shapes", kind="strict")
     return reward(Samples(images, list(prompts), torch.arange(len(prompts)))) > 0.5
 
 
 def pairs_of(right: Tensor, samples: int) -> list[tuple[int, int]]:
-    """Pairs (right, wrong) of samples of one prompt, each sample at most once."""
+    """Pairs (right, wrong) of samples of the same prompt; each sample is used at most once."""
     found: list[tuple[int, int]] = []
     for first in range(0, len(right), samples):
         group = range(first, first + samples)
@@ -80,8 +80,8 @@ def pairs_of(right: Tensor, samples: int) -> list[tuple[int, int]]:
 
 
 def clear_scenes(prompts: Sequence[str], rng: random.Random) -> list[list[PlacedObject]]:
-    """Draw ARRANGEMENTS random scenes of each prompt; return the one with the largest and farthest
-    objects. Quality-tuning on few good images is that of arXiv:2309.15807."""
+    """Draw ARRANGEMENTS random scenes per prompt and return the one with the largest and most
+    separated objects. Fine-tuning on few good images follows arXiv:2309.15807."""
     return [
         max((arrange(wanted_shapes(p), rng) for _ in range(ARRANGEMENTS)), key=clearness)
         for p in prompts
@@ -89,7 +89,7 @@ def clear_scenes(prompts: Sequence[str], rng: random.Random) -> list[list[Placed
 
 
 def clearness(scene: Sequence[PlacedObject]) -> float:
-    """The smallest radius, and half of the smallest gap between two objects, in pixels."""
+    """Smallest radius and half of the smallest gap between objects, in pixels."""
     gaps = [
         max(abs(a.x - b.x), abs(a.y - b.y)) - a.radius - b.radius
         for a, b in itertools.combinations(scene, 2)

@@ -17,7 +17,7 @@ MOST = 2_000  # sums
 
 
 def write_sums(folder: Path) -> tuple[int, int]:
-    """Write the files; return their numbers of rows."""
+    """Write the files and return their numbers of rows."""
     folder.mkdir(parents=True, exist_ok=True)
     train = problems("train")[:MOST]
     pairs = [

@@ -33,7 +33,7 @@ def move(cell: str, move: str) -> str:
 
 
 def walk(start: str, text: str) -> str:
-    """The last cell of a walk. Letters that are no moves are ignored."""
+    """The last cell of a walk. Letters that are not moves are ignored."""
     cell = start
     for letter in text:
         cell = move(cell, letter) if letter in MOVES else cell
@@ -41,7 +41,7 @@ def walk(start: str, text: str) -> str:
 
 
 def reply(prompt: str, _meta: Mapping[str, Any], turns: Sequence[str]) -> dict[str, str] | None:
-    """The reply to the last turn, with its state: the cell, or the prompt at the start."""
+    """Reply to the last turn, with its state: the cell, or the prompt at the start."""
     start, goal = prompt[:2]
     cell = walk(start, "".join(turns))
     if cell == goal:
@@ -61,7 +61,7 @@ def examples() -> Samples:
 
 
 def compass(cell: str, goal: str, dice: Random) -> str:
-    """A move towards the goal, as if there were no walls."""
+    """A move towards the goal that ignores walls."""
     (y, x), (v, u) = (divmod(CELLS.index(place), MAZE_SIZE) for place in (cell, goal))
     return dice.choice("s" * (v > y) + "n" * (v < y) + "e" * (u > x) + "w" * (u < x))
 

@@ -32,7 +32,7 @@ OPPOSITES = (
 
 
 def all_moving_prompts() -> list[str]:
-    """Every prompt of the world: 90 of one shape, 1,080 of two that pass each other."""
+    """All prompts of the world: 90 with one shape, 1,080 with two that pass each other."""
     things = [f"a {colour} {shape}" for colour in COLOURS for shape in SHAPES]
     pairs = [(a, b) for a, b in itertools.product(things, things) if a.split()[1] != b.split()[1]]
     return [
@@ -42,7 +42,7 @@ def all_moving_prompts() -> list[str]:
 
 
 def moving_prompts_of(name: Split) -> list[str]:
-    """All prompts of a split, in an order that mixes the kinds."""
+    """All prompts of a split, with kinds mixed."""
     prompts = [prompt for prompt in all_moving_prompts() if split(prompt) == name]
     random.Random(0).shuffle(prompts)
     return prompts
@@ -63,7 +63,7 @@ def wanted_actors(prompt: str) -> tuple[Actor, ...]:
 
 
 def play(actors: Sequence[Actor], rng: random.Random) -> list[list[PlacedObject]]:
-    """The objects of each frame. Two actors pass each other in lanes of their own."""
+    """Objects in each frame. Two actors pass each other in separate lanes."""
     lanes = rng.sample(range(len(actors)), len(actors))
     paths = [
         _path(actor, lane, len(actors), rng) for actor, lane in zip(actors, lanes, strict=True)
@@ -90,7 +90,7 @@ def _path(actor: Actor, lane: int, lanes: int, rng: random.Random) -> list[Place
 
 
 def draw_moving_prompts(n: int, rng: random.Random, name: Split = "train") -> list[str]:
-    """n prompts of a split, one and two actors in the shares ACTOR_SHARES."""
+    """n prompts of a split, with one and two actors in the proportions ACTOR_SHARES."""
     by_number: dict[int, list[str]] = {number: [] for number in ACTOR_SHARES}
     for prompt in moving_prompts_of(name):
         by_number[len(wanted_actors(prompt))].append(prompt)

@@ -35,23 +35,24 @@ class Addition:
 
     @property
     def carries(self) -> bool:
-        """Whether the sum of the ones carries."""
+        """Whether adding the ones digits carries."""
         return self.a % 10 + self.b % 10 >= 10
 
     @property
     def careless(self) -> str:
-        """The answer of a writer who forgets the carry."""
+        """The answer of someone who forgets the carry."""
         return str(self.a + self.b - 10 * self.carries)
 
     @property
     def split(self) -> SumSplit:
-        """One problem in 16 is held out, another one in 16 is kept for the last test."""
+        """Split of a problem: one in 16 is held out, another one in 16 is reserved for the final
+        test."""
         place = key_hash("sums", min(self.a, self.b), max(self.a, self.b)) % 16
         return {0: "held_out", 1: "test"}.get(place, "train")  # type: ignore[return-value]
 
 
 def problems(split: SumSplit) -> list[Addition]:
-    """All of a split, in a fixed random order. a + b and b + a are in the same split."""
+    """All sums of a split in a fixed random order. a + b and b + a are in the same split."""
     sums = [Addition(a, b) for a, b in product(range(10, 100), repeat=2)]
     sums = [problem for problem in sums if problem.split == split]
     Random(0).shuffle(sums)
@@ -59,7 +60,7 @@ def problems(split: SumSplit) -> list[Addition]:
 
 
 def questions(split: Literal["train", "held_out"]) -> list[Addition]:
-    """All sums of two numbers of 1 to 12 in a fixed order; one in four is held out."""
+    """All sums of two numbers from 1 to 12 in a fixed order; one in four is held out."""
     sums = [Addition(a, b) for a, b in product(range(1, 13), repeat=2)]
     sums = [
         problem

@@ -47,7 +47,7 @@ class PlacedObject:
 
 
 def all_prompts() -> list[str]:
-    """Every prompt of the world: 18 single, 36 with a number, 1,080 of two objects."""
+    """All prompts of the world: 18 single, 36 with a number, 1,080 with two objects."""
     things = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
     pairs = [(a, b) for a, b in itertools.product(things, things) if a.split()[0] != b.split()[0]]
     return [
@@ -58,7 +58,7 @@ def all_prompts() -> list[str]:
 
 
 def split(prompt: str) -> Split:
-    """The split of a prompt, by a hash of its text: an eighth held out, an eighth for the test.
+    """Split of a prompt, by a hash of its text: an eighth held out, an eighth for the test.
 
     Neither pre-training nor RL sees a held-out or a test prompt.
     """
@@ -79,7 +79,7 @@ def prompts_of(name: Split) -> list[str]:
 
 
 def write_prompts(folder: Path) -> None:
-    """Rows {"prompt": ...} of each split, in an order that mixes the kinds."""
+    """Write rows {"prompt": ...} of each split, with kinds mixed."""
     for name in get_args(Split):
         prompts = sorted(prompts_of(name), key=_number)
         lines = [json.dumps({"prompt": prompt}) for prompt in prompts]
@@ -94,7 +94,7 @@ def wanted_shapes(prompt: str) -> WantedShapes:
 
 
 def arrange(wanted: WantedShapes, rng: random.Random) -> list[PlacedObject]:
-    """Place the wanted objects at random; none overlap or leave the image."""
+    """Place the wanted objects at random without overlaps and inside the image."""
     if wanted.relation is not None:
         return _arrange_pair(wanted, rng)
     low, high = (5.0, 8.0) if len(wanted.things) == 1 else (4.4, 5.6)
@@ -133,7 +133,7 @@ def _arrange_pair(wanted: WantedShapes, rng: random.Random) -> list[PlacedObject
 def render(
     scenes: Sequence[Sequence[PlacedObject]], size: int = SIZE
 ) -> Float[Tensor, "n 3 size size"]:
-    """Images in 0..1, edges smooth over one pixel; later objects of a scene cover earlier ones.
+    """Render images in 0..1 with edges smooth over one pixel; later objects cover earlier ones.
 
     `size` other than 32 draws the same scenes larger or smaller.
     """
@@ -166,7 +166,7 @@ def _distance(shape: Tensor, dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
 
 
 def draw_prompts(n: int, rng: random.Random, name: Split = "train") -> list[str]:
-    """n prompts of a split, the kinds in the shares KIND_SHARES."""
+    """n prompts of a split, with kinds in the proportions KIND_SHARES."""
     by_kind: dict[str, list[str]] = {kind: [] for kind in PROMPT_KINDS}
     for prompt in prompts_of(name):
         by_kind[wanted_shapes(prompt).kind].append(prompt)

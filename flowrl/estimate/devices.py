@@ -60,7 +60,7 @@ def parse_devices(text: str) -> DeviceGroup:
         near = get_close_matches(given, known, n=1)
         hint = f"did you mean {known[near[0]]}?" if near else f"one of {', '.join(GPU_KINDS)}"
         raise UserError(
-            f"--devices: {text[:60]!r} is no known device: {hint} (8xH100 is eight of one)"
+            f"--devices: {text[:60]!r} is not a known device: {hint} (8xH100 means eight of one)"
         )
     return DeviceGroup(int(match[1] or 1), found, GPU_KINDS[found])
 

@@ -44,14 +44,14 @@ class FlopCount:
 
 
 def counted(model: nn.Module, *args: Any, **inputs: Any) -> float:
-    """Count the floating-point operations of one call of a model on the meta device."""
+    """Count the floating-point operations of one model call on the meta device."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(*args, **inputs)
     return float(counter.get_total_flops())
 
 
 def text_flops(described: Description, length: int) -> FlopCount:
-    """Operations of a language model over a prompt and its completion."""
+    """Operations of a language model on a prompt and its completion."""
     model: Any = described.language_model()
     tokens = PROMPT + length
     ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
@@ -68,7 +68,7 @@ def text_flops(described: Description, length: int) -> FlopCount:
 
 def pipeline_flops(described: Description, m: ModelSettings) -> FlopCount | None:
     """Operations of a pipeline's denoiser and decoder at the run's size; None for a denoiser
-    without tokens whose inputs are not known here."""
+    without tokens whose inputs are unknown."""
     shape = RowShape.of(described, m)
     denoiser = described.first
     name = type(denoiser).__name__
@@ -96,7 +96,7 @@ def _counted_row(denoiser: nn.Module, shape: RowShape, text: int) -> float | Non
 
 
 def text_tokens(described: Description, m: ModelSettings, denoiser: str) -> int:
-    """Tokens of a row's text as the denoiser sees them."""
+    """Number of text tokens per row that the denoiser receives."""
     name = "max_sequence_length"
     found = m.call.get(name, described.default(name))
     if not isinstance(found, int):
@@ -106,7 +106,7 @@ def text_tokens(described: Description, m: ModelSettings, denoiser: str) -> int:
 
 
 def formula(denoiser: nn.Module, tokens: int, text: int) -> float:
-    """2 in out tokens of each linear, and 4 queries keys width of each attention."""
+    """2 in out tokens for each linear layer, and 4 queries keys width for each attention."""
     total = 0.0
     for name, module in denoiser.named_modules():
         if not isinstance(module, nn.Linear) or "." not in name:

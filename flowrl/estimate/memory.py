@@ -1,4 +1,4 @@
-"""Estimate a run's memory, and name the settings that lower it.
+"""Estimate a run's memory.
 
 Weights, gradients, optimizer, averages and decoded media are counted. Activations are estimated:
 per token of an image or text, a block keeps KEPT_SHARE times the inputs and outputs of its linears
@@ -7,46 +7,28 @@ and a checkpointed block BETWEEN times its width. Decoding is assumed to hold LA
 decoder's last level.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
-
-from flowrl.errors import UserError
 from flowrl.estimate import sizes
-from flowrl.estimate.devices import DeviceGroup
 from flowrl.estimate.sizes import Sizes
-from flowrl.models.description import unknown_because
+from flowrl.models.own.policy import automatic_rows
 from flowrl.settings import Run
-from flowrl.settings.read import override
 from flowrl.settings.train import CallKind
 from samplers import Plan
 
 GIB = 2**30
-UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # (float32 adapters, half precision): these keep their inputs in float32, others in the model's type
 KEPT_SHARE = {(False, False): 1.35, (True, False): 1.05, (False, True): 1.6, (True, True): 1.9}
 BETWEEN = 1.7
 LAYERS = 3
 GRADED_LAYERS, CHECKPOINTED_LAYERS = 50, 20  # kept for gradients: measured 44 (SD3) to 51 (Wan)
-# changes that save memory, the least harmful first
-CHANGES = (
-    "--train.gradient-checkpointing",
-    "--model.offload",
-    "--model.vae.slicing",
-    "--model.offload-experts",
-    "--train.states.device cpu",
-    "--train.rows-per-call",
-    "--train.optimizer adamw8bit",
-    "--model.dtype bfloat16",
-)
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Memory of a run, in bytes.
+    """Estimated memory of a run, in bytes.
 
     parts     on the device all the time
     phases    on the device one at a time
@@ -71,9 +53,9 @@ class MemoryEstimate:
         return sum(self.parts.values()) + max(phases, default=0)
 
     def sharded(self, processes: int) -> "MemoryEstimate":
-        """The memory of one of several processes under FSDP2: a part of the trained model, its
-        optimizer and its averages, all weights outside of blocks, the blocks that a call gathers,
-        and the latents and media of its own draws."""
+        """Memory of one process under FSDP2: its part of the trained model, optimizer and
+        averages, all weights outside blocks, the gathered blocks of a call, and the latents and
+        media of its own draws."""
         shares = {"frozen parts": 1.0, "states": 0.0, "media": 0.0}
         wholes = {name: shares.get(name, self.outside) for name in self.parts}
         parts = {
@@ -95,16 +77,8 @@ def size(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
 
 
-def parsed(text: str) -> int:
-    """Parse a size such as "24GiB" into bytes. UserError for anything else."""
-    match = re.fullmatch(r"([0-9]+\.?[0-9]*) ?(GiB|GB|MiB|MB)", text)
-    if match is None:
-        raise UserError(f"--memory: {text!r} is not a size; write it as 24GiB or 80GB")
-    return int(float(match[1]) * UNITS[match[2]])
-
-
 def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
-    """Estimate a run's memory; None where the model is not on this machine."""
+    """Estimate a run's memory; None if the model is not on this machine."""
     algorithm = run.algorithm()
     model = sizes.of(run.model, algorithm.steps)
     if model is None:
@@ -172,12 +146,15 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
 
 
 def rows_per_call(run: Run, model: Sizes, kind: CallKind) -> int:
-    """Return rows per call, as `Policy.automatic` chooses them; a GPU's search may find others."""
+    """Rows per call as `Policy.automatic` chooses them; a search on a GPU may find other
+    numbers."""
     given = run.train.rows_by_kind[kind]
     if given != "auto":
         return given
     if run.model.language is not None:
         return max(1, min(256, 2**14 // (model.tokens or 1)))
+    if run.model.own is not None:
+        return automatic_rows(model.latent)
     return max(1, min(128, 2**18 // max(1, model.latent)))
 
 
@@ -232,115 +209,3 @@ def _states(run: Run, model: Sizes, iteration: int) -> int:
     kept = nodes + looked + sum(plan.group for plan in plans) * (1 if nodes else 3)
     wide = 4 if run.train.states.dtype is None else BYTES[run.train.states.dtype]
     return run.prompts.per_iteration * kept * model.latent * wide
-
-
-def advice(run: Run, limit: int | None = None) -> list[str]:
-    """List settings that lower the estimate, with their savings, until the limit is met."""
-    first = estimate(run)
-    if first is None:
-        return []
-    changes, changed, before = [], run, first
-    for change in CHANGES:
-        words = _words(change, changed)
-        if words is None or (limit is not None and before.total <= limit):
-            continue
-        trial = override(changed, words)
-        after = estimate(trial)
-        assert after is not None
-        saved = before.total - after.total
-        if saved > 0.01 * first.total:
-            setting = f"{words[0].removeprefix('--').replace('-', '_')}: {_value(words)}"
-            changes.append(f"{setting} (saves about {size(saved)})")
-            changed, before = trial, after
-    return changes
-
-
-def _words(change: str, run: Run) -> list[str] | None:
-    """Return the words of an override; None if the run has it already, or it does not apply."""
-    name, *value = change.split()
-    m, t = run.model, run.train
-    pipeline = m.pipeline is not None
-    match name:
-        case "--train.gradient-checkpointing":
-            return None if t.gradient_checkpointing else [name]
-        case "--model.offload":
-            return None if m.offload or not pipeline else [name]
-        case "--model.vae.slicing":
-            return None if m.vae.slicing or not pipeline else [name]
-        case "--model.offload-experts":
-            seen = sizes.of(m, run.algorithm().steps) if m.lora is not None else None
-            several = seen is not None and seen.largest < seen.trained and not m.compile
-            return [name] if several and not m.offload_experts else None
-        case "--train.states.device":
-            moves = pipeline and not run.algorithm().reward_gradient and t.states.device is None
-            return [name, *value] if moves else None
-        case "--train.rows-per-call":
-            seen = sizes.of(m, run.algorithm().steps)
-            rows = 1 if seen is None else rows_per_call(run, seen, "training")
-            return None if rows == 1 else [name, "1" if rows < 8 else str(rows // 8)]
-        case "--train.optimizer":
-            return None if t.optimizer == value[0] else [name, *value]
-        case "--model.dtype":
-            return None if m.dtype != "float32" else [name, *value]
-    return None
-
-
-def _value(words: list[str]) -> str:
-    return words[1] if len(words) > 1 else "true"
-
-
-@dataclass(frozen=True)
-class MemoryLimit:
-    """The memory of one device, None if unknown; `whose` names it, of `processes` devices."""
-
-    most: int | None
-    whose: str = ""
-    processes: int = 1
-
-
-def limit(memory: str | None, devices: DeviceGroup | None = None) -> MemoryLimit:
-    """The limit of `--memory`, else of `--devices`, else of the visible GPU."""
-    count = 1 if devices is None else devices.number
-    if memory is not None:
-        return MemoryLimit(parsed(memory), "--memory", count)
-    if devices is not None:
-        return MemoryLimit(int(devices.kind.memory * 10**9), devices.name, count)
-    if not torch.cuda.is_available():
-        return MemoryLimit(None)
-    device = torch.cuda.get_device_properties(0)
-    return MemoryLimit(device.total_memory, device.name)
-
-
-def fits(run: Run, limit: MemoryLimit, iteration: int = 0) -> bool:
-    """Whether the estimated memory is within the limit, sharded if there are several devices; True
-    if either is unknown."""
-    if limit.most is None:
-        return True
-    needed = estimate(run, iteration)
-    if needed is None:
-        return True
-    return min(needed.total, needed.sharded(limit.processes).total) <= limit.most
-
-
-def memory_report(run: Run, limit: MemoryLimit, iteration: int = 0) -> str:
-    """Report for `flowrl plan`: the estimate, whether it fits, and which changes make it fit."""
-    needed = estimate(run, iteration)
-    if needed is None:
-        return f"memory: unknown, since {unknown_because(run.model)}"
-    if limit.most is None:
-        return str(needed)
-    into = f"{size(limit.most)} ({limit.whose})"
-    if needed.total <= limit.most:
-        return f"{needed}; fits into {into}"
-    shards = needed.sharded(limit.processes)
-    if shards.total <= limit.most:
-        return (
-            f"{needed}; does not fit into {into} whole, but sharded over {limit.processes} "
-            f"processes (FSDP2: docs/processes.md) each holds about {size(shards.total)}"
-        )
-    changes = advice(run, limit.most)
-    way = f": set {', '.join(changes)}" if changes else ""
-    smaller = "smaller images, or adapters (model.lora)" if run.model.lora is None else ""
-    end = way or f": {smaller or 'smaller images, or a smaller model'}"
-    each = f" (sharded over {limit.processes} processes: {size(shards.total)} each)"
-    return f"{needed}; does not fit into {into}{each if limit.processes > 1 else ''}{end}"

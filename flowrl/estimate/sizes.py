@@ -11,11 +11,14 @@ from typing import Any
 
 from torch import nn
 
+from flowrl.errors import UserError
 from flowrl.models.description import Description, describe
 from flowrl.models.diffusers.lora.lora import OTHER, default_targets
+from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.savings import outer_lists
 from flowrl.settings import ModelSettings
 from flowrl.settings.model import GuidanceScale
+from flowrl.settings.own_model import OwnModelSettings
 
 PROMPT = 64  # tokens of a text's prompt, assumed
 # linears of blocks that see the prompt's tokens, which are few beside an image's
@@ -30,7 +33,7 @@ LEVELS = ("block_out_channels", "decoder_block_out_channels", "encoder_block_out
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers are counts of weights or of activations, whatever their bytes.
+    """Sizes of a model and its rows, in numbers of weights or activations, not in bytes.
 
     adapters  weights per unit of rank
     tokens    of a row, in the trained blocks; None for a model without tokens (a UNet)
@@ -73,7 +76,9 @@ class Sizes:
 
 
 def of(m: ModelSettings, length: int) -> Sizes | None:
-    """Return the sizes, None if no configuration is known. `length`: tokens of a completion."""
+    """Sizes of a run, None if no configuration is known. `length`: tokens of a completion."""
+    if m.own is not None:
+        return _own(m.own)
     described = describe(m)
     if described is None:
         return None
@@ -81,8 +86,8 @@ def of(m: ModelSettings, length: int) -> Sizes | None:
 
 
 def rows_per_state(described: Description, guidance: GuidanceScale) -> int:
-    """Rows of the denoiser for one state: two with classifier-free guidance, which a denoiser that
-    takes the scale as an input does not need. None is the pipeline's own scale."""
+    """Denoiser rows per state: two with classifier-free guidance, unless the denoiser takes the
+    scale as an input. None means the pipeline's own scale."""
     if guidance == "none" or described.first.config.get("guidance_embeds"):
         return 1
     if guidance is None and described.guided_by_part:
@@ -98,6 +103,21 @@ def _language(described: Description, length: int) -> Sizes:
     trained = _count(model)
     sizes = Sizes(trained, {}, _ends(targets), PROMPT + length, **_work(model))
     return replace(sizes, outside=_outside([model]), public=described.public)
+
+
+def _own(own: OwnModelSettings) -> Sizes | None:
+    """The sizes of a model of one's own; None where it cannot be made on the meta device."""
+    try:
+        policy = OwnPolicy(own.build("meta"))
+    except UserError:
+        return None
+    roots = list(policy.roots().values())
+    linears = [x for root in roots for x in root.modules() if isinstance(x, nn.Linear)]
+    trained, latent = sum(map(_count, roots)), math.prod(policy.row_shape)
+    frozen = {"frozen modules": _count(policy.model) - trained}
+    return Sizes(
+        trained, frozen, _ends(linears), None, 0, 0, 0, outside=trained, latent=latent, media=latent
+    )
 
 
 def _pipeline(described: Description, m: ModelSettings) -> Sizes:
@@ -192,7 +212,7 @@ class RowShape:
 
     @property
     def latent(self) -> int:
-        """Numbers in a row's latents."""
+        """Number of values in a row's latents."""
         return self.frames * self.height * self.width * self.channels
 
     @classmethod

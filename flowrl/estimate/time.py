@@ -28,7 +28,7 @@ _UNITS = (("days", 86400.0), ("hours", 3600.0), ("min", 60.0))
 
 @dataclass(frozen=True)
 class IterationWork:
-    """Evaluations of an iteration over all devices: of states, or of whole texts.
+    """Evaluations of an iteration over all devices, of states or of whole texts.
 
     sampling  without gradients, to make the samples
     training  with gradients
@@ -45,9 +45,9 @@ class IterationWork:
 def iteration_work(
     run: Run, iteration: int = 0, levels: Sequence[float] | None = None
 ) -> IterationWork:
-    """Count the evaluations of one iteration, as `count/...` of metrics.jsonl does for images.
-    `levels` are the model's: without them `run.levels` stands in, and the steps that E-GRPO merges
-    may be others. At most, for DGPO, whose samples of a group are one input where sigma is 1."""
+    """Count the evaluations of one iteration, as `count/...` in metrics.jsonl does for images.
+    `levels` are the model's; without them `run.levels` is used, and E-GRPO may merge other steps.
+    An upper bound for DGPO, whose samples of a group share one input at sigma 1."""
     algorithm, draws = run.algorithm(), run.drawn
     levels = run.levels(algorithm.steps) if levels is None else levels
     plans = algorithm.plan(levels, iteration, run.train.seed)
@@ -62,13 +62,13 @@ def iteration_work(
         samples += draws * sum(plan.looked + plan.probed for plan in images)  # on the way
     rows += _given_inputs(run)
     others, likelihood = len(algorithm.loss.roles - {"old"}), algorithm.likelihood
-    frozen = rows * (others + algorithm.reads_reference)
+    once = rows * _old_share(run) if "old" in algorithm.loss.roles else 0.0
+    frozen = rows * (run.train.epochs * others + algorithm.reads_reference)
     if isinstance(likelihood, Pathwise):
         images = [plan for plan in plans if isinstance(plan, Plan)]
         frozen = float(draws * sum(likelihood.frozen(plan, others) for plan in images))
-    if "old" in algorithm.loss.roles:
-        frozen += rows * _old_share(run)
-    return IterationWork(sampling, rows, frozen, samples)
+        frozen *= run.train.epochs
+    return IterationWork(sampling, rows * run.train.epochs, frozen + once, samples)
 
 
 def _trained_inputs(run: Run, plans: Sequence[Plan]) -> float:
@@ -96,12 +96,13 @@ def _old_share(run: Run) -> float:
     stored = not isinstance(algorithm.likelihood, Matching) and not run.recomputes_old
     if stored:
         return 0.0
-    first = 1 / run.train.updates if algorithm.behaviour == "current" else 0.0
+    waits = algorithm.behaviour == "current" and run.train.epochs == 1
+    first = 1 / run.train.updates if waits else 0.0
     return 1.0 - first
 
 
 def flop_count(described: Description, m: ModelSettings, length: int) -> FlopCount | None:
-    """Operations of a model's calls; None where they cannot be counted."""
+    """Operations of a model's calls; None if they cannot be counted."""
     if m.language is not None:
         return flops.text_flops(described, length)
     return flops.pipeline_flops(described, m)
@@ -109,7 +110,8 @@ def flop_count(described: Description, m: ModelSettings, length: int) -> FlopCou
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Seconds of an iteration by phase, and of an evaluation; None without held-out prompts."""
+    """Seconds of each phase of an iteration, and of an evaluation; None without held-out
+    prompts."""
 
     phases: Mapping[str, float]
     evaluation: float | None
@@ -123,7 +125,7 @@ class TimeEstimate:
 def estimate_time(
     run: Run, devices: DeviceGroup, utilisation: float, iteration: int = 0
 ) -> TimeEstimate | None:
-    """Estimate the seconds of an iteration; None where the model's operations are not known."""
+    """Estimate the seconds of an iteration; None if the model's operations are unknown."""
     m, described = run.model, describe(run.model)
     length = run.algorithm().steps
     count = None if described is None else flop_count(described, m, length)
@@ -148,14 +150,14 @@ def estimate_time(
 
 
 def at_work(draws: int, devices: int, members: int) -> float:
-    """Devices that work at one time on average: a draw is never split between groups of `members`
-    devices, so that some wait where the draws do not divide."""
+    """Average number of devices that work at the same time: draws are never split between groups
+    of `members` devices, so some devices wait if draws do not divide evenly."""
     groups = max(1, devices // members)
     return min(members, devices) * draws / -(-draws // groups)
 
 
 def reading_weights(run: Run, devices: DeviceGroup, samples: int) -> float:
-    """Seconds to read all weights once per token of each batch of texts."""
+    """Seconds for reading all weights once per token of each batch of texts."""
     model = sizes.of(run.model, run.algorithm().steps)
     assert model is not None
     each = -(-samples // devices.number)
@@ -183,10 +185,10 @@ def _evaluation(
 
 
 def time_report(run: Run, devices: DeviceGroup, utilisation: float, iteration: int = 0) -> str:
-    """Report for `flowrl plan --devices`: seconds, what was counted, and what is left out."""
+    """Text for `flowrl plan --devices`: seconds, what they count, and what they leave out."""
     found = estimate_time(run, devices, utilisation, iteration)
     if found is None:
-        source = run.model.pipeline or run.model.language
+        source = run.model.source
         why = "its denoiser's inputs are not known"
         if describe(run.model) is None:
             why = unknown_because(run.model)

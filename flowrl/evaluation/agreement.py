@@ -23,7 +23,7 @@ Values = Float[np.ndarray, " p"]
 
 
 class MeanInterval(NamedTuple):
-    """A mean with its interval, NaN where there is nothing to average."""
+    """A mean with its interval; NaN without values."""
 
     value: float
     low: float
@@ -32,12 +32,12 @@ class MeanInterval(NamedTuple):
 
 
 def preferred(label: Values) -> Float[np.ndarray, " p"]:
-    """1 where people preferred a, -1 for b, 0 for a tie."""
+    """1 where people preferred a, -1 where they preferred b, 0 for a tie."""
     return np.sign(label - 0.5)
 
 
 def credits(margin: Values, label: Values, ties: Ties, threshold: float = 0.0) -> Values:
-    """The share of each pair in the accuracy: 0..1, NaN for a pair that is left out.
+    """Contribution of each pair to the accuracy: 0..1, NaN for pairs that are left out.
 
     half        1 for the same verdict (two ties too), 1/2 if only one side is a tie. Pick-a-Pic,
                 arXiv:2305.01569, section 4. A reward that always ties has 1/2
@@ -58,7 +58,7 @@ def credits(margin: Values, label: Values, ties: Ties, threshold: float = 0.0) -
 
 
 def tie_threshold(margin: Values, label: Values) -> float:
-    """The threshold >= 0 of |margin| for a tie that makes the most of the three verdicts right.
+    """The threshold >= 0 below which |margin| counts as a tie, chosen to make most verdicts right.
 
     Exact, over every threshold that changes a verdict; the smallest of equals. It is chosen on the
     pairs that it is then used on, as in the papers, so the accuracy is slightly too high.
@@ -81,7 +81,7 @@ def tie_threshold(margin: Values, label: Values) -> float:
 
 @dataclass(frozen=True)
 class Resamples:
-    """Counts of each of c prompts in each resample, and the level of intervals."""
+    """Count of each of c prompts in each resample, and the level of intervals."""
 
     weights: Float[np.ndarray, "draws c"]
     level: float
@@ -93,7 +93,7 @@ class Resamples:
         return cls(rng.multinomial(clusters, even, size=draws).astype(np.float32), level)
 
     def means(self, values: Values, cluster: Int[np.ndarray, " p"]) -> Float[np.ndarray, " draws"]:
-        """The mean of the values that are not NaN, in each resample."""
+        """Mean of the non-NaN values in each resample."""
         known = ~np.isnan(values)
         c = self.weights.shape[1]
         sums = np.bincount(cluster[known], values[known], minlength=c)
@@ -122,8 +122,8 @@ class Resamples:
         return MeanInterval(float(values[known].mean()), low, high, int(known.sum()))
 
     def share(self, values: Values, cluster: Int[np.ndarray, " p"]) -> MeanInterval:
-        """`estimate` for values in 0..1. If all are 0 or all are 1 the bootstrap has no spread; the
-        far end is then the exact bound for as many independent draws as prompts."""
+        """`estimate` for values in 0..1. If all are 0 or all are 1, the bootstrap has no spread,
+        and the far end is the exact bound for as many independent draws as prompts."""
         mean = self.estimate(values, cluster)
         if mean.n and mean.value in (0.0, 1.0):
             prompts = len(np.unique(cluster[~np.isnan(values)]))
@@ -138,7 +138,7 @@ def rank_correlations(
     rank: Float[np.ndarray, " n"],
     groups: Sequence[Int[np.ndarray, " _"]],
 ) -> tuple[Float[np.ndarray, " g"], Float[np.ndarray, " g"]]:
-    """Kendall's tau-b and Spearman's rho of each group's scores with its order by people.
+    """Kendall's tau-b and Spearman's rho between each group's scores and its human ranking.
 
     rank 1 is best. 0 if the reward gives a whole group one score: it has no order. NaN if people
     give it one rank, or if fewer than two samples are scored.
@@ -169,7 +169,7 @@ class Calibration(NamedTuple):
 
 
 def calibration(p: Values, label: Values, bins: int = 10) -> Calibration:
-    """Calibration with each pair in both orders (p and 1 - p), so that no order is preferred."""
+    """Calibration with each pair in both orders (p and 1 - p), so that the order has no effect."""
     known = ~np.isnan(p)
     p, label = np.append(p[known], 1 - p[known]), np.append(label[known], 1 - label[known])
     if not len(p):
@@ -185,7 +185,7 @@ def calibration(p: Values, label: Values, bins: int = 10) -> Calibration:
 
 
 def fitted_scale(margin: Values, label: Values) -> float:
-    """s of P(a preferred) = 1 / (1 + exp(-margin / s)), by maximum likelihood (Bradley-Terry).
+    """The s of P(a preferred) = 1 / (1 + exp(-margin / s)), by maximum likelihood (Bradley-Terry).
 
     Small if small margins decide; infinite if the margins are uninformative or reversed.
     """
@@ -206,7 +206,7 @@ def fitted_scale(margin: Values, label: Values) -> float:
 
 
 class OrderAgreement(NamedTuple):
-    """Verdicts of a judge on the same pairs in both orders."""
+    """Agreement of a judge's verdicts on the same pairs in both orders."""
 
     toward_first: float  # mean P(the first shown is preferred) - 1/2
     consistent: float  # share of pairs with the same winner (or tie) in both orders
@@ -216,7 +216,7 @@ class OrderAgreement(NamedTuple):
 
 
 def position(p_ab: Values, p_ba: Values) -> OrderAgreement:
-    """p_ab: P(a) with a shown first; p_ba: P(b) with b shown first."""
+    """Position bias. p_ab: P(a) with a shown first; p_ba: P(b) with b shown first."""
     both = ~np.isnan(p_ab) & ~np.isnan(p_ba)
     ab, ba = p_ab[both], p_ba[both]
     if not len(ab):
@@ -230,7 +230,8 @@ def position(p_ab: Values, p_ba: Values) -> OrderAgreement:
 
 
 def agreement(margins: Sequence[Values]) -> Float[np.ndarray, "r r"]:
-    """Share of pairs with the same winner, among those where both have one; NaN without any."""
+    """Share of pairs with the same winner, among pairs where both have a winner; NaN without
+    any."""
     decided: list[Bool[np.ndarray, " p"]] = [~np.isnan(m) & (m != 0) for m in margins]
     share = np.full((len(margins), len(margins)), np.nan)
     for i, first in enumerate(margins):

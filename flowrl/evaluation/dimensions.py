@@ -6,7 +6,7 @@ from rewards.judging.tally import AnswerCount, Tallies, by_primary, primary
 
 
 def dimension_lines(now: Tallies, base: Tallies | None = None) -> list[str]:
-    """A line per primary dimension, and per dimension inside it, with the base's accuracy.
+    """A line per primary dimension, and per dimension inside it, with the base model's accuracy.
 
     Where the benchmark's score is the mean of its primary dimensions, that comes first.
     """

@@ -37,7 +37,7 @@ def _hpdv3(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow:
 def _editscore(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow:
     outputs = row["output_images"]
     if not isinstance(outputs, list) or len(outputs) != 2:
-        raise UserError(f"{place}: output_images are not two images")
+        raise UserError(f"{place}: output_images must hold two images")
     more = {"source": row["input_image"], "category": row["dimension"]}
     return JudgedRow(row["instruction"], outputs, 1.0, more=more)
 
@@ -47,7 +47,9 @@ def _editreward(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow:
     candidate_1 has the earlier one."""
     ranks = ranks_in(row["ranking"], place)
     if len(ranks) != 2:
-        raise UserError(f"{place}: the ranking is {row['ranking']!r}, not of two edits as A>B")
+        raise UserError(
+            f"{place}: the ranking is {row['ranking']!r}, but must rank two edits, as in A>B"
+        )
     first, second = (ranks[letter] for letter in sorted(ranks))
     label = 0.5 if first == second else float(first < second)
     more = {"source": row["source_image"], "category": row.get("dataset")}
@@ -61,13 +63,13 @@ def _editreward_files(row: PreferenceRow, _dimension: str, place: str) -> Judged
         return None
     ranks = ranks_in(ranking, place)
     if sorted(ranks) != list(LETTERS[: len(paths)]):
-        raise UserError(f"{place}: the ranking is {ranking!r}, and there are {len(paths)} edits")
+        raise UserError(f"{place}: the ranking {ranking!r} does not match the {len(paths)} edits")
     more = {"source": row["path_src"]}
     return JudgedRow(row["prompt"], paths, ranks=[ranks[x] for x in sorted(ranks)], more=more)
 
 
 def ranks_in(ranking: Any, place: str) -> dict[str, float]:
-    """Ranks from 1, the best, of letters in a ranking such as `C>A>B`, `A<B` or `A=B=Good`."""
+    """Ranks (1 is best) of the letters in a ranking such as `C>A>B`, `A<B` or `A=B=Good`."""
     text = str(ranking).replace(" ", "")
     text = text.removesuffix("=Good").removesuffix("=Bad")
     letters, signs = text[::2], text[1::2]
@@ -103,7 +105,7 @@ EDIT_LAYOUTS = {
 
 
 def with_more(row: PreferenceRow, judged: JudgedRow, folder: Path, place: str) -> PreferenceRow:
-    """The row without its images, with the columns that its layout adds.
+    """The row without its images, plus the columns that its layout adds.
 
     `source` becomes a path, as rewards of edits read it: an image inside the table is written to a
     folder that ends with the process.

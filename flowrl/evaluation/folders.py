@@ -29,7 +29,7 @@ class FolderItems(NamedTuple):
 
 
 def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
-    """Collect every image and video below `folder`, those of one prompt together.
+    """All images and videos below `folder`, grouped by prompt.
 
     auto takes a table if there is one (`prompts.jsonl`, `metadata.jsonl` or csv), else the metadata
     of the files, else their names. UserError: no folder, no images, a table that lacks its columns,
@@ -78,8 +78,8 @@ def _from_table(folder: Path, table: Path) -> list[tuple[Path, str, Mapping[str,
     )
     if file is None or prompt is None:
         raise UserError(
-            f"{table}: needs a column of files ({', '.join(FILE_COLUMNS)}) and one of prompts "
-            f"({', '.join(PROMPT_COLUMNS)}), but has {', '.join(rows[0])}"
+            f"{table}: expected a column of files ({', '.join(FILE_COLUMNS)}) and one of "
+            f"prompts ({', '.join(PROMPT_COLUMNS)}), but found {', '.join(rows[0])}"
         )
     paths = []
     for i, row in enumerate(rows):
@@ -111,8 +111,9 @@ def prompt_of_name(path: Path) -> str:
 
 
 def embedded_prompt(path: Path) -> str | None:
-    """The prompt in an image's metadata: in a PNG's text `prompt` (plain, or ComfyUI's graph),
-    `parameters` (AUTOMATIC1111: the text before the negative prompt), `Description`; or in EXIF."""
+    """The prompt in an image's metadata: the text entries `prompt` (plain, or ComfyUI's graph),
+    `parameters` (AUTOMATIC1111: the text before the negative prompt) or `Description` of a PNG, or
+    EXIF."""
     if path.suffix.lower() not in IMAGE_SUFFIXES | MOVING:
         return None
     try:
@@ -151,5 +152,5 @@ def _of_graph(text: str) -> str | None:
 
 
 def columns(items: Sequence[Item]) -> list[str]:
-    """The further columns of a table, in order."""
+    """The other columns of a table, in order."""
     return list(dict.fromkeys(key for item in items for key in item.meta))

@@ -49,7 +49,7 @@ class Cost(NamedTuple):
 
 @dataclass
 class Gallery:
-    """The samples of a data set, read on demand, and cached if there are few."""
+    """Samples of a data set, read on demand, and cached if they are few."""
 
     items: Sequence[Item]
     frames: int = 16
@@ -58,7 +58,7 @@ class Gallery:
     _bytes: int = 0
 
     def samples(self, rows: Sequence[int], change: Perturbation | None = None) -> Samples:
-        """The samples of these rows; one tensor if all have one size."""
+        """Samples of these rows; one tensor if all have the same size."""
         missing = [row for row in rows if row not in self._kept]
         read = read_media([self.items[row].source for row in missing], self.frames)
         self.broken |= read.broken
@@ -78,7 +78,7 @@ class Gallery:
 
 
 def chunks(items: Sequence[Item], rows: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Rows in parts of about `size`; a group is whole in one part, whatever its size."""
+    """Split rows into parts of about `size` without splitting groups."""
     part: list[int] = []
     for i, row in enumerate(rows):
         begins = i == 0 or items[row].group != items[rows[i - 1]].group
@@ -103,7 +103,7 @@ def scores(
     size: int,
     change: Perturbation | None = None,
 ) -> tuple[Float[np.ndarray, " n"], Cost]:
-    """The reward's scores of these rows, NaN where there is none."""
+    """Scores of these rows, NaN for unscored samples."""
     values = np.full(len(rows), np.nan)
     clock = Clock()
     at = {row: i for i, row in enumerate(rows)}
@@ -146,7 +146,7 @@ def verdicts(
     pairs: tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]],
     size: int,
 ) -> tuple[Float[np.ndarray, " p"], Cost]:
-    """P(first preferred) of each pair of rows, NaN where there is no verdict."""
+    """P(first preferred) for each pair of rows, NaN without a verdict."""
     first, second = pairs
     values = np.full(len(first), np.nan)
     clock = Clock()
@@ -169,8 +169,8 @@ def verdicts(
 
 @dataclass
 class Clock:
-    """Wall seconds and the growth of memory in use: the GPU's if there is one, otherwise the
-    process's where the system (Linux) reports a peak.
+    """Wall seconds and growth of memory in use: the GPU's if there is one, otherwise the process's
+    if the system (Linux) reports a peak.
 
     The first of several calls, which imports and allocates, does not count.
     """
@@ -221,7 +221,7 @@ def _peak(reset: bool) -> float | None:
 
 
 def watched(parts: Sequence[Any], total: int, name: str) -> Iterator[Any]:
-    """The parts, with a progress bar on a terminal."""
+    """Iterate over parts, with a progress bar on terminals."""
     from tqdm import tqdm
 
     with tqdm(total=total, desc=name, leave=False, disable=not sys.stderr.isatty()) as bar:
@@ -231,7 +231,7 @@ def watched(parts: Sequence[Any], total: int, name: str) -> Iterator[Any]:
 
 
 def parse_specs(words: Sequence[str], place: str) -> dict[str, RewardSpec]:
-    """`shapes,brightness` or `{name: shapes, kind: strict}` as specifications by label.
+    """Parse `shapes,brightness` or `{name: shapes, kind: strict}` into specifications by label.
 
     The same reward may be given several times with different settings: the label of a later one
     includes them.
@@ -247,7 +247,7 @@ def parse_specs(words: Sequence[str], place: str) -> dict[str, RewardSpec]:
             settings = ", ".join(f"{k}={v}" for k, v in spec.settings.items())
             label = f"{spec.name}({settings})"
         if label in by_label:
-            raise UserError(f"{place}: {label} is given twice; leave one out")
+            raise UserError(f"{place}: {label} is given twice; remove one")
         by_label[label] = spec.model_copy(update={"label": label})
     return by_label
 
@@ -264,13 +264,13 @@ def check_specs(
 
 
 def loaded(name: str, spec: RewardSpec, items: Sequence[Item]) -> tuple[Reward, float]:
-    """A reward and the wall seconds of loading it, tested."""
+    """Load and test a reward; also returns the seconds that loading took."""
     reward, seconds = _made(name, lambda: load(spec.name, **spec.settings))
     return tested(name, reward, items), seconds
 
 
 def tested(name: str, reward: Reward, items: Sequence[Item]) -> Reward:
-    """The reward after its self-test, which only warns: nothing is trained."""
+    """Run a reward's self-test, which only warns, since nothing is trained."""
     shown = items[:4]
     prompts = Prompts([item.prompt for item in shown], [item.meta for item in shown])
     try:

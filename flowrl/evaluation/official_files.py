@@ -15,7 +15,7 @@ TIMEOUT = 30.0  # seconds without an answer
 
 @dataclass(frozen=True)
 class OfficialFile:
-    """A file of a repository on GitHub, and the SHA-256 of the bytes that this project was tested
+    """A file of a GitHub repository, and the SHA-256 of the version that this project was tested
     with."""
 
     repository: str
@@ -52,24 +52,24 @@ OFFICIAL_FILES = {
 
 
 def download_official(suite: str, out: Path) -> str:
-    """Write the official file of a suite, and return a sentence with its source.
+    """Download the official file of a suite, and return a sentence with its source.
 
     UserError: no known address, no answer, or another file than the known one.
     """
     if suite not in OFFICIAL_FILES:
         known = ", ".join(OFFICIAL_FILES)
-        raise UserError(f"--get: no known address for {suite!r}; there are {known}")
+        raise UserError(f"--get: no download is known for {suite!r}, only for {known}")
     check_output_file(out, "--get")
     official = OFFICIAL_FILES[suite]
     try:
         with urllib.request.urlopen(official.url, timeout=TIMEOUT) as answer:
             content = answer.read(MOST_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
-        raise UserError(f"--get: no file from {official.url} ({error})") from error
+        raise UserError(f"--get: could not download {official.url} ({error})") from error
     if hashlib.sha256(content).hexdigest() != official.sha256:
         raise UserError(
             f"--get: {official.url} is not the file that flowrl knows: it has changed or is "
-            f"incomplete. Look at https://github.com/{official.repository} and download it by hand"
+            f"incomplete. Check https://github.com/{official.repository} and download it by hand"
         )
     out.write_bytes(content)
     return f"{out}: {official.url}; licence: see https://github.com/{official.repository}"

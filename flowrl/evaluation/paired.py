@@ -14,7 +14,7 @@ def paired_gain(
     base: Float[np.ndarray, " n"],
     group: Int[np.ndarray, " n"],
 ) -> MeanInterval:
-    """The mean difference now - base, and its 95 % interval; `n` of it counts prompts.
+    """Mean difference now - base with its 95 % interval; its `n` counts prompts.
 
     Row i of both is the same prompt and noise, and NaN is no score: a pair that lacks one is left
     out. Differences are averaged within each prompt (`group`), and then over prompts, which are
@@ -33,7 +33,7 @@ def paired_gain(
 def prompt_means(
     values: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " c"]:
-    """The mean of each prompt's values that are not NaN, in order; NaN without any."""
+    """Mean of each prompt's non-NaN values, in order; NaN without any."""
     _, place = np.unique(group, return_inverse=True)
     known, count = ~np.isnan(values), int(place.max(initial=-1)) + 1
     sums = np.bincount(place[known], values[known], minlength=count)

@@ -24,38 +24,39 @@ Edit = Callable[[Image.Image, Rng], Image.Image]
 
 
 def blur(image: Image.Image, _rng: Rng) -> Image.Image:
-    """Gaussian, standard deviation 1 % of the shorter side, at least 0.6 pixels."""
+    """Gaussian blur with a standard deviation of 1 % of the shorter side, at least 0.6 pixels."""
     return image.filter(ImageFilter.GaussianBlur(max(0.6, 0.01 * min(image.size))))
 
 
 def noise(image: Image.Image, rng: Rng) -> Image.Image:
-    """White, standard deviation 0.04 of the full range, another one for every sample."""
+    """White noise with a standard deviation of 0.04 of the full range, different for every
+    sample."""
     values = np.asarray(image).astype(np.float32)
     values = values + rng.normal(0, 0.04 * 255, values.shape)
     return Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
 
 
 def crop(image: Image.Image, _rng: Rng) -> Image.Image:
-    """Cut out the central 80 % of both sides, and enlarge it to the original size."""
+    """Crop the central 80 % of both sides, and resize to the original size."""
     width, height = image.size
     box = (width * 0.1, height * 0.1, width * 0.9, height * 0.9)
     return image.resize((width, height), Image.Resampling.BICUBIC, box=box)
 
 
 def sharpen(image: Image.Image, _rng: Rng) -> Image.Image:
-    """Unsharp mask of 150 %, radius 1 % of the shorter side, at least one pixel."""
+    """Unsharp mask of 150 % with a radius of 1 % of the shorter side, at least one pixel."""
     return image.filter(ImageFilter.UnsharpMask(max(1.0, 0.01 * min(image.size)), 150, 0))
 
 
 def jpeg(image: Image.Image, _rng: Rng) -> Image.Image:
-    """Quality 30."""
+    """JPEG compression at quality 30."""
     store = io.BytesIO()
     image.save(store, "JPEG", quality=30)
     return Image.open(store).convert("RGB")
 
 
 def text(image: Image.Image, _rng: Rng) -> Image.Image:
-    """White letters, best quality, on a dark band along the lower edge."""
+    """The words "best quality" in white on a dark band along the lower edge."""
     width, height = image.size
     band = max(7, height // 8)
     image = image.copy()
@@ -67,12 +68,12 @@ def text(image: Image.Image, _rng: Rng) -> Image.Image:
 
 
 def saturate(image: Image.Image, _rng: Rng) -> Image.Image:
-    """Colours 1.6 times as far from gray."""
+    """Move colours 1.6 times as far from gray."""
     return ImageEnhance.Color(image).enhance(1.6)
 
 
 def brighten(image: Image.Image, _rng: Rng) -> Image.Image:
-    """15 % more light."""
+    """Brighten by 15 %."""
     return ImageEnhance.Brightness(image).enhance(1.15)
 
 
@@ -82,7 +83,8 @@ EDITS: dict[str, Edit] = {
 
 
 def change(edit: Edit, seed: int) -> Callable[[Tensor, int], Tensor]:
-    """A function (media, row) that edits an image [3 h w] or every frame of a video [f 3 h w].
+    """Return a function (media, row) that edits an image [3 h w] or every frame of a video [f 3 h
+    w].
 
     The same seed and row give the same result."""
 
@@ -96,7 +98,7 @@ def change(edit: Edit, seed: int) -> Callable[[Tensor, int], Tensor]:
 
 
 class Robustness(NamedTuple):
-    """The effect of an edit on a reward. Shares are of pairs with a winner by people."""
+    """Effect of an edit on a reward. Shares are of pairs with a human winner."""
 
     shift: MeanInterval  # mean (changed - clean score), in units of `spread`
     raised: float  # share of samples that score higher once changed
@@ -105,7 +107,7 @@ class Robustness(NamedTuple):
 
 
 def spread(score: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]) -> float:
-    """Standard deviation of scores within a group (of one prompt), pooled over groups.
+    """Standard deviation of scores within groups (samples of one prompt), pooled over groups.
 
     Over all samples if no group has two scored ones. A group's advantages are in this unit, so a
     shift of 1 is worth as much as a typical difference between samples.
@@ -123,7 +125,7 @@ def spread(score: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]) -> floa
 
 
 class ScoredPairs(NamedTuple):
-    """Pairs (winner, loser) as rows of scores, and their prompts' numbers."""
+    """Pairs (winner, loser) as rows of scores, and the index of their prompt."""
 
     winner: Int[np.ndarray, " p"]
     loser: Int[np.ndarray, " p"]
@@ -137,7 +139,7 @@ class ScoredPairs(NamedTuple):
         label: Values,
         cluster: Int[np.ndarray, " p"],
     ) -> "ScoredPairs":
-        """The pairs with a winner by people."""
+        """Pairs that have a human winner."""
         people = preferred(label)
         named = people != 0
         first = people[named] > 0
@@ -152,7 +154,7 @@ def robustness(
     unit: float,
     resamples: Resamples,
 ) -> dict[str, Robustness]:
-    """The effect of each edit. `changed` is NaN for unedited samples; `unit` is `spread`."""
+    """Effect of each edit. `changed` is NaN for unedited samples; `unit` is `spread`."""
     owner = np.zeros(len(clean), int)
     owner[pairs.loser], owner[pairs.winner] = pairs.cluster, pairs.cluster
     right = clean[pairs.winner] > clean[pairs.loser]

@@ -8,7 +8,7 @@ PreferenceRow = Mapping[str, Any]
 
 
 class JudgedRow(NamedTuple):
-    """A row of a file: samples of one prompt, and a label (of two) or ranks.
+    """One row of a file: samples of one prompt with a label (for two samples) or ranks.
 
     more    columns that are added to the row's own: `category`, and `source`, the image that was
             edited, as a cell of a table

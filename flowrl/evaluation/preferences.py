@@ -40,7 +40,7 @@ PREFERENCE_WORDS = {
 
 
 def preference_label(cell: Any, place: str) -> float:
-    """P(a preferred) of a word or a number."""
+    """P(a preferred) from a word or a number."""
     if isinstance(cell, str) and cell.strip().lower() in PREFERENCE_WORDS:
         return PREFERENCE_WORDS[cell.strip().lower()]
     try:
@@ -48,7 +48,9 @@ def preference_label(cell: Any, place: str) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if not 0 <= value <= 1:
-        raise UserError(f"{place}: the label is {cell!r}, not a, b, tie or a number in 0..1")
+        raise UserError(
+            f"{place}: the label is {cell!r}, but must be a, b, tie or a number in 0..1"
+        )
     return value
 
 
@@ -72,7 +74,7 @@ def _ranked(media: str, ranks: str) -> Callable[[PreferenceRow, str, str], Judge
     def read(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow | None:
         given = row[ranks]
         if not isinstance(given, list) or len(given) != len(row[media]):
-            raise UserError(f"{place}: {ranks} and {media} are not two lists of equal length")
+            raise UserError(f"{place}: {ranks} and {media} must be two lists of equal length")
         return JudgedRow(row["prompt"], row[media], ranks=[float(rank) for rank in given])
 
     return read
@@ -144,7 +146,7 @@ class Preferences:
 
     @property
     def groups(self) -> list[Int[np.ndarray, " _"]]:
-        """The rows of each group."""
+        """Rows of each group."""
         of = np.array([item.group for item in self.items])
         return [np.flatnonzero(of == g) for g in range(of.max() + 1)]
 
@@ -223,14 +225,16 @@ class ReadOptions:
 
 
 def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
-    """Read a file (jsonl, json, csv, tsv, parquet) or a folder of them.
+    """Read preferences from a file (jsonl, json, csv, tsv, parquet) or a folder of them.
 
     UserError: no such file or layout, a row without prompt, label or samples (with its number).
     """
     rows, folder = rows_of(source)
     columns = list(dict.fromkeys(key for row in rows[:50] for key in row))
     if choice.layout is not None and choice.layout not in LAYOUTS:
-        raise UserError(f"--layout: {choice.layout!r} is not known; one of {', '.join(LAYOUTS)}")
+        raise UserError(
+            f"--layout: {choice.layout!r} is not known; use one of {', '.join(LAYOUTS)}"
+        )
     name = choice.layout or layout_of(columns, str(source))
     layout = LAYOUTS[name]
     dimension = choice.dimension or layout.dimension

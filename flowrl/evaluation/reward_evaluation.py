@@ -41,8 +41,8 @@ from rewards import Judge, Reward
 
 @dataclass
 class EvaluateRewards:
-    """Compare rewards and judges with the preferences of people: accuracy, ranks, calibration,
-    position bias, agreement, cost, and the edits that fool them. Writes a page and a JSON."""
+    """Compare rewards and judges with human preferences: accuracy, ranks, calibration, position
+    bias, agreement, cost, and the edits that fool them. Writes a page and a JSON file."""
 
     dataset: Word[Path]
     """A table or a folder of tables: prompt, a, b, label; or the layout of Pick-a-Pic, HPDv2,
@@ -79,7 +79,7 @@ class EvaluateRewards:
 
 @dataclass(frozen=True)
 class Measured:
-    """An evaluation: the folder that holds its JSON, the results, and the samples behind them."""
+    """A finished evaluation: the folder with its JSON, the results, and the samples behind them."""
 
     folder: Path
     tree: ReportTree
@@ -89,7 +89,8 @@ class Measured:
 
 
 def measure_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) -> Measured:
-    """Evaluate, and write the JSON. `objects` are further rewards by label, as Python has them."""
+    """Evaluate rewards, and write the JSON. `objects` are additional rewards by label, passed from
+    Python."""
     rewards = parse_specs(given.rewards, "--rewards")
     judges = parse_specs(given.judges, "--judges")
     _check(given, rewards, judges, objects)
@@ -113,7 +114,7 @@ def measure_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) 
         judge_pairs(n, *loaded_judge(n, s), preferences, gallery, given) for n, s in judges.items()
     ]
     if len(gallery.broken) == len(preferences.items):
-        raise UserError(f"no sample is readable: {next(iter(gallery.broken.values()))}")
+        raise UserError(f"no sample can be read: {next(iter(gallery.broken.values()))}")
     resamples = Resamples.draw(preferences.clusters, given.resamples, given.level, given.seed)
     tree = results(preferences, outcomes, resamples, ties)
     tree["dataset"]["broken"] = gallery.broken
@@ -129,13 +130,13 @@ def _check(
     objects: Mapping[str, Reward],
 ) -> None:
     if not rewards and not judges and not objects:
-        raise UserError("evaluate-rewards: no rewards; add --rewards shapes,brightness or others")
+        raise UserError("evaluate-rewards: no rewards; add for example --rewards shapes,brightness")
     if both := set(objects) & (set(rewards) | set(judges)):
-        raise UserError(f"rewards: {', '.join(both)} is the label of an object too; change one")
+        raise UserError(f"rewards: {', '.join(both)} is also the label of an object; change one")
     if both := set(rewards) & set(judges):
-        raise UserError(f"--judges: {', '.join(both)} is among the rewards too; leave one out")
+        raise UserError(f"--judges: {', '.join(both)} is also among the rewards; leave one out")
     if not 0 < given.level < 1:
-        raise UserError(f"--level: {given.level} is not between 0 and 1")
+        raise UserError(f"--level must be between 0 and 1, not {given.level}")
     least = {"resamples": 1, "chunk": 1, "frames": 1, "robust": 0, "examples": 0, "seed": 0}
     for name, value in vars(given).items():
         if name in least and value < least[name]:
@@ -153,7 +154,7 @@ def score_pairs(
     gallery: Gallery,
     given: EvaluateRewards,
 ) -> RewardResult:
-    """Score all samples, and those of some pairs after every edit."""
+    """Score all samples, and the samples of some pairs after every edit."""
     reward, seconds = made
     p = preferences
     score, cost = scores(name, reward, gallery, range(len(p.items)), given.chunk)
@@ -168,7 +169,7 @@ def score_pairs(
 
 
 def robust_rows(p: Preferences, most: int, seed: int) -> list[int]:
-    """The samples of at most `most` pairs with a winner by people; whole groups, in order."""
+    """Samples of at most `most` pairs with a human winner; whole groups, in order."""
     pairs = ScoredPairs.of(p.a, p.b, p.label, p.cluster)
     order = np.random.default_rng([seed, 1]).permutation(len(pairs.winner))[:most]
     chosen = {int(row) for i in order for row in (pairs.winner[i], pairs.loser[i])}
@@ -184,7 +185,7 @@ def judge_pairs(
     gallery: Gallery,
     given: EvaluateRewards,
 ) -> RewardResult:
-    """Judge every pair in both orders; the margin is the mean of the two verdicts, less 1/2."""
+    """Judge every pair in both orders; the margin is the mean of both verdicts minus 1/2."""
     p = preferences
     ab, first = verdicts(name, judge, gallery, (p.a, p.b), given.chunk)
     ba, second = verdicts(f"{name}, other order", judge, gallery, (p.b, p.a), given.chunk)
@@ -218,7 +219,8 @@ def table(tree: ReportTree) -> str:
 
 
 def plain(tree: Any) -> Any:
-    """The tree as JSON: named tuples as mappings, numbers of Python, NaN and infinity as null."""
+    """Convert a tree to JSON: named tuples to mappings, numbers to Python's, NaN and infinity to
+    null."""
     if isinstance(tree, Mapping):
         return {key: plain(value) for key, value in tree.items()}
     if isinstance(tree, tuple) and type(tree) is not tuple:

@@ -51,7 +51,7 @@ class RewardResult:
 
 
 def headline(preferences: Preferences, ties: Ties | None) -> Ties:
-    """The treatment of ties: the user's, or that of the data set's own paper."""
+    """Treatment of ties: the user's choice, or the data set's own paper's."""
     return ties or HEADLINE.get(preferences.layout, "excluded")
 
 
@@ -204,7 +204,7 @@ def between(e: MeanInterval) -> str:
 
 
 def sentences(tree: ReportTree) -> list[str]:
-    """The findings in words, the most important first."""
+    """Findings in sentences, the most important first."""
     rewards: Mapping[str, ReportTree] = tree["rewards"]
     best = sorted(rewards, key=lambda n: -_or(rewards[n]["accuracy"][tree["ties"]].value, -1.0))
     lines = [*_accuracies(tree, best)]

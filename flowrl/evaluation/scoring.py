@@ -50,7 +50,7 @@ class ScoreArguments:
 def score_folder(given: ScoreArguments) -> Path:
     specs = parse_specs(given.rewards, "--rewards")
     if not specs:
-        raise UserError("score: no rewards; add --rewards shapes,brightness or others")
+        raise UserError("score: no rewards; add for example --rewards shapes,brightness")
     if given.chunk < 1 or given.frames < 1 or given.sheet < 0:
         raise UserError("score: --chunk and --frames must be at least 1, and --sheet at least 0")
     check_specs(specs, "--rewards")
@@ -85,8 +85,9 @@ def _file(name: str) -> str:
 def write(
     out: Path, items: Sequence[Item], values: dict[str, Column], broken: dict[str, str]
 ) -> None:
-    """Write scores.csv and scores.parquet: file, prompt, further columns, a column per reward
-    (empty if unscored), and the file's problem. A reward's column replaces one of its name."""
+    """Write scores.csv and scores.parquet: file, prompt, other columns, a column per reward (empty
+    if unscored), and any problem with the file. A reward's column replaces a column of the same
+    name."""
     import pyarrow
     from pyarrow import parquet
 
@@ -118,8 +119,8 @@ def _cell(value: Any) -> str | None:
 
 
 def contact_sheet(path: Path, gallery: Gallery, name: str, column: Column, most: int) -> None:
-    """Write a contact sheet, the best first: at most `most` samples, the first and last thirds of
-    them from both ends, and evenly spaced ones between."""
+    """Write a contact sheet, best first, of at most `most` samples: the first and last thirds show
+    the two ends, the rest is evenly spaced."""
     scored = np.flatnonzero(~np.isnan(column))
     rows = scored[np.argsort(-column[scored], kind="stable")]
     shown = rows[kept(len(rows), most)].tolist()
@@ -142,7 +143,8 @@ def kept(count: int, most: int) -> list[int]:
 
 
 def thumbnail(image: torch.Tensor) -> torch.Tensor:
-    """The image at most 256 pixels high, so that a sheet of large images fits the memory."""
+    """Shrink the image to at most 256 pixels in height, so that sheets of large images fit in
+    memory."""
     height, width = image.shape[1:]
     if height <= 256:
         return image
@@ -151,7 +153,7 @@ def thumbnail(image: torch.Tensor) -> torch.Tensor:
 
 
 def summary(values: dict[str, Column], costs: dict[str, Cost]) -> str:
-    """A line per reward: mean, spread and range of its scores, and its cost."""
+    """One line per reward: mean, spread and range of its scores, and its cost."""
     head = (
         "reward",
         "mean",

@@ -26,7 +26,7 @@ MEDIA_SUFFIXES = IMAGE_SUFFIXES | MOVING | VIDEOS
 
 @dataclass(frozen=True)
 class Source:
-    """The source of one image or video. `name` is its name in reports."""
+    """Source of one image or video. `name` is its name in reports."""
 
     name: str
     path: Path | None = None
@@ -35,8 +35,9 @@ class Source:
 
     @classmethod
     def of(cls, cell: Any, folder: Path, place: str) -> "Source":
-        """Read a cell of a table: a path from `folder`, a piece of a file, bytes, or the mapping
-        {"bytes", "path"} that `datasets` stores. UserError, at `place`, for anything else."""
+        """Read a cell of a table: a path relative to `folder`, a piece of a file, bytes, or
+        the mapping {"bytes", "path"} that `datasets` stores. UserError, at `place`, for
+        anything else."""
         if isinstance(cell, bytes):
             return cls(place, data=cell)
         if isinstance(cell, Mapping) and "bytes" in cell:
@@ -54,7 +55,7 @@ class Source:
 
 
 def read_media(sources: Sequence[Source], frames: int = 16) -> Read:
-    """Images [3 h w] and videos [f 3 h w] in 0..1, None for those in `broken`.
+    """Read images [3 h w] and videos [f 3 h w] in 0..1, None for entries in `broken`.
 
     At most `frames` frames of a video are kept, evenly spaced, with the first and the last.
     """
@@ -131,7 +132,7 @@ def _video(content: Any, frames: int) -> Tensor:
 
 
 def spaced(count: int, most: int) -> set[int]:
-    """At most `most` of `count` indices, evenly spaced, with both ends (or the middle one)."""
+    """At most `most` evenly spaced indices below `count`, with both ends (or the middle one)."""
     if count <= most:
         return set(range(count))
     if most == 1:

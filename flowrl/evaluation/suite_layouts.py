@@ -19,13 +19,14 @@ UNIGENBENCH_KEYS = {  # of the prompt files, by language: theme, test points, de
 
 
 def geneval2_rows(path: Path) -> list[dict[str, Any]]:
-    """geneval2_data.jsonl: prompt, atom_count, vqa_list, skills; by number of atoms."""
+    """Read geneval2_data.jsonl (prompt, atom_count, vqa_list, skills), with the number of atoms as
+    category."""
     rows = _with_columns(path, "prompt", "atom_count", "vqa_list")
     return [{**row, "category": f"{row['atom_count']} atoms"} for row in rows]
 
 
 def vbench_rows(path: Path) -> list[dict[str, Any]]:
-    """VBench_full_info.json: prompt_en and a list of dimensions.
+    """Read VBench_full_info.json: prompt_en and a list of dimensions.
 
     Kept are prompts of the dimensions that need no heavy weights; a category is the dimensions
     that share its prompts, such as "dynamic_degree, motion_smoothness, subject_consistency".
@@ -38,7 +39,7 @@ def vbench_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def unigenbench_rows(path: Path) -> list[dict[str, Any]]:
-    """test_prompts_en.csv and the like: index, prompt_en, sub_dims_en; _zh in Chinese.
+    """Read test_prompts_en.csv and the like: index, prompt_en, sub_dims_en; _zh in Chinese.
 
     The third column is JSON with the test points and descriptions for the reward unigenbench.
     """
@@ -63,7 +64,7 @@ def unigenbench_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def dpg_rows(path: Path) -> list[dict[str, Any]]:
-    """dpg_bench.csv: a row per question; those of one item_id are one prompt."""
+    """Read dpg_bench.csv: one row per question; rows with the same item_id belong to one prompt."""
     columns = ("item_id", "text", "proposition_id", "dependency", "tuple")
     found: dict[str, dict[str, Any]] = {}
     for number, row in enumerate(_with_columns(path, *columns, "question_natural_language"), 1):

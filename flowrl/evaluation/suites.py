@@ -50,7 +50,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class SuiteKind:
-    """A suite's reader (None for our own, else of the official file) and its metrics."""
+    """A suite's metrics and the reader of its official file (None for our own)."""
 
     about: str
     rewards: tuple[str, ...]
@@ -180,7 +180,7 @@ SUITES: dict[str, SuiteKind] = {
 
 
 def load_suite(name: str) -> Suite:
-    """`shapes`, `geneval:FILE`, or a file of one's own with prompt (and category).
+    """Load `shapes`, `geneval:FILE`, or a file of your own with prompt (and category).
 
     UserError: an unknown name, an official suite without its file, a file of another layout.
     """
@@ -203,7 +203,7 @@ def _known(name: str, kind: SuiteKind, path: str) -> Suite:
         return _made(name, kind, _table(file, "prompt", "category"), str(file))
     if not path:
         hint = f"; flowrl suites {name} --get FILE downloads it" * (name in OFFICIAL_FILES)
-        raise UserError(f"the suite {name} needs the official file: {name}:FILE{hint}")
+        raise UserError(f"the suite {name} needs its official file: {name}:FILE{hint}")
     if not find(path).exists():
         raise UserError(f"{name}:{path}: no such file")
     return _made(name, kind, kind.read(find(path)), path)
@@ -233,7 +233,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def by_category(scores: Scores, meta: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Mean of each reward in each category, over scored samples; NaN without any."""
+    """Mean of each reward in each category over scored samples; NaN without any."""
     of = [str(row["category"]) for row in meta]
     means: dict[str, dict[str, float]] = {}
     for column, name in enumerate(scores.names):

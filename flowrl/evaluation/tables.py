@@ -13,8 +13,9 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
 def rows_of(source: Path) -> tuple[list[dict[str, Any]], Path]:
-    """The rows of a file, or of all parquet files (or the one table) of a folder; and the folder
-    that paths in them start from. UserError names the file and what is wrong."""
+    """Read the rows of a file, or of all parquet files (or the only table) of a folder; also
+    returns the folder to which their paths are relative. UserError names the file and the
+    problem."""
     if source.is_dir():
         files = sorted(source.glob("*.parquet")) or sorted(
             path for path in source.iterdir() if path.suffix in SUFFIXES
@@ -32,11 +33,11 @@ def rows_of(source: Path) -> tuple[list[dict[str, Any]], Path]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     if path.suffix not in SUFFIXES:
-        raise UserError(f"{path}: cannot read {path.suffix!r}; one of {', '.join(SUFFIXES)}")
+        raise UserError(f"{path}: cannot read {path.suffix!r}; use one of {', '.join(SUFFIXES)}")
     try:
         rows = _parquet(path) if path.suffix == ".parquet" else _text(path)
     except (ValueError, csv.Error) as error:  # json's and the decoder's errors are ValueErrors
-        raise UserError(f"{path}: not readable: {error}") from error
+        raise UserError(f"{path} cannot be read: {error}") from error
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path}: no rows with named columns")
     return rows

@@ -23,7 +23,7 @@ LEAST_SIZE = 1e-6  # of the mean square of a difference of samples
 
 @dataclass(frozen=True)
 class Directional:
-    """The move of velocities towards a sample: FDFO (arXiv:2603.12893).
+    """Movement of velocities towards a sample: FDFO (arXiv:2603.12893).
 
         log r = mean(delta^2) - mean((v - v_old + delta)^2),
         delta = (x0 - group mean) / mean((x0 - group mean)^2)
@@ -38,7 +38,7 @@ class Directional:
     text = False
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses plans whose samples do not start from one noise, or branch."""
+        """Refuses plans whose samples start from different noise, or branch."""
         if text_plans(choices):
             return NEEDS_TOKEN
         for plan in image_plans(choices):
@@ -88,5 +88,5 @@ class Directional:
         return still - mse(new.out - old.out, -rows.direction)
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: DirectionRows) -> Float[Tensor, "b 1"]:
-        """|v - v_ref|^2."""
+        """Divergence from the reference policy, |v - v_ref|^2."""
         return mse(new.out, ref.out)

@@ -29,7 +29,7 @@ FLOOR = 1e-10  # keeps the gradient of small powers of the error finite
 
 @dataclass(frozen=True)
 class Weighting:
-    """Weighted matching errors, by noise level and size: AWM (arXiv:2509.25050).
+    """Weights of matching errors by noise level and error size: AWM (arXiv:2509.25050).
 
         w(e) = scale sigma^a (1 - sigma)^c ((e + 1e-10)^p - 1e-10^p) / p
 
@@ -55,7 +55,7 @@ WeightingName = Literal["uniform", "t", "t2", "huber", "ghuber", "epsilon"]
 
 
 def weighting(name: WeightingName, power: float = 0.25) -> Weighting:
-    """The published weighting of that name; `power` is ghuber's p."""
+    """The published weighting with that name; `power` is ghuber's p."""
     known = {
         "uniform": Weighting(),
         "t": Weighting(1.0),
@@ -69,7 +69,7 @@ def weighting(name: WeightingName, power: float = 0.25) -> Weighting:
 
 @dataclass(frozen=True)
 class Matching:
-    """Minus the flow-matching error at new noise levels: AWM (arXiv:2509.25050).
+    """Minus the flow-matching error at newly drawn noise levels: AWM (arXiv:2509.25050).
 
         log p = -w(mean |v(x, sigma) - (noise - x0)|^2),  x = (1 - sigma) x0 + sigma noise
 
@@ -106,7 +106,7 @@ class Matching:
         return 2 if self.paired else self.together
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses plans of text. UserError if the plan has too few levels."""
+        """Refuses text plans. UserError if the plan has too few levels."""
         if text_plans(choices):
             return NEEDS_TOKEN
         if self.together < 1 or (self.paired and self.together > 1):
@@ -121,7 +121,7 @@ class Matching:
         return None
 
     def rows(self, rollout: Rollout, advantage: PointValues, mask: PointMask) -> list[MatchingRows]:
-        """One `Rows` per noise level drawn, each with all samples (or pairs)."""
+        """One `Rows` per drawn noise level, each with all samples (or pairs)."""
         credit, kept, storage = advantage[:, -1].cpu(), mask[:, -1].cpu(), rollout.storage
         keep = torch.arange(len(credit))
         if self.paired:
@@ -161,7 +161,7 @@ class Matching:
     def pairs(
         credit: Tensor, mask: Tensor, group: int
     ) -> tuple[Int[Tensor, " b"], Bool[Tensor, " b"]]:
-        """Index the best and worst of each group, and mask ties: one pair for every group."""
+        """Best and worst sample of each group, one pair per group, with ties masked."""
         grouped = credit.view(-1, group)
         ends = torch.stack([grouped.argmax(1), grouped.argmin(1)], 1)
         keep = (ends + torch.arange(len(grouped))[:, None] * group).flatten()

@@ -19,7 +19,7 @@ from samplers.untyped import normal_quantiles
 
 @runtime_checkable
 class Times(Protocol):
-    """A rule that draws noise levels. `sigmas` are the plan's levels, without the final 0."""
+    """Draws noise levels. `sigmas` are the plan's levels, without the final 0."""
 
     def __call__(
         self, sigmas: Sequence[float], count: int, rng: torch.Generator
@@ -39,7 +39,7 @@ def _strata(count: int, rng: torch.Generator) -> Float[Tensor, " count"]:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform levels: AWM (arXiv:2509.25050) has low 0.2 and shift 3.
+    """Uniformly distributed levels: AWM (arXiv:2509.25050) uses low 0.2 and shift 3.
 
     sigma = shifted(low + (1 - low) u)
     """
@@ -56,7 +56,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogitNormal:
-    """Logit-normal levels: AWM (arXiv:2509.25050) has shift 3 and least 0.01.
+    """Logit-normal levels: AWM (arXiv:2509.25050) uses shift 3 and least 0.01.
 
         sigma = max(least, shifted(sigmoid(z))),  z ~ N(0, 1)
 
@@ -76,7 +76,7 @@ class LogitNormal:
 
 @dataclass(frozen=True)
 class Discrete:
-    """Levels of the plan's own grid: AWM's discrete types (arXiv:2509.25050).
+    """Levels from the plan's own grid: AWM's discrete types (arXiv:2509.25050).
 
         sigma_j = grid[k],  k uniform in part j of `count` parts of the first `fraction`
 
@@ -97,8 +97,8 @@ class Discrete:
         end = int(steps * self.fraction + 1e-6)
         if end - first < parts:
             raise UserError(
-                f"{count} levels per sample, but the plan's grid offers {end - first}: "
-                f"take fewer levels or more steps"
+                f"the plan's grid has only {end - first} levels, not {count} per sample: use "
+                "fewer levels or more steps"
             )
         edges = torch.linspace(first, end, parts + 1, dtype=torch.float64).add(1e-9).floor()
         width = edges.diff()
@@ -110,7 +110,7 @@ class Discrete:
 
 @dataclass(frozen=True)
 class PermutedGrid:
-    """Different levels of the plan's own grid: DiffusionNFT (arXiv:2509.16117).
+    """Distinct levels from the plan's own grid: DiffusionNFT (arXiv:2509.16117).
 
         sigma_j = grid[permutation[j]],  j < count
 
@@ -125,7 +125,7 @@ class PermutedGrid:
         levels = int(len(sigmas) * self.fraction + 1e-6)
         if count > levels:
             raise UserError(
-                f"{count} levels per sample, but the plan has {levels}: "
-                f"take fewer levels or more steps"
+                f"the plan has only {levels} levels, not {count} per sample: use fewer levels "
+                "or more steps"
             )
         return torch.tensor(sigmas)[torch.randperm(levels, generator=rng)[:count]]

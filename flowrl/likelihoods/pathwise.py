@@ -25,7 +25,7 @@ from samplers.untyped import evaluated_again
 
 @dataclass(frozen=True)
 class PathRows(Rows):
-    """States from which clean samples are rebuilt, all along the same levels.
+    """States from which clean samples are rebuilt, all through the same levels.
 
     x         the states at the first of `sigmas`
     sigmas    the levels that Euler steps with gradients visit, falling or rising
@@ -42,7 +42,7 @@ class PathRows(Rows):
 
 
 class Path(NamedTuple):
-    """Clean samples with gradients, the states on the way (detached), and the velocities there."""
+    """Clean samples with gradients, the states in between (detached), and the velocities there."""
 
     x0: Float[Tensor, "b *d"]
     states: list[Tensor]
@@ -51,10 +51,10 @@ class Path(NamedTuple):
 
 @runtime_checkable
 class Starts(Protocol):
-    """A choice of the states from which a rollout's samples are rebuilt."""
+    """Chooses the states from which a rollout's samples are rebuilt."""
 
     def steps(self, plan: Plan) -> list[int]:
-        """Steps with gradients of each row that a sample has."""
+        """Steps with gradients for each row of a sample."""
         ...
 
     def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]: ...
@@ -65,7 +65,7 @@ class Starts(Protocol):
 def euler_path(
     policy: Velocity, x: Float[Tensor, "b *d"], sigmas: Sequence[float], prompt: Tensor
 ) -> Path:
-    """Take Euler steps along the levels, with gradients where they are on.
+    """Euler steps through the levels, with gradients if they are enabled.
 
     Formula: x' = x + (sigma' - sigma) v(x, sigma)
 
@@ -87,7 +87,7 @@ def euler_path(
 
 @dataclass(frozen=True)
 class Pathwise:
-    """A clean sample as a function of the network, rebuilt from a known state.
+    """A clean sample as a differentiable function of the network, rebuilt from a known state.
 
         x0 = x + sum (sigma' - sigma) v(x_sigma, sigma), less the rest of a known noise
 
@@ -102,7 +102,7 @@ class Pathwise:
     text = False
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses plans of text, steered plans, and what the starts refuse."""
+        """Refuses text plans, steered plans, and whatever the starts refuse."""
         if text_plans(choices):
             return NEEDS_TOKEN
         if any(plan.steer is not None for plan in image_plans(choices)):
@@ -110,20 +110,20 @@ class Pathwise:
         return self.starts.refuses(choices)
 
     def rows(self, rollout: Rollout, advantage: PointValues, mask: PointMask) -> list[PathRows]:
-        """The rows of all starts. `advantage` is kept, and no loss reads it."""
+        """Rows of all starts. `advantage` is kept, although no loss reads it."""
         credit = sent(advantage[:, -1:].to(rollout.x0.dtype), rollout.x0.device)
         kept = sent(mask[:, -1:], rollout.x0.device)
         return self.starts.rows(rollout, Rows(rollout.prompt, credit, kept, None))
 
     def graded(self, plan: Plan, anchors: int) -> int:
-        """Network evaluations with gradients per draw, where the loss compares with so many other
-        policies: several steps are evaluated twice, and once more for the anchors."""
+        """Network evaluations with gradients per draw, for a loss that compares with so many other
+        policies. With several steps each step is evaluated twice, and once more for the anchors."""
         each = 3 if anchors else 2
         return plan.group * sum(k if k == 1 else each * k for k in self.starts.steps(plan))
 
     def frozen(self, plan: Plan, anchors: int) -> int:
         """Evaluations without gradients per draw: of each of so many other policies, and of the
-        trained one where states inside a path are found first."""
+        trained one if states inside a path must be found first."""
         if not anchors:
             return 0
         steps = self.starts.steps(plan)
@@ -134,7 +134,7 @@ class Pathwise:
         return plan.group * len(self.starts.steps(plan))
 
     def path(self, policy: Velocity, rows: PathRows) -> Path:
-        """Rebuild the samples; with known noise, x0 = (x - sigma noise) / (1 - sigma)."""
+        """Rebuild the samples; if their noise is known, x0 = (x - sigma noise) / (1 - sigma)."""
         found = euler_path(policy, rows.x, rows.sigmas, rows.prompt)
         if rows.noise is None:
             return found
@@ -150,14 +150,14 @@ class Pathwise:
         return velocities_of(parts)
 
     def evaluate(self, policy: Velocity, rows: PathRows) -> Evaluation:
-        """Velocities along the path."""
+        """Evaluate the velocities along the path."""
         return velocities_of(self.path(policy, rows).velocities)
 
     def log_ratio(self, new: Evaluation, old: Evaluation, rows: PathRows) -> Tensor:
-        raise UserError("a path has no density, so no ratio: use the loss RewardGradient")
+        raise UserError("a path has no density and therefore no ratio: use the loss RewardGradient")
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: PathRows) -> Float[Tensor, "b 1"]:
-        """|v - v_ref|^2, a mean over the path's states."""
+        """Divergence |v - v_ref|^2, averaged over the path's states."""
         return mse(new.out, ref.out)
 
 
@@ -172,8 +172,8 @@ def _rows(common: Rows, **own: object) -> PathRows:
 
 @dataclass(frozen=True)
 class Kept:
-    """The states that the plan keeps: all steps from there (DRaFT-K, arXiv:2309.17400), or one step
-    straight to the clean sample (`project`: ReFL, arXiv:2304.05977)."""
+    """Starts from the states that the plan kept, through all remaining steps (DRaFT-K,
+    arXiv:2309.17400) or in one step to the clean sample (`project`: ReFL, arXiv:2304.05977)."""
 
     project: bool = False
 
@@ -196,8 +196,8 @@ class Kept:
 
 @dataclass(frozen=True)
 class Renoised:
-    """Clean samples with `draws` new noises at the level of the last step, of which each is taken
-    out by one step with gradients: DRaFT-LV (arXiv:2309.17400)."""
+    """Starts from clean samples with `draws` new noises at the level of the last step, each
+    removed by one step with gradients: DRaFT-LV (arXiv:2309.17400)."""
 
     draws: int = 2
 
@@ -218,7 +218,8 @@ class Renoised:
 
 @dataclass(frozen=True)
 class KnownNoise:
-    """Clean samples with the noise that they were sampled from: Direct-Align (arXiv:2509.06942).
+    """Starts from clean samples with the noise from which they were sampled: Direct-Align
+    (arXiv:2509.06942).
 
     One step with gradients from a level down to s, or up to s from a lower one; the noise that is
     left at s is known and taken out exactly. s is drawn once an iteration from `levels`, and the
@@ -244,7 +245,8 @@ class KnownNoise:
         return [1] * (1 + self.both)
 
     def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
-        """The step down, and the one up. m is the place of s in the levels, 0.005 to 0.995."""
+        """Rows of one step down and one step up. m is the index of s in the levels, from 0.005 to
+        0.995."""
         rng = torch.Generator().manual_seed(
             key_hash(rollout.seed, rollout.iteration, "known noise", rollout.index)
         )
@@ -262,7 +264,7 @@ class KnownNoise:
 
 
 def noise_of(rollout: Rollout, *purpose: int | str) -> Float[Tensor, "n *d"]:
-    """Keyed noise of each sample; for the purpose "root" that which it was sampled from."""
+    """Keyed noise of each sample; the purpose "root" gives the noise from which it was sampled."""
     group, key = rollout.plan.group, (rollout.seed, rollout.iteration)
     keys = [(*key, draw, *purpose, node) for draw in rollout.draws for node in range(group)]
     drawn = normal(keys, tuple(rollout.x0.shape[1:])).to(rollout.x0.dtype)

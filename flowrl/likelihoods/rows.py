@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers import Kernel
-from samplers.host import on_device, on_host, picked, sent, uploaded
+from samplers.host import derived, on_device, on_host, picked, sent, uploaded
 from samplers.token_support import KeptTokens, joined_column
 from samplers.untyped import distinct_rows
 
@@ -21,7 +21,7 @@ RowsOf = TypeVar("RowsOf", bound="Rows")
 
 
 class Evaluation(NamedTuple):
-    """A policy's log-likelihoods of b rows.
+    """Log-likelihoods of b rows under one policy.
 
     `out` is the mean of a step, a velocity, or tokens' entropies; None where no loss reads it.
     """
@@ -38,7 +38,7 @@ PointMask = Bool[Tensor, "n k"]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of any kind. Rows are masked, never dropped: all processes hold equally many.
+    """Rows of any kind. Rows are masked, never dropped, so that all processes hold equally many.
 
     `state` numbers the states that rows start from: rows of one prompt with the same number have
     the same x and sigma, so their velocity is evaluated once. None: every row has its own.
@@ -53,7 +53,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class TransitionRows(Rows):
-    """Stored transitions x -> x_next of one noisy step of a plan."""
+    """Stored transitions x -> x_next of one noisy step."""
 
     x: Float[Tensor, "b *d"]
     x_next: Float[Tensor, "b *d"]
@@ -74,7 +74,8 @@ class MatchingRows(Rows):
 
 @dataclass(frozen=True)
 class DirectionRows(Rows):
-    """States on the way of samples, with the direction from their group's mean sample to theirs."""
+    """States along the samples' trajectories, with the direction from the group's mean sample to
+    each sample."""
 
     x: Float[Tensor, "b *d"]
     sigma: Float[Tensor, " b"]
@@ -83,13 +84,14 @@ class DirectionRows(Rows):
 
 @dataclass(frozen=True)
 class TokenRows(Rows):
-    """Completions of prompts that the policy holds: row `prompt` of its batch.
+    """Completions of prompts that the policy has encoded: row `prompt` of its batch.
 
     mask       the tokens in the loss, stop tokens included
     lengths    number of the model's own tokens. Positions from `ends` on are padding (0)
     kept       the tokens that the sampler's top-p, top-k and min-p kept; None: all
     sampled    log-probabilities by another engine that sampled; None: the model itself did
     from_environment  tokens of an environment, which are context only; None: there are none
+    replayed   rows that an older policy drew: their `old` is its own, and never computed again
     uncertain  tokens of highest entropy in the iteration: see `flowrl.losses.weights.HighEntropy`
     """
 
@@ -100,26 +102,37 @@ class TokenRows(Rows):
     sampled: Float[Tensor, "b t"] | None = None
     from_environment: Bool[Tensor, "b t"] | None = None
     uncertain: Bool[Tensor, "b t"] | None = None
+    replayed: Bool[Tensor, " b"] | None = None
 
     @property
     def ends(self) -> Int[Tensor, " b"]:
-        """Number of tokens in each row, the environment's included."""
-        return (
-            self.lengths
-            if self.from_environment is None
-            else self.lengths + self.from_environment.sum(1)
-        )
+        """Number of tokens in each row, including the environment's."""
+        if self.from_environment is None:
+            return self.lengths
+        return derived(_with_replies, self.lengths, self.from_environment)
 
     @property
     def written(self) -> Bool[Tensor, "b t"]:
-        """Mask of the model's own tokens."""
-        places = torch.arange(self.ids.shape[1], device=self.ids.device)
-        whole = places < self.ends[:, None]
-        return whole if self.from_environment is None else whole & ~self.from_environment
+        """Mask of the tokens that the model wrote."""
+        if self.from_environment is None:
+            return derived(_before, self.ids, self.ends)
+        return derived(_drawn, self.ids, self.ends, self.from_environment)
+
+
+def _with_replies(lengths: Tensor, replies: Tensor) -> Tensor:
+    return lengths + replies.sum(1)
+
+
+def _before(ids: Tensor, ends: Tensor) -> Tensor:
+    return torch.arange(ids.shape[1], device=ids.device) < ends[:, None]
+
+
+def _drawn(ids: Tensor, ends: Tensor, replies: Tensor) -> Tensor:
+    return _before(ids, ends) & ~replies
 
 
 def without_old(chunk: Rows) -> Rows:
-    """The rows without the sampler's log-probabilities, so that the trainer computes them.
+    """The rows without the sampler's log-probabilities, so that the trainer recomputes them.
 
     Rows of tokens keep the sampler's as `sampled`: the log has the difference between the two."""
     if chunk.old is not None and isinstance(chunk, TokenRows) and chunk.sampled is None:
@@ -127,15 +140,30 @@ def without_old(chunk: Rows) -> Rows:
     return replace(chunk, old=None)
 
 
+def sampled_elsewhere(rows: Rows) -> Float[Tensor, "b t"] | None:
+    """Log-probabilities by the sampler, where the trainer computes `old` itself."""
+    return rows.sampled if isinstance(rows, TokenRows) else None
+
+
+def with_replayed(computed: Evaluation, chunk: Rows) -> Evaluation:
+    """An evaluation of the policy that sampled, where replayed rows keep the log-probabilities of
+    the older policy that drew them."""
+    if not isinstance(chunk, TokenRows) or chunk.replayed is None:
+        return computed
+    stored = chunk.sampled if chunk.old is None else chunk.old.logp
+    assert stored is not None, "rows carry what the sampler said"
+    return computed._replace(logp=torch.where(chunk.replayed[:, None], stored, computed.logp))
+
+
 def equal_before(x: Float[Tensor, "b *d"]) -> Int[Tensor, " b"]:
-    """Number rows from 0. Neighbours that are equal to the bit have the same number."""
+    """Number rows from 0; bit-identical neighbours have the same number."""
     new = (x[1:] != x[:-1]).flatten(1).any(1)
     return torch.cat([torch.zeros_like(new[:1]), new]).cumsum(0)
 
 
 def input_of(rows: Rows, unit: int = 1) -> Int[Tensor, " b"]:
-    """Number the inputs of the network from 0, and return the one of each row, on the CPU. Rows
-    that share a state share it. For a unit above 1, `unit` consecutive rows count as one."""
+    """Number the network's inputs from 0 and return the input of each row, on the CPU. Rows of the
+    same state share an input. With `unit` above 1, that many consecutive rows count as one."""
     if rows.state is not None and unit == 1:
         here = [on_host(rows.prompt), on_host(rows.state)]
         return distinct_rows(torch.stack(here, 1))[1]
@@ -145,7 +173,7 @@ def input_of(rows: Rows, unit: int = 1) -> Int[Tensor, " b"]:
 def once_per_state(
     rows: RowsOf, evaluate: Callable[[RowsOf], Sequence[Tensor]]
 ) -> Sequence[Tensor]:
-    """Evaluate one row of each state, and return the tensors for all rows."""
+    """Evaluate one row per state, and return the tensors for all rows."""
     if rows.state is None:
         return evaluate(rows)
     number = input_of(rows)
@@ -156,20 +184,15 @@ def once_per_state(
 
 
 def first_rows(numbers: Int[Tensor, " b"]) -> Int[Tensor, " m"]:
-    """The first row of each number, which are 0 to m - 1."""
+    """First row of each number; the numbers are 0 to m - 1."""
     places = torch.arange(len(numbers), device=numbers.device)
     count = int(numbers.max()) + 1 if len(numbers) else 0
     none = torch.full((count,), len(numbers), device=numbers.device)
     return none.scatter_reduce(0, numbers, places, "amin")
 
 
-def sampled_elsewhere(rows: Rows) -> Float[Tensor, "b t"] | None:
-    """Log-probabilities by the sampler, where the trainer computes `old` itself."""
-    return rows.sampled if isinstance(rows, TokenRows) else None
-
-
 def stacked(parts: Sequence[T]) -> T:
-    """Concatenate rows of one kind; fields that are no tensors are those of the first."""
+    """Concatenate rows of one kind; fields that are not tensors come from the first."""
 
     def join(values: Sequence[Any]) -> Any:
         if isinstance(values[0], Tensor | KeptTokens):
@@ -185,15 +208,18 @@ def stacked(parts: Sequence[T]) -> T:
 
 
 def trimmed(rows: Rows, unit: int) -> Rows:
-    """Drop units of rows without an entry in the loss: they add nothing to it or its
+    """Drop units of rows without any entry in the loss, since they change neither the loss nor its
     denominators."""
     some = on_host(rows.mask).any(1).view(-1, unit).any(1).repeat_interleave(unit)
     return rows if bool(some.all()) else take(rows, some.nonzero()[:, 0])
 
 
-def restored(rows: RowsOf) -> RowsOf:
-    """Bring stored states to the dtype and device of computation: those of the noise levels. The
-    rows themselves where they are there already."""
+def restored(rows: RowsOf, device: torch.device) -> RowsOf:
+    """Bring stored states to the dtype and device of computation, those of the noise levels, and
+    rows of texts, which begin on the CPU, to `device`. The rows themselves where they are there
+    already."""
+    if isinstance(rows, TokenRows):
+        return _sent(rows, device)
     if not isinstance(rows, TransitionRows | MatchingRows | DirectionRows):
         return rows
     sigma, found = rows.sigma, dict[str, Any]()
@@ -206,8 +232,20 @@ def restored(rows: RowsOf) -> RowsOf:
     return replace(rows, **found) if found else rows
 
 
+def _sent(rows: T, device: torch.device) -> T:
+    def send(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value if value.device == device else sent(value, device)
+        if isinstance(value, KeptTokens):
+            return value.to(device)
+        return Evaluation(*map(send, value)) if isinstance(value, Evaluation) else value
+
+    assert is_dataclass(rows) and not isinstance(rows, type)
+    return replace(rows, **{f.name: send(getattr(rows, f.name)) for f in fields(rows)})
+
+
 def take(rows: T, index: Int[Tensor, " m"]) -> T:
-    """Select rows `index` of every tensor in `rows`; other fields stay as they are."""
+    """Select the rows `index` of every tensor in `rows`; other fields stay unchanged."""
     there: dict[torch.device, Tensor] = {index.device: index}
 
     def pick(value: Any) -> Any:

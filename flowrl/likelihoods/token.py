@@ -15,7 +15,6 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, TokenRows, take
 from flowrl.likelihoods.token_ratios import KLEstimator, RatioLevel, divergence, log_ratio
 from samplers.completions import TextRollout
-from samplers.host import sent
 
 TokenPolicy = Callable[[TokenRows, bool], Evaluation]
 """(rows, whether to compute entropies) -> log-probabilities [b t] and entropies [b t] in nats, of
@@ -58,7 +57,7 @@ class Token:
         return 2 if self.paired else 1
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses plans of images, and completions without a density."""
+        """Refuses image plans, and completions without a density."""
         plans = text_plans(choices)
         if len(plans) < len(choices.plans):
             return "the Token likelihood needs a text plan: Completions or Segments"
@@ -86,17 +85,16 @@ class Token:
         rows = replace(every, advantage=spread[drawn], mask=kept[drawn])
         if not self.paired:
             return [rows]
-        last = rollout.last[:, None].to(advantage.device)  # samples may differ in their last turn
-        value, some = (part.gather(1, last)[:, 0].cpu() for part in (advantage, mask))
-        best = Matching.pairs(value, some, rollout.plan.group)
-        keep, differ = (part.to(rollout.ids.device) for part in best)
+        last = rollout.last[:, None]  # samples may differ in their last turn
+        value, some = (part.gather(1, last)[:, 0] for part in (advantage, mask))
+        keep, differ = Matching.pairs(value, some, rollout.plan.group)
         pairs = take(rows, keep)
         whole = pairs.written & differ[:, None]  # a pair is compared as whole completions
         return [replace(pairs, mask=whole)]
 
     def whole(self, rollout: TextRollout) -> tuple[TokenRows, Int[Tensor, " b"]]:
-        """All tokens of the completions that were sampled at random, and the indices of those
-        completions: no loss reads greedy ones."""
+        """All tokens of the randomly sampled completions, and their indices: no loss reads greedy
+        ones."""
         rows = TokenRows(
             prompt=rollout.prompt,
             advantage=torch.zeros_like(rollout.logp),
@@ -108,8 +106,9 @@ class Token:
             kept=rollout.kept,
             sampled=rollout.logp if rollout.elsewhere else None,
             from_environment=rollout.from_environment,
+            replayed=None if rollout.elsewhere else rollout.replayed,
         )
-        drawn = torch.arange(len(rollout.ids), device=rollout.ids.device)
+        drawn = torch.arange(len(rollout.ids))
         if not rollout.plan.greedy:
             return rows, drawn
         drawn = drawn[drawn % rollout.plan.group < rollout.plan.group - 1]
@@ -128,26 +127,25 @@ class Token:
 def by_token(
     rollout: TextRollout, advantage: PointValues, mask: PointMask
 ) -> tuple[Float[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Expand credit of decision points to their tokens; return credit of tokens unchanged."""
-    nodes, device = rollout.passed, rollout.ids.device
+    """Expand credit of decision points to their tokens; credit per token is returned unchanged."""
+    nodes = rollout.passed
     if advantage.shape[1] != nodes.shape[1]:
         assert advantage.shape[1] == rollout.ids.shape[1], (
             "one column per decision point, or per token"
         )
-        return sent(advantage.to(rollout.logp.dtype), device), sent(mask, device)
+        return advantage.to(rollout.logp.dtype), mask
     value, some = shared_credit(advantage, mask, nodes, rollout.plan.group)
-    credit = sent(value.to(rollout.logp.dtype), device), sent(some, device)
-    return credit[0].gather(1, rollout.point), credit[1].gather(1, rollout.point)
+    point = rollout.point
+    return value.to(rollout.logp.dtype).gather(1, point), some.gather(1, point)
 
 
 def shared_credit(
     advantage: PointValues, mask: PointMask, nodes: Int[Tensor, "n k"], group: int
 ) -> tuple[PointValues, PointMask]:
-    """Average credit over each node's credited leaves, on the CPU. Leaves of a node agree, except
+    """Average credit over each node's credited leaves. Leaves of a node agree, except
     under estimators that add a leaf's own outcome (TEMPO)."""
     values: list[Tensor] = []
     masks: list[Tensor] = []
-    advantage, mask = advantage.cpu(), mask.cpu()
     for k, ids in enumerate(nodes.unbind(1)):
         level = NodeLevel.of(ids, group)
         kept = mask[:, k : k + 1].to(advantage)

@@ -14,12 +14,12 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 def row_sum(value: Float[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b 1"]:
-    """Sum of a row's tokens in the loss."""
+    """Sum over a row's tokens in the loss."""
     return torch.where(mask, value, 0.0).sum(1, keepdim=True)
 
 
 def row_mean(value: Float[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b 1"]:
-    """Mean of a row's tokens in the loss; 0 for a row that has none."""
+    """Mean over a row's tokens in the loss; 0 for a row without any."""
     return row_sum(value, mask) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -29,7 +29,7 @@ def log_ratio(
     mask: Bool[Tensor, "b t"],
     level: RatioLevel = "token",
 ) -> Float[Tensor, "b t"]:
-    """Log-ratios log p_new - log p_old at a level, 0 where masked.
+    """Log-ratios log p_new - log p_old per token or sequence, 0 where masked.
 
     token           of each token
     sequence        the mean over the row's tokens, at each of them (GSPO, arXiv:2507.18071)
@@ -51,7 +51,7 @@ def log_ratio(
 def divergence(
     new: Float[Tensor, "b t"], ref: Float[Tensor, "b t"], estimate: KLEstimator = "k3"
 ) -> Float[Tensor, "b t"]:
-    """KL(new | ref) from one sample per token, by Schulman's three estimators.
+    """KL(new | ref) estimated from one sample per token, by Schulman's three estimators.
 
         k1 = -d,  k2 = d^2 / 2,  k3 = e^d - d - 1,  d = log p_ref - log p_new
 
@@ -82,7 +82,7 @@ def mismatch(
 def bounded(
     ratio: Float[Tensor, "b u"], mode: Literal["truncate", "mask"], low: float, high: float
 ) -> Float[Tensor, "b u"]:
-    """Clip ratios to low..high, or set those outside to 0."""
+    """Clip ratios to low..high, or set ratios outside to 0."""
     if mode == "truncate":
         return ratio.clamp(low, high)
     return torch.where((ratio >= low) & (ratio <= high), ratio, 0.0)

@@ -30,13 +30,14 @@ from flowrl.likelihoods.rows import (
 )
 from samplers import Edges, Gaussian, Particled, Rollout, Velocity, mean_log_prob
 from samplers.host import filled_rows, on_host, sent
+from samplers.kernels import coefficients, step
 
 NEEDS_TOKEN = "a plan of text needs the Token likelihood"
 
 
 @runtime_checkable
 class Likelihood(Protocol):
-    """Rows of rollouts, their evaluation, and the comparison of two evaluations.
+    """Makes rows from rollouts, evaluates them, and compares two evaluations.
 
     A policy is a velocity `(x [b *d], sigma [b], prompt [b]) -> v [b *d]`, or a `TokenPolicy`.
     """
@@ -60,7 +61,7 @@ class Likelihood(Protocol):
 
 
 def mse(a: Float[Tensor, "b *d"] | None, b: Float[Tensor, "b *d"] | None) -> Float[Tensor, "b 1"]:
-    """Mean squared difference over the latent's dims, per row."""
+    """Mean squared difference over the latent dimensions, per row."""
     assert a is not None and b is not None, "this comparison needs means or velocities"
     return (a - b).square().flatten(1).mean(1, keepdim=True)
 
@@ -68,12 +69,12 @@ def mse(a: Float[Tensor, "b *d"] | None, b: Float[Tensor, "b *d"] | None) -> Flo
 def _step(policy: Velocity, rows: TransitionRows) -> Gaussian:
     """The distribution of the next state of each row."""
     v = policy(rows.x, rows.sigma, rows.prompt)
-    return rows.kernel(rows.x, v, rows.sigma, rows.sigma_next)
+    return step(rows.kernel, rows.x, v, rows.sigma, rows.sigma_next)
 
 
 def states_of(rollout: Rollout, edges: Edges) -> Int[Tensor, " b"] | None:
-    """Number the states of a step that has fewer of them than transitions. The plan says where, and
-    the states say which: a replay may have put another sample in for one of several siblings."""
+    """Number the distinct states of a step that has fewer states than transitions. The plan says
+    where, and the states say which: replay may have replaced one of several siblings."""
     before, after = rollout.plan.states[edges.step : edges.step + 2]
     if before == after:
         return None
@@ -82,7 +83,7 @@ def states_of(rollout: Rollout, edges: Edges) -> Int[Tensor, " b"] | None:
 
 @dataclass(frozen=True)
 class Transition:
-    """Density of the stored noisy steps: Flow-GRPO (arXiv:2505.05470).
+    """Density of stored noisy steps: Flow-GRPO (arXiv:2505.05470).
 
         log p = mean over dims of log N(x_next; mean(x, v), q^2)
 
@@ -188,13 +189,19 @@ class Transition:
 
 
 def step_scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tensor, "b 1"]]:
-    """Compute the step's std and d mean / d v: every kernel's mean is affine in v."""
+    """Std of the step and d mean / d v; the mean of every kernel is affine in v."""
+    if rows.sigma.device.type != "cpu":
+        known = coefficients(rows.kernel, rows.sigma, rows.sigma_next)
+        if known is not None:
+            _, slope, std = sent(known.to(rows.sigma.dtype), rows.sigma.device)[..., None]
+            return std, slope
     zero = torch.zeros_like(rows.sigma)[:, None]
     mean, std = rows.kernel(zero, torch.ones_like(zero), rows.sigma, rows.sigma_next)
     return std[:, None], mean
 
 
 def step_divergence(new: Evaluation, old: Evaluation, rows: Rows) -> Float[Tensor, "b 1"]:
-    """|mean - mean_old|^2 / 2 q^2 in nats per dim: the divergence of two steps of one std."""
+    """|mean - mean_old|^2 / 2 q^2 in nats per dimension: the divergence of two steps with equal
+    std."""
     assert isinstance(rows, TransitionRows), "only denoising steps have means"
     return mse(new.out, old.out) / (2 * step_scales(rows)[0] ** 2)

@@ -12,7 +12,7 @@ _RESERVED = frozenset({"new", "old", "ref", "current", TEACHER})
 
 @dataclass(frozen=True)
 class Decay:
-    """The decay d of an average at optimizer step s.
+    """Decay d of an average at optimizer step s.
 
         d(s) = 0 if s < flat else min(most, start + slope (s - flat))
 
@@ -29,8 +29,8 @@ class Decay:
             raise UserError(f"average.flat must be at least 0, not {self.flat}")
         if self.slope < 0 or not (0 <= self.start <= 1 and 0 <= self.most <= 1):
             raise UserError(
-                f"an average's decay starts at {self.start}, grows by {self.slope} to {self.most}: "
-                "start and most must be in [0, 1], the slope at least 0"
+                f"an average's decay starts at {self.start} and grows by {self.slope} to "
+                f"{self.most}: start and most must be in [0, 1], the slope at least 0"
             )
 
     def __call__(self, step: int) -> float:
@@ -51,10 +51,10 @@ class Average:
 
 
 def check_policies(averages: Sequence[str], behaviour: str, roles: Iterable[str]) -> None:
-    """UserError for averages whose names clash, and for policies that are asked for but missing."""
+    """UserError if names of averages clash, or a required policy is missing."""
     for name in averages:
         if name in _RESERVED or averages.count(name) > 1:
-            raise UserError(f"the name {name!r} of an average is taken: choose another")
+            raise UserError(f"there already is an average called {name!r}: choose another name")
     if behaviour != "current":
         _check_known(behaviour, ["current", *averages], "behaviour")
     for role in sorted(roles):
@@ -67,6 +67,6 @@ def _check_known(name: str, names: Sequence[str], reader: str) -> None:
     close = difflib.get_close_matches(name, names, 1)
     guess = f"; did you mean {close[0]!r}?" if close else ""
     raise UserError(
-        f"{reader} asks for the policy {name!r}, but there are {', '.join(names)}: add an "
+        f"{reader} needs the policy {name!r}, but there are only {', '.join(names)}: add an "
         f"Average of that name{guess}"
     )

@@ -37,7 +37,7 @@ PolicyTerm = tuple[Float[Tensor, "b t"], dict[str, Tensor]]
 
 
 class Entries(NamedTuple):
-    """The entries of a loss. Metrics are averaged over unmasked entries.
+    """Entries of a loss. Metrics are averaged over unmasked entries.
 
     `per_token` is a further term of the loss that is averaged over tokens, whatever the
     `denominator`: the entropy bonus.
@@ -50,7 +50,7 @@ class Entries(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The denominators of an optimizer step, over all its chunks and processes."""
+    """Denominators of an optimizer step, over all of its chunks and processes."""
 
     rows: float  # with an entry in the loss
     tokens: float
@@ -66,7 +66,8 @@ class Counts(NamedTuple):
 
 
 def reduced(entries: Entries, mask: Bool[Tensor, "b t"], counts: Counts) -> Float[Tensor, ""]:
-    """Reduce entries to their part of the loss: sums over the mask, over the step's counts."""
+    """Reduce entries to their part of the loss: sums over the mask, divided by the step's
+    counts."""
     value, kind = torch.where(mask, entries.value, 0.0), entries.denominator
     if kind == "rows":
         loss = (value.sum(1) / mask.sum(1).clamp(min=1)).sum() / max(counts.rows, 1.0)
@@ -82,7 +83,7 @@ def reduced(entries: Entries, mask: Bool[Tensor, "b t"], counts: Counts) -> Floa
 
 @runtime_checkable
 class Objective(Protocol):
-    """A loss: entries from the evaluations of rows under several policies."""
+    """A loss: computes entries from the evaluations of rows under several policies."""
 
     @property
     def unit(self) -> int: ...  # consecutive rows that must stay together in a minibatch
@@ -95,29 +96,29 @@ class Objective(Protocol):
 
 @runtime_checkable
 class ClipsRatio(Protocol):
-    """A loss with a clip range, which the noise-floor check compares with."""
+    """A loss with a clip range, with which the noise-floor check compares."""
 
     @property
     def clip(self) -> tuple[float, float]: ...  # below 1, above 1
 
 
 def check_units(loss: Objective, likelihood: Likelihood) -> None:
-    """UserError where the likelihood's rows do not come in the loss's units."""
+    """UserError if the likelihood groups rows differently from the loss."""
     if loss.unit == likelihood.unit:
         return
     if max(loss.unit, likelihood.unit) > 2:
         raise UserError(
-            f"the loss compares {loss.unit} rows with each other, and the likelihood keeps "
-            f"{likelihood.unit} together: give both the size of a group"
+            f"the loss compares {loss.unit} rows at a time, but the likelihood keeps "
+            f"{likelihood.unit} together: set both to the group size"
         )
     raise UserError(
-        "only the loss Preference learns from pairs: set paired=True with it, and with no other"
+        "only the loss Preference learns from pairs: set paired=True with this loss and no other"
     )
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """A term of the loss: the divergence from another policy.
+    """A divergence from another policy, added to the loss.
 
         weight KL(new | role)
 
@@ -134,14 +135,14 @@ class Anchor:
     def __post_init__(self) -> None:
         if self.weight <= 0:
             raise UserError(
-                f"an anchor's weight must be above 0, got {self.weight}: leave the anchor out"
+                f"an anchor's weight must be above 0, not {self.weight}: leave the anchor out"
             )
 
 
 def anchored(
     anchors: tuple[Anchor, ...], likelihood: Likelihood, evaluations: Evaluations, rows: Rows
 ) -> tuple[Float[Tensor, "b t"] | float, dict[str, Tensor]]:
-    """Sum the weighted divergences; metrics have each of them: `kl`, `kl_<average>`."""
+    """Sum of the weighted divergences; metrics list each of them: `kl`, `kl_<average>`."""
     total: Tensor | float = 0.0
     metrics: dict[str, Tensor] = {}
     for anchor in anchors:
@@ -155,14 +156,14 @@ def anchored(
 
 
 def roles(anchors: tuple[Anchor, ...], *more: str) -> frozenset[str]:
-    """Collect the policies that the anchors read, and `more`."""
+    """Policies that the anchors read, and `more`."""
     corrected = ("old",) if any(anchor.corrected for anchor in anchors) else ()
     return frozenset((*more, *corrected, *(anchor.role for anchor in anchors)))
 
 
 @runtime_checkable
 class Weight(Protocol):
-    """A factor [b t] without gradient on each entry of the policy term, and its metrics.
+    """A factor [b t] without gradient for each entry of the policy term, and its metrics.
 
     It applies neither to anchors nor to the entropy bonus, and changes no denominator.
     """
@@ -172,7 +173,7 @@ class Weight(Protocol):
 
 @runtime_checkable
 class EntropyShare(Protocol):
-    """A weight that keeps the `share` of the iteration's tokens of highest entropy."""
+    """A weight that keeps the `share` of the iteration's tokens with the highest entropy."""
 
     @property
     def share(self) -> float | None: ...  # None: it chooses by something else
@@ -180,7 +181,7 @@ class EntropyShare(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RatioLoss(ABC):
-    """The base of losses on a ratio to the policy that sampled; `policy` is the term of each.
+    """Base of losses on the ratio to the sampling policy; subclasses define `policy`.
 
         loss = policy(ratio, A) prod(weights) + sum(anchors) - entropy H
 
@@ -199,18 +200,20 @@ class RatioLoss(ABC):
 
     def __post_init__(self) -> None:
         if isinstance(self.denominator, int) and self.denominator < 1:
-            raise UserError(f"a constant length must be at least 1, got {self.denominator}")
+            raise UserError(f"a constant length must be at least 1, not {self.denominator}")
         if self.entropy < 0:
-            raise UserError(f"an entropy bonus must be at least 0, got {self.entropy}")
+            raise UserError(f"an entropy bonus must be at least 0, not {self.entropy}")
         if sum(isinstance(weight, EntropyShare) for weight in self.weights) > 1:
-            raise UserError("a loss takes one selection of tokens by entropy: remove the others")
+            raise UserError(
+                "a loss can select tokens by entropy only once: remove the other selections"
+            )
 
     @property
     def roles(self) -> frozenset[str]:
         return roles(self.anchors, "old")
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses likelihoods that lack what the ratio, the weights or the bonus read."""
+        """Refuses likelihoods without the values that the ratio, the weights or the bonus need."""
         likelihood = choices.likelihood
         if self.weights and not isinstance(likelihood, Token):
             return "a loss's weights read tokens: leave them out of losses on images"
@@ -242,14 +245,14 @@ class RatioLoss(ABC):
 
 
 def entropies(evaluation: Evaluation) -> Float[Tensor, "b t"]:
-    """Entropies of tokens in nats, the `out` of a token policy. UserError where there are none."""
+    """Entropies of tokens in nats, from the `out` of a token policy. UserError without them."""
     if evaluation.out is None:
         raise UserError("this loss reads entropies: set Token(entropy=True)")
     return evaluation.out
 
 
 def entropy_share(loss: Objective) -> float | None:
-    """The share of the iteration's most uncertain tokens that a loss trains on; None for all."""
+    """Share of the iteration's most uncertain tokens that a loss trains on; None for all."""
     weights = loss.weights if isinstance(loss, RatioLoss) else ()
     shares = [weight.share for weight in weights if isinstance(weight, EntropyShare)]
     return next((share for share in shares if share is not None), None)

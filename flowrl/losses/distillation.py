@@ -31,7 +31,7 @@ class Distillation:
 
     @property
     def every(self) -> tuple[Anchor, ...]:
-        """The pull towards the teacher first."""
+        """Reorders the parts so that the pull towards the teacher comes first."""
         return (Anchor(self.weight, TEACHER), *self.anchors)
 
     @property

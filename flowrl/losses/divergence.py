@@ -15,7 +15,7 @@ from flowrl.losses.base import PolicyTerm, RatioLoss
 
 @dataclass(frozen=True, kw_only=True)
 class TrustRegion(RatioLoss):
-    """Policy gradient within a trust region of each step: Flow-DPPO (arXiv:2606.11025, eq. 18).
+    """Policy gradient within a trust region per step: Flow-DPPO (arXiv:2606.11025, eq. 18).
 
         loss = 0 if D >= most and A away > 0 else -r A,  away = r - 1, or log r - D
 
@@ -33,10 +33,10 @@ class TrustRegion(RatioLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.most <= 0:
-            raise UserError(f"a trust region's divergence must be above 0, got {self.most}")
+            raise UserError(f"the divergence of a trust region must be above 0, not {self.most}")
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses likelihoods without the means of steps."""
+        """Refuses likelihoods that do not keep the means of steps."""
         likelihood = choices.likelihood
         if not isinstance(likelihood, Transition) or not likelihood.keep_mean:
             return "TrustRegion compares the means of steps: use Transition(means=True)"
@@ -59,7 +59,7 @@ class TrustRegion(RatioLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class Quadratic(RatioLoss):
-    """Policy gradient with a quadratic penalty on the ratio in place of a clip: SPO
+    """Policy gradient with a quadratic penalty on the ratio instead of a clip: SPO
     (arXiv:2401.16025).
 
         loss = -r A + |A| / (2 bound) (r - 1)^2
@@ -72,7 +72,7 @@ class Quadratic(RatioLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bound <= 0:
-            raise UserError(f"a quadratic penalty's bound must be above 0, got {self.bound}")
+            raise UserError(f"the bound of a quadratic penalty must be above 0, not {self.bound}")
 
     def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         ratio, a = log_ratio.exp(), rows.advantage

@@ -70,7 +70,7 @@ class GroupPreference:
             )
         if self.clip_kl and (self.clip_at is None or not self.kl):
             raise UserError(
-                "clip_kl stops the gradient of a divergence where a clip acts: set both"
+                "clip_kl removes the gradient of a divergence where a clip acts: set both"
             )
 
     @property
@@ -86,7 +86,7 @@ class GroupPreference:
         return _refuses("GroupPreference", self.group, choices)
 
     def outside(self, evaluations: Evaluations, rows: Rows) -> tuple[Tensor, Tensor]:
-        """The rows [b 1] whose gradient the clip stops, and the ratios exp(d_slow - d)."""
+        """Rows [b 1] whose gradient the clip removes, and the ratios exp(d_slow - d)."""
         if self.clip_at is None:
             return torch.zeros_like(rows.mask), torch.ones_like(rows.advantage)
         ratio = (evaluations["new"].logp.detach() - evaluations[self.slow].logp).exp()
@@ -94,7 +94,7 @@ class GroupPreference:
         return torch.where(good, ratio > 1 + self.clip_at, ratio < 1 - self.clip_at), ratio
 
     def errors(self, evaluations: Evaluations, rows: Rows) -> Float[Tensor, "b 1"]:
-        """The matching errors d, without gradient where the clip stops it."""
+        """Matching errors d, without gradient where clipped."""
         error = -evaluations["new"].logp
         if not self.clip_error:
             return error
@@ -123,7 +123,8 @@ class GroupPreference:
 
 @dataclass(frozen=True)
 class CentredReward:
-    """Regression of implicit rewards on advantages, both centred: CRD (arXiv:2603.14128).
+    """Regression of implicit rewards on advantages, both centred per group: CRD
+    (arXiv:2603.14128).
 
         loss = advantage_max / beta (beta R^c - a^c)^2 + kl (m + a (1 - m)) |v - v_ref|^2
 
@@ -152,7 +153,7 @@ class CentredReward:
     def __post_init__(self) -> None:
         _check_positive("CentredReward", beta=self.beta, advantage_max=self.advantage_max)
         if self.temperature is not None and self.temperature < 0:
-            raise UserError(f"a temperature must be at least 0, or null, got {self.temperature}")
+            raise UserError(f"a temperature must be at least 0, or null, not {self.temperature}")
         if self.kl < 0:
             raise UserError(f"CentredReward's kl must be at least 0, got {self.kl}")
 
@@ -168,7 +169,7 @@ class CentredReward:
         return _refuses("CentredReward", self.group, choices)
 
     def implicit(self, evaluations: Evaluations, target: Tensor) -> Float[Tensor, "b 1"]:
-        """The implicit rewards R, of either sign: 0 where the policy is the average."""
+        """Implicit rewards R, of either sign: 0 if the policy equals the average."""
         return self._error(evaluations[self.slow], target) - self._error(evaluations["new"], target)
 
     def _error(self, says: Evaluation, target: Tensor) -> Float[Tensor, "b 1"]:

@@ -48,7 +48,7 @@ def clipped_surrogate(
 
 @dataclass(frozen=True)
 class Surrogate(RatioLoss):
-    """PPO's clipped surrogate (arXiv:1707.06347), with separate bounds below and above.
+    """PPO's clipped surrogate (arXiv:1707.06347) with separate lower and upper bounds.
 
         loss = -min(r A, clip(r, 1 - low, 1 + high) A)
 
@@ -65,11 +65,11 @@ class Surrogate(RatioLoss):
         super().__post_init__()
         if not 0 < self.low <= 1 or self.high <= 0:
             raise UserError(
-                f"clip range ({self.low}, {self.high}): low must be in (0, 1], high above 0"
+                f"clip range ({self.low}, {self.high}): low must be in (0, 1] and high above 0"
             )
         if self.dual is not None and self.dual <= 1 + self.high:
             raise UserError(
-                f"dual clip {self.dual} must lie above 1 + high = {1 + self.high}; 3 is usual"
+                f"dual clip {self.dual} must be above 1 + high = {1 + self.high}; 3 is common"
             )
 
     @property
@@ -84,7 +84,7 @@ class Surrogate(RatioLoss):
 def clip_counts(
     log_ratio: Tensor, advantage: Tensor, low: float, high: float, dual: float | None = None
 ) -> dict[str, Tensor]:
-    """Mark the entries [b t] whose gradient a clip range stops, by side."""
+    """Mask of the entries [b t] whose gradient the clip removes, for each side."""
     ratio, good, bad = log_ratio.detach().exp(), advantage > 0, advantage < 0
     counts = {
         "clipped_low": (bad & (ratio < 1 - low)).to(ratio),
@@ -97,7 +97,7 @@ def clip_counts(
 
 @dataclass(frozen=True)
 class Preference:
-    """Preference of the better sample of each pair: DPO (arXiv:2305.18290).
+    """Preference for the better sample of each pair: DPO (arXiv:2305.18290).
 
         loss = -log sigmoid(beta (gain_better - gain_worse)),  gain = log p_new - log p_ref
 
@@ -114,7 +114,7 @@ class Preference:
             raise UserError(f"Preference's beta must be above 0, got {self.beta}")
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses rows that are not pairs of a group's best and worst."""
+        """Refuses rows that are not pairs of a group's best and worst sample."""
         if not any(isinstance(each, BestWorst) for each in choices.transforms[-1:]):
             return "Preference needs BestWorst as the last transform of the advantage"
         return None
@@ -129,7 +129,7 @@ class Preference:
 
 @dataclass(frozen=True)
 class Weighted:
-    """Weighted likelihood, with the advantages as weights of at least 0.
+    """Weighted likelihood, with advantages as non-negative weights.
 
         loss = -w log p_new
 
@@ -146,7 +146,7 @@ class Weighted:
         return roles(self.anchors)
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses weights that may be negative."""
+        """Refuses weights that can be negative."""
         if not any(isinstance(each, Exponential) for each in choices.transforms[-1:]):
             return "Weighted needs weights of at least 0: make Exponential the last transform"
         return None
@@ -181,7 +181,8 @@ class NFT:
     def __post_init__(self) -> None:
         if self.beta <= 0 or self.advantage_max <= 0:
             raise UserError(
-                f"NFT needs beta and advantage_max above 0, got {self.beta}, {self.advantage_max}"
+                f"NFT needs beta and advantage_max above 0, not {self.beta} and "
+                f"{self.advantage_max}"
             )
 
     @property
@@ -189,7 +190,7 @@ class NFT:
         return roles(self.anchors, "old")
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses likelihoods without velocities, and a policy that samples from itself."""
+        """Refuses likelihoods without velocities, and a policy that samples for itself."""
         if not isinstance(choices.likelihood, Matching):
             return "NFT compares velocities: use the Matching likelihood"
         if choices.behaviour == "current":

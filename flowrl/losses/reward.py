@@ -15,7 +15,7 @@ from flowrl.losses.base import Anchor, Entries, anchored, roles
 
 @dataclass(frozen=True, kw_only=True)
 class RewardGradient:
-    """A reward as the loss: ReFL (arXiv:2304.05977), DRaFT (arXiv:2309.17400), SRPO.
+    """Maximises a reward by its gradient: ReFL (arXiv:2304.05977), DRaFT (arXiv:2309.17400), SRPO.
 
         loss = scale phi(r), phi = -r, max(bound - r, 0), or |r - bound|
 
@@ -36,14 +36,14 @@ class RewardGradient:
 
     def __post_init__(self) -> None:
         if self.scale <= 0:
-            raise UserError(f"the scale of a reward's loss must be above 0, got {self.scale}")
+            raise UserError(f"the scale of a reward loss must be above 0, not {self.scale}")
 
     @property
     def roles(self) -> frozenset[str]:
         return roles(self.anchors)
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses anchors that are corrected by a ratio, which paths do not have."""
+        """Refuses anchors that are corrected by a ratio, since paths have none."""
         if any(anchor.corrected for anchor in self.anchors):
             return "an anchor of a reward's gradient has no ratio: leave `corrected` out"
         return None
@@ -64,9 +64,9 @@ class RewardGradient:
 
 
 def check_gradient(loss: object, likelihood: Likelihood) -> None:
-    """UserError where only one of the two parts is of a gradient method."""
+    """UserError if only one of the likelihood and the loss belongs to a gradient method."""
     if isinstance(loss, RewardGradient) != isinstance(likelihood, Pathwise):
         raise UserError(
-            "a gradient method has the likelihood Pathwise and the loss RewardGradient: use both, "
-            "or neither"
+            "a gradient method needs both the likelihood Pathwise and the loss RewardGradient: "
+            "use both or neither"
         )

@@ -41,7 +41,7 @@ def _range(name: str, low: float, high: float) -> None:
 
 @dataclass(frozen=True)
 class GPPO(RatioLoss):
-    """The clipped surrogate with the gradient of clipped entries at the bound: GPPO.
+    """Clipped surrogate whose clipped entries keep the gradient at the bound: GPPO.
 
         loss = -min(r A, k A),  k = clip(r) (1 + keep (r / stop(r) - 1)) where r is clipped
 
@@ -76,7 +76,7 @@ class GPPO(RatioLoss):
 
 @dataclass(frozen=True)
 class CISPO(RatioLoss):
-    """The policy gradient with a bounded weight per token: CISPO (arXiv:2506.13585).
+    """Policy gradient with a bounded weight per token: CISPO (arXiv:2506.13585).
 
         loss = -stop(clip(r, low, high)) A log p
 
@@ -100,7 +100,7 @@ class CISPO(RatioLoss):
 
 @dataclass(frozen=True)
 class SAPO(RatioLoss):
-    """A soft clip, whose slope at r = 1 is 1 and decays away from it: SAPO (arXiv:2511.20347).
+    """A soft clip whose slope is 1 at r = 1 and decays away from it: SAPO (arXiv:2511.20347).
 
         loss = -A sigmoid(tau (r - 1)) 4 / tau
 
@@ -128,7 +128,7 @@ class SAPO(RatioLoss):
 
 @dataclass(frozen=True)
 class VESPO(RatioLoss):
-    """The policy gradient weighted by a smooth function of the row's ratio (arXiv:2602.10693).
+    """Policy gradient weighted by a smooth function of the row's ratio: VESPO (arXiv:2602.10693).
 
         loss = -stop(phi(w)) A log p,  phi(w) = w^k exp(lambda (1 - w))
 
@@ -160,7 +160,7 @@ class VESPO(RatioLoss):
 
 @dataclass(frozen=True)
 class GMPO(RatioLoss):
-    """The geometric mean of a row's clipped ratios: GMPO (arXiv:2507.20673).
+    """Geometric mean of a row's clipped ratios: GMPO (arXiv:2507.20673).
 
         loss = -A exp(mean_t log r_t),  log r_t <= high for A > 0, log r_t >= -low otherwise
 

@@ -19,21 +19,21 @@ from samplers.host import wide
 
 
 def sampled(rows: Rows, old: Evaluation) -> Tensor:
-    """Log-probabilities under the engine that sampled: another one, or the trainer itself."""
+    """Log-probabilities under the engine that sampled, either another one or the trainer."""
     assert isinstance(rows, TokenRows), "only token rows can come from another engine"
     return old.logp if rows.sampled is None else rows.sampled
 
 
 @runtime_checkable
 class Correction(Protocol):
-    """A weight of another engine's samples, per token [b t] or per row [b 1]."""
+    """A weight per token [b t] or per row [b 1] that corrects for another sampling engine."""
 
     def factor(self, evaluations: Evaluations, rows: Rows) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Importance weights of samples from another engine: truncated importance sampling.
+    """Importance weights for samples of another engine: truncated importance sampling.
 
         weight = clip(p_old / p_sampled, low, high)
 
@@ -55,7 +55,7 @@ class Mismatch:
             raise UserError(f"Mismatch's bounds ({self.low}, {self.high}): 0 <= low < 1 < high")
 
     def factor(self, evaluations: Evaluations, rows: Rows) -> Tensor:
-        """[b t], or [b 1] for the sequence level."""
+        """Correction factors [b t], or [b 1] for the sequence level."""
         return self._weight(self._ratio(evaluations, rows))
 
     def _ratio(self, evaluations: Evaluations, rows: Rows) -> Tensor:
@@ -86,7 +86,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class OffPolicyMask:
-    """A mask of bad samples that the policy has moved away from: DeepSeek-V3.2 (arXiv:2512.02556).
+    """Masks bad samples that the policy has moved away from: DeepSeek-V3.2 (arXiv:2512.02556).
 
     weight = 0 if A < 0 and mean_t (log p_sampled - log p_new) > threshold else 1
     """
@@ -95,7 +95,9 @@ class OffPolicyMask:
 
     def __post_init__(self) -> None:
         if self.threshold <= 0:
-            raise UserError(f"an off-policy threshold must be above 0, got {self.threshold}")
+            raise UserError(
+                f"the threshold of an off-policy mask must be above 0, not {self.threshold}"
+            )
 
     def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         fall = sampled(rows, evaluations["old"]) - evaluations["new"].logp.detach()
@@ -105,15 +107,15 @@ class OffPolicyMask:
 
 
 def share_bound(values: Float[Tensor, " n"], share: float) -> float:
-    """The bound that the highest `share` of the values reach, at least one of them: their
-    (1 - share) quantile. Needs a value."""
+    """The (1 - share) quantile of the values, which the highest `share` of them reach (at least
+    one). Needs at least one value."""
     place = int(share * (len(values) - 1) + 1e-9)  # a share of .29 of 100 is .29 * 100 = 28.99...
     return float(values.sort(descending=True).values[place])
 
 
 @dataclass(frozen=True)
 class HighEntropy:
-    """Trains only on the tokens where the policy was least certain (arXiv:2506.01939).
+    """Trains only on tokens where the policy was least certain (arXiv:2506.01939).
 
         weight = 1 if H >= bound else 0
 
@@ -128,7 +130,7 @@ class HighEntropy:
 
     def __post_init__(self) -> None:
         if (self.share is None) == (self.floor is None):
-            raise UserError("HighEntropy takes either a share or a floor")
+            raise UserError("HighEntropy needs either a share or a floor")
         if self.share is not None and not 0 < self.share <= 1:
             raise UserError(f"HighEntropy's share must be in (0, 1], got {self.share}")
 

@@ -38,12 +38,12 @@ Place = tuple[int | float, int | float]
 
 @dataclass(frozen=True)
 class Fonts:
-    """Fonts of one size, in the order in which they are tried for each letter."""
+    """Fonts of one size, tried in order for each letter."""
 
     fonts: tuple[Font, ...]
 
     def runs(self, text: str) -> Iterator[tuple[str, Font]]:
-        """Parts of a text, each with a font that has all of its letters."""
+        """Split a text into runs, each with a font that has all of its letters."""
         part, font = "", self.fonts[0]
         for letter in text:
             best = font if letter.isspace() else self._font(letter)
@@ -61,7 +61,7 @@ class Fonts:
         return chosen or self.fonts[0]
 
     def draw(self, pen: ImageDraw.ImageDraw, place: Place, text: str, colour: object) -> None:
-        """Draw a line of text, with a font per part."""
+        """Draw a line of text, switching fonts as needed."""
         x, y = place
         for part, font in self.runs(text):
             pen.text((x, y), part, colour, font)  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ class Fonts:
 
 @cache
 def has_letter(font: Font, letter: str) -> bool:
-    """Whether a font shows a letter, and not its box for letters that it lacks."""
+    """Whether a font has its own glyph for a letter."""
     return _glyph(font, letter) != _glyph(font, _ABSENT)
 
 
@@ -83,7 +83,8 @@ def _glyph(font: Font, letter: str) -> tuple[tuple[int, int], bytes]:
 
 @cache
 def load_fonts(size: int) -> Fonts:
-    """Pillow's own font first, so that ASCII looks the same everywhere, then those found here."""
+    """Load Pillow's own font first, so that ASCII looks the same everywhere, then fonts of this
+    machine."""
     fonts: list[Font] = [ImageFont.load_default(size)]
     for path in font_files():
         try:
@@ -95,8 +96,8 @@ def load_fonts(size: int) -> Fonts:
 
 @cache
 def font_files() -> tuple[Path, ...]:
-    """Find font files that cover many scripts: those of fontconfig, of matplotlib and of the
-    system's font folders, best first."""
+    """Find font files that cover many scripts, from fontconfig, matplotlib and the system's font
+    folders, best first."""
     known = {path.name.lower(): path for path in (*_in_folders(), *_matplotlib(), *_fontconfig())}
     ranked = [
         (rank, name)

@@ -18,13 +18,13 @@ GOOD, BAD = (46, 160, 67), (207, 60, 50)
 
 
 def to_image(pixels: Tensor) -> Image.Image:
-    """An image [3 h w] in 0..1 as 8 bits, rounded as diffusers does."""
+    """Convert an image [3 h w] in 0..1 to 8 bits, rounded as in diffusers."""
     bytes_ = (pixels.float().clamp(0, 1) * 255).round().to(torch.uint8)
     return Image.fromarray(bytes_.permute(1, 2, 0).cpu().numpy())
 
 
 def still(media: Tensor) -> Tensor:
-    """An image as it is; three frames of a video [f 3 h w] side by side."""
+    """An image unchanged; of a video [f 3 h w], three frames side by side."""
     if media.ndim == 3:
         return media
     return torch.cat([media[i] for i in (0, len(media) // 2, len(media) - 1)], 2)
@@ -36,7 +36,8 @@ def contact_grid(
     scores: Sequence[float | None],
     title: str,
 ) -> Image.Image:
-    """Tiles with prompt and score; a bar from red (lowest) to green (highest of the grid)."""
+    """A grid of tiles with prompts and scores; a bar runs from red (lowest) to green (highest of
+    the grid)."""
     font, small = load_fonts(15), load_fonts(11)
     tiles = [_fit(to_image(still(m))) for m in media]
     width, height = max(t.width for t in tiles), max(t.height for t in tiles)
@@ -103,13 +104,14 @@ def _fit(image: Image.Image) -> Image.Image:
 
 
 def enlarged(image: Image.Image) -> Image.Image:
-    """The image enlarged by whole pixels to about the height of a tile; larger ones as they are."""
+    """Enlarge an image by whole pixels to about the height of a tile; larger ones stay
+    unchanged."""
     times = max(1, TILE // image.height)
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
 
 
 def save_grid(image: Image.Image, path: Path) -> None:
-    """Write an image. UserError where the file cannot be written."""
+    """Write an image. UserError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path)

@@ -12,25 +12,25 @@ THUMBNAIL_SIZE = 64  # statistics are computed on images of at most this size
 
 
 class Statistics(NamedTuple):
-    """Statistics of n samples by name: means, and one number per sample where there is one."""
+    """Statistics of n samples by name: means, and per-sample values if they exist."""
 
     means: dict[str, float]
     columns: dict[str, Tensor]  # [n]
 
     @property
     def size(self) -> int:
-        """Number of the samples."""
+        """Number of samples."""
         return len(next(iter(self.columns.values()), ()))
 
     def named(self, prefix: str) -> "Statistics":
-        """Put a prefix before all names."""
+        """The same statistics with a prefix before every name."""
         means = {f"{prefix}{name}": value for name, value in self.means.items()}
         return Statistics(means, {f"{prefix}{name}": c for name, c in self.columns.items()})
 
 
 def merged_means(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """Means over the samples of all processes, of each process's means and number of samples. All
-    groups have one size, so that pairs within groups are weighted like samples."""
+    """Combine the means of all processes, weighted by their numbers of samples. Since all groups
+    have the same size, this also weights pairs within groups correctly."""
     if len(parts) == 1:
         return dict(parts[0][0])
     total = sum(count for _, count in parts)
@@ -93,10 +93,23 @@ def _diversity(images: Tensor, group: Tensor) -> tuple[float, Tensor]:
     return float(every.mean()) / scale if len(every) else 0.0, torch.cat(columns) / scale
 
 
+def tensor_statistics(media: Tensor, group: Tensor) -> Statistics:
+    """Statistics of tensors [n ...]; groups are contiguous rows.
+
+    mean, size  of a sample's numbers; size is their root mean square
+    diversity   root mean square distance per number between two samples of one group
+    """
+    flat = media.flatten(1).float().cpu()
+    diversity, away = _diversity(flat, group)
+    columns = {"mean": flat.mean(1), "size": flat.square().mean(1).sqrt()}
+    means = {name: float(column.mean()) for name, column in columns.items()}
+    return Statistics(means | {"diversity": diversity}, columns | {"diversity": away})
+
+
 def text_statistics(
     texts: Sequence[str], group: Tensor, lengths: Tensor, stopped: Tensor
 ) -> Statistics:
-    """Statistics of n texts, whose groups are contiguous.
+    """Statistics of n texts whose groups are contiguous.
 
     length     tokens, the stop token included
     stopped    share that ended by itself, and was not cut off

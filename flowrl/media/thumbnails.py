@@ -16,7 +16,7 @@ THUMBNAIL_QUALITY = 82  # of JPEG
 
 
 class Thumbnail(NamedTuple):
-    """A copy: an image, or the frames of a video side by side in one image."""
+    """A small copy: an image, or the frames of a video side by side."""
 
     url: str
     width: int  # of one frame, in pixels

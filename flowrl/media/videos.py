@@ -18,7 +18,7 @@ PALETTE_SIZE = 256  # colours of a GIF
 
 
 def save_gif(frames: Sequence[Image.Image], path: Path) -> None:
-    """Write frames of one size as a GIF. UserError where the file cannot be written."""
+    """Write frames of equal size as a GIF. UserError if the file cannot be written."""
     each = min(LONGEST, max(SHORTEST, LENGTH / len(frames)))
     times = [round(1000 * each)] * (len(frames) - 1) + [round(1000 * PAUSE)]
     palette = _palette(frames)
@@ -31,7 +31,7 @@ def save_gif(frames: Sequence[Image.Image], path: Path) -> None:
 
 
 def frames(video: Tensor) -> list[Image.Image]:
-    """The frames of a video [f 3 h w] in 0..1; small ones are enlarged by whole pixels."""
+    """Frames of a video [f 3 h w] in 0..1; small ones are enlarged by whole pixels."""
     return [pictures.enlarged(pictures.to_image(frame)) for frame in video]
 
 
@@ -41,7 +41,7 @@ def video_page(
     scores: Sequence[float | None],
     title: str,
 ) -> list[Image.Image]:
-    """A contact grid per frame; shorter videos stay at their last frame."""
+    """One contact grid per frame; shorter videos stay at their last frame."""
     longest = max(len(video) for video in videos)
     step = -(-longest // MOST_TILES)
     return [
@@ -53,7 +53,7 @@ def video_page(
 
 
 def saved_frames(path: Path) -> list[Image.Image]:
-    """Read the frames of a saved page; none of a file that is missing or damaged."""
+    """Read the frames of a saved page; none if the file is missing or damaged."""
     try:
         with Image.open(path, formats=("GIF",)) as saved:
             return [frame.convert("RGB") for frame in ImageSequence.Iterator(saved)]
@@ -64,7 +64,7 @@ def saved_frames(path: Path) -> list[Image.Image]:
 def videos_side_by_side(
     before: Sequence[Image.Image], right: Sequence[Image.Image]
 ) -> list[Image.Image]:
-    """Two pages of videos next to each other."""
+    """Place two pages of videos next to each other."""
     return [
         pictures.images_side_by_side(before[min(at, len(before) - 1)], frame)
         for at, frame in enumerate(right)

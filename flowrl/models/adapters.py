@@ -1,13 +1,26 @@
-"""Adapters (LoRA) that can be switched off, so that a call costs what it costs the base model."""
+"""Low-rank adapters of any module (peft, arXiv:2106.09685): their first values, their files, and a
+switch that turns them off, so that a call costs what it costs the base model."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
+import torch
+from peft import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import save_file
 from torch import nn
+
+from flowrl.errors import UserError
+from samplers.noise import generator
+
+ADAPTER = "default"  # the name of the trained adapter in peft
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # peft's own name
 
 
 def adapter_switch(roots: Iterable[nn.Module]) -> Callable[[bool], None] | None:
-    """Return what switches all adapters of these modules on or off; None if they have none."""
+    """Return a function that switches all adapters of these modules on or off; None without
+    adapters."""
     layers = [m for root in roots for m in root.modules() if isinstance(m, BaseTunerLayer)]
     if not layers:
         return None
@@ -18,3 +31,61 @@ def adapter_switch(roots: Iterable[nn.Module]) -> Callable[[bool], None] | None:
             layer._disable_adapters = not on  # pyright: ignore[reportPrivateUsage]
 
     return switch
+
+
+def has_adapters(model: nn.Module) -> bool:
+    return any(isinstance(module, BaseTunerLayer) for module in model.modules())
+
+
+def begin_adapters(model: nn.Module, rank: int, seed: int) -> None:
+    """Give new adapters their first values: float32 at least, A ~ N(0, 1 / rank^2), B = 0. A is
+    keyed by the seed and the parameter's name."""
+    for name, parameter in model.named_parameters():
+        if ".lora_" not in name:
+            continue
+        precise = torch.promote_types(parameter.dtype, torch.float32)
+        parameter.data = parameter.data.to(precise)  # half precision would lose small steps
+        parameter.requires_grad_(True)
+        if ".lora_A." in name:
+            draws = generator(seed, "lora", name)
+            fresh = torch.empty(parameter.shape).normal_(std=1 / rank, generator=draws)
+            parameter.data.copy_(fresh)
+
+
+def save_adapters(model: Any, folder: Path) -> None:
+    """Write files that `PeftModel.from_pretrained(base, folder)` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = get_peft_model_state_dict(model, adapter_name=ADAPTER)
+    tensors = {f"base_model.model.{name}": t.contiguous() for name, t in state.items()}
+    save_file(tensors, folder / ADAPTER_WEIGHTS)
+    model.peft_config[ADAPTER].save_pretrained(folder)
+
+
+def load_adapters(model: Any, folder: Path) -> None:
+    """Load files of `save_adapters`; the model must have adapters. UserError for others."""
+    if not has_adapters(model):
+        raise UserError(f"{folder} holds an adapter, but the model has none: set model.lora")
+    prefix = "base_model.model."
+    state = {k.removeprefix(prefix): v for k, v in load_peft_weights(str(folder)).items()}
+    found = set_peft_model_state_dict(model, state, adapter_name=ADAPTER)
+    if found.unexpected_keys:
+        raise UserError(f"{folder} holds an adapter for another model or rank")
+
+
+def linear_targets(model: nn.Module, wanted: Iterable[str] | None, head: Any = None) -> list[str]:
+    """Ends of the names of the linear layers that get an adapter; None: of all but the head.
+
+    UserError for one that matches no layer."""
+    linears = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    ]
+    ends = sorted({name.rsplit(".", 1)[-1] for name in linears})
+    for target in wanted or ():
+        if not any(f".{name}".endswith(f".{target}") for name in linears):
+            raise UserError(
+                f"lora target {target!r} matches no linear layer of the model, which has "
+                f"{', '.join(ends) or 'none'}"
+            )
+    return ends if wanted is None else list(wanted)

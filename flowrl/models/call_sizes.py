@@ -16,7 +16,7 @@ NO_MORE = re.compile(r"DefaultCPUAllocator|not enough memory|out of memory", re.
 
 @dataclass
 class CallSizes:
-    """Most rows in a call; None: all of them.
+    """Maximum rows per call; None means all of them.
 
     sampling  of the encoders and the denoiser, or of generation
     decoding  of the decoder
@@ -35,12 +35,13 @@ class CallSizes:
         return ", ".join(f"{rows or 'all'} in {kind}" for kind, rows in asdict(self).items())
 
     def most(self, kind: CallKind, rows: int) -> int:
-        """Rows of one call of this kind, if there are so many in all."""
+        """Rows per call of this kind, at most the total."""
         bound: int | None = getattr(self, kind)
         return bound or max(rows, 1)
 
     def lower(self, kind: CallKind) -> bool:
-        """Halve the rows of a kind of call; False where they are one already, or unbounded."""
+        """Halve the rows per call of one kind; False if the limit is already one, or there is
+        none."""
         rows: int | None = getattr(self, kind)
         if rows is None or rows == 1:
             return False
@@ -48,23 +49,24 @@ class CallSizes:
         return True
 
     def take(self, rows: Mapping[str, int | None]) -> None:
-        """Set the sizes. ValueError for other contents than sizes."""
+        """Set the limits. ValueError for anything that is not a limit."""
         for each in fields(self):
             value = rows[each.name]
             if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{each.name}: {value!r} is no number of rows")
+                raise ValueError(f"{each.name}: {value!r} is not a number of rows")
             setattr(self, each.name, value)
 
 
 @runtime_checkable
 class HasSizes(Protocol):
-    """A policy whose calls have sizes."""
+    """A policy with limits on its call sizes."""
 
     sizes: CallSizes
 
 
 class SamplingRows:
-    """The attribute `rows_per_call` of a policy: that of sampling. To set it sets all sizes."""
+    """The attribute `rows_per_call` of a policy, which reads the limit of sampling and sets all
+    limits."""
 
     def __get__(self, owner: HasSizes, kind: type | None = None) -> int | None:
         return owner.sizes.sampling
@@ -74,7 +76,7 @@ class SamplingRows:
 
 
 class CallTooLarge(RuntimeError):
-    """A call of the model had more rows than the memory holds.
+    """A call of the model had more rows than fit in memory.
 
     kinds       of the calls that failed, on any process
     agreed      whether every process raises this error, so that all may repeat their calls
@@ -88,7 +90,7 @@ class CallTooLarge(RuntimeError):
 
 @contextmanager
 def bounded_call(kind: CallKind) -> Iterator[None]:
-    """Raise `CallTooLarge` of this kind for an out-of-memory error of the model inside."""
+    """Turn an out-of-memory error of the model into `CallTooLarge` of this kind."""
     try:
         yield
     except Exception as error:
@@ -99,7 +101,7 @@ def bounded_call(kind: CallKind) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error is out of memory, outside a reward."""
+    """Whether an error means out of memory, outside a reward."""
     if any(note.startswith(("in reward", "in judge")) for note in vars(error).get("__notes__", ())):
         return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

@@ -28,7 +28,7 @@ CLIP_TOKENS = 77
 
 @dataclass(frozen=True)
 class Description:
-    """The components of a model.
+    """Components of a model, known from its configuration files.
 
     pipeline  class of the pipeline; None for a language model
     configs   arguments of each component's class, by component
@@ -49,7 +49,7 @@ class Description:
 
     @cached_property
     def denoisers(self) -> dict[str, nn.Module]:
-        """The denoisers on torch's meta device, in the pipeline's order."""
+        """Denoisers on torch's meta device, in the pipeline's order."""
         return {n: self.component(n) for n in self.configs if n in DENOISERS}
 
     @property
@@ -58,13 +58,13 @@ class Description:
         return next(iter(self.denoisers.values()))
 
     def component(self, name: str) -> nn.Module:
-        """A component of diffusers on torch's meta device."""
+        """Load a component of diffusers on torch's meta device."""
         config = self.configs[name]
         with torch.device("meta"):
             return getattr(diffusers, config["_class_name"]).from_config(config)
 
     def language_model(self) -> nn.Module:
-        """A language model on torch's meta device."""
+        """Load a language model on torch's meta device."""
         if self.folder is not None and self.gguf is not None:
             config = gguf_config(self.folder, self.gguf)
         elif self.folder is not None:
@@ -76,18 +76,20 @@ class Description:
             return AutoModelForCausalLM.from_config(config)
 
     def default(self, name: str) -> Any:
-        """The default of an argument of the pipeline's own call; None without such an argument."""
+        """Default value of an argument of the pipeline's call; None without such an argument."""
         parameters = inspect.signature(getattr(diffusers, self.pipeline or "").__call__).parameters
         return parameters[name].default if name in parameters else None
 
     @property
     def guided_by_part(self) -> bool:
-        """Whether a component of the pipeline, and not an argument of its call, sets guidance."""
+        """Whether a component of the pipeline sets guidance, rather than an argument of its
+        call."""
         return "guider" in inspect.signature(getattr(diffusers, self.pipeline or "")).parameters
 
     def guides_at(self, scale: float) -> bool:
-        """Whether its class guides at a scale, as its own property says (above 0: Z-Image, Krea2);
-        above 1 for classes without the property, or whose property asks a component."""
+        """Whether the pipeline class applies guidance at a scale, according to its own property
+        (above 0: Z-Image, Krea2); above 1 for classes without the property, or whose property
+        reads a component."""
         kind = getattr(diffusers, self.pipeline or "")
         rule = inspect.getattr_static(kind, "do_classifier_free_guidance", None)
         if not isinstance(rule, property):
@@ -100,7 +102,7 @@ class Description:
             return scale > 1
 
     def vae(self) -> Mapping[str, Any]:
-        """Arguments of the decoder, with its class's defaults; empty without a decoder."""
+        """Arguments of the decoder, including its class's defaults; empty without a decoder."""
         config = self.configs.get("vae", {})
         kind = getattr(diffusers, config.get("_class_name", ""), None)
         if kind is None:
@@ -110,7 +112,7 @@ class Description:
 
 
 def local_folder(source: str) -> Path | None:
-    """Return a model's local folder: as given, below the project, or in the hub's cache."""
+    """Find a model's local folder: as given, below the project, or in the hub's cache."""
     here = Path(place(source))
     if here.is_dir():
         return here
@@ -121,8 +123,11 @@ def local_folder(source: str) -> Path | None:
 
 
 def describe(m: ModelSettings) -> Description | None:
-    """Read a model's configurations; None if neither its files nor a table have them."""
-    source, folder = m.pipeline or m.language or "", _folder_with(m)
+    """Read a model's configurations; None if neither files nor the table of public ones have
+    them."""
+    if m.own is not None:
+        return None
+    source, folder = m.source, _folder_with(m)
     if folder is None:
         known = m.gguf_file is None and source in PUBLIC_MODELS
         return public_model(source) if known else None
@@ -134,8 +139,10 @@ def describe(m: ModelSettings) -> Description | None:
 
 
 def unknown_because(m: ModelSettings) -> str:
-    """The reason why `describe` returns None, and the way out."""
-    source, folder = m.pipeline or m.language or "", _folder_with(m)
+    """Why `describe` returns None, and the way out."""
+    if m.own is not None:
+        return f"{m.source} is made by code of your own, whose operations are not counted"
+    source, folder = m.source, _folder_with(m)
     if folder is not None and m.gguf_file is not None:
         return unreadable_gguf(folder, m.gguf_file)
     if local_folder(source) is not None:
@@ -149,12 +156,12 @@ def _configuration(m: ModelSettings) -> str:
 
 def _folder_with(m: ModelSettings) -> Path | None:
     """The model's local folder if the file with its configuration is there."""
-    folder = local_folder(m.pipeline or m.language or "")
+    folder = local_folder(m.source)
     return folder if folder is not None and (folder / _configuration(m)).is_file() else None
 
 
 def unreadable_gguf(folder: Path, name: str) -> str:
-    """The reason why a GGUF file cannot be read; empty if it can."""
+    """Why a GGUF file cannot be read; empty if it can be."""
     try:
         gguf_config(folder, name)
     except ImportError:  # of older transformers
@@ -167,13 +174,14 @@ def unreadable_gguf(folder: Path, name: str) -> str:
 
 @lru_cache(maxsize=4)
 def gguf_config(folder: Path, name: str) -> Any:
-    """The configuration in a GGUF file's metadata, kept, since reading it takes seconds."""
+    """Configuration from a GGUF file's metadata, cached since reading it takes seconds."""
     return AutoConfig.from_pretrained(folder, gguf_file=name)
 
 
 @lru_cache(maxsize=4)
 def public_model(source: str) -> Description:
-    """The description of a model of the table, kept with its denoisers: plans ask repeatedly."""
+    """Description of a model from the table, cached with its denoisers, since plans need it
+    repeatedly."""
     found = PUBLIC_MODELS[source]
     return Description(found.pipeline, found.configs, found.counts, public=True)
 

@@ -7,13 +7,14 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from flowrl.likelihoods.rows import TokenRows
+from samplers.host import on_host
 
 T = TypeVar("T")
 
 
 @dataclass
 class Meter:
-    """Counts evaluations of policies on this process, with gradients and without.
+    """Counts policy evaluations on this process, with and without gradients.
 
     The units are states of a flow (a guided velocity counts once, though its network runs twice)
     and tokens of a completion.
@@ -24,7 +25,9 @@ class Meter:
 
     def __call__(self, policy: Callable[..., T]) -> Callable[..., T]:
         def metered(asked: torch.Tensor | TokenRows, *more: Any) -> T:
-            self.add(len(asked) if isinstance(asked, torch.Tensor) else int(asked.lengths.sum()))
+            self.add(
+                len(asked) if isinstance(asked, torch.Tensor) else int(on_host(asked.lengths).sum())
+            )
             return policy(asked, *more)
 
         return metered
@@ -38,6 +41,6 @@ class Meter:
     def total(
         self, every: Callable[[int], list[int]], kind: Literal["graded", "frozen"] | None = None
     ) -> float:
-        """Sum over all processes; `every` gathers their counts, as `Parallel.every` does."""
+        """Sum over all processes; `every` gathers their counts, like `Parallel.every`."""
         mine = {"graded": self.graded, "frozen": self.frozen, None: self.graded + self.frozen}[kind]
         return float(sum(every(mine)))

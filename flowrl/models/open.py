@@ -1,7 +1,7 @@
 """Opens the model of a run's settings; no other module knows all kinds of model."""
 
 import copy
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,12 +26,22 @@ DTYPES = {
 
 def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
     """Load the model. `folder` is that of a training run: no other samples from a server."""
+    set_tf32(run.model.tf32, device)
     if run.model.pipeline:
         return _pipeline(run, device)
+    if run.model.own is not None:
+        return _own(run, device)
     policy = _language(run, device)
     if run.model.server is not None and folder is not None:
         _connect(policy, run, folder)
     return policy
+
+
+def set_tf32(allowed: bool | None, device: torch.device) -> None:
+    """Allow or forbid TF32 on a CUDA device, for the whole process; None leaves it as it is."""
+    if allowed is not None and device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32 = allowed
 
 
 def _pipeline(run: Run, device: torch.device) -> Policy:
@@ -44,7 +54,7 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
     assert m.pipeline is not None
     own = None
     if sigmas is not None:
-        own = UserLevels(partial(levels_of, sigmas), trial=run.algorithm().steps)
+        own = UserLevels(cache(partial(levels_of, sigmas)), trial=run.algorithm().steps)
     call = {"height": m.height, "width": m.width, **m.call}
     policy = PipelinePolicy.load(
         place(m.pipeline),
@@ -66,6 +76,21 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
     return policy
 
 
+def _own(run: Run, device: torch.device) -> Policy:
+    from flowrl.models.own.policy import OwnPolicy
+
+    m, sigmas = run.model, run.model.sigmas
+    assert m.own is not None
+    model = m.own.build()
+    user = None if sigmas is None else partial(levels_of, sigmas)
+    policy = OwnPolicy(model, name=m.own.name.rpartition(":")[2], levels=user)
+    if m.weights is not None:
+        policy.load_file(find(m.weights))
+    policy.place(device, DTYPES[m.dtype])
+    policy.storage = _storage(run)
+    return policy
+
+
 def _storage(run: Run) -> Storage:
     states = run.train.states
     device = None if states.device is None else torch.device(states.device)
@@ -80,13 +105,13 @@ def _kept_encodings(run: Run) -> "EncodingCache | None":
 
 
 def call_sizes(run: Run, automatic: int) -> CallSizes:
-    """The sizes of `train.rows_per_call`, with a number in place of auto."""
+    """The limits of `train.rows_per_call`, with a number in place of auto."""
     rows = run.train.rows_by_kind
     return CallSizes(**{kind: automatic if n == "auto" else n for kind, n in rows.items()})
 
 
 def evaluation_policy(policy: Policy, run: Run) -> Policy:
-    """The policy at the guidance and size of `evaluate`: itself, where these are the model's.
+    """The policy at `evaluate`'s guidance and size, or the same policy if they equal the model's.
 
     Otherwise a policy with the same modules, so that it always has the same weights. Proofs of one
     size are shared; another size has its own. UserError for a size that the pipeline refuses.
@@ -111,6 +136,7 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
 
 def _language(run: Run, device: torch.device) -> "CausalPolicy":
     from flowrl.models.language.environment import Replies
+    from flowrl.models.language.head import float32_head
     from flowrl.models.language.policy import CausalPolicy
 
     m = run.model
@@ -118,6 +144,8 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
     policy = CausalPolicy.load(
         place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file
     )
+    if m.head_dtype is not None:
+        float32_head(policy.model)
     if run.train.share_prompts:
         policy.share_prompts()
     policy.configure(system=m.system, stop=m.stop, temperature=run.evaluate.temperature)
@@ -140,8 +168,8 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     assert s is not None
     if policy.stop_texts is not None:
         raise UserError(
-            f"model.stop: {policy.stop_texts.texts[0]!r} is several tokens of this tokenizer, and "
-            "completions of a server end at single tokens: name a text of one token"
+            f"model.stop: {policy.stop_texts.texts[0]!r} is several tokens of this tokenizer, "
+            "but a server ends completions at single tokens: choose a text of one token"
         )
     patience = Patience(timeout=s.timeout, tries=s.tries, at_once=s.in_flight)
     try:
@@ -166,5 +194,5 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
 
 
 def place(source: str) -> str:
-    """Return an existing folder, as given or below the project, or else the name on the hub."""
+    """An existing folder, as given or below the project; otherwise the name on the hub."""
     return str(find(source)) if find(source).is_dir() else source

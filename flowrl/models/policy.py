@@ -17,12 +17,10 @@ from flowrl.models.call_sizes import CallSizes
 from flowrl.models.evaluation_counter import Meter
 from samplers import Columns, Sampling
 
-ADAPTER = "default"  # the name of the trained adapter in peft
-
 
 @runtime_checkable
 class Edge(Protocol):
-    """The transitions into one decision point's nodes."""
+    """Transitions into the nodes of one decision point."""
 
     @property
     def step(self) -> int: ...  # the decision point
@@ -33,7 +31,7 @@ class Edge(Protocol):
 
 @runtime_checkable
 class RolloutLike(Protocol):
-    """The view of samples that the loop and credit read. Samples of a draw are contiguous."""
+    """Samples as the loop and credit read them. The samples of a draw are contiguous."""
 
     @property
     def columns(self) -> Columns: ...
@@ -74,7 +72,7 @@ Media = TypeVar("Media")
 
 @runtime_checkable
 class Batch(Protocol[PlansIn, Rolled, Media]):
-    """Prompts that were encoded once. A rollout's `prompt` is a row of them."""
+    """Encoded prompts. A rollout's `prompt` is a row of them."""
 
     @property
     def policy(self) -> Any: ...  # the first argument of `Likelihood.evaluate`, with gradients
@@ -91,21 +89,21 @@ class Batch(Protocol[PlansIn, Rolled, Media]):
         iteration: int,
         sampling: Sampling[Rolled] = Sampling(),
     ) -> Sequence[Rolled]:
-        """Sample one rollout for each of the planner's plans, under the current weights."""
+        """Sample one rollout for each of the planner's plans with the current weights."""
         ...
 
     def media(self, rollout: Rolled) -> Media:
-        """Decode a rollout: images, videos or strings, as `rewards.Samples` holds them."""
+        """Decode a rollout to images, videos or strings, as in `rewards.Samples`."""
         ...
 
     def statistics(self, rollout: Rolled, media: Media) -> Statistics:
-        """Statistics that no reward sees: `image/brightness`, `text/length`, ..."""
+        """Statistics that rewards do not see: `image/brightness`, `text/length`, ..."""
         ...
 
 
 @runtime_checkable
 class EvaluationSampler(Protocol[Plans, Rolled, Media]):
-    """The part of a policy that evaluations use."""
+    """The part of a policy that evaluations need."""
 
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
@@ -116,7 +114,7 @@ class EvaluationSampler(Protocol[Plans, Rolled, Media]):
 
 @runtime_checkable
 class Policy(Protocol[Plans, Rolled, Media]):
-    """A model with trainable weights. `sizes` bound the rows in one call."""
+    """A model with trainable weights. `sizes` limits the rows per call."""
 
     sizes: CallSizes
 
@@ -124,21 +122,21 @@ class Policy(Protocol[Plans, Rolled, Media]):
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
     ) -> Batch[Plans, Rolled, Media]:
         """Encode prompts. `meta` are their rows of the prompt file, or empty; `steps` are
-        denoising steps, or the most tokens of a completion."""
+        denoising steps, or the maximum tokens of a completion."""
         ...
 
     def plain(self, group: int) -> Plans:
-        """Return the planner of evaluations, with `group` samples per draw."""
+        """Planner of evaluations with `group` samples per draw."""
         ...
 
     def automatic(self, steps: int) -> int:
-        """Return a number of rows per call that fits most machines."""
+        """A number of rows per call that fits most machines."""
         ...
 
     def proofs(
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
-        """Check that the driven model equals its own call, for these prompts.
+        """Check, for these prompts, that the driven model equals its own call.
 
         Return a sentence per finding. Raises UserError for a model that cannot be used.
         """

@@ -14,7 +14,8 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def masters(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return the optimizer's weights by name: the network's own, or masters of half ones."""
+    """The optimizer's weights by name: the network's own, or float32 masters of half-precision
+    ones."""
     return {name: _master(p) if p.dtype in HALF else p for name, p in parameters.items()}
 
 
@@ -32,7 +33,7 @@ def _master(weight: nn.Parameter) -> nn.Parameter:
 
 
 def scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
-    """Return the scaler of losses.
+    """The loss scaler.
 
     float16 has no numbers below 6e-8, and gradients of a mean over rows and latents are as small.
     So its losses are multiplied before `backward`, and gradients divided after it. A factor that

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 
 class PublicModel(NamedTuple):
-    """`pipeline` is the class, None for a language model, whose configuration is `model`."""
+    """A model of the table. `pipeline` is its class; None for a language model, whose
+    configuration is `model`."""
 
     pipeline: str | None
     configs: Mapping[str, Mapping[str, Any]]

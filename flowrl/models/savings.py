@@ -21,7 +21,7 @@ GRAPHS = 64  # of one block's code
 
 
 def checkpoint_denoisers(denoisers: Iterable[Any]) -> None:
-    """Keep only the inputs of blocks, which backward runs again.
+    """Keep only the inputs of denoiser blocks, and run the blocks again in backward.
 
     By diffusers' own method, which needs no training mode and so brings no dropout. Raises
     UserError for a model without it.
@@ -31,21 +31,21 @@ def checkpoint_denoisers(denoisers: Iterable[Any]) -> None:
             denoiser.enable_gradient_checkpointing()
         except ValueError as error:
             raise UserError(
-                f"train.gradient_checkpointing: {type(denoiser).__name__} does not have it; leave "
-                "it out, and lower train.rows_per_call instead"
+                f"train.gradient_checkpointing: {type(denoiser).__name__} does not support it; "
+                "leave it out, and lower train.rows_per_call instead"
             ) from error
 
 
 def checkpoint_decoder(pipe: Any) -> None:
-    """Do the same for a VAE that has it, for decoding with gradients. Without gradients it changes
-    nothing."""
+    """Checkpoint a VAE that supports it, for decoding with gradients. Changes nothing without
+    gradients."""
     vae = vars(pipe).get("vae")
     if isinstance(vae, ModelMixin) and vae._supports_gradient_checkpointing:
         vae.enable_gradient_checkpointing()
 
 
 def checkpoint_layers(model: nn.Module) -> None:
-    """Do the same for a language model, by wrapping the `forward` of its layers.
+    """Checkpoint a language model by wrapping the `forward` of its layers.
 
     transformers' own method needs training mode, in which `generate` has no cache and dropout is
     on. Raises UserError for a model without layers of transformers' kind.
@@ -53,8 +53,8 @@ def checkpoint_layers(model: nn.Module) -> None:
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(
-            f"train.gradient_checkpointing: {type(model).__name__} does not have it; leave it out, "
-            "and lower train.rows_per_call instead"
+            f"train.gradient_checkpointing: {type(model).__name__} does not support it; leave "
+            "it out, and lower train.rows_per_call instead"
         )
     for layer in layers:
         layer.forward = _again(layer.forward)
@@ -70,11 +70,11 @@ def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def attention(denoisers: Iterable[Any], backend: str) -> None:
-    """Set an attention kernel of `diffusers.attention_dispatch`, by its name there."""
+    """Set an attention kernel by its name in `diffusers.attention_dispatch`."""
     if "sage" in backend:
         raise UserError(
-            f"model.attention: {backend} has no backward pass, so no gradient would come through "
-            "attention; flash, flex, xformers and native have one"
+            f"model.attention: {backend} has no backward pass, so attention would have no "
+            "gradient; flash, flex, xformers and native have one"
         )
     for denoiser in denoisers:
         processors = [vars(m).get("processor") for m in denoiser.modules()]
@@ -115,19 +115,19 @@ def compile_blocks(denoisers: Iterable[Any], backend: str = "inductor") -> None:
 
 
 def outer_lists(denoiser: nn.Module) -> list[nn.ModuleList]:
-    """Return the lists of blocks that are in no other list."""
+    """Lists of blocks that are inside no other list."""
     lists = {n: m for n, m in denoiser.named_modules() if isinstance(m, nn.ModuleList)}
     return [m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)]
 
 
 def decoder(pipe: Any, *, tiling: bool, slicing: bool) -> None:
-    """Let the VAE work on one tile, or on one sample, at a time."""
+    """Make the VAE decode one tile or one sample at a time."""
     vae = vars(pipe).get("vae")
     for wanted, name in ((tiling, "tiling"), (slicing, "slicing")):
         if not wanted:
             continue
         owner = type(pipe).__name__ if vae is None else type(vae).__name__
-        lacking = UserError(f"model.vae.{name}: {owner} does not have it; leave it out")
+        lacking = UserError(f"model.vae.{name}: {owner} does not support it; leave it out")
         if (method := getattr(vae, f"enable_{name}", None)) is None:
             raise lacking
         try:

@@ -5,5 +5,5 @@ from torch.distributed.tensor import DTensor
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Return this process's shard, without a copy; a plain tensor is returned whole."""
+    """This process's shard, without a copy; a plain tensor is returned whole."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

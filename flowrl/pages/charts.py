@@ -22,7 +22,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Curve:
-    """A series of (iteration, value). `band` has the lower and upper bound of each point."""
+    """A series of (iteration, value). `band` has the lower and upper bounds of each point."""
 
     name: str
     points: Points
@@ -31,7 +31,7 @@ class Curve:
     colour: int | None = None  # a place in LINE_COLOURS; by default the line's
 
     def thinned(self) -> "Curve":
-        """The line with at most `MOST_POINTS` points, each the mean of neighbours."""
+        """The line reduced to at most `MOST_POINTS` points, each the mean of its neighbours."""
         size = -(-len(self.points) // MOST_POINTS)
         if size <= 1:
             return self
@@ -64,19 +64,19 @@ class Chart:
 
     @property
     def constant(self) -> bool:
-        """Whether no line of it moves."""
+        """Whether all lines are constant."""
         return all(len({y for _, y in line.points}) <= 1 for line in self.lines)
 
     @property
     def figure(self) -> Markup:
-        """A figure with title, newest value, chart and legend; empty without any point."""
+        """A figure with title, newest value, chart and legend; empty without points."""
         if self.empty:
             return Markup("")
         return from_template("chart.html", {"chart": self, "plot": Plot(self)})
 
 
 def chart_sheet(charts: Sequence[Chart]) -> str:
-    """Charts beside and below each other as one SVG file, for pages that show images alone.
+    """A grid of charts as one SVG file, for pages that show only images.
 
     ValueError without any curve of values."""
     kept = [chart for chart in charts if not chart.empty]
@@ -99,7 +99,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Shape:
-    """A line or an area of a chart: points of its path, of its band, and its dots."""
+    """A line or area of a chart: the points of its path and band, and its dots."""
 
     name: str
     colour: int
@@ -109,7 +109,7 @@ class Shape:
 
 
 class Plot:
-    """A chart in the coordinates of its drawing."""
+    """A chart in drawing coordinates."""
 
     box = (LEFT, WIDE - RIGHT, TOP, HIGH - BOTTOM)
     size = (WIDE, HIGH)
@@ -190,7 +190,7 @@ class Plot:
 
     @property
     def data(self) -> str:
-        """The numbers for the script that shows them under the pointer or the arrow keys."""
+        """Numbers for the script that shows them at the pointer or with the arrow keys."""
         lines = [
             {"name": line.name, "points": [[x, float(f"{y:.5g}")] for x, y in line.points]}
             for line in self.lines
@@ -200,14 +200,14 @@ class Plot:
 
     @property
     def newest(self) -> float:
-        """The newest value of the first line, or of the sum of all."""
+        """Newest value of the first line, or of the sum of all lines."""
         if self.chart.stacked:
             return sum(column[-1] for column in self._columns)
         return self.lines[0].points[-1][1]
 
     @property
     def words(self) -> str:
-        """The chart in words, for readers who do not see it."""
+        """Text description of the chart for screen readers."""
         parts = []
         for line in self.lines:
             (x0, y0), (x1, y1) = line.points[0], line.points[-1]

@@ -37,7 +37,8 @@ NamedRuns = Mapping[str, RunFolder]
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> None:
-    """Write the page of several runs. UserError for fewer than two, or one that is not a run."""
+    """Write the page of several runs. UserError for fewer than two, or for a folder that is not a
+    run."""
     if not 2 <= len(folders) <= MOST_RUNS:
         raise UserError(f"compare: name 2 to {MOST_RUNS} runs; `flowrl report RUN` shows one")
     write_whole(out, comparison_page([RunFolder.read(folder) for folder in folders]))
@@ -70,7 +71,7 @@ def comparison_page(runs: Sequence[RunFolder]) -> str:
 
 
 def shared_judges(named: NamedRuns) -> list[str]:
-    """Held-out rewards of at least two of the runs."""
+    """Held-out rewards that at least two of the runs have."""
     every = [name for run in named.values() for name in run.judges]
     return [name for name in dict.fromkeys(every) if every.count(name) > 1]
 
@@ -118,7 +119,7 @@ def _pairs(named: NamedRuns) -> list[tuple[str, str]]:
 
 
 def difference(a: EvaluationRecord, b: EvaluationRecord, name: str) -> MeanInterval:
-    """The mean of a - b over the prompts of both, with its 95 % interval over prompts."""
+    """Mean of a - b over the prompts of both runs, with its 95 % interval over prompts."""
     means = [
         dict(
             zip(

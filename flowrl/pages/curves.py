@@ -48,7 +48,7 @@ _AFTER_REWARDS = (
 
 @dataclass(frozen=True)
 class RunCharts:
-    """The charts of a run: those that decide, and the others by heading, for a fold."""
+    """Charts of a run: the most important ones, and the others by heading, for a folded section."""
 
     deciding: Sequence[Chart]
     others: Sequence[tuple[str, str, Sequence[Chart]]]  # heading, note, charts
@@ -107,7 +107,7 @@ def _single(run: RunFolder, name: str, title: str, unit: str) -> Chart:
 
 
 def held_out_line(run: RunFolder, name: str, label: str) -> Curve:
-    """A held-out score with the interval of its difference from the base around it."""
+    """A held-out score with an interval for its difference from the base."""
     points, errors = run.column(f"held_out/{name}"), dict(run.column(f"held_out_gain_error/{name}"))
     spans = [(y, NORMAL * errors.get(x, 0.0)) for x, y in points]
     return Curve(label, points, [(y - half, y + half) for y, half in spans], marks=True)

@@ -17,8 +17,8 @@ _PLAIN = TypeAdapter[Any](Any)
 
 
 def chosen_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a run's settings, a tree of plain data, that differs from the defaults or has
-    none."""
+    """The part of a run's settings that differs from the defaults or has none, as a tree of plain
+    data."""
     known = _defaults(Run)
     recipe = settings.get("recipe")
     name = recipe.get("name") if isinstance(recipe, Mapping) else None

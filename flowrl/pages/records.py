@@ -23,7 +23,7 @@ MediaKind = Literal["image", "video", "text"]
 
 @dataclass(frozen=True)
 class GivenImage:
-    """An image of a prompt's row, such as the source of an edit: its column, and a data URL."""
+    """An image from a prompt's row, such as the source of an edit: its column and a data URL."""
 
     name: str
     media: str
@@ -33,7 +33,7 @@ class GivenImage:
 
 @dataclass(frozen=True)
 class SampleRecord:
-    """A sample, small enough for a page. `media` is a data URL, or the text itself."""
+    """A sample small enough for a page. `media` is a data URL, or the text itself."""
 
     place: int  # among the samples of its evaluation or draw
     prompt: str
@@ -47,7 +47,7 @@ class SampleRecord:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """Scores of all samples of an evaluation, and some of the samples.
+    """Scores of all samples of an evaluation, and some of its samples.
 
     key       the reward that decides which weights are the best
     prompts   one per group of samples, cut off; `digests` of the whole texts tell equal ones
@@ -73,7 +73,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True)
 class LevelRecord:
-    """The nodes of one decision point. `node` is the place of each leaf's node in the other lists.
+    """Nodes of one decision point. `node` is the index of each leaf's node in the other lists.
 
     sigma       noise level before the step; None for texts
     values      of the nodes, from the scores of their leaves
@@ -104,7 +104,7 @@ class TreeRecord:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A start or a resume: the machine, the versions, and the plan as text."""
+    """A start or resume: the machine, the versions, and the plan as text."""
 
     iteration: int  # done before
     facts: dict[str, str]
@@ -127,13 +127,14 @@ _READERS: dict[str, TypeAdapter[Any]] = {
 
 
 def shortened(text: str, most: int = MOST_TEXT) -> str:
-    """The text, cut off after `most` letters with a note of how many are left out."""
+    """Cut the text off after `most` letters, with a note of how many were left out."""
     left = len(text) - most
     return text if left <= 0 else f"{text[:most]} ... ({left} more letters)"
 
 
 def write_record(run: Path, record: AnyRecord) -> None:
-    """Write `report/evaluation-000010.json` or `report/tree-000010.json`, whole or not at all."""
+    """Write `report/evaluation-000010.json` or `report/tree-000010.json`, completely or not at
+    all."""
     kind = "tree" if isinstance(record, TreeRecord) else "evaluation"
     write_whole(run / RECORDS_FOLDER / f"{kind}-{record.iteration:06d}.json", _json(record))
 
@@ -147,7 +148,7 @@ def append_record(run: Path, record: LaunchRecord | AlarmRecord) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file through a temporary one beside it, so that no reader sees half of it."""
+    """Write a file through a temporary one beside it, so that readers never see half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.tmp")
     beside.write_text(text, encoding="utf-8")
@@ -155,7 +156,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def cut_back_records(run: Path, iteration: int) -> None:
-    """Remove the records of later iterations, since a resumed run will write them again."""
+    """Remove records of later iterations, since a resumed run writes them again."""
     for path, done in _numbered(run):
         if done > iteration:
             path.unlink()
@@ -169,8 +170,8 @@ def cut_back_records(run: Path, iteration: int) -> None:
 
 
 def thin_out(run: Path, every: int, best: int | None) -> None:
-    """Keep about `MOST_EVALUATIONS` records of each kind, evenly spaced over the iterations, and
-    always the first, the newest and that of the `best` iteration. `every`: between evaluations.
+    """Keep about `MOST_EVALUATIONS` records of each kind, evenly spaced over the iterations,
+    always with the first, the newest and the `best` one. `every`: iterations between evaluations.
 
     The spacing follows from the newest iteration alone, so an interrupted run ends with the same
     records as an unbroken one."""
@@ -190,7 +191,7 @@ def read_evaluations(run: Path) -> list[EvaluationRecord]:
 
 
 def read_trees(run: Path) -> list[TreeRecord]:
-    """All records of trees, from the first; those that cannot be read are left out."""
+    """Read the records of all trees, oldest first. Unreadable records are left out."""
     return _records(run, "tree")
 
 

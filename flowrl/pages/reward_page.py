@@ -32,8 +32,8 @@ VaryingTable = tuple[list[str], list[list[Any]], list[tuple[str, Any]]]
 
 
 def report_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) -> Path:
-    """Evaluate and write; returns the folder with the page and the JSON. `objects` are further
-    rewards by label, as Python has them."""
+    """Evaluate rewards and write a report; returns the folder with the page and the JSON.
+    `objects` are additional rewards by label, passed from Python."""
     found = measure_rewards(given, objects)
     page = found.folder / "evaluation.html"
     write_whole(page, reward_page(found, given.examples, given.seed))
@@ -67,7 +67,7 @@ def reward_page(found: Measured, examples: int, seed: int) -> str:
 
 @dataclass(frozen=True)
 class ShareAxis:
-    """An axis that begins and ends at tens of percent around all intervals and one half."""
+    """An axis with ends at multiples of ten percent, around all intervals and one half."""
 
     low: float
     high: float
@@ -132,7 +132,7 @@ def _costs(tree: ReportTree) -> VaryingTable:
 def edit_strip(
     outcomes: Sequence[RewardResult], p: Preferences, gallery: Gallery, seed: int
 ) -> tuple[str, list[tuple[GivenImage, list[tuple[str, float]]]]]:
-    """One sample's prompt, and the sample as it is and after every edit with all scores."""
+    """A sample's prompt, and the sample unedited and after every edit, with all scores."""
     scored = [(a, a.score) for a in outcomes if a.score is not None and a.changed]
     known = np.all([~np.isnan(c) for a, _ in scored for c in a.changed.values()], 0)
     if not scored or not known.any():
@@ -150,7 +150,7 @@ def edit_strip(
 def wrong_pairs(
     a: RewardResult, p: Preferences, gallery: Gallery, most: int
 ) -> tuple[str, int, list[list[JudgedImage]]]:
-    """A reward, the number of its verdicts that people reject, and the surest of them."""
+    """A reward, the number of its verdicts that people contradict, and the most certain of them."""
     wrong = np.flatnonzero(np.nan_to_num(a.margin) * preferred(p.label) < 0)
     order = wrong[np.argsort(-np.abs(a.margin[wrong]), kind="stable")][:most]
     return a.name, len(wrong), [_pair(a, p, gallery, int(i)) for i in order]

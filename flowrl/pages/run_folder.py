@@ -28,7 +28,7 @@ MetricLine = Mapping[str, float]
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The contents of a run's folder. A damaged line or record counts as none.
+    """Contents of a run's folder. A damaged line or record counts as missing.
 
     settings  of run.yaml
     chosen    those of them that differ from the defaults
@@ -46,7 +46,7 @@ class RunFolder:
 
     @classmethod
     def read(cls, folder: Path) -> "RunFolder":
-        """Read a run's folder. UserError if it is not one, or if run.yaml cannot be read."""
+        """Read a run's folder. UserError if it is not one, or run.yaml cannot be read."""
         file = folder / "run.yaml"
         if not file.is_file():
             raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
@@ -75,7 +75,7 @@ class RunFolder:
 
     @property
     def done(self) -> int:
-        """Iterations done."""
+        """Number of finished iterations."""
         return max((int(line["iteration"]) for line in self.metrics), default=0)
 
     @property
@@ -96,22 +96,22 @@ class RunFolder:
 
     @property
     def raised(self) -> float:
-        """The number of alarms."""
+        """Number of alarms."""
         return sum((value for _, value in self.column("alarms")), 0.0)
 
     @cached_property
     def names(self) -> list[str]:
-        """All metrics, in the order of their first line."""
+        """All metrics, in the order of their first appearance."""
         found = dict.fromkeys(name for line in self.metrics for name in line)
         return [name for name in found if name != "iteration"]
 
     def column(self, name: str) -> list[tuple[float, float]]:
-        """Iteration and value, where the metric is a finite number."""
+        """(iteration, value) wherever the metric is a finite number."""
         return [(line["iteration"], line[name]) for line in self.metrics if name in line]
 
     @property
     def key(self) -> str:
-        """The held-out reward that decides which weights are the best; empty without any."""
+        """The held-out reward that decides which weights are best; empty without any."""
         checkpoint = self.settings.get("checkpoint")
         chosen = checkpoint.get("best") if isinstance(checkpoint, Mapping) else None
         names = self.judges
@@ -130,7 +130,7 @@ class RunFolder:
 
     @property
     def best(self) -> int | None:
-        """The iteration of the highest held-out score; None without evaluations."""
+        """Iteration with the highest held-out score; None without evaluations."""
         column = self.column(f"held_out/{self.key}")
         return int(max(column, key=lambda point: (point[1], -point[0]))[0]) if column else None
 
@@ -152,7 +152,7 @@ def _finite(value: Any) -> bool:
 
 
 def flat(tree: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    """Paths such as `train.lr` and their values; lists and empty mappings are values."""
+    """Paths such as `train.lr` with their values; lists and empty mappings count as values."""
     for name, value in tree.items():
         path = f"{at}{name}"
         if isinstance(value, Mapping) and value:

@@ -26,7 +26,7 @@ MOST_SHOWN = 25  # evaluations
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write the page of a run, by default into its folder. Returns the page's path.
+    """Write the page of a run, by default into its folder. Returns its path.
 
     UserError if the folder is not a run's; OSError if the page cannot be written.
     """
@@ -73,14 +73,14 @@ def run_page(run: RunFolder) -> str:
 
 
 def state(run: RunFolder) -> str:
-    """The progress of the run, in words."""
+    """Progress of the run, in words."""
     if run.finished:
         return f"done, {count(run.done, 'iteration')}"
     return f"{run.done:,} of {count(run.planned, 'iteration')}"
 
 
 class GainOfRun(NamedTuple):
-    """A held-out score of the base and of another evaluation, and the difference."""
+    """A held-out score of the base and of another evaluation, and the difference between them."""
 
     name: str
     base: float
@@ -94,7 +94,7 @@ class GainOfRun(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The difference with its 95 % interval, in words."""
+        """The difference in words, with its 95 % interval."""
         if self.gain.low != self.gain.low:
             return f"{signed(self.gain.value)}, without an interval"
         bounds = f"{signed(self.gain.low)} to {signed(self.gain.high)}"
@@ -114,13 +114,13 @@ class GainOfRun(NamedTuple):
 
 
 def last_gain(run: RunFolder, name: str) -> GainOfRun | None:
-    """The gain of the last evaluation over the base."""
+    """Gain of the last evaluation over the base."""
     points = run.column(f"held_out/{name}")
     return gain_of(run, name, int(points[-1][0])) if points else None
 
 
 def gain_of(run: RunFolder, name: str, iteration: int) -> GainOfRun | None:
-    """The gain over the base at an iteration; None without two evaluations."""
+    """Gain over the base at an iteration; None without two evaluations."""
     points = dict(run.column(f"held_out/{name}"))
     if len(points) < 2 or iteration not in points:
         return None
@@ -143,12 +143,12 @@ def _paired(first: EvaluationRecord, last: EvaluationRecord, name: str) -> bool:
 
 
 def score_column(record: EvaluationRecord, name: str) -> np.ndarray:
-    """Scores of all samples [n]; NaN where unscored."""
+    """Scores of all samples [n]; NaN for unscored ones."""
     return np.array([np.nan if x is None else x for x in record.scores[name]], dtype=float)
 
 
 def prompt_places(record: EvaluationRecord) -> np.ndarray:
-    """The prompt of each sample [n], as a place in the record's prompts."""
+    """Index of each sample's prompt [n] in the record's prompts."""
     return np.arange(len(record.scores[record.key])) // max(1, record.per_prompt)
 
 
@@ -179,7 +179,7 @@ def _cards(run: RunFolder) -> Iterator[Card]:
 
 
 def kept_diversity(run: RunFolder) -> float | None:
-    """The diversity of the last held-out samples as a share of the base's."""
+    """Diversity of the last held-out samples as a share of the base's."""
     for name in DIVERSITIES:
         points = run.column(f"held_out/{name}")
         if len(points) > 1 and points[0][1]:
@@ -212,7 +212,7 @@ def _sentences(run: RunFolder) -> Iterator[str]:
 def shown_evaluations(
     every: Sequence[EvaluationRecord], best: int | None, most_bytes: int = MOST_SHOWN_BYTES
 ) -> list[EvaluationRecord]:
-    """The first, the best and the last evaluation, and as many between as fit, evenly spread."""
+    """The first, best and last evaluations, and as many evenly spaced ones between as fit."""
     some = [each for each in every if each.same]
     if not some:
         return []
@@ -225,7 +225,7 @@ def shown_evaluations(
 
 @dataclass(frozen=True)
 class OverRun:
-    """A sample at one of the evaluations, with its score and the change from the base's."""
+    """A sample of one evaluation, with its score and the change from the base."""
 
     iteration: int
     sample: SampleRecord
@@ -257,7 +257,7 @@ def _starts(run: RunFolder) -> tuple[list[str], list[list[str]]]:
 
 
 def settings_rows(tree: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Paths of settings with their values as YAML would have them, cut off if very long."""
+    """Paths of settings with their values in YAML, cut off if very long."""
     texts = (
         (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for name, value in flat(tree)

@@ -21,14 +21,14 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Page:
-    """Samples with one score each; None for a sample without a score."""
+    """Samples with one score each; None for unscored samples."""
 
     samples: Samples
     scores: Sequence[float | None]
     title: str
 
     def save(self, folder: Path, name: str) -> Path:
-        """Write `folder/name.png`; for videos `name.gif` too, for texts `name.html` and
+        """Write `folder/name.png`; for videos also `name.gif`, for texts `name.html` and
         `name.jsonl` instead.
 
         Returns the path of the image, the GIF or the HTML page.
@@ -44,7 +44,7 @@ class Page:
         return folder / f"{name}.gif"
 
     def save_beside(self, folder: Path, earlier: str, name: str) -> None:
-        """Write this page next to the saved page `earlier`, if that exists and is readable."""
+        """Write this page next to the saved page `earlier`, if that exists and can be read."""
         if self.texts and (folder / f"{earlier}.jsonl").is_file():
             self._save_texts_beside(folder, earlier, name)
         elif before := _saved_image(folder / f"{earlier}.png"):
@@ -55,7 +55,7 @@ class Page:
             videos.save_gif(both, folder / f"{name}.gif")
 
     def save_each(self, folder: Path) -> None:
-        """Write one file per image or video; texts are all in the page."""
+        """Write one file per image or video; texts all go onto the page."""
         for i, media in enumerate(() if self.texts else self.samples.media):
             if self.moving:
                 videos.save_gif(videos.frames(media), folder / f"{i:03d}.gif")

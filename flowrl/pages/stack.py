@@ -14,7 +14,7 @@ _MARKS = re.compile(r"([\\`*\[\]<>|~&]|:(?=//))")  # what Markdown may interpret
 
 
 def number(x: float | None, digits: int = 3) -> str:
-    """A number with `digits` significant digits; a dash for none."""
+    """A number with `digits` significant digits; a dash for None."""
     if x is None or not math.isfinite(x):
         return "\N{EN DASH}"
     if x == int(x) and abs(x) < 1e9:
@@ -32,7 +32,7 @@ def signed(x: float, digits: int = 3) -> str:
 
 
 def sign(x: float | None) -> str:
-    """The class of a number's colour."""
+    """CSS class for the sign of a number."""
     return "up" if (x or 0) > 0 else "down" if (x or 0) < 0 else "none"
 
 
@@ -56,7 +56,7 @@ def count(n: int, unit: str) -> str:
 
 
 def code_span(value: object) -> Markup:
-    """The value as code in Markdown: neither links nor images nor HTML in it come alive."""
+    """A value as code in Markdown, in which links, images and HTML have no effect."""
     text = " ".join(str(value).split())
     fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     inner = f" {text} " if text[:1] == "`" or text[-1:] == "`" else text
@@ -64,7 +64,7 @@ def code_span(value: object) -> Markup:
 
 
 def table_cell(value: Any) -> Markup:
-    """A cell of a Markdown table, in which a bar ends even code."""
+    """A cell of a Markdown table; escapes bars, which end a cell even inside code."""
     text = str(value) if isinstance(value, Markup) else str(_markdown(str(value)))
     return Markup(re.sub(r"(?<!\\)\|", r"\\|", text))
 
@@ -94,7 +94,7 @@ _PAGES, _CARDS = _engine(), _engine(finalize=_markdown)
 
 
 def from_template(template: str, values: Mapping[str, object]) -> Markup:
-    """A template of `templates/` with values. HTML and Markdown of values are escaped."""
+    """Fill in a template of `templates/`. HTML and Markdown in values are escaped."""
     engine = _CARDS if template.endswith(".md") else _PAGES
     return Markup(engine.get_template(template).render(values))
 
@@ -102,8 +102,8 @@ def from_template(template: str, values: Mapping[str, object]) -> Markup:
 def varying(
     head: list[str], rows: list[list[Any]]
 ) -> tuple[list[str], list[list[Any]], list[tuple[str, Any]]]:
-    """The head and rows of a table without the columns that have one value in all of several
-    rows, and those columns as (name, value). The first column stays."""
+    """Head and rows of a table without the columns that are constant over several rows, and those
+    columns as (name, value). The first column always stays."""
     same = [k for k in range(1, len(head)) if len(rows) > 1 and len({str(r[k]) for r in rows}) == 1]
     kept = [k for k in range(len(head)) if k not in same]
     return (

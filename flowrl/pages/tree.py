@@ -11,7 +11,7 @@ STEP, TEXT_STEP, LEAF, TOP, LEFT = 58.0, 120.0, 46.0, 54.0, 26.0
 
 @dataclass(frozen=True)
 class Head:
-    """The words above a column: its step, noise level and kind."""
+    """Text above a column: its step, noise level and kind."""
 
     x: float
     step: str
@@ -21,8 +21,8 @@ class Head:
 
 @dataclass(frozen=True)
 class Dot:
-    """A node: its place, radius, the sign and depth of its colour, and its words. `value` stands
-    beside it where the tree splits."""
+    """A node: its position, radius, the sign and strength of its colour, and its text. `value` is
+    shown beside it where the tree splits."""
 
     x: float
     y: float
@@ -34,7 +34,7 @@ class Dot:
 
 
 class TreeView:
-    """A tree with the places of its nodes."""
+    """A tree with the positions of its nodes."""
 
     top = TOP
 
@@ -58,7 +58,7 @@ class TreeView:
         return f"Tree of iteration {tree.iteration}: {shape}{count(len(tree.levels), 'decision')}"
 
     def x(self, level: int) -> float:
-        """`level` -1 is the start."""
+        """Horizontal position of a level in pixels; `level` -1 is the start."""
         return LEFT + self.step * (level + 1)
 
     def y(self, level: LevelRecord, node: int) -> float:
@@ -67,7 +67,7 @@ class TreeView:
         return TOP + LEAF * (sum(places) / len(places) + 0.5)
 
     def start(self, leaf: int) -> float:
-        """The height of a leaf's first state: leaves share these in equal shares."""
+        """Vertical position of a leaf's first state, evenly divided among leaves that share it."""
         size = self.leaves / max(1, self.tree.roots)
         return TOP + LEAF * size * (int(leaf / size) + 0.5)
 
@@ -76,7 +76,7 @@ class TreeView:
         return list(dict.fromkeys(self.start(leaf) for leaf in range(self.leaves)))
 
     def advantage(self, leaf: int) -> float | None:
-        """The mean advantage of a leaf's decisions that are learned from."""
+        """Mean advantage of a leaf's trained decisions."""
         known = [level.advantages[level.node[leaf]] for level in self.tree.levels]
         some = [each for each in known if each is not None]
         return sum(some) / len(some) if some else None
@@ -98,7 +98,7 @@ class TreeView:
 
     @property
     def edges(self) -> Iterator[tuple[str, str]]:
-        """The look and the path of each edge."""
+        """Style and path of each edge."""
         before: LevelRecord | None = None
         for k, level in enumerate(self.tree.levels):
             for node in dict.fromkeys(level.node):

@@ -10,7 +10,7 @@ SettingsTree = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Unseen:
-    """The parts of an evaluation that training does not have.
+    """The prompts and rewards of an evaluation that training does not use.
 
     prompts  the held-out prompts have another source
     judges   labels of held-out rewards that training does not raise
@@ -38,7 +38,7 @@ class Unseen:
 
     @property
     def sentence(self) -> str:
-        """The prompts and rewards behind held-out scores, in words."""
+        """Describe the prompts and rewards behind held-out scores in a sentence."""
         prompts = "Prompts of another source than training's" if self.prompts else ""
         prompts = prompts or "The prompts of training"
         parts = []
@@ -52,7 +52,7 @@ class Unseen:
 
     @property
     def no_judge(self) -> str:
-        """A warning where every held-out reward is one of training; empty otherwise."""
+        """A warning if training uses every held-out reward; otherwise empty."""
         if self.judges or not self.trained:
             return ""
         return (

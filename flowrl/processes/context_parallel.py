@@ -46,14 +46,14 @@ SETTING = "model.context_parallel"
 
 
 def refuse_model(m: ModelSettings, processes: int) -> None:
-    """Raise UserError for unsupported settings and models, before weights are loaded."""
+    """UserError for unsupported settings and models, before weights load."""
     degree = m.context_parallel
     if degree == 1:
         return
     if processes % degree:
         raise UserError(
-            f"{SETTING}: {degree} needs a multiple of {degree} processes, and this run has "
-            f"{processes}: start more with accelerate launch or torchrun, or remove it"
+            f"{SETTING}: {degree} needs a multiple of {degree} processes, but this run has "
+            f"{processes}: start more with accelerate launch or torchrun, or remove the setting"
         )
     folder = local_folder(m.pipeline or "")
     if folder is None:
@@ -66,23 +66,23 @@ def refuse_model(m: ModelSettings, processes: int) -> None:
 
 
 def check_denoiser(name: str, kind: str, config: Mapping[str, Any], degree: int) -> None:
-    """Raise UserError if a denoiser of this class and configuration cannot share its calls."""
+    """UserError if a denoiser of this class and configuration cannot share its calls."""
     if kind not in PROVEN:
         raise UserError(
-            f"{SETTING}: the {name} ({kind}) has no plan in diffusers for sharing its calls, or "
-            f"none with proven gradients; supported: {', '.join(PROVEN.values())}. "
-            "Remove the setting"
+            f"{SETTING}: diffusers has no plan for sharing calls of the {name} ({kind}), or "
+            f"none with proven gradients; supported: {', '.join(PROVEN.values())}. Remove the "
+            "setting"
         )
     heads = config["num_attention_heads"]
     if heads % degree:
         raise UserError(
-            f"{SETTING}: {name} has {heads} attention heads, which {degree} processes cannot share "
-            "evenly: set a divisor of that number"
+            f"{SETTING}: {name} has {heads} attention heads, which {degree} processes cannot "
+            "share evenly: set a divisor of the number of heads"
         )
 
 
 def share(denoisers: Mapping[str, Any], degree: int, device: torch.device) -> dict[str, "Shared"]:
-    """Let each `degree` processes, by rank, share all further calls of these denoisers."""
+    """Make each `degree` processes, by rank, share all further calls of these denoisers."""
     rank, world = dist.get_rank(), dist.get_world_size()
     shape, names = (world // degree, 1, degree), ("data", "ring", "ulysses")
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
@@ -97,7 +97,7 @@ def share(denoisers: Mapping[str, Any], degree: int, device: torch.device) -> di
 
 
 class Shared:
-    """A denoiser whose calls are shared. The first call is also made whole, for comparison."""
+    """A denoiser whose calls are shared. Its first call is also made whole, for comparison."""
 
     def __init__(self, denoiser: Any, config: Any, degree: int) -> None:
         self.denoiser, self.config, self.degree = denoiser, config, degree
@@ -124,7 +124,7 @@ class Shared:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Let each process make its calls alone."""
+        """Make each process call the denoiser alone inside the body."""
         self.on = False
         self._attend(None)
         try:
@@ -162,14 +162,15 @@ class Shared:
         away = float((ours - theirs).abs().max() / theirs.abs().max())
         if not away <= STEP_TOLERANCE[ours.dtype]:
             raise UserError(
-                f"{SETTING}: a call of {type(self.denoiser).__name__} that {self.degree} processes "
-                f"share differs from a whole one by {away:.1e} of its size: remove the setting"
+                f"{SETTING}: a call of {type(self.denoiser).__name__} shared by {self.degree} "
+                f"processes differs from a whole one by {away:.1e} of its size: remove the "
+                "setting"
             )
         self.away = away
 
 
 class SplitTensor(ContextParallelSplitHook):
-    """diffusers' hook, active while calls are shared; its error names the numbers."""
+    """diffusers' hook, active while calls are shared; its error includes the numbers."""
 
     def __init__(self, plan: Any, shared: Shared) -> None:
         super().__init__(plan, shared.config.context_parallel_config)
@@ -188,7 +189,7 @@ class SplitTensor(ContextParallelSplitHook):
         if tokens % degree:
             raise UserError(
                 f"{SETTING}: {degree} processes cannot share {tokens} tokens evenly: change "
-                "height, width or num_frames (max_sequence_length, if they are a text's)"
+                "height, width or num_frames (or max_sequence_length, for text tokens)"
             )
         return super()._prepare_cp_input(x, cp_input)
 

@@ -24,7 +24,7 @@ CONFIGS = "configs/accelerate"
 
 @runtime_checkable
 class Launched(Protocol):
-    """The part of an `accelerate.Accelerator` that is read here."""
+    """The fields of an `accelerate.Accelerator` that this module reads."""
 
     @property
     def num_processes(self) -> int: ...
@@ -40,14 +40,14 @@ class Launched(Protocol):
 
 
 class LaunchOptions(NamedTuple):
-    """Options of `accelerate launch`; None: not given."""
+    """Options of `accelerate launch`; None if not given."""
 
     processes: int | None
     fsdp: bool
 
 
 def launch_options(words: Sequence[str]) -> LaunchOptions | None:
-    """Parse a process's command line; None if it is not `accelerate launch`."""
+    """Parse a process's command line; None if it was not started by `accelerate launch`."""
     options = _after_launch(list(words))
     if options is None:
         return None
@@ -85,7 +85,7 @@ def _parent() -> list[str]:
 
 
 def sharding(accelerator: Launched) -> Sharding | None:
-    """Sharding of the weights; None: every process holds all of them.
+    """The sharding of the weights; None if every process holds all of them.
 
     UserError if the processes do not match the launch options, or for unsupported options.
     """
@@ -98,14 +98,15 @@ def sharding(accelerator: Launched) -> Sharding | None:
     if plugin is None:
         if words is not None and words.fsdp:
             raise UserError(
-                "accelerate launch was given FSDP, but the worker processes have no FSDP settings: "
-                f"use --config_file {CONFIGS}/fsdp2.yaml (on CPUs fsdp2_cpu_2.yaml) and not --cpu"
+                "accelerate launch was given FSDP, but the worker processes have no FSDP "
+                f"settings: use --config_file {CONFIGS}/fsdp2.yaml (on CPUs fsdp2_cpu_2.yaml) "
+                "instead of --cpu"
             )
         return None
     if plugin.fsdp_version != 2:
         raise UserError(
             f"FSDP version {plugin.fsdp_version} is not supported, only FSDP2: set "
-            f"fsdp_config.fsdp_version: 2, as {CONFIGS}/fsdp2.yaml does"
+            f"fsdp_config.fsdp_version: 2, as in {CONFIGS}/fsdp2.yaml"
         )
     if processes == 1:
         raise UserError(
@@ -124,21 +125,21 @@ def sharding(accelerator: Launched) -> Sharding | None:
 def _check_count(words: LaunchOptions | None, processes: int) -> None:
     if words is not None and words.processes is not None and words.processes > processes:
         raise UserError(
-            f"accelerate launch was given {words.processes} processes, and this run has "
-            f"{processes}: on CPUs it starts a single one unless its config has distributed_type: "
-            f"MULTI_GPU and use_cpu: true, as {CONFIGS}/ddp_cpu_2.yaml has"
+            f"accelerate launch was given {words.processes} processes, but this run has "
+            f"{processes}: on CPUs it starts only one unless its config has distributed_type: "
+            f"MULTI_GPU and use_cpu: true, as in {CONFIGS}/ddp_cpu_2.yaml"
         )
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != processes:
         raise UserError(
-            f"WORLD_SIZE is {started}, and this run has {processes} processes: launch it with "
+            f"WORLD_SIZE is {started}, but this run has {processes} processes: launch it with "
             "accelerate launch or torchrun, which set LOCAL_RANK and the rest"
         )
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks > 1 and processes == 1:
         raise UserError(
-            f"srun started {tasks} tasks without a common process group: start one task per node, "
-            "which runs accelerate launch, as scripts/launch/slurm.sh does"
+            f"srun started {tasks} tasks without a common process group: start one task per "
+            "node that runs accelerate launch, as in scripts/launch/slurm.sh"
         )
 
 

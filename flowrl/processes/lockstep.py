@@ -21,12 +21,12 @@ DONE, FAILED, BACKWARD = 0, -1, 1  # states of a process, beside a call that it 
 
 
 class Elsewhere(Exception):
-    """Another process failed; the code that catches this gathers the message."""
+    """Another process failed; the code that catches this gathers its message."""
 
 
 @runtime_checkable
 class WeightsInUse(Protocol):
-    """The weights that calls use; implemented by `flowrl.run.state.policies.Policies`."""
+    """The weights that calls use, implemented by `flowrl.run.state.policies.Policies`."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -38,7 +38,8 @@ class WeightsInUse(Protocol):
 
 
 class ModuleCall(NamedTuple):
-    """A call: the module's index, the policy whose weights it uses, with gradients or without."""
+    """A call: the module's index, the policy whose weights it uses, and whether it has
+    gradients."""
 
     module: int
     policy: int
@@ -54,7 +55,7 @@ class ModuleCall(NamedTuple):
 
 
 class Lockstep:
-    """Wraps the `forward` of sharded modules, so that every call is agreed on first."""
+    """Wraps the `forward` of sharded modules, so that processes agree on every call first."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = tuple(modules.values())
@@ -90,7 +91,7 @@ class Lockstep:
         self._back(loss)
 
     def settle(self) -> None:
-        """Join the others' collective calls until every process arrives."""
+        """Join the other processes' collective calls until all arrive."""
         while (chosen := self._agree(DONE)) != DONE:
             self._join(chosen)
         self.kept.clear()

@@ -49,8 +49,8 @@ class Parallel:
         how: Sharding | None,
         members: int = 1,
     ) -> "Parallel":
-        """Shard weights in place as `how` says (None: not at all), and share calls among `members`
-        processes each."""
+        """Open the parallel run: shard weights in place according to `how` (None: not at all), and
+        share calls among `members` processes each."""
         made = cls(
             accelerator.num_processes, accelerator.process_index, accelerator.device.type, roots
         )
@@ -85,11 +85,12 @@ class Parallel:
 
     @property
     def leads(self) -> bool:
-        """Whether it is the first of its context-parallel group, whose members hold the same."""
+        """Whether this process leads its context-parallel group, whose members hold the same
+        data."""
         return self.rank % self.members == 0
 
     def share(self, count: int) -> tuple[range, bool]:
-        """This process's contiguous share of `count` draws, and whether it counts.
+        """This process's contiguous share of `count` draws, and whether the share counts.
 
         Sizes differ by at most one. A process without draws runs the first one, to make the same
         collective calls as the others, and discards the result. A context-parallel group has one
@@ -100,7 +101,7 @@ class Parallel:
         return (range(first, end), True) if end > first else (range(1), False)
 
     def gatherer(self, count: int) -> Callable[[Tensor], Tensor]:
-        """Concatenates the processes' tensors of their shares of `count` draws, on the CPU."""
+        """A function that concatenates the processes' shares of `count` draws on the CPU."""
         _, counts = self.share(count)
         kept = slice(None if counts else 0)
         return lambda mine: torch.cat(self.every(on_host(mine)[kept]))
@@ -110,7 +111,8 @@ class Parallel:
         return gather_object([mine] if self.leads else [])
 
     def once(self, do: Callable[[], T]) -> T:
-        """Call `do` on the leader of a context-parallel group, and broadcast the result in it."""
+        """Call `do` on the leader of a context-parallel group, and broadcast the result within
+        it."""
         if self.members == 1:
             return do()
         box = [do() if self.leads else None]
@@ -120,7 +122,7 @@ class Parallel:
         return made
 
     def proofs(self) -> Iterator[str]:
-        """Sentences on how far shared calls differ from whole ones."""
+        """Sentences on how much shared calls differ from whole ones."""
         for name, shared in self.shared.items():
             if shared.away is not None:
                 yield (
@@ -133,8 +135,8 @@ class Parallel:
             self.lockstep.weights = weights
 
     def together(self) -> "Together | AbstractContextManager[None]":
-        """Context for work that differs between processes, without gathering inside. It ends with a
-        barrier that re-raises any process's error on all."""
+        """Context for work that differs between processes, without gathering inside. It ends with
+        a barrier that re-raises any process's error on all."""
         return nullcontext() if self.processes == 1 else Together(self)
 
     def backward(self, loss: Tensor) -> None:
@@ -148,17 +150,17 @@ class Parallel:
             sum_gradients(parameters.values())
 
     def reshard(self) -> None:
-        """Free gathered weights, because the shards have changed."""
+        """Free gathered weights because the shards have changed."""
         for unit in self.units:
             unit.reshard()
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Context for saving: the main process's modules hold plain weights inside it."""
+        """Context for saving, in which the main process's modules hold plain weights."""
         return gathered(self.roots, self.main) if self.units else nullcontext()
 
 
 class Together:
-    """Barrier that re-raises any process's error on all; see `Parallel.together`."""
+    """A barrier that re-raises any process's error on all processes; see `Parallel.together`."""
 
     def __init__(self, parallel: Parallel) -> None:
         self.parallel = parallel

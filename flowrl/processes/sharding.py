@@ -31,7 +31,7 @@ class Sharding:
 
 
 def blocks(root: nn.Module) -> list[nn.Module]:
-    """Modules with weights in the model's outermost `ModuleList`s."""
+    """Modules with weights in a model's outermost `ModuleList`s."""
     lists = [name for name, module in root.named_modules() if isinstance(module, nn.ModuleList)]
     outer = [name for name in lists if not any(name.startswith(f"{o}.") for o in lists)]
     found = [block for name in outer for block in root.get_submodule(name).children()]
@@ -39,7 +39,8 @@ def blocks(root: nn.Module) -> list[nn.Module]:
 
 
 def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -> list[FSDPModule]:
-    """Shard the blocks of these models over all processes, in place. UserError if one has none."""
+    """Shard the blocks of these models over all processes, in place. UserError for a model without
+    blocks."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = CPUOffloadPolicy() if how.offload else OffloadPolicy()
     done: list[FSDPModule] = []
@@ -52,7 +53,7 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
         if len({p.device for p in root.parameters()}) > 1:
             raise UserError(
                 "FSDP2: model.offload_experts cannot move sharded weights: leave it out; each "
-                "process holds only a part of every expert"
+                "process only holds a part of every expert anyway"
             )
         units = blocks(root)
         if not units:
@@ -72,8 +73,8 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole tensor on the main process's CPU, an empty one elsewhere; collective. Plain tensors
-    are returned as they are."""
+    """The whole tensor on the main process's CPU, an empty one elsewhere; collective. Plain
+    tensors are returned unchanged."""
     if not isinstance(tensor, DTensor):
         return tensor
     gathered = tensor.full_tensor()
@@ -81,7 +82,8 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """Shard a tensor that every process holds whole like `pattern`, without communication."""
+    """Shard a tensor that every process holds whole, in the same way as `pattern`, without
+    communication."""
     if not isinstance(pattern, DTensor):
         return tensor
     there = tensor.to(pattern.to_local().device)
@@ -89,7 +91,8 @@ def like(tensor: Tensor, pattern: Tensor) -> Tensor:
 
 
 def groups(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Replicated and sharded parameters, which an optimizer does not take in one group."""
+    """Replicated and sharded parameters as two groups, because an optimizer cannot mix them in
+    one."""
     kinds: dict[bool, list[nn.Parameter]] = {}
     for p in parameters:
         kinds.setdefault(isinstance(p, DTensor), []).append(p)
@@ -97,7 +100,8 @@ def groups(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Sum gradients of replicated weights over processes; backward has summed those of shards.
+    """Sum the gradients of replicated weights over processes; backward has already summed those of
+    shards.
 
     A process without a gradient that others have (the second of two experts) contributes zeros.
     """
@@ -131,7 +135,7 @@ def _buckets(grads: list[Tensor]) -> Iterator[list[Tensor]]:
 
 @torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
-    """Return the norm of all gradients over all shards, and scale gradients down to norm `most`."""
+    """Clip all gradients to norm `most`, and return their norm before that, over all shards."""
     given = [p for p in parameters if p.grad is not None]
     shared = [p for p in given if isinstance(p, DTensor)]
     if not shared:
@@ -153,7 +157,8 @@ def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
 
 @contextmanager
 def gathered(roots: Mapping[str, nn.Module], here: bool) -> Iterator[None]:
-    """Context with trained weights as plain CPU tensors where `here`, for saving; collective."""
+    """Context in which trained weights are plain CPU tensors on processes with `here`, for saving;
+    collective."""
     places: list[tuple[nn.Module, str, nn.Parameter]] = []
     for root in roots.values():
         for module in root.modules():
@@ -174,8 +179,8 @@ def gathered(roots: Mapping[str, nn.Module], here: bool) -> Iterator[None]:
 def whole_state(
     optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
 ) -> dict[str, Any]:
-    """The optimizer state as one process without sharding would save it, so that a run can resume
-    with another number of processes. Collective; only the main process gets the values."""
+    """Optimizer state as a single process would save it, so that a run can resume with another
+    number of processes. Collective; only the main process gets the values."""
     given = list(parameters)
     if not any(isinstance(p, DTensor) for p in given):
         return optimizer.state_dict()

@@ -9,7 +9,7 @@ ChatMessage = Mapping[str, Any]  # role and content; what else a chat template m
 
 
 class Chat(str):
-    """A prompt of chat messages. The chat template of a language model renders `messages`.
+    """A prompt of chat messages. A language model's chat template renders `messages`.
 
     Everything else reads it as a text: the user's message, or all messages but the system's with
     their roles if there are several. `at` names its file and row in errors.
@@ -25,7 +25,8 @@ class Chat(str):
 
 
 def read_chat(value: Sequence[Any], at: str, drop_reply: bool) -> Chat:
-    """The prompt of a list of messages: the last one must leave the turn to the model.
+    """Read a prompt from a list of messages. The next turn after the last message must be the
+    model's.
 
     `drop_reply` leaves out an assistant's message at the end. UserErrors begin with `at`.
     """
@@ -36,12 +37,12 @@ def read_chat(value: Sequence[Any], at: str, drop_reply: bool) -> Chat:
         raise UserError(f"{at}: the prompt has no messages")
     if messages[-1]["role"] == "assistant":
         raise UserError(
-            f"{at}: the chat ends with the assistant's message, but the model has to write that "
-            "one: set drop_reply: true for this data set, or name another column"
+            f"{at}: the chat ends with an assistant message, which the model should write: set "
+            "drop_reply: true for this data set, or name another column"
         )
     shown = [message for message in messages if message["role"] != "system"]
     if not shown:
-        raise UserError(f"{at}: the chat has a system message only; add the user's")
+        raise UserError(f"{at}: the chat only has a system message; add a user message")
     lines = [f"{message['role']}: {message['content']}" for message in shown]
     return Chat(shown[0]["content"] if len(shown) == 1 else "\n".join(lines), messages, at)
 
@@ -50,7 +51,7 @@ def _message(value: Any, at: str) -> ChatMessage:
     """A message without its empty keys, and its content as one text."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         have = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"{value!r:.50}"
-        raise UserError(f"{at} has {have}; a message is {{role: user, content: a text}}")
+        raise UserError(f"{at} has {have}; a message must be {{role: user, content: a text}}")
     content = value.get("content")
     if isinstance(content, list):
         content = _joined(content, at)

@@ -30,8 +30,7 @@ class _Damage(Exception):
 
 
 def read_rows(data: DataSource, place: str) -> PromptRows:
-    """The chosen rows of a file, a folder or a data set of the hub. UserErrors begin with
-    `place`."""
+    """Read the chosen rows of a file, a folder or a hub data set. UserErrors begin with `place`."""
     source = data.source
     if not source.strip():
         raise UserError(f"{place}: the name of the file is empty")
@@ -54,7 +53,7 @@ def read_rows(data: DataSource, place: str) -> PromptRows:
 
 
 def on_hub(source: str) -> bool:
-    """Whether a source is the name of a data set of the hub: owner/name, and no file or folder."""
+    """Whether a source is a hub data set's name, owner/name, rather than a file or folder."""
     if not _HUB_NAME.fullmatch(source) or Path(source).suffix in {*READERS, *_NO_HUB_NAME}:
         return False
     return not find(source).exists()
@@ -63,15 +62,15 @@ def on_hub(source: str) -> bool:
 def _file(path: Path, source: str, place: str) -> PromptRows:
     if path.suffix not in READERS:
         known = ", ".join(READERS)
-        raise UserError(f"{place}: {source}: cannot read {path.suffix or 'it'}; one of {known}")
+        raise UserError(f"{place}: {source}: cannot read {path.suffix or 'it'}; use one of {known}")
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise _Damage(f"more than {_MOST_BYTES // 2**20} MiB")
         found = READERS[path.suffix](path)
     except _Damage as error:
-        raise UserError(f"{place}: {source} is not readable: {error}") from error
+        raise UserError(f"{place}: {source} cannot be read: {error}") from error
     except OSError as error:
-        raise UserError(f"{place}: {source} is not readable: {_short(error)}") from error
+        raise UserError(f"{place}: {source} cannot be read: {_short(error)}") from error
     return PromptRows(_same_columns(found.rows, source, place), found.places)
 
 
@@ -236,7 +235,7 @@ def _check_folder(folder: Path, source: str, place: str) -> None:
         tables += sum(Path(name).suffix in READERS for name in names)
         if count > _MOST_FILES:
             raise UserError(
-                f"{place}: {source} has more than {_MOST_FILES} files: name the prompt file in it"
+                f"{place}: {source} has more than {_MOST_FILES} files: name the prompt file itself"
             )
     if not tables:
         raise UserError(f"{place}: {source} is a folder without {', '.join(READERS)} files")
@@ -265,7 +264,7 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
     except (DatasetsError, OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
         way = f"; `hf download --repo-type dataset {name}` brings it where there is a network"
         way = "" if Path(name).is_dir() else way
-        raise UserError(f"{at} is not readable: {_short(error)}{way}") from error
+        raise UserError(f"{at} cannot be read: {_short(error)}{way}") from error
 
 
 def _rows_of(found: Any, data: DataSource, at: str) -> PromptRows:

@@ -30,8 +30,8 @@ _MOST_CHARACTERS = 100_000  # of a prompt
 
 
 class Draws(NamedTuple):
-    """Ids, unique in the run, and the prompts' rows in the file. `merged` has the number of draws
-    in each group of compared samples, in order: usually one."""
+    """Draws of an iteration: ids that are unique in the run, and their prompts' rows. `merged` has
+    the number of draws per group of compared samples, in order: usually one."""
 
     ids: tuple[int, ...]
     rows: tuple[int, ...]
@@ -39,12 +39,12 @@ class Draws(NamedTuple):
 
     @classmethod
     def each(cls, ids: Sequence[int], rows: Sequence[int]) -> "Draws":
-        """Draws that are one group each."""
+        """Draws that each form a group of their own."""
         return cls(tuple(ids), tuple(rows), (1,) * len(ids))
 
 
 class PromptRow(dict[str, Any]):
-    """All columns of one prompt. `place` names its file and line in messages."""
+    """All columns of a prompt. `place` names its file and line in messages."""
 
     def __init__(self, columns: Mapping[str, Any], place: str) -> None:
         super().__init__(columns)
@@ -66,7 +66,7 @@ class PromptSet:
 
     @classmethod
     def read(cls, source: str, column: str, place: str) -> "PromptSet":
-        """Read a file (jsonl, json, txt, csv, parquet), a folder or a data set of the hub.
+        """Read a file (jsonl, json, txt, csv, parquet), a folder or a hub data set.
 
         UserErrors begin with `place`: a missing or damaged file, a missing column, no rows, or a
         prompt that is no text, with its line (or row, from 1).
@@ -75,7 +75,8 @@ class PromptSet:
 
     @classmethod
     def of(cls, data: DataSource, place: str) -> "PromptSet":
-        """Read a data set with its choice of rows and columns. UserErrors as those of `read`."""
+        """Read a data set with its choice of rows and columns. Raises the same UserErrors as
+        `read`."""
         table, at = read_rows(data, place), f"{place}: {data.source}"
         column = data.column
         if data.source.endswith(".txt") and column == "prompt":
@@ -100,15 +101,15 @@ class PromptSet:
 
     @classmethod
     def joined(cls, sets: Mapping[str, "PromptSet"], weights: Sequence[float] = ()) -> "PromptSet":
-        """Several data sets as one. Rows get the same columns, and one more, `data_set`, with the
-        key of their set. UserError if a row has such a column already, with another value."""
+        """Combine several data sets. Rows get the same columns plus `data_set`, the key of their
+        set. UserError if a row already has that column with another value."""
         names = dict.fromkeys(name for each in sets.values() for name in each.columns)
         rows: list[PromptRow] = []
         for key, each in sets.items():
             if any(row.get(DATA_SET, key) != key for row in each.meta):
                 raise UserError(
-                    f"prompts: the data set {key} has a column {DATA_SET!r}, which must hold the "
-                    "key of each row's data set: leave it out with `keep`"
+                    f"prompts: the data set {key} has a column {DATA_SET!r}, which is reserved "
+                    "for the key of each row's data set: leave it out with `keep`"
                 )
             for row in each.meta:
                 place = row.place if isinstance(row, PromptRow) else key
@@ -126,7 +127,7 @@ class PromptSet:
         return len(self.texts)
 
     def take(self, rows: Sequence[int]) -> tuple[list[str], list[Mapping[str, Any]]]:
-        """Texts and columns of some rows."""
+        """Texts and columns of the given rows."""
         return [self.texts[row] for row in rows], [self.meta[row] for row in rows]
 
     def draw(self, iteration: int, count: int, seed: int, weights: Tensor | None = None) -> Draws:
@@ -162,11 +163,11 @@ class PromptSet:
         return [(size, part) for (size, _), part in zip(self.shares, parts, strict=True)]
 
     def never_drawn(self, count: int) -> list[int]:
-        """Data sets that iterations of `count` draws have no prompt of."""
+        """Data sets from which iterations of `count` draws take no prompt."""
         return [i for i, (_, part) in enumerate(self._counts(count)) if part == 0]
 
     def weights(self) -> Tensor:
-        """The weight of each prompt [prompts] by `shares`, float64; 1 without them."""
+        """Weight of each prompt [prompts] from `shares`, float64; 1 without them."""
         parts = [torch.full((size,), w / size) for size, w in self.shares]
         return torch.cat(parts).double() if parts else torch.ones(len(self), dtype=torch.float64)
 
@@ -200,12 +201,12 @@ def _prompt(text: Any, at: str, drop_reply: bool) -> str:
     if len(text) > _MOST_CHARACTERS:
         raise UserError(f"{at}: the prompt has more than {_MOST_CHARACTERS} characters")
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise UserError(f"{at}: the prompt has half a surrogate pair, which is not valid text")
+        raise UserError(f"{at}: the prompt contains half a surrogate pair, which is not valid text")
     return text
 
 
 def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The row of a prompt file, its image paths relative to `folder` turned into absolute ones."""
+    """The row of a prompt file with image paths made absolute; they are relative to `folder`."""
     return {
         name: _whole(value, folder) if IMAGE_COLUMNS.fullmatch(name) else value
         for name, value in row.items()
@@ -231,19 +232,19 @@ def _is_file(path: Path) -> bool:
 def uncertainty(
     rates: Float[Tensor, " g"], visits: Float[Tensor, " g"], fade: float = 0.0, floor: float = 0.05
 ) -> Float[Tensor, " g"]:
-    """Weights of prompts, sqrt(p (1 - p)) / visits^fade + floor: largest at a success rate of 1/2,
+    """Weights of prompts, sqrt(p (1 - p)) / visits^fade + floor: largest at a success rate of 1/2
     and never 0 (single-stream, arXiv:2509.13232)."""
     spread = (rates * (1 - rates)).clamp(min=0).sqrt()
     return spread / visits.clamp(min=1) ** fade + floor
 
 
 def weighted_draw(weights: Float[Tensor, " g"], count: int, key: Sequence[int | str]) -> list[int]:
-    """`count` distinct prompts, drawn without replacement in proportion to their weights.
+    """`count` distinct prompts drawn without replacement, in proportion to their weights.
 
     The noise is keyed, so a resumed run draws the same prompts.
     """
     positive = int((weights > 0).sum())
     if count > positive:
-        raise UserError(f"{count} prompts are needed, but only {positive} have a weight above 0")
+        raise UserError(f"{count} prompts are needed, but only {positive} have a positive weight")
     uniform = torch.rand(len(weights), generator=generator(*key), dtype=torch.float64)
     return (weights.double().log() - (-uniform.log()).log()).topk(count).indices.tolist()

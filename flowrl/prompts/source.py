@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Rows with the place of each in the file, such as "line 3"."""
+    """Rows with the place of each in its file, such as "line 3"."""
 
     rows: Sequence[Row]
     places: Sequence[str]
@@ -23,7 +23,7 @@ class PromptRows:
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows of a data set, in this order: those that match `where`, shuffled, the first ones.
+    """Selects rows of a data set: those that match `where`, shuffled, and then the first ones.
 
     where    column -> its value, a list of values, or {min: a number, max: a number}
     shuffle  seed of the order; None: as in the file
@@ -38,11 +38,11 @@ class Selection:
 
     @property
     def columns_read(self) -> list[str]:
-        """Columns that `where` reads; for a nested one, the column that holds it."""
+        """Columns that `where` reads; for a nested column, the one that contains it."""
         return list(dict.fromkeys(name.partition(".")[0] for name in self.where))
 
     def indices(self, rows: Sequence[Row], at: str) -> list[int]:
-        """The chosen rows. UserError, beginning with `at`, if there is none."""
+        """Indices of the chosen rows. UserError, beginning with `at`, if there are none."""
         found = list(range(len(rows)))
         for name, wanted in self.where.items():
             check_column(rows, name, at, "where")
@@ -60,7 +60,7 @@ class Selection:
         return found[: self.limit]
 
     def of(self, table: PromptRows, at: str) -> PromptRows:
-        """The chosen rows of a table with the columns that stay."""
+        """The chosen rows of a table, with the columns that are kept."""
         if self == Selection() or not table.rows:
             return table
         for name in self.keep or ():
@@ -74,7 +74,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class DataSource:
-    """A file, a folder, or a data set of the hub, and how its rows become prompts.
+    """A file, a folder or a hub data set, and how its rows become prompts.
 
     config, split, revision  of a data set of the hub; of a folder `split` alone
     column      holds the prompt: a text, or a list of chat messages
@@ -106,8 +106,8 @@ PROMPT_NAMES = ("prompt", "prompts", "text", "caption", "question", "instruction
 
 
 def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> None:
-    """UserError with the columns that there are, if no row has a column or nested column;
-    `setting` names it."""
+    """UserError, listing the existing columns, if no row has a column or nested column; `setting`
+    names it."""
     if any(_has_cell(row, name) for row in rows):
         return
     names = [str(key)[:50] for key in rows[0]]

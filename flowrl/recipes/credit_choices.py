@@ -15,8 +15,8 @@ CreditName = Literal["group", "gdpo", "aapo", "best_gap"]
 
 
 def credit_chain(name: CreditName, own: Standardize) -> tuple[Transform, ...]:
-    """The transforms of a credit; `own` is the recipe's standardisation. UserError for a blend that
-    the credit does not read.
+    """Transforms of a credit; `own` is the recipe's standardisation. UserError for a blend that
+    the credit does not use.
 
     group     the recipe's own; its blend gives groups without spread the batch's advantage
     gdpo      each reward standardised by itself, summed, and over the batch (arXiv:2601.05242)
@@ -25,9 +25,9 @@ def credit_chain(name: CreditName, own: Standardize) -> tuple[Transform, ...]:
     best_gap  the lead of a group's best sample over the second (arXiv:2503.19595)
     """
     if own.blend and name in ("gdpo", "best_gap"):
-        raise UserError(f"credit: {name} does not read blend: leave it out")
+        raise UserError(f"credit: {name} does not use blend: leave it out")
     if not 0 <= own.blend <= 1:
-        raise UserError(f"blend must be from 0 to 1, got {own.blend}")
+        raise UserError(f"blend must be between 0 and 1, not {own.blend}")
     whole = Standardize("batch", own.correction, own.eps, centre="batch")
     known: dict[CreditName, tuple[Transform, ...]] = {
         "group": (own,),
@@ -39,5 +39,5 @@ def credit_chain(name: CreditName, own: Standardize) -> tuple[Transform, ...]:
 
 
 def credit_tracker(name: str) -> Callable[[], Tracker]:
-    """The tracker that a credit reads: the running mean of each prompt, or none."""
+    """Tracker that a credit needs: the running mean of each prompt, or none."""
     return partial(PromptValues, 0.9) if name == "aapo" else NoTracker

@@ -34,9 +34,14 @@ def opd(
     is left out here as in every recipe; states of steps without noise are not distilled.
     """
     if weight <= 0:
-        raise UserError(f"weight is {weight}: distillation needs a pull towards the teacher")
+        raise UserError(
+            f"weight must be above 0, not {weight}: distillation needs a pull towards the teacher"
+        )
     if task < 0:
-        raise UserError(f"task is {task}: below 0 the rewards would be learned backwards; 0 is off")
+        raise UserError(
+            f"task must be at least 0 (0 is off), not {task}: otherwise training would lower "
+            "the rewards"
+        )
     noise = named(kernel, {"cps": CPS(eta), "flow_sde": FlowSDE(eta)})
     credit = (Standardize(scale), Clip(), Rescale(1.0, task)) if task else (Uncompared(),)
     distilled = Distillation(weight=weight, anchors=anchors(kl))

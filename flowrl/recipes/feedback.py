@@ -253,7 +253,7 @@ def euphonium(
     guide = RewardGuide(RewardDrift(scale, kl_beta), first, probe, by)
     plan = Guided(Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise), guide)
     if process == 0 and outcome != 1:
-        raise UserError(f"outcome is {outcome}, and weighs nothing without process: set process")
+        raise UserError(f"outcome is {outcome}, which has no effect without process: set process")
     dual = (Rescale(1.0, outcome), Potential(process), Clip()) if process else ()
     return Algorithm(
         steps=steps,

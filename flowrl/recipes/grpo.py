@@ -46,7 +46,7 @@ from samplers import (
 
 
 def anchors(kl: float) -> tuple[Anchor, ...]:
-    """An anchor to the frozen start, or none if `kl` is 0."""
+    """An anchor to the frozen initial model, or none if `kl` is 0."""
     return (Anchor(kl),) if kl else ()
 
 
@@ -54,7 +54,7 @@ KlForm = Literal["exact", "published", "velocity", "mean"]
 
 
 def named(kernel: str | Kernel, known: Mapping[str, Kernel]) -> Kernel:
-    """The kernel, or the one of `known` that has its name."""
+    """The kernel itself, or the kernel of `known` with that name."""
     return known[kernel] if isinstance(kernel, str) else kernel
 
 
@@ -129,7 +129,7 @@ def dance_grpo(
     over all prompts of a process.
     """
     if best_over == "batch" and train_share >= 1:
-        raise UserError("best_over selects a share of the samples: set train_share below 1")
+        raise UserError("best_over needs a share of the samples to select: set train_share below 1")
     ends = (PruneWidth("extremes", train_share, best_over),) if train_share < 1 else ()
     return Algorithm(
         steps=steps,
@@ -145,7 +145,9 @@ ScheduleName = Literal["progressive", "random", "decaying", "exponential", "froz
 
 def _position(name: ScheduleName, every: int, stride: int, back: bool) -> WindowPosition:
     if back and name in ("random", "frozen"):
-        raise UserError(f"schedule: {name} does not move on, so it cannot roll back: leave it out")
+        raise UserError(
+            f"schedule: {name} never moves, so it cannot roll back: leave roll_back out"
+        )
     known: dict[str, WindowPosition] = {
         "progressive": Progressive(every, stride, back),
         "random": Random(),

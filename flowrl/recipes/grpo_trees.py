@@ -55,7 +55,9 @@ def _depth_by_depth(
     if prune in ("branch", "extremes"):
         width = (PruneWidth("branch" if prune == "branch" else "extremes", keep),)
     if not 0 <= siblings <= 1:
-        raise UserError(f"siblings is {siblings}: it is a share of the advantage, in [0, 1]")
+        raise UserError(
+            f"siblings is a share of the advantage and must be in [0, 1], not {siblings}"
+        )
     even = (EvenDepths(depth_weight),) if depth_weight else ()
     own = Standardize(scale, correction=1, eps=1e-8)
     levels = TwoLevel(siblings, 1 - siblings, own) if siblings else own

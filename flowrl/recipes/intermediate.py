@@ -46,7 +46,10 @@ def dense_grpo(
     Differences: the clip range is Flow-GRPO's, since the paper names none.
     """
     if noise and kernel is not None:
-        raise UserError("noise is a table of Flow-SDE's noise, and kernel is another: give one")
+        raise UserError(
+            "noise is a table of Flow-SDE's noise and cannot be combined with another kernel: "
+            "give only one"
+        )
     own: Kernel = TableSDE(noise) if noise else FlowSDE(eta)
     return Algorithm(
         steps=steps,
@@ -125,7 +128,7 @@ def pro_grpo(
     the samples that are left is not that of the policy.
     """
     if not keep:
-        raise UserError("pro_grpo: `keep` needs the sizes that the group shrinks to")
+        raise UserError("pro_grpo: `keep` must list the sizes to which the group shrinks")
     own = Chain(kernel or FlowSDE(eta), keep[-1])
     return Algorithm(
         steps=steps,

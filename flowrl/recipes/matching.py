@@ -20,7 +20,7 @@ TimesName = Literal["discrete", "discrete_with_init", "discrete_wo_init", "logit
 
 
 def awm_times(name: TimesName) -> Times:
-    """AWM's five, by its names and with its numbers."""
+    """AWM's five ways to draw noise levels, with its names and numbers."""
     known: dict[str, Times] = {
         "discrete": Discrete(0.9, "any"),
         "discrete_with_init": Discrete(0.9, "with"),

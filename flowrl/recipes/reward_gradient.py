@@ -20,7 +20,7 @@ Form = Literal["linear", "hinge", "target"]
 
 
 def pathwise(steps: int, plan: Planner, starts: Starts, loss: RewardGradient) -> Algorithm:
-    """The choices that all of these recipes share."""
+    """The parts that all of these recipes share."""
     return Algorithm(steps, plan, Estimator((Uncompared(),)), Pathwise(starts), loss)
 
 
@@ -85,7 +85,8 @@ def srpo(
     PickScore: levels 0.667 to 0.964, strengths 0.1 to 0.5 and 0.6 to 0.01.
 
     `words: null` is Direct-Align: the plain reward, and the step down alone. Differences: the words
-    are examples of the paper's kind (realistic against rendered), not those of its script.
+    are examples of the paper's kind (realistic against rendered), not those of its script; the
+    strength is read at the level m, where the script reads it at m - k (0.029 away at most).
     """
     starts = KnownNoise(levels, width, both=words is not None, strengths=strengths)
     loss = RewardGradient(form=form, bound=bound, scale=scale, words=words, anchors=anchors(kl))

@@ -49,6 +49,7 @@
 | text_vespo      | Completions  | group mean, group std        | Token             | VESPO      |
 | text_gmpo       | Completions  | group mean, group std        | Token             | GMPO       |
 | text_gppo       | Completions  | group mean, group std        | Token             | GPPO       |
+| text_rec        | Completions  | group mean, shifted          | Token             | REC        |
 | text_luspo      | Completions  | group mean, group std        | Token, sequence   | Surrogate  |
 | text_reinforce  | Completions  | group mean, tokens' std      | Token             | Surrogate  |
 | text_remax      | Completions  | the greedy completion's      | Token, product    | Surrogate  |
@@ -105,8 +106,9 @@ IMAGE_FUNCTIONS = (
 TEXT_FUNCTIONS = (
     text.text_mixture, text.text_grpo, text.text_rloo, text.text_dr_grpo, text.text_dapo,
     text.text_gspo, text_credit.text_tree, text.text_cispo, text.text_forking, text.text_sapo,
-    text.text_vespo, text.text_gmpo, text.text_gppo, text.text_luspo, text_credit.text_reinforce,
-    text_credit.text_opo, text_credit.text_maxrl, text_credit.text_pass_at_k, text_credit.text_bnpo,
+    text.text_vespo, text.text_gmpo, text.text_gppo, text.text_rec, text.text_luspo,
+    text_credit.text_reinforce, text_credit.text_opo, text_credit.text_maxrl,
+    text_credit.text_pass_at_k, text_credit.text_bnpo,
     text_credit.text_riskpo, text_credit.text_stream, text_credit.text_dpo,
     text_credit.text_spo_tree, text_credit.text_tempo, text_credit.text_remax,
     text_credit.text_treerl, text_credit.text_gigpo, text_credit.text_turns, text_credit.text_rebn,

@@ -13,7 +13,7 @@ from inspect import Parameter, signature
 from typing import Any, Literal
 
 from flowrl.algorithm import Algorithm
-from flowrl.credit.advantages import Estimator, LeaveOneOut, Standardize
+from flowrl.credit.advantages import Estimator, GroupBaseline, LeaveOneOut, Standardize
 from flowrl.credit.selection import DropFlat
 from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.credit.turns import Penalize
@@ -21,6 +21,7 @@ from flowrl.credit.values import Transform
 from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
 from flowrl.losses.base import Objective
+from flowrl.losses.off_policy import REC
 from flowrl.losses.ratio import Surrogate
 from flowrl.losses.token import CISPO, GMPO, GPPO, SAPO, VESPO
 from flowrl.losses.weights import HighEntropy, OffPolicyMask
@@ -29,6 +30,7 @@ from samplers.completions import Completions, TextPlanner
 
 Cut = Literal["train", "mask"]
 KlPlace = Literal["loss", "reward"]
+ClipSides = Literal["one_side", "two_side", "ring", "all"]
 GROUP = Standardize("group", correction=1)
 GROUP_MEAN = Standardize(scale=None)
 OVER_BATCH = Standardize("batch", correction=1, centre="batch")
@@ -37,7 +39,7 @@ OVER_BATCH = Standardize("batch", correction=1, centre="batch")
 def sampling_settings(
     temperature: float = 1.0, top_p: float = 1.0, name: str | None = None
 ) -> Callable[[Callable[..., Algorithm]], Callable[..., Algorithm]]:
-    """Give a recipe the settings of sampling, temperature, top_p, top_k and min_p, and a name."""
+    """Give a recipe the sampling settings temperature, top_p, top_k and min_p, and a name."""
     rule = {"temperature": temperature, "top_p": top_p, "top_k": 0, "min_p": 0.0}
 
     def decorate(recipe: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
@@ -64,17 +66,17 @@ def texts(
     length: int, plan: TextPlanner | int, credit: Sequence[Transform], loss: Objective,
     likelihood: Token = Token(), tracker: Callable[[], Tracker] = NoTracker,
 ) -> Algorithm:  # fmt: skip
-    """The choices that recipes of texts share. A number is a group of independent completions."""
+    """The parts that recipes of texts share. A number means a group of independent completions."""
     planner = Completions(plan) if isinstance(plan, int) else plan
     return Algorithm(length, planner, Estimator(tuple(credit)), likelihood, loss, tracker=tracker)
 
 
 def penalty(kl: float, place: KlPlace, each: bool = False) -> tuple[Transform, ...]:
-    """The transform that takes the KL off the reward, or none where it is a term of the loss."""
+    """The transform that subtracts the KL from the reward, or none if the KL is in the loss."""
     if place == "loss":
         return ()
     if kl <= 0:
-        raise UserError(f"kl_in: reward takes kl off the reward, and kl is {kl}: set it above 0")
+        raise UserError(f"kl_in: reward needs kl above 0, not {kl}")
     return (Penalize(kl, each),)
 
 
@@ -218,6 +220,24 @@ def text_gppo(
     """GPPO of Klear-Reasoner, arXiv:2508.07629: clipped tokens keep a bounded gradient. The
     authors later advise 0.25 to 0.5 of it, or the high side only, where entropy collapses."""
     return texts(length, group, (GROUP,), GPPO(low, high, keep_low, keep_high))
+
+
+@sampling_settings()
+def text_rec(
+    *, length: int = 1024, group: int = 8, keep: ClipSides = "one_side", low: float = 0.2,
+    high: float = 0.2, pull: float = 0.0, shift: float = 0.0,
+) -> Algorithm:  # fmt: skip
+    """Group-relative REINFORCE for samples of older policies, arXiv:2509.24203: the gradient of
+    A log p, without the ratio as a factor, where the clip range does not forbid it.
+
+    keep  one_side  REC-OneSide; two_side and ring keep other tokens
+          all       with `pull` (a weight of log(r)^2) OPMD of Kimi k1.5, arXiv:2501.12599; with
+                    `shift: -0.1` AsymRE, arXiv:2506.20520
+
+    The advantage is the reward less the group's mean and the shift, without a division. The length
+    and the group are ours."""
+    loss = REC(keep, low, high, pull=pull)
+    return texts(length, group, (GroupBaseline(shift=shift),), loss)
 
 
 @sampling_settings()

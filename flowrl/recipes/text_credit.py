@@ -107,7 +107,8 @@ def text_bnpo(
     """BNPO, arXiv:2506.02864: advantages are divided by the density of a Beta law that is
     fitted to the success rates of the batch's prompts. Rewards are in 0..1.
 
-    Weights are bounded by 10; the released code bounds them by 1e6."""
+    Weights are bounded by 10, by 1e6 in the released code, which divides the variance of rates by
+    n - 1, and the paper by n, as here."""
     loss = Surrogate(clip, clip, denominator="rows")
     return texts(length, group, (BetaNormalize(most),), loss)
 

@@ -77,7 +77,7 @@ def _fill(folder: Path, write: Callable[[Path], None], listed: bool) -> None:
 
 
 def appear(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make a new folder, visible only once `write` has filled it.
+    """Create a folder that becomes visible only once `write` has filled it.
 
     FileExistsError if it exists, or another process was quicker.
     """
@@ -96,7 +96,7 @@ def appear(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def to_disk(path: Path) -> bool:
-    """Sync a file's content, or the names in a folder, to disk; False if the file system cannot."""
+    """Sync a file's content, or a folder's names, to disk; False if the file system cannot."""
     lacks = NO_FOLDER_SYNC if path.is_dir() else NO_SYNC
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -112,7 +112,7 @@ def to_disk(path: Path) -> bool:
 
 
 def flushed(file: TextIO) -> None:
-    """Bring what was written to an open file to disk, if the file system can."""
+    """Flush what was written to an open file to disk, if the file system can."""
     file.flush()
     try:
         os.fsync(file.fileno())
@@ -122,13 +122,13 @@ def flushed(file: TextIO) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Remove folders that killed processes left half-written or half-removed."""
+    """Remove folders that killed processes left half written or half removed."""
     for path in (*parent.glob(".*.tmp"), *parent.glob(".*.old")):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def put_away(folder: Path) -> None:
-    """Remove a folder; it is never seen half-removed under its own name."""
+    """Remove a folder; it is never seen half removed under its own name."""
     gone = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(gone, ignore_errors=True)
     folder.rename(gone)
@@ -136,7 +136,7 @@ def put_away(folder: Path) -> None:
 
 
 def sums(folder: Path) -> dict[str, list[int]]:
-    """Return size and CRC-32 of every file of a folder, without the list itself."""
+    """Size and CRC-32 of every file in a folder, except the list itself."""
     listed = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name, crc = path.relative_to(folder).as_posix(), 0
@@ -150,7 +150,7 @@ def sums(folder: Path) -> dict[str, list[int]]:
 
 
 def damage(folder: Path) -> str | None:
-    """Describe the damage of a folder that was written with its list; None for a sound one."""
+    """Describe how a folder differs from its list of files; None if it is intact."""
     try:
         wanted, here = json.loads((folder / CONTENTS).read_text()), sums(folder)
     except (OSError, ValueError, RecursionError) as error:
@@ -171,13 +171,13 @@ def damage(folder: Path) -> str | None:
 
 
 def numbered_folders(parent: Path) -> list[Path]:
-    """Return the children of a folder that are named by a number, the smallest first."""
+    """Children of a folder with numbers as names, in increasing order."""
     children = [path for path in parent.glob("[0-9]*") if NUMBER.fullmatch(path.name)]
     return sorted(children, key=lambda path: (int(path.name), path.name))
 
 
 def reason(error: Exception, free: int | None = None) -> str:
-    """Describe a failed write in a few words; `free`: bytes that were left on the disk."""
+    """Describe a failed write in a few words; `free`: bytes that were free on the disk."""
     text = " ".join(str(error).split())
     if (free is not None and free < LITTLE) or "No space left" in text or "quota" in text.lower():
         return "the disk is full"
@@ -202,13 +202,13 @@ def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | No
         if not _locked(file, folder):
             _refuse_owner(_owner(file), folder)
             warn(
-                f"the file system of {folder} has no locks, so {folder / LOCK} names the process "
-                "that trains there; do not start two at the same moment"
+                f"the file system of {folder} has no locks, so {folder / LOCK} names the "
+                "process that trains there; do not start two at the same moment"
             )
         if not to_disk(folder):
             warn(
-                f"the file system of {folder} cannot sync folders: after a power loss the newest "
-                "files may be missing"
+                f"the file system of {folder} cannot sync folders: after a power failure the "
+                "newest files may be missing"
             )
         before = _owner(file)
         os.ftruncate(file, 0)
@@ -221,15 +221,15 @@ def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | No
 
 
 def check_plain(folder: Path) -> None:
-    """UserError for links, pipes and devices among what a run writes, replaces and removes: a link
-    would lead out of the folder. Trackers' own folders have some."""
+    """UserError for links, pipes and devices among what a run writes, replaces and removes, since
+    a link could lead outside the folder. Some trackers' own folders contain links."""
     for path in _entries(folder):
         mode = path.lstat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             kind = "a link" if stat.S_ISLNK(mode) else "no plain file"
             raise UserError(
-                f"{path} is {kind}, and a run writes and removes plain files and folders alone: "
-                "replace it by what belongs there, or remove it"
+                f"{path} is {kind}, but a run only writes and removes plain files and folders: "
+                "replace it with what belongs there, or remove it"
             )
 
 
@@ -264,8 +264,8 @@ def _refuse_owner(owner: str, folder: Path) -> None:
     if match is None or (match[2] == socket.gethostname() and not _lives(int(match[1]))):
         return
     raise UserError(
-        f"{folder / LOCK} says that {owner} trains this run, and its file system has no locks to "
-        "check that by: if that process is gone, remove the file"
+        f"{folder / LOCK} says that {owner} trains this run, and the file system has no locks "
+        "to verify that: if that process is gone, remove the file"
     )
 
 

@@ -19,8 +19,8 @@ from samplers.table_sde import as_table
 
 @dataclass(frozen=True)
 class CalibrationRound:
-    """One round: the noise that was sampled with, the steps' counts of gains above and below 0,
-    and the noise of the next round."""
+    """One round: the noise that was used, how many steps gained and lost, and the noise of the
+    next round."""
 
     table: tuple[float, ...]
     above: tuple[int, ...]
@@ -31,7 +31,7 @@ class CalibrationRound:
 def recalibrated(
     table: Sequence[float], above: Sequence[int], below: Sequence[int], within: int, by: float
 ) -> tuple[float, ...]:
-    """More noise where as many trajectories gain as lose, less where they do not.
+    """Raise the noise of steps where as many trajectories gain as lose, and lower it for others.
 
     psi_k <- psi_k + by if |above - below| < within, else psi_k - by; it stays at least `by`.
     """
@@ -42,14 +42,15 @@ def recalibrated(
 
 
 def calibrate(session: Session, rounds: int, within: int, by: float) -> Iterator[CalibrationRound]:
-    """Sample rounds of trajectories without training, each with the noise that the round before
-    has computed.
+    """Sample rounds of trajectories without training, each with the noise that the previous round
+    computed.
 
     Raise a UserError if the recipe has no chains whose intermediate states are scored.
     """
     if not chains_of(session.algorithm).first:
         raise UserError(
-            "calibrate counts what steps gain, from the noise on: take dense_grpo with reward: gain"
+            "calibrate counts the gains of steps, starting from noise: use dense_grpo with "
+            "reward: gain"
         )
     algorithm, table = session.algorithm, None
     for number in range(rounds):
@@ -71,7 +72,7 @@ def calibrate(session: Session, rounds: int, within: int, by: float) -> Iterator
 
 
 def with_noise(algorithm: Algorithm, table: tuple[float, ...]) -> Algorithm:
-    """The algorithm with a table of noise. UserError if its plan is another than of such chains."""
+    """The algorithm with a noise table. UserError unless its plan consists of such chains."""
     look = chains_of(algorithm)
     assert isinstance(look.otherwise, Chain)
     return replace(
@@ -80,11 +81,11 @@ def with_noise(algorithm: Algorithm, table: tuple[float, ...]) -> Algorithm:
 
 
 def chains_of(algorithm: Algorithm) -> Looking:
-    """The plan of chains that are scored on the way. UserError for another plan."""
+    """The plan of chains with intermediate rewards. UserError for another plan."""
     look = algorithm.plan
     if not isinstance(look, Looking) or not isinstance(look.otherwise, Chain):
         raise UserError(
-            "calibrate: this recipe has no chains that are scored on the way: take dense_grpo"
+            "calibrate: this recipe has no chains with intermediate rewards: use dense_grpo"
         )
     return look
 
@@ -92,7 +93,7 @@ def chains_of(algorithm: Algorithm) -> Looking:
 def step_gains(
     session: Session, number: int
 ) -> tuple[Plan, Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
-    """The plan of a round, what each step of its trajectories gained, and where that is known."""
+    """The plan of a round, the gain of each step of its trajectories, and where it is known."""
     run, seed = session.run, session.run.train.seed
     draws = session.prompts.draw(number, run.prompts.per_iteration, seed, None)
     (part,) = sample_round(session, number, draws, {}).parts

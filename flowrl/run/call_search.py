@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.estimate.memory import estimate
 from flowrl.models.call_sizes import CallTooLarge, bounded_call
-from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.batch import Driven
 from flowrl.run.state.session import Session
+from flowrl.settings import Run
 from flowrl.settings.train import CallKind
 
 SHARE = 0.8  # of the free memory: the rest is for fragments, and for longer prompts
@@ -16,27 +18,38 @@ MOST_ROWS = 256
 
 
 def search_sizes(session: Session) -> None:
-    """Set the sizes that `train.rows_per_call` leaves to a search, the least over all processes.
+    """Find the call sizes that `train.rows_per_call` leaves open, the smallest over all processes.
 
     On a CPU, and for a language model, they stay what the settings give: a number that is the same
     on every machine.
     """
     policy, settings = session.learner.policy, session.run.train.rows_by_kind
     kinds: list[CallKind] = [kind for kind, rows in settings.items() if rows == "auto"]
-    there = session.parallel.device == "cuda" and isinstance(policy, PipelinePolicy)
+    there = session.parallel.device == "cuda" and isinstance(policy, Driven)
     if not kinds or not there or session.parallel.lockstep is not None:
         return
-    assert isinstance(policy, PipelinePolicy)
+    assert isinstance(policy, Driven)
     calls = _calls(session, policy)
-    own = {kind: rows_that_fit(lambda n, k=kind: _peak(calls[k], n), _free()) for kind in kinds}
+    free = _free() - later_bytes(session.run, session.parallel.processes)
+    own = {kind: rows_that_fit(lambda n, k=kind: _peak(calls[k], n), free) for kind in kinds}
     for each in session.parallel.every(own):
         own = {kind: min(rows, each[kind]) for kind, rows in own.items()}
     policy.sizes.take({**vars(policy.sizes), **own})
 
 
+def later_bytes(run: Run, processes: int) -> int:
+    """Bytes that each process holds after its first iteration and not yet at its start: gradients,
+    the optimizer's moments, stored states, and media until they are scored. 0 if unknown."""
+    planned = estimate(run)
+    if planned is None:
+        return 0
+    own_draws = planned.media + planned.parts.get("states", 0)
+    return planned.parts["gradients"] + planned.parts["optimizer"] + -(-own_draws // processes)
+
+
 def rows_that_fit(peak: Callable[[int], int], free: int) -> int:
-    """The largest power of two of rows whose peak, by its growth from one row to two, stays within
-    SHARE of the `free` bytes; at least 1.
+    """Largest power of two of rows whose peak memory, extrapolated from one and two rows, stays
+    within SHARE of the `free` bytes; at least 1.
 
     peak: bytes that a call of so many rows needs. The result is tried, and halved while it raises
     CallTooLarge.
@@ -60,7 +73,7 @@ def rows_that_fit(peak: Callable[[int], int], free: int) -> int:
     return rows
 
 
-def _calls(session: Session, policy: PipelinePolicy) -> dict[CallKind, Callable[[int], object]]:
+def _calls(session: Session, policy: Driven) -> dict[CallKind, Callable[[int], object]]:
     """A call of each kind as a function of its rows."""
     steps = session.algorithm.steps
     prompts, meta = session.prompts.take([0])

@@ -26,13 +26,13 @@ PromptColumns = tuple[
 
 
 def proof_prompts(prompts: PromptSet, held_out: PromptSet | None) -> PromptColumns:
-    """All prompts of a run, with their rows of the files."""
+    """All prompts of a run, with their rows in the files."""
     rest = (held_out.texts, held_out.meta) if held_out else ((), ())
     return (*prompts.texts, *rest[0]), (*prompts.meta, *rest[1])
 
 
 def whole_prompts(rows: PromptColumns) -> PromptColumns:
-    """The shortest, the middle and the longest prompt, with their rows."""
+    """The shortest, median and longest prompt, with their rows."""
     texts, meta = rows
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     chosen = dict.fromkeys((order[0], order[len(order) // 2], order[-1]))
@@ -65,8 +65,8 @@ def proof_digest(
 
 
 class StartProof:
-    """Finds the kept proof of a run's start on all processes. `kept` is None if there is none.
-    Without `cache` it is not looked up, but a new one is kept."""
+    """Finds the cached proof of a run's start on all processes. `kept` is None without one.
+    Without `cache` nothing is looked up, but a new one is stored."""
 
     def __init__(self, session: Session, cache: bool) -> None:
         self.session = session
@@ -97,7 +97,7 @@ class StartProof:
         return proof_cache.read(self.digest) if cache else None
 
     def prove(self) -> None:
-        """Make the proof, unless one is cached, and print its sentences."""
+        """Prove the model unless a proof is cached, and print the proof's sentences."""
         policy, say = self.session.learner.policy, self.session.terminal.say
         if isinstance(policy, PipelinePolicy):
             policy.check_rows(self.rows[1])
@@ -112,7 +112,7 @@ class StartProof:
             say(sentence)
 
     def keep(self) -> None:
-        """Keep a new proof, with those that the base's evaluation has added."""
+        """Store a new proof, with the proofs that the base's evaluation added."""
         policy = self.session.learner.policy
         if self.digest is not None and self.kept is None and isinstance(policy, PipelinePolicy):
             proof_cache.keep(self.digest, CachedProof.of(policy, self.sentences))

@@ -2,32 +2,36 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import yaml
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 
 from flowrl.errors import Stopped, UserError
 from flowrl.paths import numbered
-from flowrl.processes.meeting import meet
+from flowrl.processes.meeting import agreed, meet, not_alone
 from flowrl.run.atomic import appear, held, reason, sweep
 from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
 from flowrl.run.state import start_record
 from flowrl.run.state.live import NOTHING_LIVE, Live, of_callback
-from flowrl.run.state.session import check_reward_sources, on_cpu, open_accelerator, open_session
+from flowrl.run.state.session import (
+    Session,
+    check_reward_sources,
+    on_cpu,
+    open_accelerator,
+    open_session,
+)
 from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import Result, train_session
 from flowrl.run.watch import record
 from flowrl.settings import Run
+from flowrl.settings.data import IN_PYTHON
 from flowrl.settings.read import dump, with_full_paths
 from flowrl.settings.trust import remember
-
-T = TypeVar("T")
 
 
 def start(
@@ -35,15 +39,18 @@ def start(
 ) -> Result:
     """Start a new run in a new folder. UserError if the folder exists."""
     state, run = meet(on_cpu(run)), with_full_paths(run)
-    chosen = Path(agreed(state, lambda: str(reserve(run, folder, name, live))))
+    check_workers(run, state.num_processes)
+    reserved = agreed(state, lambda: str(reserve(run, folder, name, live)), shutil.rmtree)
+    chosen = Path(reserved)
     run = live.placed(run, chosen)
-    with held_together(chosen, state):
+    with held_together(chosen, state, lambda _: shutil.rmtree(chosen)):
         try:
-            with explained(run):
+            with explained(run), not_alone():
                 accelerator = open_accelerator(run, chosen)
                 agreed(state, lambda: open_trackers(run, chosen, accelerator, 0))
                 session = open_session(run, chosen, accelerator, live)
-            return train_session(session, cache=cache)
+            with with_workers(session) as session:
+                return train_session(session, cache=cache)
         except UserError as error:
             ours = not isinstance(error, Stopped) and not of_callback(error)
             if state.is_main_process and ours:
@@ -52,7 +59,7 @@ def start(
 
 
 def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
-    """Make the run's folder: the given one, or the next free one in `runs`.
+    """Create the run's folder: the given one, or the next free one in `runs`.
 
     It appears with its run.yaml inside, so that a run can be resumed whenever it was killed.
     """
@@ -70,23 +77,26 @@ def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE)
     except FileExistsError as error:
         if folder is None:
             return reserve(run, None, name, live)  # another run took the number in between
-        raise UserError(f"{chosen} exists; give another --folder, or --resume {chosen}") from error
+        raise UserError(
+            f"{chosen} already exists; choose another --folder, or --resume {chosen}"
+        ) from error
     except OSError as error:
-        raise UserError(f"{chosen} cannot be made: {reason(error)}") from error
+        raise UserError(f"{chosen} cannot be created: {reason(error)}") from error
     return chosen
 
 
 def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE) -> Result:
-    """Resume from the newest whole checkpoint of a run's folder, or from the start without one.
+    """Resume from the newest intact checkpoint of a run's folder, or from the start without one.
 
     UserError if `run` differs from what the run was begun with in a setting that cannot change; one
     line names other changes.
     """
     state = meet(on_cpu(run))
+    check_workers(run, state.num_processes)
     terminal = record.Terminal(state.is_main_process)
     with held_together(folder, state) as before:
         if before:
-            terminal.say(f"{before} held this run's lock and is gone; continuing")
+            terminal.say(f"removed the stale lock of {before}, which is gone; continuing")
         newest = checkpoint.newest(folder, terminal.warn)
         if newest is not None:
             saved = newest
@@ -102,26 +112,48 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
                 first = 0 if newest is None else int(newest.name) + 1
                 agreed(state, lambda: open_trackers(run, folder, accelerator, first))
                 session = open_session(run, folder, accelerator, live)
-            return train_session(session, newest, cache)
+            with with_workers(session) as session:
+                return train_session(session, newest, cache)
+
+
+def check_workers(run: Run, processes: int) -> None:
+    """UserError where the run cannot have sampling workers; before anything is created."""
+    if run.workers.sampling == 0:
+        return
+    if processes > 1:
+        raise UserError(
+            "workers.sampling: needs a single training process so far; start the run without a "
+            "launcher, or set workers.sampling: 0"
+        )
+    for spec in (*run.rewards, *run.intermediate_rewards):
+        if spec.name.startswith(IN_PYTHON):
+            raise UserError(
+                f"workers.sampling: reward {spec.label} is a Python object, and a worker opens "
+                "rewards by name; write the reward in a file, or set workers.sampling: 0"
+            )
 
 
 @contextmanager
-def held_together(folder: Path, state: PartialState) -> Iterator[str | None]:
-    """Hold the folder's lock on the main process; yields the owner of a stale lock, if any."""
+def with_workers(session: Session) -> Iterator[Session]:
+    """The session with its sampling workers, which end with it."""
+    if session.run.workers.sampling == 0:
+        yield session
+        return
+    from flowrl.run.workers.pool import SamplingPool  # Ray is an extra
+
+    with closing(SamplingPool(session)) as workers:
+        workers.prove()
+        yield replace(session, source=workers)
+
+
+@contextmanager
+def held_together(
+    folder: Path, state: PartialState, undo: Callable[[str | None], object] = lambda _: None
+) -> Iterator[str | None]:
+    """Hold the folder's lock on the main process; yields the owner of a stale lock or None.
+
+    `undo` is for a process that is alone with it.
+    """
     warn = record.Terminal(state.is_main_process).warn
     with ExitStack() as stack:
-        yield agreed(state, lambda: stack.enter_context(held(folder, warn)))
-
-
-def agreed(state: PartialState, do: Callable[[], T]) -> T:
-    """Run `do` on the main process; broadcast its result or its UserError to all."""
-    box: list[Any] = [None, ""]
-    if state.is_main_process:
-        try:
-            box[0] = do()
-        except UserError as error:
-            box[1] = str(error)
-    broadcast_object_list(box)
-    if box[1]:
-        raise UserError(box[1])
-    return box[0]
+        yield agreed(state, lambda: stack.enter_context(held(folder, warn)), undo)

@@ -40,7 +40,7 @@ from flowrl.settings.read import dump, read_run
 
 @dataclass
 class Result:
-    """The result of a run: evaluations of the base and of the last weights, or the signal."""
+    """Result of a run: evaluations of the base and of the final weights, or the signal."""
 
     folder: Path
     signal: int | None = None  # that interrupted it
@@ -55,7 +55,7 @@ class Result:
 
 
 def train_session(session: Session, resume: Path | None = None, cache: bool = True) -> Result:
-    """Run to the end, or to an interruption, which saves. `resume` is a checkpoint's folder.
+    """Train to the end, or until an interruption, which saves. `resume` is a checkpoint's folder.
 
     Without `cache` the model is proven again even if a proof is kept.
     """
@@ -111,7 +111,7 @@ def begin(session: Session, resume: Path | None, cache: bool) -> "TrainingLoop":
 
 
 def keep_settings(session: Session) -> None:
-    """Bring run.yaml up to date with settings that this start has accepted."""
+    """Update run.yaml with settings that this start has accepted."""
     path = session.folder / "run.yaml"
     if not path.exists() or dump(read_run(path)) != dump(session.run):
         record.replace(path, yaml.safe_dump(dump(session.run), sort_keys=False))
@@ -119,7 +119,7 @@ def keep_settings(session: Session) -> None:
 
 @dataclass(frozen=True)
 class TrainingLoop:
-    """The loop of a run: its session, its progress, its alarms and its observers."""
+    """The loop of a run, with its session, progress, alarms and observers."""
 
     session: Session
     progress: Progress
@@ -147,11 +147,12 @@ class TrainingLoop:
                 self.progress.seconds = start + time.perf_counter() - began
                 if stop := self.finish(made, interrupt):
                     return stop
+                del made  # its states would fill a GPU beside those of the next one
         return None
 
     def finish(self, made: Iteration, interrupt: Interrupt) -> int | None:
-        """Observe, evaluate, record and save what is due after an iteration. A signal before the
-        last one is returned."""
+        """Observe, evaluate, record and save whatever is due after an iteration. Returns a signal
+        that comes before the last one."""
         session, run, metrics = self.session, self.session.run, made.metrics
         self.alarm(raised_by_training(session, self.alarms, metrics, made.number), metrics)
         for each in self.observers:
@@ -175,7 +176,7 @@ class TrainingLoop:
         return None if last else stop
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate, and return the metrics: none without held-out prompts."""
+        """Evaluate and return the metrics; none without held-out prompts."""
         made = evaluate_and_keep(self.session, self.progress)
         if made is None:
             return {}
@@ -208,7 +209,7 @@ class TrainingLoop:
         self.announce({"checkpoint": {}})
 
     def announce(self, moments: Mapping[Moment, Mapping[str, float]]) -> None:
-        """Call the callbacks with these moments and their metrics, on the main process."""
+        """Call the callbacks with these events and their metrics, on the main process."""
         session, done = self.session, self.progress.iteration
         if not session.live.callbacks:
             return
@@ -221,7 +222,7 @@ class TrainingLoop:
 
 
 def iterate(session: Session, progress: Progress, keep_values: bool = False) -> Iteration:
-    """Do one iteration and advance `progress`.
+    """Run one iteration and advance `progress`.
 
     NotFiniteError, on all processes, if weights, averages, rewards or the loss are not finite.
     """
@@ -229,6 +230,8 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
     for group in learner.optimizer.param_groups:
         group["lr"] = learning_rate(session.run, progress.iteration)
     t0, cpu = time.perf_counter(), time.process_time()
+    if session.source is not None:
+        session.source.begin(progress.iteration)
     if session.given is None:
         experience = collect(session, progress.iteration)
     else:
@@ -242,7 +245,7 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
     metrics = experience.metrics | updated.metrics
     t2 = time.perf_counter()
     progress.iteration += 1
-    progress.optimizer_steps += session.run.train.updates
+    progress.optimizer_steps += session.run.train.optimizer_steps
     learner.policies.follow(progress.optimizer_steps)
     check_iteration(experience.rows, learner.policies.named(), metrics, progress.iteration)
     metrics |= {
@@ -268,7 +271,7 @@ def _updated(
 
 
 def learning_rate(run: Run, iteration: int) -> float:
-    """Return the learning rate: a pure function of the iteration, so that nothing is saved."""
+    """Learning rate as a pure function of the iteration, so that no state is saved."""
     t = run.train
     warm = min(1.0, (iteration + 1) / (t.schedule.warmup + 1))
     share = iteration / t.iterations

@@ -40,8 +40,8 @@ class TrainArguments:
 
 @dataclasses.dataclass
 class SampleArguments:
-    """Generate samples of prompts with a run's weights, or with a model that no run has trained.
-    Every setting of a run's file is an option too, after the prompts: --model.dtype bfloat16."""
+    """Generate samples of prompts with a run's weights, or with an untrained model. Every setting
+    of a run file is an option too, after the prompts: --model.dtype bfloat16."""
 
     run: Word[str | None] = None
     """The run's folder; not with --model."""
@@ -93,9 +93,9 @@ class SampleArguments:
 
 @dataclasses.dataclass
 class EvaluateArguments:
-    """Score weights on prompts beside the base's, with deterministic sampling from the same keyed
-    noise: a run's weights, or a model that no run has trained. Differences have 95 % intervals over
-    prompts. Every setting of a run's file is an option too: --evaluate.temperature 0."""
+    """Score weights on prompts next to the base model's, with deterministic sampling from the same
+    keyed noise: a run's weights, or an untrained model. Differences have 95 % intervals over
+    prompts. Every setting of a run file is an option too: --evaluate.temperature 0."""
 
     run: Word[Path | None] = None
     """The run's folder; not with --model."""
@@ -200,8 +200,8 @@ class ExportArguments:
 
 
 def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
-    """Read the words after `flowrl COMMAND` into a dataclass. UserError, in one sentence, for an
-    unknown option, a missing word or a value of another type."""
+    """Parse the words after `flowrl COMMAND` into a dataclass. UserError, in one sentence, for an
+    unknown option, a missing word or a value of the wrong type."""
     values = _collect(kind, words, command)
     try:
         return TypeAdapter(kind).validate_python(values)
@@ -269,7 +269,7 @@ def field_types(kind: type) -> dict[str, Any]:
 
 
 def word_fields(kind: type) -> list[str]:
-    """The fields of a command's arguments that are words without dashes."""
+    """Fields of a command's arguments that are given as words without dashes."""
     hints = field_types(kind).items()
     return [name for name, hint in hints if _POSITIONAL in getattr(hint, "__metadata__", ())]
 

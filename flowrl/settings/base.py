@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class OnResume(Enum):
-    """Whether a setting may change between the start of a run and its resume."""
+    """Whether a setting may change when a run resumes."""
 
     FREE = "free"  # it changes no number but through rounding, or no number of training
     SAID = "said"  # it may change, and the resumed run names the change in one line
@@ -16,7 +16,7 @@ class OnResume(Enum):
 
 
 class Settings(BaseModel):
-    """A part of a run's file."""
+    """A section of a run file."""
 
     model_config = ConfigDict(
         extra="forbid",

@@ -14,9 +14,8 @@ from flowrl.settings.base import Settings
 
 
 class BudgetSettings(Settings):
-    """Choice of prompts, of samples per prompt, and of the samples to train on. For images, videos
-    and texts, with every recipe that `around` accepts.
-    """
+    """Choice of prompts, of samples per prompt, and of the samples to train on, for images, videos
+    and texts, with every recipe that `around` accepts."""
 
     success: float = 1.0
     """Weighted score from which a sample is a success, which rates and replay count."""
@@ -46,7 +45,9 @@ class BudgetSettings(Settings):
     @model_validator(mode="after")
     def _sensible(self) -> "BudgetSettings":
         if self.rates is not None and not 0 <= self.rates[0] < self.rates[1] <= 1:
-            raise ValueError(f"rates: [low, high] with 0 <= low < high <= 1, not {self.rates}")
+            raise ValueError(
+                f"rates must be [low, high] with 0 <= low < high <= 1, not {self.rates}"
+            )
         return self
 
     def around(self, algorithm: Algorithm) -> Algorithm:
@@ -70,20 +71,20 @@ class BudgetSettings(Settings):
             raise UserError("budget.subset: this recipe selects its own samples: leave it out")
         if self.subset is not None and algorithm.by_turn:
             raise UserError(
-                "budget.subset: samples of this recipe have one advantage per turn, and a subset "
-                "needs one per sample: leave it out"
+                "budget.subset needs one advantage per sample, but this recipe has one per "
+                "turn: leave it out"
             )
         if self.flat == "resample" and algorithm.tracker is not NoTracker:
             raise UserError(
-                "budget.flat: this recipe's credit remembers every drawn prompt, so none can be "
-                "replaced: set drop"
+                "budget.flat: this recipe's credit remembers every drawn prompt, so none can "
+                "be replaced: set drop"
             )
         single = {"repeat": self.repeat > 1, "replay": self.replay > 0, "subset": bool(self.subset)}
         for name in (name for name, wanted in single.items() if wanted):
             if not algorithm.chains or algorithm.likelihood.unit > 1:
                 raise UserError(
-                    f"budget.{name}: samples of this recipe share steps or come in pairs, and this "
-                    "setting needs independent samples: leave it out"
+                    f"budget.{name} needs independent samples, but samples of this recipe share "
+                    "steps or come in pairs: leave it out"
                 )
             if name != "subset" and algorithm.tracker is not NoTracker:
                 raise UserError(

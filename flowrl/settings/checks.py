@@ -20,29 +20,56 @@ _WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
 
 
 def check_kind(run: Run, algorithm: Algorithm) -> None:
-    """UserError for a recipe of text with a pipeline, or of images with a language model."""
+    """UserError for a text recipe with a pipeline, or an image recipe with a language model."""
     m = run.model
-    kind, other = ("language", "pipeline") if algorithm.text else ("pipeline", "language")
     if (m.language is not None) != algorithm.text:
         name = run.recipe.name  # type: ignore[attr-defined]
-        raise UserError(f"recipe {name} is for model.{kind}, and the run has model.{other}")
-    if m.pipeline is not None and run.evaluate.temperature != 1:
-        raise UserError("evaluate.temperature is for text (model.language): leave it out")
+        kind = "language" if algorithm.text else "pipeline"
+        other = "own" if m.own is not None else "pipeline" if algorithm.text else "language"
+        raise UserError(f"recipe {name} is for model.{kind}, but the run has model.{other}")
+    if m.own is not None:
+        _check_own(run)
+    if m.language is None and run.evaluate.temperature != 1:
+        raise UserError("evaluate.temperature is only for texts (model.language): leave it out")
     if m.language is None:
         if run.train.share_prompts:
-            raise UserError("train.share_prompts is for texts (model.language): leave it out")
+            raise UserError("train.share_prompts is only for texts (model.language): leave it out")
         return
     if run.train.states != StatesSettings():
         raise UserError(
-            "train.states: the states of texts are tokens, which take no space: leave it out"
+            "train.states: the states of texts are tokens, which take almost no space: leave it out"
         )
+    _refuse_evaluation(run, "is only for images and videos")
+
+
+def _refuse_evaluation(run: Run, why: str) -> None:
     for place in ("guidance", "height", "width"):
         if getattr(run.evaluate, place) is not None:
-            raise UserError(f"evaluate.{place} is for images and videos: leave it out")
+            raise UserError(f"evaluate.{place} {why}: leave it out")
+
+
+def _check_own(run: Run) -> None:
+    """UserError for settings that a model of one's own has no part for."""
+    _refuse_evaluation(run, "is a setting of pipelines")
+    if run.given is not None:
+        raise UserError(
+            "given: samples are encoded by a pipeline's own encoder, and model.own has none: leave "
+            "given out"
+        )
+    if run.teachers is not None:
+        raise UserError(
+            "teachers: their weights are files of a pipeline, and the run has model.own: choose "
+            "another recipe"
+        )
+    if run.train.gradient_checkpointing:
+        raise UserError(
+            "train.gradient_checkpointing: a model of one's own calls torch.utils.checkpoint in "
+            "its forward itself: leave the setting out"
+        )
 
 
 def check_bundles(run: Run, algorithm: Algorithm) -> None:
-    """UserError for draws that do not fill RiskPO's bundles."""
+    """UserError if the draws do not fill RiskPO's bundles."""
     tracker = algorithm.tracker()
     if isinstance(tracker, ScoreQuantiles) and run.drawn % tracker.bundle:
         raise UserError(
@@ -52,17 +79,23 @@ def check_bundles(run: Run, algorithm: Algorithm) -> None:
 
 
 def check_texts(prompts: PromptSet, m: ModelSettings) -> None:
-    """Raise a UserError if a pipeline, which takes a text, gets a list of chat messages."""
+    """UserError if a pipeline, which takes a text, gets a list of chat messages."""
     chat = next((text for text in prompts.texts if isinstance(text, Chat)), None)
-    if chat is not None and m.pipeline is not None:
+    if chat is not None and m.language is None:
+        kind = "pipeline" if m.own is None else "own"
         raise UserError(
-            f"{chat.at}: the prompt is a list of chat messages, but model.pipeline takes a text: "
+            f"{chat.at}: the prompt is a list of chat messages, but model.{kind} takes a text: "
             "name another column (prompts.column)"
         )
 
 
 def check_model(m: ModelSettings) -> None:
     """UserError for a model or an environment that does not exist. Contacts no server."""
+    if m.own is not None:
+        m.own.check()
+        if m.weights is not None and not find(m.weights).is_file():
+            raise UserError(f"model.weights: there is no file {m.weights}")
+        return
     if m.pipeline is not None:
         check_pipeline(m.pipeline)
         return
@@ -75,8 +108,8 @@ def check_model(m: ModelSettings) -> None:
 def check_hub(m: ModelSettings) -> None:
     """UserError, within seconds, for a hub name whose model can be neither found nor reached."""
     place = "model.language" if m.pipeline is None else "model.pipeline"
-    source, wanted = m.pipeline or m.language or "", m.gguf_file or "config.json"
-    if find(source).is_dir():
+    source, wanted = m.source, m.gguf_file or "config.json"
+    if m.own is not None or find(source).is_dir():
         return
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
@@ -92,17 +125,17 @@ def check_hub(m: ModelSettings) -> None:
             f"{place}: {source} is gated: accept its licence on the hub, and log in (hf auth login)"
         ) from error
     except HfHubHTTPError as error:
-        raise UserError(f"{place}: the hub has no {source} with a file {wanted}") from error
+        raise UserError(f"{place}: {source} on the hub has no file {wanted}") from error
     except Exception as error:  # whatever the installed HTTP library raises
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
         raise UserError(
-            f"{place}: {source} is neither a folder nor in the hub's cache, and the hub cannot be "
-            f"reached ({why}); `hf download {source}` brings it where there is a network"
+            f"{place}: {source} is neither a folder nor in the hub's cache, and the hub cannot "
+            f"be reached ({why}); run `hf download {source}` where there is a network"
         ) from error
 
 
 def check_optimizer(name: str) -> None:
-    """UserError where the library of an optimizer is missing."""
+    """UserError if an optimizer's library is missing."""
     if name == "adamw8bit" and find_spec("bitsandbytes") is None:
         raise UserError(
             "train.optimizer: adamw8bit needs bitsandbytes, which is not installed; pip install "
@@ -127,11 +160,11 @@ def _check_source(source: str, wanted: str, place: str, library: str) -> None:
             raise UserError(f"{place}: {source} has no {wanted}; give a {library} folder")
     elif folder.is_file() or Path(source).suffix in _WEIGHT_FILES:
         raise UserError(
-            f"{place}: {source} is a single file; give a folder in {library}' format, such as one "
-            "that `save_pretrained` writes"
+            f"{place}: {source} is a single file; give a folder in {library}' format, as "
+            "written by `save_pretrained`"
         )
     elif source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise UserError(f"{place}: no folder {source}, and not a hub name (owner/name)")
+        raise UserError(f"{place}: {source} is neither a folder nor a hub name (owner/name)")
 
 
 def check_trackers(names: Sequence[str]) -> None:

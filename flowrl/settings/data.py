@@ -26,7 +26,7 @@ PromptPlace = Literal["train", "held_out"]
 
 
 class DataSet(Settings):
-    """A data set of prompts: a file, a folder or a data set of the hub, and the choice of rows."""
+    """A data set of prompts: a file, a folder or a hub data set, and the choice of rows."""
 
     source: str = Field(min_length=1)
     """A file (jsonl, json, csv, txt, parquet), a folder, or a hub name (owner/name)."""
@@ -64,14 +64,14 @@ class DataSet(Settings):
                 values = list(wanted.values()) if wanted and set(wanted) <= _BOUNDS else [wanted]
             if any(isinstance(value, Mapping | list) for value in values):
                 raise ValueError(
-                    f"{name}: a value, a list of values, or bounds such as {{min: 0.1, max: 0.9}}, "
-                    f"not {short_repr(wanted)}"
+                    f"{name}: expected a value, a list of values, or bounds such as {{min: 0.1, "
+                    f"max: 0.9}}, not {short_repr(wanted)}"
                 )
         return where
 
     @property
     def label(self) -> str:
-        """The data set's name in the column `data_set`: `name`, or `source` without one."""
+        """Name of the data set in the column `data_set`: `name`, or `source` without one."""
         return self.name or self.source
 
     def read(self, column: str, place: str) -> PromptSet:
@@ -79,7 +79,7 @@ class DataSet(Settings):
         return PromptSet.of(self.at(column), place)
 
     def at(self, column: str) -> DataSource:
-        """The data set as `flowrl.prompts` reads it."""
+        """The data set in the form that `flowrl.prompts` reads."""
         select = Selection(self.where, self.shuffle, self.limit, self.keep)
         return DataSource(
             self.source, self.column or column, self.config, self.split, self.revision, select,
@@ -116,9 +116,9 @@ DataSets = Annotated[
 
 
 class PromptFiles(Settings):
-    """Prompts of training and of evaluation. Each is a file, a folder or a data set of the hub; a
-    data set with settings, such as {source: openai/gsm8k, config: main, column: question}; or a
-    list of these."""
+    """Prompts for training and evaluation: each a file, a folder or a hub data set; a data set
+    with settings, such as {source: openai/gsm8k, config: main, column: question}; or a list of
+    these."""
 
     train: DataSets
     held_out: DataSets | None = None
@@ -136,15 +136,15 @@ class PromptFiles(Settings):
     def _several(cls, sets: tuple[DataSet, ...] | None) -> tuple[DataSet, ...] | None:
         labels = [each.label for each in sets or ()]
         if len(set(labels)) < len(labels):
-            raise ValueError(f"{labels} are not distinct; give each data set a `name`")
+            raise ValueError(f"{labels} are not unique; give each data set a `name`")
         weights = [each.weight for each in sets or ()]
         if any(weights) and not all(weights):
-            raise ValueError("give all of its data sets a weight, or none")
+            raise ValueError("give a weight to all of its data sets, or to none")
         return sets
 
     @property
     def given(self) -> tuple[PromptPlace, ...]:
-        """Training, and evaluations if they have prompts."""
+        """Training prompts, and evaluation prompts if there are any."""
         return ("train",) if self.held_out is None else ("train", "held_out")
 
     def on_hub(self, place: PromptPlace) -> bool:
@@ -152,12 +152,12 @@ class PromptFiles(Settings):
         return any(on_hub(each.source) for each in getattr(self, place) or ())
 
     def on_disk(self, place: PromptPlace) -> bool:
-        """Whether all of the data sets are files or folders that exist."""
+        """Whether all data sets are existing files or folders."""
         return all(find(each.source).exists() for each in getattr(self, place) or ())
 
     def read(self, place: PromptPlace) -> PromptSet:
-        """The prompts of training or of evaluations. UserError, naming the place, if not readable,
-        or if an iteration has no prompt of a data set that has a weight."""
+        """Read the prompts for training or evaluation. UserError, naming the place, if they cannot
+        be read, or if an iteration has no prompt from a weighted data set."""
         sets, at = getattr(self, place) or (), f"prompts.{place}"
         if len(sets) == 1:
             return sets[0].read(self.column, at)
@@ -166,15 +166,16 @@ class PromptFiles(Settings):
         joined = PromptSet.joined(found, weights)
         if weights and (none := joined.never_drawn(self.per_iteration)):
             raise UserError(
-                f"{at}: {sets[none[0]].label} has a weight of {weights[none[0]]:g}, too small for "
-                f"a prompt in an iteration of {self.per_iteration}: raise prompts.per_iteration"
+                f"{at}: {sets[none[0]].label} has weight {weights[none[0]]:g}, too small for a "
+                f"single prompt in an iteration of {self.per_iteration}: raise "
+                "prompts.per_iteration"
             )
         return joined
 
 
 class RewardSpec(Settings):
-    """A reward: `name` is a file of `rewards/`, or a function of a user's file
-    (`my_rewards.py:sharpness`). Other keys than `name`, `label` and `weight` are that reward's
+    """A reward: `name` is a file of `rewards/`, or a function in a user's file
+    (`my_rewards.py:sharpness`). Keys other than `name`, `label` and `weight` are the reward's
     settings: `{name: shapes, kind: strict}` equals `{name: shapes, settings: {kind: strict}}`, and
     `shapes` alone equals `{name: shapes}`."""
 
@@ -214,21 +215,22 @@ class RewardSpec(Settings):
             at = [iteration for iteration, _ in self.weight]
             if not at or at != sorted(set(at)):
                 raise ValueError(
-                    f"weight: points [iteration, weight] in rising order, not {short_repr(at)}"
+                    "weight: expected points [iteration, weight] with increasing iterations, "
+                    f"not {short_repr(at)}"
                 )
         return self
 
     def refuse_python(self, given: bool) -> None:
-        """ValueError for an object of Python that was not given."""
+        """ValueError for a Python object that was not passed."""
         if self.name.startswith(IN_PYTHON) and not given:
             raise ValueError(
-                "it is an object of Python, which run.yaml cannot name: go on from Python with "
-                f"flowrl.train(resume=RUN, rewards=[{self.label}]), or set its name to FILE.py:"
-                "FUNCTION in run.yaml"
+                "it is a Python object, which run.yaml cannot name: resume from Python with "
+                f"flowrl.train(resume=RUN, rewards=[{self.label}]), or set its name to "
+                "FILE.py:FUNCTION in run.yaml"
             )
 
     def weight_at(self, iteration: int) -> float:
-        """The weight of this reward's scores at an iteration."""
+        """Weight of this reward's scores at an iteration."""
         if not isinstance(self.weight, tuple):
             return self.weight
         at, weights = zip(*self.weight, strict=True)

@@ -36,7 +36,7 @@ class EnvironmentSettings(Settings):
     """Further arguments of the function."""
 
     def function(self) -> Callable[..., Any]:
-        """The function. UserError if it is missing or does not take its arguments."""
+        """Load the function. UserError if it is missing or does not take its arguments."""
         try:
             function = user_function_of(self.name)
             inspect.signature(function).bind("", {}, (), **self.settings)
@@ -50,18 +50,19 @@ class EnvironmentSettings(Settings):
         return function
 
     def description(self, length: int) -> str:
-        """A sentence for `flowrl plan`. `length`: the tokens of a text."""
+        """A sentence for `flowrl plan`. `length`: the number of tokens in a text."""
         return (
             f"{self.name} replies between the turns: at most {self.turns} turns of the model, "
             f"{length} tokens with the replies"
         )
 
     def check(self, algorithm: Algorithm) -> None:
-        """UserError for trees: their branches share text, but replies differ."""
+        """UserError for trees, whose branches would share text although replies differ."""
         for plan in algorithm.plan([0.0] * (algorithm.steps + 1), 0, 0):
             assert isinstance(plan, TextPlan)
             if plan.cuts or plan.forking is not None:
                 raise UserError(
-                    "model.environment: texts of several turns are sampled independently, and this "
-                    "recipe samples trees; leave model.environment out, or choose another recipe"
+                    "model.environment: texts of several turns need independent samples, but "
+                    "this recipe samples trees; leave model.environment out, or choose another "
+                    "recipe"
                 )

@@ -12,7 +12,7 @@ GivenKind = Literal["pairs", "images", "texts"]
 
 
 class GivenSettings(Settings):
-    """Samples that are given, instead of drawn ones or beside them: see docs/given_data.md."""
+    """Samples that are given, instead of drawn ones or besides them: see docs/given_data.md."""
 
     file: str = Field(min_length=1)
     """A file (jsonl, json, csv, tsv, parquet) or a folder of them. Paths in it begin at its
@@ -41,13 +41,13 @@ class GivenSettings(Settings):
     of more than recipe.length tokens: an error, or cut."""
 
     def count(self, draws: int) -> int:
-        """The given prompts among the `draws` of an iteration: at least one."""
+        """Number of given prompts among an iteration's `draws`: at least one."""
         return max(1, round(self.share * draws))
 
 
 def with_prompts(tree: Any) -> Any:
-    """A run's settings; where all samples are given, their file has the prompts, unless
-    `prompts.train` names another. Its data set is then called `given`, by which it is known again
+    """The run's settings, with the given file as training prompts if all samples are given and
+    `prompts.train` names no other file. The data set is then called `given`, which identifies it
     when an option names another file."""
     if not isinstance(tree, Mapping) or not isinstance(tree.get("given"), Mapping):
         return tree

@@ -22,8 +22,8 @@ def _followed(run: Run, algorithm: Algorithm) -> tuple[str, Sequence[RewardSpec]
 
 
 def check_own_gradients(run: Run) -> None:
-    """UserError, naming it, for a function of a user's file without a gradient, where one is
-    needed. It imports the file."""
+    """UserError, naming it, for a function in a user's file that lacks a gradient. Imports the
+    file."""
     algorithm = run.algorithm()
     if not algorithm.reward_gradient and not algorithm.guided:
         return
@@ -34,8 +34,8 @@ def check_own_gradients(run: Run) -> None:
 
 
 def check_gradients(run: Run, algorithm: Algorithm) -> None:
-    """UserError for settings that a gradient method cannot go with, and, naming it, for a reward
-    without a gradient. Rewards of a user's file or of Python are asked once they are loaded."""
+    """UserError for settings that a gradient method does not support, and, naming it, for a reward
+    without a gradient. Rewards from a user's file or from Python are checked once they load."""
     if not algorithm.reward_gradient and not algorithm.guided:
         return
     name = run.recipe.name  # type: ignore[attr-defined]
@@ -49,21 +49,21 @@ def check_gradients(run: Run, algorithm: Algorithm) -> None:
     for setting in COMPARING if algorithm.reward_gradient else ():
         if getattr(run.budget, setting) != getattr(plain, setting):
             raise UserError(
-                f"budget.{setting}: {name} follows the slope of every sample's own score and "
-                "compares none: leave it out"
+                f"budget.{setting}: {name} uses the gradient of every sample's score and "
+                "compares no samples: leave it out"
             )
     if run.train.states != StatesSettings():
         raise UserError(
-            f"train.states: {name} keeps one state per sample and computes the others again, with "
-            "gradients: leave it out"
+            f"train.states: {name} keeps only one state per sample and recomputes the others "
+            "with gradients: leave it out"
         )
     if run.model.offload:
         raise UserError(
-            f"model.offload: {name} needs the decoder beside the network, for its gradient: leave "
-            "it out (model.vae.slicing and tiling save memory)"
+            f"model.offload: {name} needs the decoder beside the network for its gradient: "
+            "leave it out (model.vae.slicing and tiling save memory)"
         )
     if run.model.dtype == "float16":
         raise UserError(
-            f"model.dtype: gradients through a decoder in float16 vanish, and {name} needs them: "
-            "take bfloat16 or float32"
+            f"model.dtype: {name} needs the decoder's gradients, and they vanish in float16: "
+            "use bfloat16 or float32"
         )

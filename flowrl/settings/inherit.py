@@ -16,7 +16,7 @@ _OWN = "configs/"  # begins the name of a file of flowrl
 
 
 def read_tree(path: Path, begun: bool = False) -> tuple[Any, str]:
-    """Read a file, with the settings of its base, of that file's base and so on below its own.
+    """Read a file, with the settings of its base (and its base's base, and so on) below its own.
 
     Returns the settings and the names of the files, for messages. Mappings merge; every other
     value, a list too, replaces that of the base; a recipe of another name replaces the base's,
@@ -40,7 +40,9 @@ def with_base(tree: Any, path: Path, above: tuple[Path, ...] = ()) -> tuple[Any,
     seen = [each.resolve() for each in chain]
     if base.resolve() in seen:
         names = " -> ".join(str(each) for each in (*chain[seen.index(base.resolve()) :], base))
-        raise UserError(f"{path}: base: the files name each other in a circle, {names}: drop one")
+        raise UserError(
+            f"{path}: base: the files refer to each other in a circle, {names}: remove one"
+        )
     try:
         under, names = with_base(at_file(read_yaml(base), base), base, chain)
         if not isinstance(under, Mapping):
@@ -82,7 +84,7 @@ def _as_mapping(recipe: Any) -> Any:
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Both mappings as one: at each key the value of `over`, and mappings of both merged."""
+    """Merge two mappings: values of `over` win, and mappings in both are merged recursively."""
     result = dict(under)
     for key, value in over.items():
         old = result.get(key)

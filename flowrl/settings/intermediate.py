@@ -16,21 +16,22 @@ def asks_intermediate(algorithm: Algorithm) -> bool:
 
 
 def check_intermediate(algorithm: Algorithm, own: bool, budget: BudgetSettings) -> None:
-    """UserError for rewards on the way that nothing reads or that credit cannot compare, and for a
-    budget that needs one advantage per sample. `own`: whether `intermediate_rewards` has any."""
+    """UserError for intermediate rewards that are not used or cannot be compared by the credit,
+    and for a budget that needs one advantage per sample. `own`: whether `intermediate_rewards` has
+    any."""
     if own and not asks_intermediate(algorithm):
         raise UserError(
-            "intermediate_rewards: this recipe does not score intermediate states: leave it out, "
-            "take a recipe that does (potential_tree, pro_grpo), or set steer"
+            "intermediate_rewards: this recipe does not score intermediate states: leave it "
+            "out, use a recipe that does (potential_tree, pro_grpo), or set steer"
         )
     if own and not differs_between_steps(algorithm.transforms):
         raise UserError(
-            "intermediate_rewards: this recipe subtracts rewards on the way from those of the "
-            "samples, so both must be the same: leave intermediate_rewards out"
+            "intermediate_rewards: this recipe subtracts intermediate rewards from the "
+            "samples' rewards, so both must be the same: leave intermediate_rewards out"
         )
     for name, wanted in (("subset", budget.subset is not None), ("replay", budget.replay > 0)):
         if wanted and algorithm.by_step:
             raise UserError(
-                f"budget.{name}: steps of this recipe have credit of their own, and this setting "
-                "needs one score per sample: leave it out"
+                f"budget.{name} needs one score per sample, but this recipe has credit per "
+                "step: leave it out"
             )

@@ -16,13 +16,13 @@ from rewards.load import user_function_of
 
 
 class LevelShift(Settings):
-    """Evenly spaced levels, shifted towards noise: k t / (1 + (k - 1) t) of t = 1 - i / steps, with
-    k the shift (arXiv:2403.03206, eq. 23; `sd3_time_shift` of DanceGRPO, arXiv:2505.07818)."""
+    """Evenly spaced levels shifted towards noise: k t / (1 + (k - 1) t) with t = 1 - i / steps and
+    shift k (arXiv:2403.03206, eq. 23; `sd3_time_shift` of DanceGRPO, arXiv:2505.07818)."""
 
     shift: float = Field(gt=0)
 
     def levels(self, steps: int) -> tuple[float, ...]:
-        """The `steps` levels without the final 0."""
+        """The `steps` levels, without the final 0."""
         even = (1 - i / steps for i in range(steps))
         return tuple(self.shift * t / (1 + (self.shift - 1) * t) for t in even)
 
@@ -31,7 +31,8 @@ Sigmas = LevelShift | tuple[float, ...] | str
 
 
 def checked_sigmas(value: Any) -> Any:
-    """A value of `model.sigmas` before it is converted. ValueError, in one sentence, for others."""
+    """Check a value of `model.sigmas` before conversion. ValueError, in one sentence, if it is
+    invalid."""
     if value is None or isinstance(value, LevelShift):
         return value
     if isinstance(value, Mapping):
@@ -39,22 +40,24 @@ def checked_sigmas(value: Any) -> Any:
             raise ValueError(unknown_name(wrong[0], ["shift"]))
         shift = _number(value.get("shift"))
         if shift is None or shift <= 0:
-            raise ValueError(f"shift is a number above 0, not {short_repr(value.get('shift'))}")
+            raise ValueError(
+                f"shift must be a number above 0, not {short_repr(value.get('shift'))}"
+            )
         return {"shift": shift}
     if isinstance(value, str):
         if not OWN_NAME.fullmatch(value):
             raise ValueError(
-                f"wanted {{shift: NUMBER}}, a list of levels or FILE.py:FUNCTION, not {value!r}"
+                f"expected {{shift: NUMBER}}, a list of levels or FILE.py:FUNCTION, not {value!r}"
             )
         return value
     return list(falling(value))
 
 
 def falling(levels: Any) -> tuple[float, ...]:
-    """The levels without a final 0. ValueError unless they fall inside (0, 1]."""
+    """The levels without a final 0. ValueError unless they decrease within (0, 1]."""
     if not isinstance(levels, Sequence) or isinstance(levels, str) or not levels:
         raise ValueError(
-            f"wanted a list of levels such as [1.0, 0.75, 0.5], not {short_repr(levels)}"
+            f"expected a list of levels such as [1.0, 0.75, 0.5], not {short_repr(levels)}"
         )
     numbers = [_number(level) for level in levels]
     found = [n for n in numbers if n is not None]
@@ -64,23 +67,24 @@ def falling(levels: Any) -> tuple[float, ...]:
         found.pop()
     outside = next((n for n in found if not 0 < n <= 1), None)
     if outside is not None or not found:
-        raise ValueError(f"levels are above 0 and at most 1, not {outside or 0.0}")
+        raise ValueError(f"levels must be above 0 and at most 1, not {outside or 0.0}")
     if rise := next(((a, b) for a, b in pairwise(found) if a <= b), None):
-        raise ValueError(f"levels fall from noise to the sample, but {rise[1]} follows {rise[0]}")
+        raise ValueError(f"levels must decrease, but {rise[1]} follows {rise[0]}")
     return tuple(found)
 
 
 def levels_of(sigmas: Sigmas, steps: int) -> tuple[float, ...]:
-    """The levels of a call with so many steps, without the final 0. UserError where they differ in
-    number, or a user's function returns others than `falling` takes."""
+    """Levels of a call with so many steps, without the final 0. UserError if their number differs,
+    or a user's function returns levels that `falling` rejects."""
     if isinstance(sigmas, LevelShift):
         return sigmas.levels(steps)
     if isinstance(sigmas, tuple):
         if len(sigmas) != steps:
             raise UserError(
-                f"model.sigmas lists {len(sigmas)} levels, and a sample has {steps} steps: take "
-                f"{len(sigmas)} steps in training (recipe.steps), evaluations (evaluate.steps) and "
-                "--steps, or {shift: NUMBER} or FILE.py:FUNCTION, which fit any number of steps"
+                f"model.sigmas lists {len(sigmas)} levels, but a sample has {steps} steps: use "
+                f"{len(sigmas)} steps in training (recipe.steps), evaluations (evaluate.steps) "
+                "and --steps, or {shift: NUMBER} or FILE.py:FUNCTION, which fit any number "
+                "of steps"
             )
         return sigmas
     try:

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.environment import EnvironmentSettings
 from flowrl.settings.levels import Sigmas, checked_sigmas
+from flowrl.settings.own_model import OwnModelSettings
 from flowrl.settings.server import Server
 from flowrl.settings.short_forms import guidance_settings, lora_settings
 
@@ -15,9 +16,9 @@ GuidanceScale = Annotated[float, Field(ge=0)] | Literal["none"] | None
 
 
 class Guidance(Settings):
-    """Classifier-free guidance scales. `none` is without guidance, at the scale that is measured
-    when the model opens: 1 of most pipelines, 0 of Z-Image and Krea2. A number is the pipeline's
-    own scale; null is its default (7.0 for StableDiffusion3Pipeline), also where its call takes no
+    """Classifier-free guidance scales. `none` means no guidance, at the scale that is measured
+    when the model opens: 1 for most pipelines, 0 for Z-Image and Krea2. A number is the pipeline's
+    own scale; null is its default (7.0 for StableDiffusion3Pipeline), also if its call takes no
     scale.
 
     A matching loss regresses the velocity itself, so AWM, NFT and DPO need `train: none`.
@@ -42,14 +43,14 @@ class Lora(Settings):
 
 
 class Vae(Settings):
-    """Savings for a decoder that does not fit: it decodes one tile, or one sample, at a time."""
+    """Memory savings for a decoder that does not fit: decode one tile, or one sample, at a time."""
 
     tiling: bool = False
     slicing: bool = False
 
 
 class EncodingSettings(Settings):
-    """Encodings of prompts that are kept across iterations. Each prompt is then encoded alone."""
+    """Caching of prompt encodings across iterations. Each prompt is then encoded alone."""
 
     keep: Literal["no", "cpu", "disk"] = "no"
     """no: encode the prompts of an iteration together, in each iteration. cpu: keep encodings in
@@ -59,18 +60,24 @@ class EncodingSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """A diffusers pipeline or a language model, its arguments and its precision."""
+    """A diffusers pipeline, a language model or one of a user's file, its arguments and its
+    precision."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
         "gguf_file": OnResume.NEVER,
+        "weights": OnResume.NEVER,
         "lora": OnResume.NEVER,
         "offload": OnResume.FREE,
         "offload_experts": OnResume.FREE,
     }
     pipeline: str | None = None
-    """A folder in diffusers' format, or a hub name. Set this or `language`."""
+    """A folder in diffusers' format, or a hub name. Set this, `language` or `own`."""
     language: str | None = None
     """A folder with a transformers causal language model and its tokenizer, or a hub name."""
+    own: OwnModelSettings | None = None
+    """A model of your own, FILE.py:NAME or {name: FILE.py:NAME, ...settings}."""
+    weights: str | None = None
+    """The safetensors file of `own`'s weights; null: those that it is made with."""
     gguf_file: str | None = None
     """The file of `language`'s folder that holds the weights, if they are GGUF."""
     system: str | None = None
@@ -86,6 +93,12 @@ class ModelSettings(Settings):
     width: int | None = Field(default=None, ge=1)
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """float64 is for proofs: a difference of 1e-10 there is an error, and not rounding."""
+    head_dtype: Literal["float32"] | None = None
+    """float32: a language model of half precision computes its logits in float32, and trains an
+    untied head in it, for log-probabilities of less rounding. null: model.dtype."""
+    tf32: bool | None = None
+    """On CUDA, round the inputs of float32 products and convolutions to TF32 (10 bits), which is
+    faster; null: torch's own (convolutions alone). It holds for the whole process."""
     device: str = "auto"
     lora: Annotated[
         Lora | None,
@@ -117,6 +130,11 @@ class ModelSettings(Settings):
     """Processes that share each call of the denoiser, with a part of its tokens each: for videos
     and images whose activations do not fit into one process."""
 
+    @property
+    def source(self) -> str:
+        """The folder, the hub name, or FILE.py:NAME."""
+        return self.pipeline or self.language or ("" if self.own is None else self.own.name)
+
     @field_validator("sigmas", mode="before")
     @classmethod
     def _levels(cls, value: Any) -> Any:
@@ -133,8 +151,10 @@ class ModelSettings(Settings):
 
     @model_validator(mode="after")
     def _one_kind(self) -> "ModelSettings":
-        if (self.pipeline is None) == (self.language is None):
-            raise ValueError("set either pipeline (images, video) or language (text)")
+        kinds = {"pipeline": self.pipeline, "language": self.language, "own": self.own}
+        set_ = [name for name, value in kinds.items() if value is not None]
+        if len(set_) != 1:
+            raise ValueError("set either pipeline (images, video), language (text) or own")
         of = {
             "pipeline": {"height", "width", "guidance", "call", "sigmas"}
             | {
@@ -146,35 +166,41 @@ class ModelSettings(Settings):
                 "compile",
                 "context_parallel",
             },
-            "language": {"gguf_file", "system", "stop", "server", "environment"},
+            "language": {"gguf_file", "head_dtype", "system", "stop", "server", "environment"},
+            "own": {"sigmas", "weights"},
         }
-        others = of["language" if self.language is None else "pipeline"]
-        for name in sorted(others):
+        known = of[set_[0]]
+        for name in sorted({name for names in of.values() for name in names} - known):
             if getattr(self, name) != type(self).model_fields[name].get_default(
                 call_default_factory=True, validated_data={}
             ):
-                other = "language" if name in of["language"] else "pipeline"
+                other = next(kind for kind, names in of.items() if name in names)
                 raise ValueError(f"{name} is a setting of {other} models: leave it out")
         if self.context_parallel > 1 and (self.compile or self.attention not in (None, "native")):
             raise ValueError(
-                f"context_parallel: {self.context_parallel} needs diffusers' native attention, "
-                "uncompiled: leave attention and compile out"
+                f"context_parallel: {self.context_parallel} needs diffusers' native attention "
+                "without compilation: leave attention and compile out"
             )
         if self.lora is not None and self.lora.dtype == "bfloat16" != self.dtype:
             raise ValueError(
-                f"lora.dtype: bfloat16 adapters of a {self.dtype} model would round what it "
-                "computes: set model.dtype: bfloat16, or leave lora.dtype out"
+                f"lora.dtype: bfloat16 adapters of a {self.dtype} model would lose its "
+                "precision: set model.dtype: bfloat16, or leave lora.dtype out"
+            )
+        if self.head_dtype and self.dtype not in ("bfloat16", "float16"):
+            raise ValueError(
+                f"head_dtype: {self.head_dtype} is for models of half precision, and model.dtype "
+                f"is {self.dtype}: leave it out"
             )
         if self.offload_experts and self.lora is None:
             raise ValueError(
-                "offload_experts: all weights are trained (lora: null), and optimizers need those "
-                "where they are; train adapters, or leave it out"
+                "offload_experts: all weights are trained (lora: null), so optimizers need "
+                "them in place; train adapters, or leave it out"
             )
         if self.offload_experts and (self.compile or self.context_parallel > 1):
             other = "compile" if self.compile else "context_parallel"
             raise ValueError(
-                f"offload_experts moves weights between calls, which does not go with {other}: "
-                "leave one of the two out"
+                "offload_experts moves weights between calls, which is incompatible with "
+                f"{other}: leave one of the two out"
             )
         if self.server is not None and self.server.sync == "lora" and self.lora is None:
             raise ValueError(

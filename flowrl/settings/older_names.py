@@ -39,7 +39,7 @@ _said = set[str]()
 
 
 def renewed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the present names in place of older ones."""
+    """Settings with older names replaced by current ones."""
     new = _moved(tree, RENAMED)
     recipe = new.get("recipe")
     if isinstance(recipe, Mapping) and str(recipe.get("name")) in RECIPES:
@@ -52,7 +52,7 @@ def renewed(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def older_option(path: Sequence[str], recipe: str) -> bool:
-    """Whether an option of the command line is an older name."""
+    """Whether a command-line option is an older name."""
     if len(path) == 1:
         return path[0] in RENAMED
     if len(path) != 2 or path[0] != "recipe":
@@ -85,11 +85,11 @@ def _nested(recipe: Mapping[str, Any]) -> dict[str, Any]:
         for name in [n for n, value in flat.items() if _plain(recipe.get(n, value)) != value]:
             if not _bare(recipe.get(part)):
                 raise UserError(
-                    f"recipe.{name}: a setting of the {part} stands inside it now: {part}: "
+                    f"recipe.{name}: this setting of the {part} is now inside it: {part}: "
                     f"{{..., {name}: {recipe[name]}}}"
                 )
             if _converted({n: value for n, value in recipe.items() if n != name}) == new:
-                raise UserError(f"recipe.{name}: no chosen part reads it: leave it out")
+                raise UserError(f"recipe.{name}: no chosen part uses it: leave it out")
     if new != {name: value for name, value in recipe.items() if value is not None}:
         shown = yaml.safe_dump(new, default_flow_style=True, sort_keys=False, width=10_000).strip()
         _say(f"settings of the recipe text stand inside its parts now: recipe: {shown}")

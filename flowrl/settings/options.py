@@ -27,14 +27,14 @@ _NULLS = ("null", "None")
 
 @dataclass(frozen=True)
 class Option:
-    """A key of the settings: its path as a file has it, and the type of its value."""
+    """A key of the settings: its path as in a file, and the type of its value."""
 
     path: tuple[str, ...]
     annotation: Any
 
     @property
     def kinds(self) -> list[Any]:
-        """The types that a value may have, without their bounds."""
+        """Types that a value may have, without their bounds."""
         return list(_kinds(self.annotation))
 
     def value(self, words: Sequence[str], name: str) -> Any:
@@ -58,7 +58,8 @@ class Option:
 
 
 def split_by_commas(words: Sequence[str], annotation: Any) -> list[str]:
-    """`0,3` as `0 3` in a list of numbers or of fixed names; texts and files may hold commas."""
+    """Read `0,3` as `0 3` in lists of numbers or fixed names; texts and files may contain
+    commas."""
     if _free(annotation):
         return list(words)
     split = ([word] if word[:1] in "[{" else word.split(",") for word in words)
@@ -159,7 +160,7 @@ def _at(
 
 
 def option_names(recipe: type[BaseModel]) -> Iterator[str]:
-    """Every setting's path, as options are written."""
+    """Paths of all settings, as written in options."""
     yield from _names_below(Run, "", recipe)
 
 

@@ -42,8 +42,8 @@ OwnPart = Annotated[str | dict[str, Any], FILE_AND_NAME]
 
 @dataclass(frozen=True)
 class PartKind:
-    """Parts of one protocol: their word and form for messages, and a trial call of a user's part: a
-    sentence on what is wrong with it, or None."""
+    """Parts of one protocol: their word and form for messages, and a trial call of a user's part
+    that returns what is wrong, or None."""
 
     word: str
     protocol: Any
@@ -51,8 +51,8 @@ class PartKind:
     trial: Callable[[Any], str | None] = lambda _: None
 
     def build(self, value: Any, old: Any = None) -> Any:
-        """Make the part that a run's file names, in place of the recipe's `old` one. ValueError, in
-        one sentence, where it cannot."""
+        """Build the part that a run file names, replacing the recipe's `old` one. ValueError, in
+        one sentence, if that fails."""
         found, settings = self.resolved(value, old)
         made = found(**settings) if isinstance(found, type) else found
         name = value if isinstance(value, str) else value.get("name")
@@ -71,14 +71,16 @@ class PartKind:
             found = type(old)
         if not isinstance(found, type):
             if given:
-                raise ValueError(f"{name} is no class, so it takes no settings: {', '.join(given)}")
+                raise ValueError(
+                    f"{name} is not a class, so it takes no settings: {', '.join(given)}"
+                )
             return found, {}
         place = name or part_name(found)
         return found, own_settings(place, found, _kept(found, old) | _nested(found, given, old))
 
     def check(self, value: Any) -> None:
-        """ValueError for a name or a setting that is not known; whether all that is required is
-        there depends on the recipe."""
+        """ValueError for an unknown name or setting. Whether required settings are complete
+        depends on the recipe."""
         name, given = self._split(value)
         found = None if name is None else self._named(name)
         if isinstance(found, type):
@@ -215,13 +217,13 @@ RECIPE_PARTS = {
 
 
 def part_kind(annotation: Any) -> PartKind | None:
-    """The kind of part that a parameter takes, if it takes one."""
+    """Kind of part that a parameter takes, if any."""
     members = get_args(annotation) or (annotation,)
     return next((kind for kind in KINDS for m in members if m is kind.protocol), None)
 
 
 def part_setting(annotation: Any, kind: PartKind) -> Any:
-    """The annotation of a setting for such a parameter: its names, null, or a part's name."""
+    """Annotation of a setting for such a parameter: its names, null, or a part's name."""
     members = get_args(annotation) if get_origin(annotation) is not Literal else ()
     rest = [m for m in members if m is not kind.protocol]
     check = partial(_checked, kind, _names(rest), type(None) in rest)
@@ -230,8 +232,8 @@ def part_setting(annotation: Any, kind: PartKind) -> Any:
 
 
 def takes(annotation: Any, value: Any) -> bool:
-    """Whether a setting takes the value of another recipe's setting of its name, as far as names of
-    parts go: those that come with flowrl belong to their recipe."""
+    """Whether a setting accepts the value of another recipe's setting of the same name. Names of
+    parts that are included in flowrl belong to their recipe."""
     members = get_args(annotation)
     if OwnPart not in members or is_own(value):
         return True
@@ -239,14 +241,14 @@ def takes(annotation: Any, value: Any) -> bool:
 
 
 def is_own(value: Any) -> TypeGuard[str | Mapping[str, Any]]:
-    """Whether a setting names a part of a user's file."""
+    """Whether a setting names a part in a user's file."""
     return isinstance(value, Mapping) or (
         isinstance(value, str) and bool(OWN_NAME.fullmatch(value))
     )
 
 
 def named_part(value: Any, parameter: inspect.Parameter) -> bool:
-    """Whether a value names a part, and is no name that the recipe itself has for one."""
+    """Whether a value names a part and is not one of the recipe's own names for one."""
     names = _names([parameter.annotation, *get_args(parameter.annotation)])
     return isinstance(value, str | Mapping) and not (isinstance(value, str) and value in names)
 
@@ -268,8 +270,8 @@ def _checked(kind: PartKind, names: tuple[str, ...], nullable: bool, value: Any)
 
 
 def checked_part(name: str, value: Any) -> Any:
-    """A value of `plan`, `advantage`, `likelihood`, `loss` or `tracker` of any recipe, as far as it
-    can be checked without the recipe's own part. ValueError, in one sentence, for others."""
+    """Check a value of `plan`, `advantage`, `likelihood`, `loss` or `tracker` as far as possible
+    without the recipe's own part. ValueError, in one sentence, if it is invalid."""
     value = written_part(value)
     listed = isinstance(value, list) and name == "advantage"
     for each in value if listed else (() if value is None else (value,)):
@@ -278,14 +280,14 @@ def checked_part(name: str, value: Any) -> Any:
 
 
 def parts_written(algorithm: Any) -> dict[str, Any]:
-    """The parts of an algorithm as a run's file has them; no tracker where nothing is tracked."""
+    """Parts of an algorithm in the form of a run file; no tracker if nothing is tracked."""
     parts = {name: getattr(algorithm, name) for name in RECIPE_PARTS}
     parts["advantage"] = parts["advantage"].transforms
     return {name: written_part(part) for name, part in parts.items() if part is not NoTracker}
 
 
 def with_part(name: str, value: Any, old: Any) -> Any:
-    """The part of an algorithm that a run's file names, in place of the recipe's own."""
+    """The part of an algorithm that a run file names, replacing the recipe's own."""
     if name == "advantage":
         each = value if isinstance(value, list) else [value]
         return dataclasses.replace(

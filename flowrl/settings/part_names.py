@@ -27,13 +27,14 @@ _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def part_name(kind: type) -> str:
-    """The name of a part's class: `LeaveOneOut` is leave_one_out."""
+    """Name of a part's class: `LeaveOneOut` is leave_one_out."""
     return _WORD.sub("_", kind.__name__).lower()
 
 
 @functools.cache
 def part_classes() -> tuple[type, ...]:
-    """Every dataclass of the four packages that can be made, in the order of their files."""
+    """All dataclasses of the four packages that can be instantiated, in the order of their
+    files."""
     found = list[type]()
     for package in _PACKAGES:
         for info in pkgutil.iter_modules(package.__path__):
@@ -50,7 +51,7 @@ def part_classes() -> tuple[type, ...]:
 
 
 def has_members(kind: type, protocol: Any) -> bool:
-    """Whether a class has the members of a protocol, and its call the same parameters."""
+    """Whether a class has a protocol's members, and its call the same parameters."""
     members = get_protocol_members(protocol)
     if not members <= {*dir(kind), *(field.name for field in dataclasses.fields(kind))}:
         return False
@@ -62,7 +63,7 @@ def _call(kind: Any) -> list[str]:
 
 
 def parts_named(annotation: Any) -> Mapping[str, type]:
-    """The parts that a setting of this annotation takes, by name: those of a protocol, or the
+    """Parts that a setting with this annotation accepts, by name: those of a protocol, or the
     dataclasses that it names. None for numbers, texts and lists."""
     if isinstance(annotation, type):
         if is_protocol(annotation):
@@ -79,14 +80,14 @@ def _by_protocol(protocol: Any) -> Mapping[str, type]:
 
 
 def item_of(annotation: Any) -> Any:
-    """The annotation of the entries of `tuple[X, ...]`, None for others."""
+    """Annotation of the entries of `tuple[X, ...]`, None for others."""
     inner = get_args(annotation)
     return inner[0] if get_origin(annotation) is tuple and inner[1:] == (...,) else None
 
 
 def written_part(part: Any, annotation: Any = Any) -> Any:
-    """A part as a run's file has it: its name, or a mapping with the settings that differ from its
-    own defaults. The name is left out where the annotation leaves no choice."""
+    """A part in the form of a run file: its name, or a mapping with the settings that differ from
+    its defaults. The name is left out if the annotation allows only one part."""
     if isinstance(part, tuple | list):
         return [written_part(each, item_of(annotation) or Any) for each in part]
     if isinstance(part, functools.partial):  # of a tracker

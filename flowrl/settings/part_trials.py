@@ -13,7 +13,8 @@ _LEVELS = (1.0, 0.8, 0.6, 0.0)  # of the trial of a kernel
 
 
 def own_error(name: str, error: Exception) -> str:
-    """The sentence on an exception of the user's function `FILE.py:NAME`, with the file's line."""
+    """Error message for an exception in the user's function `FILE.py:NAME`, with the file's
+    line."""
     file = Path(name.rpartition(":")[0])
     frames = [f for f in extract_tb(error.__traceback__) if Path(f.filename).name == file.name]
     where = f" ({file}, line {frames[-1].lineno})" if frames else ""

@@ -14,13 +14,13 @@ PlaceOf = Callable[[str], str]  # of a relative path as it is written
 _PATHS = {
     *(("prompts",), ("prompts", "source"), ("prompts", "train"), ("prompts", "train", "source")),
     *(("prompts", "held_out"), ("prompts", "held_out", "source")),
-    *(("model",), ("model", "pipeline"), ("model", "language")),
+    *(("model",), ("model", "pipeline"), ("model", "language"), ("model", "weights")),
     *(("given", "file"), ("given", "folder")),
 }
 
 
 def at_file(tree: Any, file: Path) -> Any:
-    """The settings of a file with the paths that its own folder holds, in full.
+    """Settings of a file, with paths that exist in its own folder made absolute.
 
     One that only the working folder holds is named in a line. UserError for one that both hold,
     with other contents. Beside the file itself all stay as written.
@@ -32,8 +32,8 @@ def at_file(tree: Any, file: Path) -> Any:
 
 
 def in_full(tree: Any) -> Any:
-    """The settings of a run with all paths that exist from the working folder in full, so that they
-    mean the same in every folder."""
+    """Settings of a run with all paths that exist from the working folder made absolute, so that
+    they mean the same in every folder."""
     return _walk(tree, (), lambda w: str(Path(w).absolute()) if _exists(Path(w)) else w)
 
 
@@ -45,8 +45,8 @@ def _beside(written: str, near: Path, file: Path) -> str:
         return written
     if _exists(here) and not _same(beside, here):
         raise UserError(
-            f"{file}: {written} is {beside} and, from the working folder, {here}, which differ: "
-            "write the whole path of one"
+            f"{file}: {written} is both {beside} and, from the working folder, {here}, and the "
+            "two differ: write the absolute path of one"
         )
     return str(beside)
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 import rewards
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
+from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.checks import (
     check_bundles,
     check_hub,
@@ -38,17 +39,17 @@ PART_SETTINGS = ("kernel", "solver", *RECIPE_PARTS)
 
 
 def read_run(path: Path) -> Run:
-    """Read one file, with its base if it has one. Errors name the file and the key."""
+    """Read a run file, with its base if it has one. Errors name the file and the key."""
     if path.is_dir():
         raise UserError(f"{path} is a folder: give a run's file, such as configs/demo.yaml")
     if not path.is_file():
-        raise UserError(f"{path}: no such file; `flowrl train demo` starts a run of flowrl by name")
+        raise UserError(f"{path}: no such file; `flowrl train demo` starts an included run by name")
     return run_from(*read_tree(path))
 
 
 def run_of(folder: Path, trust: bool = False, rewards: bool = True) -> Run:
-    """The settings of a run's folder. UserError for one from elsewhere that names code, unless
-    `trust` says to run it; code of rewards counts if the caller opens `rewards`."""
+    """Settings of a run's folder. UserError for a folder from elsewhere that names code, unless
+    `trust` allows it; code of rewards counts if the caller opens `rewards`."""
     tree, source = _tree_of(folder)
     if trust:
         remember(folder)
@@ -57,7 +58,7 @@ def run_of(folder: Path, trust: bool = False, rewards: bool = True) -> Run:
 
 
 def opens_rewards(folder: Path) -> bool:
-    """Whether the rewards of a run's folder may be opened."""
+    """Whether rewards of a run's folder may be opened."""
     return trusted(folder, _tree_of(folder)[0])
 
 
@@ -75,7 +76,7 @@ def run_from(tree: Any, source: str) -> Run:
             f"{source}: expected settings such as `recipe:` and `model:`, not {short_repr(tree)}"
         )
     if BASE_KEY in tree:
-        raise UserError(f"{source}: base: only a run's file can have one: name that file itself")
+        raise UserError(f"{source}: base: only a run file can have a base: name that file itself")
     kind = None
     if isinstance(tree.get("recipe"), str):
         tree = {**tree, "recipe": {"name": tree["recipe"]}}
@@ -91,7 +92,7 @@ def run_from(tree: Any, source: str) -> Run:
 
 
 def override(run: Run, arguments: Sequence[str]) -> Run:
-    """The run with options such as `--train.lr 1e-4`."""
+    """The run with options such as `--train.lr 1e-4` applied."""
     if not arguments:
         return run
     run, words = _other_recipe(run, list(arguments))
@@ -139,7 +140,7 @@ def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
 
 
 def dump(run: Run) -> dict[str, Any]:
-    """The run as plain data, as it is written to `run.yaml`."""
+    """The run as plain data, as in `run.yaml`."""
     return run.model_dump(mode="json", by_alias=True)
 
 
@@ -151,15 +152,19 @@ def with_full_paths(run: Run) -> Run:
 
 
 def check_plan(run: Run) -> None:
-    """UserError for a recipe that does not fit its settings or its model, on any machine."""
+    """UserError for a recipe that does not fit its settings or its model. The answer is the same
+    on any machine."""
     try:
         algorithm = run.algorithm()
     except ValueError as error:
         raise UserError(f"recipe: {error}") from error
+    run.workers.check(algorithm, run.budget != BudgetSettings(), run.recomputes_old)
     if run.model.sigmas is not None:
         _check_levels(run, algorithm)
     if run.train.updates > run.prompts.per_iteration * (algorithm.group if run.drawn else 1):
-        raise UserError("train.updates: more optimizer steps than samples in an iteration")
+        raise UserError(
+            "train.updates: there are more optimizer steps than samples in an iteration"
+        )
     check_kind(run, algorithm)
     check_bundles(run, algorithm)
     check_gradients(run, algorithm)
@@ -178,8 +183,8 @@ def _check_levels(run: Run, algorithm: Algorithm) -> None:
 
 
 def check_rewards(run: Run, given: Collection[str] = ()) -> None:
-    """UserError for a reward that does not exist, or does not take its settings, and for weights
-    that cancel. Those with the labels `given` are objects of Python."""
+    """UserError for a reward that does not exist or does not take its settings, and for weights
+    that cancel. Rewards with the labels `given` are Python objects."""
     if _cancel(run.rewards) and _cancel(run.intermediate_rewards):
         raise UserError(
             f"rewards: the weights of {', '.join(spec.label for spec in run.rewards)} add up to 0, "
@@ -213,8 +218,8 @@ def _cancel(specs: Sequence[RewardSpec]) -> bool:
 
 
 def check_run(run: Run, given: Collection[str] = ()) -> None:
-    """UserError for a run that cannot work here, in about a second and without reading weights.
-    `given`: labels of rewards that are objects of Python."""
+    """UserError for a run that cannot work here, within about a second and without reading
+    weights. `given`: labels of rewards that are Python objects."""
     check_plan(run)
     check_rewards(run, given)
     check_own_gradients(run)

@@ -43,7 +43,7 @@ Part = str | dict[str, Any] | None
 
 
 class RecipeSettings(Settings):
-    """Settings of a recipe; its integers are bounded, since a plan holds each step and sample."""
+    """Settings of a recipe; integers are bounded, since a plan holds each step and sample."""
 
     model_config = ConfigDict(use_attribute_docstrings=False)  # its settings are arguments
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"name": OnResume.NEVER}
@@ -70,32 +70,35 @@ class RecipeSettings(Settings):
         leaves = roots * branch ** min(cuts, 20)
         if leaves > _MOST_LEAVES:
             raise ValueError(
-                f"roots and branch make {leaves} samples per prompt; at most {_MOST_LEAVES}"
+                f"roots and branch make {leaves} samples per prompt; at most {_MOST_LEAVES} are "
+                "allowed"
             )
         return self
 
     def algorithm(self) -> Algorithm:
-        """Call the recipe with its settings, and put the parts that the run names in place of its
-        own.
+        """Call the recipe with its settings, and replace its parts by those that the run names.
 
         UserError for choices that cannot be combined, for a function that returns no Algorithm, and
         for a setting that nothing reads beside the run's parts.
         """
         made = self._made({})
         if made.group > _MOST["group"]:
-            raise UserError(f"{made.group} samples per prompt; at most {_MOST['group']}")
+            raise UserError(
+                f"{made.group} samples per prompt; at most {_MOST['group']} are allowed"
+            )
         if self.unread:
             replaced = ", ".join(self._replaced)
             raise UserError(
-                f"{self.unread[0]}: nothing reads it beside the {replaced} of this run: leave it "
-                f"out, or set it inside {replaced}, {{name: NAME, ...settings}}"
+                f"{self.unread[0]} has no effect, since this run replaces the recipe's "
+                f"{replaced}: leave it out, or set it inside {replaced}, {{name: NAME, "
+                "...settings}"
             )
         return made
 
     @cached_property
     def unread(self) -> Sequence[str]:
-        """Settings of the recipe that change nothing, since the run's own parts took the place of
-        those that read them."""
+        """Settings of the recipe without effect, because the run's own parts replace those that
+        read them."""
         if not self._replaced:
             return ()
         fields, whole = type(self).model_fields, repr(self._made({}))
@@ -156,14 +159,14 @@ class RecipeSettings(Settings):
 
 
 class OwnRecipe(RecipeSettings):
-    """A recipe of a user's file, in the schema for editors."""
+    """A recipe from a user's file, in the schema for editors."""
 
     model_config = ConfigDict(extra="allow")
     name: Annotated[str, Field(pattern=r".+\.py:\w+")]
 
 
 def recipe_function(name: Any) -> Callable[..., Algorithm]:
-    """The recipe of this name, or the function FILE.py:FUNCTION. UserError where there is none."""
+    """Recipe of this name, or the function FILE.py:FUNCTION. UserError if there is none."""
     if isinstance(name, str) and name in RECIPES:
         return RECIPES[name]
     if isinstance(name, str) and (OWN_NAME.fullmatch(name) or name.endswith(".py")):
@@ -175,7 +178,7 @@ def recipe_function(name: Any) -> Callable[..., Algorithm]:
 
 
 def recipe_kind(name: Any) -> type[RecipeSettings]:
-    """The settings of a recipe. UserError for an unknown one, or a function that is none."""
+    """Settings model of a recipe. UserError for an unknown recipe or an invalid function."""
     if isinstance(name, str) and name in RECIPE_SETTINGS:
         return RECIPE_SETTINGS[name]
     return _own_kind(name, recipe_function(name))
@@ -187,7 +190,7 @@ def _own_kind(name: str, recipe: Callable[..., Algorithm]) -> type[RecipeSetting
     for parameter in function_parameters(recipe).values():
         at = f"recipe.name: {name}: the parameter {parameter.name!r}"
         if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            raise UserError(f"{at} collects arguments, and a setting has a name: {form}")
+            raise UserError(f"{at} collects arguments, but a setting needs a name: {form}")
         if parameter.name in ("name", *dir(RecipeSettings)) or parameter.name.startswith("_"):
             raise UserError(f"{at} cannot be a setting: choose another name")
         if parameter.annotation is parameter.empty:
@@ -199,7 +202,7 @@ def _own_kind(name: str, recipe: Callable[..., Algorithm]) -> type[RecipeSetting
     except PydanticSchemaGenerationError as error:
         why = " ".join(str(error).split())[:200]
         raise UserError(
-            f"recipe.name: {name} has a setting of a type without checks: {why}"
+            f"recipe.name: {name} has a setting whose type cannot be checked: {why}"
         ) from error
 
 
@@ -229,7 +232,7 @@ def _plain(value: Any) -> bool:
 
 
 class PublishedKinds(Mapping[str, type[RecipeSettings]]):
-    """The settings of the published recipes by name, each built when it is first asked for."""
+    """Settings models of the published recipes by name, each built on first use."""
 
     def __getitem__(self, name: str) -> type[RecipeSettings]:
         return _published_kind(name)
@@ -250,8 +253,8 @@ RECIPE_SETTINGS = PublishedKinds()
 
 
 class EveryRecipe:
-    """Annotation of settings whose JSON schema is that of all recipes, and of a user's own. Only a
-    schema builds them all: a run checks the recipe that it names."""
+    """Annotation of settings whose JSON schema covers all recipes and a user's own. Only a schema
+    builds them all: a run checks just its own recipe."""
 
     @classmethod
     def __get_pydantic_json_schema__(

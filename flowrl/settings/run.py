@@ -19,6 +19,7 @@ from flowrl.settings.recipe import EveryRecipe, RecipeSettings, recipe_kind
 from flowrl.settings.short_forms import reward_list
 from flowrl.settings.teachers import TeacherSettings, check_teachers
 from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
+from flowrl.settings.workers import WorkerSettings
 from samplers import FeynmanKac, FlowSDE, Particled, Planner
 
 EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps one
@@ -26,8 +27,8 @@ EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps 
 
 class Steer(Settings):
     """Feynman-Kac particles (arXiv:2501.06848) as the samples of some iterations: Flow-SDE steps,
-    with resampling in proportion to exp(strength * reward) of the predicted sample. Only for losses
-    on clean samples: AWM, NFT, DPO, reward-weighted."""
+    resampled in proportion to exp(strength * reward) of the predicted sample. Only for losses on
+    clean samples: AWM, NFT, DPO, reward-weighted."""
 
     iterations: tuple[int, int]
     """[first, stop): in other iterations the recipe samples."""
@@ -43,9 +44,11 @@ class Steer(Settings):
     """Noise of the Flow-SDE steps."""
 
     def around(self, algorithm: Algorithm) -> Algorithm:
-        """The algorithm with particles in these iterations. UserError for recipes of text."""
+        """The algorithm with particles in these iterations. UserError for text recipes."""
         if algorithm.text:
-            raise UserError("steer: particles are images or videos; leave it out for texts")
+            raise UserError(
+                "steer: particles are only for images and videos; leave it out for texts"
+            )
         assert isinstance(algorithm.plan, Planner)
         at = self.at or tuple(range(1, algorithm.steps - 1, 2))
         how = FeynmanKac(at, self.strength, self.potential, start=None, adaptive=self.adaptive)
@@ -75,6 +78,7 @@ class Run(Settings):
     """Trained weights that the student is pulled to, for recipes that distil."""
     budget: BudgetSettings = BudgetSettings()
     train: Train = Train()
+    workers: WorkerSettings = WorkerSettings()
     steer: Steer | None = None
     evaluate: EvaluateSettings = EvaluateSettings()
     checkpoint: Checkpoint = Checkpoint()
@@ -92,7 +96,7 @@ class Run(Settings):
         if isinstance(value, RecipeSettings):
             return value
         if not isinstance(value, Mapping):
-            raise ValueError(f"wanted a name, or {{name: NAME, ...settings}}, not {value!r}")
+            raise ValueError(f"expected a name, or {{name: NAME, ...settings}}, not {value!r}")
         try:
             kind = recipe_kind(value.get("name"))
         except UserError as error:
@@ -105,13 +109,13 @@ class Run(Settings):
         return reward_list(value)
 
     def averages(self, algorithm: Algorithm) -> tuple[Average, ...]:
-        """The algorithm's averages, and the one of `evaluate.average`."""
+        """Averages of the algorithm and of `evaluate.average`."""
         if self.evaluate.average is None:
             return algorithm.averages
         return (*algorithm.averages, Average(EVALUATION, Decay(start=self.evaluate.average)))
 
     def algorithm(self) -> Algorithm:
-        """The recipe with its settings, the server's correction, the steering and the budget.
+        """The recipe with its settings, plus the server's correction, the steering and the budget.
 
         UserError for choices that cannot be combined.
         """
@@ -122,8 +126,8 @@ class Run(Settings):
             self.model.environment.check(algorithm)
         elif algorithm.by_turn:
             raise UserError(
-                "this recipe compares the turns of a text, and without model.environment a text "
-                "has one turn: name a function there that replies, or choose another recipe"
+                "this recipe compares turns, but without model.environment a text has only "
+                "one: name a function there that replies, or choose another recipe"
             )
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
@@ -133,18 +137,18 @@ class Run(Settings):
 
     @property
     def drawn(self) -> int:
-        """Prompts of an iteration that samples are drawn for; the others are given."""
+        """Number of an iteration's prompts for which samples are drawn; the others are given."""
         draws = self.prompts.per_iteration
         return draws if self.given is None else draws - self.given.count(draws)
 
     @property
     def asked_intermediate(self) -> tuple[RewardSpec, ...]:
-        """The rewards of clean images on the way."""
+        """Rewards of intermediate states."""
         return self.intermediate_rewards or self.rewards
 
     @property
     def judges(self) -> tuple[RewardSpec, ...]:
-        """The rewards of evaluations: the held-out ones, or those of training."""
+        """Evaluation rewards: the held-out ones, or the training ones."""
         return self.held_out_rewards or self.rewards
 
     @property
@@ -153,8 +157,8 @@ class Run(Settings):
         return self.evaluate.steps or self.algorithm().steps
 
     def levels(self, steps: int) -> tuple[float, ...]:
-        """The levels of `model.sigmas` with the final 0. Without the setting evenly spaced ones
-        stand in for the pipeline's own, which only its call shows."""
+        """Levels of `model.sigmas` with the final 0. Without that setting, evenly spaced levels
+        stand in for the pipeline's, which are known only from its call."""
         if self.model.sigmas is not None:
             return (*levels_of(self.model.sigmas, steps), 0.0)
         return tuple(1 - k / steps for k in range(steps + 1))
@@ -181,10 +185,11 @@ class Run(Settings):
     @property
     def recomputes_old(self) -> bool:
         """`train.recompute_old`, or its default: where rounding moves log-probabilities by more
-        than a clip range, and no replayed sample has to keep those that it was drawn with."""
+        than a clip range. Replayed texts keep theirs; images do not say which are replayed."""
         if self.train.recompute_old is not None:
             return self.train.recompute_old
-        return self.model.dtype in ("bfloat16", "float16") and not self.budget.replay
+        half = self.model.dtype in ("bfloat16", "float16")
+        return half and not (self.budget.replay and self.model.pipeline)
 
     @model_validator(mode="after")
     def _consistent(self) -> "Run":
@@ -196,17 +201,17 @@ class Run(Settings):
             labels = [spec.label for spec in specs]
             if len(set(labels)) < len(labels):
                 raise ValueError(
-                    f"{place}: {labels} are not distinct; remove one, or give it a `label`"
+                    f"{place}: {labels} are not unique; remove one, or give it a `label`"
                 )
-        if self.budget.replay and self.train.recompute_old:
+        if self.budget.replay and self.train.recompute_old and self.model.pipeline:
             raise ValueError(
-                "budget.replay: a replayed sample keeps its old log-probabilities, which "
+                "budget.replay: a replayed image keeps its old log-probabilities, which "
                 "train.recompute_old would replace: leave one of the two out"
             )
         if self.given is not None and self.given.share < 1 and self.drawn == 0:
             raise ValueError(
                 f"given.share: {self.given.share:g} of prompts.per_iteration "
-                f"{self.prompts.per_iteration} leaves no prompt to draw samples for: raise "
+                f"{self.prompts.per_iteration} leaves no prompts to sample: raise "
                 "per_iteration, lower the share, or set it to 1"
             )
         best = self.checkpoint.best

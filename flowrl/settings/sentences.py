@@ -18,7 +18,7 @@ _BASE = (f"did you mean {BASE_KEY!r}?", f"did you mean {BASE_KEY}?")
 
 
 def explain(error: ValidationError, recipe: type[BaseModel] | None = None) -> str:
-    """One clause per mistake, with semicolons between them; at most _MOST_SENTENCES of them.
+    """One clause per mistake, separated by semicolons; at most _MOST_SENTENCES of them.
 
     `recipe` holds the settings of the run's recipe, if that is known.
     """
@@ -53,7 +53,7 @@ def _in_one_line(key: str) -> str:
 
 
 def plain_message(e: Mapping[str, Any]) -> str:
-    """pydantic's message with the value that it is about."""
+    """pydantic's message with the offending value."""
     message = e["msg"][0].lower() + e["msg"][1:]
     return f"{message}, not {short_repr(e['input'])}"
 
@@ -71,7 +71,7 @@ def _names(where: Sequence[str], recipe: type[BaseModel] | None) -> list[str]:
 
 
 def settings_at(annotation: Any) -> type[BaseModel] | None:
-    """The settings model in an annotation such as `Lora | None` or `tuple[RewardSpec, ...]`."""
+    """Settings model in an annotation such as `Lora | None` or `tuple[RewardSpec, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     inner = (settings_at(each) for each in get_args(annotation))

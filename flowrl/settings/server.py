@@ -16,8 +16,8 @@ from samplers.completions import TextPlan
 
 
 class CorrectionSettings(Settings):
-    """Truncated importance sampling: completions are weighted by the model's probability over the
-    server's, so that the server's numerics or older weights do not bias the gradient."""
+    """Truncated importance sampling: completions are weighted by the ratio of the model's
+    probability to the server's, so that its numerics or older weights do not bias the gradient."""
 
     level: Literal["token", "sequence"] = "sequence"
     """The ratio of one token, or the product over the completion."""
@@ -31,7 +31,7 @@ class CorrectionSettings(Settings):
 
 
 class Server(Settings):
-    """A server with OpenAI's completions API that takes and returns token ids: vLLM or SGLang."""
+    """A server with OpenAI's completions API that accepts and returns token ids: vLLM or SGLang."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = dict.fromkeys(
         ("url", "token", "timeout", "tries", "in_flight"), OnResume.FREE
@@ -64,7 +64,8 @@ class Server(Settings):
         return self
 
     def around(self, algorithm: Algorithm) -> Algorithm:
-        """The algorithm with the correction in its loss. UserError if servers lack its plan."""
+        """The algorithm with the correction in its loss. UserError if servers cannot run its
+        plan."""
         levels = [0.0] * (algorithm.steps + 1)
         for plan in algorithm.plan(levels, 0, 0):
             assert isinstance(plan, TextPlan)
@@ -75,9 +76,9 @@ class Server(Settings):
                 )
             if plan.top_p < 1 or plan.top_k or plan.min_p:
                 raise UserError(
-                    "model.server: servers do not return the tokens that top-p, top-k or min-p "
-                    "kept, so the probabilities are unknown; set recipe.top_p: 1, recipe.top_k: 0 "
-                    "and recipe.min_p: 0"
+                    "model.server: servers do not say which tokens top-p, top-k or min-p kept, "
+                    "so probabilities are unknown; set recipe.top_p: 1, recipe.top_k: 0 and "
+                    "recipe.min_p: 0"
                 )
         loss, weight = algorithm.loss, self.correction.weight()
         if isinstance(loss, VESPO) and weight.mode != "none":  # has weights of its own

@@ -1,6 +1,7 @@
 """Short forms of sections: `model: NAME`, `prompts: FILE`, `rewards: {pickscore: 1.0}`, `lora: 16`,
 `guidance: 4.5`."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,8 @@ REWARDS = ("rewards", "held_out_rewards", "intermediate_rewards")
 
 
 def spelled_out(tree: Mapping[str, Any], recipe: Any = None) -> dict[str, Any]:
-    """A run's settings with the short forms of its sections spelled out. `recipe`: that of a base,
-    for a tree without one."""
+    """Expand the short forms in a run's settings. `recipe`: a base's recipe, for a tree without
+    one."""
     new = dict(tree)
     if isinstance(new.get("model"), str):
         new["model"] = model_named(new["model"], new.get("recipe", recipe))
@@ -28,8 +29,10 @@ def spelled_out(tree: Mapping[str, Any], recipe: Any = None) -> dict[str, Any]:
 
 
 def model_named(source: str, recipe: Any) -> dict[str, str]:
-    """`{pipeline: NAME}` or `{language: NAME}`, by what a folder holds; of a hub name, by what the
-    recipe is for."""
+    """`{own: FILE.py:NAME}`, or `{pipeline: NAME}` or `{language: NAME}`, by what a folder holds;
+    of a hub name, by what the recipe is for."""
+    if re.fullmatch(r".+\.py:\w+", source):
+        return {"own": source}
     folder = find(source)
     if folder.is_dir():
         image = (folder / _PIPELINE).is_file() or not (folder / _LANGUAGE).is_file()
@@ -38,13 +41,13 @@ def model_named(source: str, recipe: Any) -> dict[str, str]:
     if isinstance(name, str) and name in RECIPES:
         return {"language" if name in TEXT_RECIPES else "pipeline": source}
     raise UserError(
-        f"model: {source} is no folder, and the recipe does not tell its kind: write {{pipeline: "
-        f"{source}}} or {{language: {source}}}"
+        f"model: {source} is not a folder, and the recipe does not say which kind it is: write "
+        f"{{pipeline: {source}}} or {{language: {source}}}"
     )
 
 
 def reward_list(value: Any) -> Any:
-    """Rewards as a list: of one name, or of a mapping of names to weights or settings."""
+    """Rewards as a list, from one name or from a mapping of names to weights or settings."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping) and "name" not in value:
@@ -64,7 +67,7 @@ def _weighed(name: str, value: Any) -> dict[str, Any]:
 
 
 def lora_settings(value: Any) -> Any:
-    """Settings of the adapters: true is the default rank, false none, and a number the rank."""
+    """Adapter settings: true is the default rank, false none, and a number the rank."""
     value = {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
     if isinstance(value, bool):
         return {} if value else None
@@ -72,6 +75,6 @@ def lora_settings(value: Any) -> Any:
 
 
 def guidance_settings(value: Any) -> Any:
-    """Guidance scales: one, or none, for sampling and training; null is the pipeline's own."""
+    """Guidance scales from one value for sampling and training; null is the pipeline's default."""
     scalar = value is None or isinstance(value, int | float | str)
     return {"sample": value, "train": value} if scalar else value

@@ -61,7 +61,7 @@ for _kind in _CHECKED_TYPES:
 
 
 def read_yaml(path: Path) -> Any:
-    """The value of a file. UserError for a file that is missing, too large or not valid YAML."""
+    """Value of a YAML file. UserError for a file that is missing, too large or invalid."""
     try:
         with path.open("rb") as file:
             data = file.read(4 * _MOST_CHARACTERS + 1)
@@ -77,9 +77,11 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value of one document. UserError, in one sentence that begins with `source`."""
+    """Value of one YAML document. UserError, in one sentence that begins with `source`."""
     if len(text) > _MOST_CHARACTERS:
-        raise UserError(f"{source}: more than {_MOST_CHARACTERS} characters: not a run's settings")
+        raise UserError(
+            f"{source}: more than {_MOST_CHARACTERS} characters, too many for a run's settings"
+        )
     try:
         loader = _StrictLoader(text)
         try:
@@ -103,7 +105,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def list_entries(words: Sequence[str], source: str) -> list[Any]:
-    """The entries of a list on the command line: `a b`, `a,b` and `[a, b]` are the same."""
+    """Entries of a command-line list: `a b`, `a,b` and `[a, b]` are equal."""
     found: list[Any] = []
     for word in words:
         for entry in parse_yaml(f"[{word}]", source):
@@ -150,5 +152,5 @@ def _check_keys(node: yaml.MappingNode, place: str) -> None:
 
 
 def short_repr(value: Any) -> str:
-    """A value in a message: on one line, and short."""
+    """A short form of a value for messages, on one line."""
     return " ".join(_SHORT.repr(value).split())

@@ -18,7 +18,7 @@ ADAPTER_FILE, PIPELINE_FILE = "pytorch_lora_weights.safetensors", "model_index.j
 
 
 class TeacherSettings(Settings):
-    """Weights that a student is pulled to, for recipes that distil (opd)."""
+    """Weights towards which a student is pulled, for distillation (the recipe opd)."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"column": OnResume.NEVER}
     folders: dict[str, str] = Field(min_length=1)
@@ -29,9 +29,9 @@ class TeacherSettings(Settings):
     name of the row's data set, where `prompts.train` has several."""
 
     def check(self, prompts: PromptSet | None, adapters: bool) -> None:
-        """UserError for a prompt without a teacher, and for a folder without weights, or with
-        weights that cannot be held beside the student's. `adapters`: whether the student has any;
-        without `prompts` only the folders are checked."""
+        """UserError for a prompt without a teacher, a folder without weights, or weights that do
+        not fit the student's. `adapters`: whether the student has any; without `prompts` only the
+        folders are checked."""
         if prompts is not None:
             self.tasks(prompts, range(len(prompts)))
         for task, folder in self.folders.items():
@@ -48,13 +48,13 @@ class TeacherSettings(Settings):
                 )
             if adapters:
                 raise UserError(
-                    f"{place}: {folder} has full weights, which do not fit into the student's "
-                    "adapters: set model.lora: null, or name a teacher's adapter"
+                    f"{place}: {folder} has full weights, which do not fit the student's "
+                    "adapters: set model.lora: null, or name a teacher with an adapter"
                 )
 
     def tasks(self, prompts: PromptSet, rows: Sequence[int]) -> tuple[str, ...]:
-        """The task of each of these rows of the prompts. UserError for a row without a task, or
-        with one that has no teacher."""
+        """Task of each of these prompt rows. UserError for a row without a task or with a task
+        that has no teacher."""
         if len(self.folders) == 1:
             return tuple(self.folders) * len(rows)
         found: list[str] = []
@@ -64,24 +64,27 @@ class TeacherSettings(Settings):
             task = row.get(self.column)
             if task is None:
                 raise UserError(
-                    f"{at} has no {self.column!r}, the column of its task (teachers.column)"
+                    f"{at} has no {self.column!r}, the column of tasks (teachers.column)"
                 )
             if str(task) not in self.folders:
                 known = ", ".join(self.folders)
-                raise UserError(f"{at}: {self.column} is {str(task)!r}, and teachers are {known}")
+                raise UserError(
+                    f"{at}: {self.column} is {str(task)!r}, but the teachers are {known}"
+                )
             found.append(str(task))
         return tuple(found)
 
 
 def check_teachers(teachers: TeacherSettings | None, algorithm: Algorithm) -> None:
-    """UserError for a recipe without its teachers, or teachers that the recipe never asks."""
+    """UserError for a distillation recipe without teachers, or teachers that the recipe does not
+    use."""
     asked = TEACHER in algorithm.roles
     if asked and teachers is None:
         raise UserError(
-            "this recipe distils a teacher, and the run names none: add teachers: {folders: "
-            "{NAME: FOLDER}}, an adapter or a pipeline that a run has left"
+            "this recipe distils a teacher, but the run names none: add teachers: {folders: "
+            "{NAME: FOLDER}}, with the adapter or pipeline that another run saved"
         )
     if teachers is not None and not asked:
         raise UserError(
-            "teachers: this recipe asks none: leave teachers out, or take the recipe opd"
+            "teachers: this recipe uses none: leave teachers out, or use the recipe opd"
         )

@@ -22,7 +22,7 @@ RowCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 
 
 class RowsPerCall(Settings):
-    """Most rows per call of the model, by what the call is for."""
+    """Maximum rows per call of the model, by the purpose of the call."""
 
     sampling: RowCount = "auto"
     """Of the text encoders and the denoiser, or of generation."""
@@ -33,19 +33,19 @@ class RowsPerCall(Settings):
 
 
 def checked_rows(value: Any, place: str = "") -> Any:
-    """Return a number of rows, or auto. ValueError, with the `place`, for anything else."""
+    """A number of rows, or auto. ValueError, with the `place`, for anything else."""
     text = str(value)
     if value == "auto":
         return value
     if not isinstance(value, bool) and text.isdecimal() and text.strip("0"):
         if len(text) > 18:  # torch counts rows in 64 bits
-            raise ValueError(f"{place}{text[:100]!r} rows are more than a call can have")
+            raise ValueError(f"{place}{text[:100]!r} is more rows than a call can have")
         return value
     raise ValueError(f"{place}{text[:100]!r} is neither auto nor a number of rows of at least 1")
 
 
 class StatesSettings(Settings):
-    """The dtype and device in which states of images and videos are kept until the update."""
+    """Dtype and device in which states of images and videos are kept until the update."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"device": OnResume.FREE, "dtype": OnResume.SAID}
     dtype: Literal["bfloat16", "float16"] | None = None
@@ -72,7 +72,10 @@ class Train(Settings):
     to 1e-5."""
     schedule: ScheduleSettings = ScheduleSettings()
     updates: int = Field(default=1, ge=1)
-    """Optimizer steps per iteration; each sees an equal share of the samples."""
+    """Optimizer steps per pass over an iteration's samples; each sees an equal share of them."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over an iteration's samples (num_iterations of TRL, ppo_epochs of verl), in the same
+    shares. The ratio is to the policy that sampled, so that losses clip what passes moved."""
     rows_per_call: RowCount | RowsPerCall = "auto"
     """Most rows per call of the model: one number, auto, or a mapping of sampling, decoding and
     training. auto: by the settings on a CPU and for texts, by a search on a GPU. A size is halved
@@ -92,7 +95,7 @@ class Train(Settings):
     recompute_old: bool | None = None
     """Compute the log-probabilities of what was sampled again, at the training batch's shape: the
     first ratio is then exactly 1. null: where the model's dtype is of half precision, unless
-    successes are replayed. With one update this costs nothing."""
+    images are replayed; replayed texts keep theirs. With one update this costs nothing."""
     on_failure: Literal["raise", "skip_group"] = "raise"
     """Action if a whole group has no score."""
     alarms: Literal["warn", "stop", "off"] = "warn"
@@ -114,8 +117,13 @@ class Train(Settings):
         return {name: checked_rows(rows, f"{name}: ") for name, rows in value.items()}
 
     @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps per iteration."""
+        return self.updates * self.epochs
+
+    @property
     def rows_by_kind(self) -> dict[CallKind, RowCount]:
-        """`rows_per_call` of each kind of call."""
+        """`rows_per_call` for each kind of call."""
         rows = self.rows_per_call
         if not isinstance(rows, RowsPerCall):
             rows = RowsPerCall(sampling=rows, decoding=rows, training=rows)
@@ -127,7 +135,7 @@ class Train(Settings):
 
 
 class EvaluateSettings(Settings):
-    """Evaluations: deterministic samples of held-out prompts, scored."""
+    """Evaluations: deterministic samples of held-out prompts and their scores."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"average": OnResume.NEVER}
     every: int = Field(default=10, ge=1)
@@ -160,14 +168,14 @@ class EvaluateSettings(Settings):
     def _enough_samples(self) -> "EvaluateSettings":
         if self.pass_at and max(self.pass_at) > self.per_prompt:
             raise ValueError(
-                f"pass_at: {max(self.pass_at)} needs as many samples of each prompt, and "
+                f"pass_at: {max(self.pass_at)} needs that many samples of each prompt, but "
                 f"per_prompt is {self.per_prompt}: raise per_prompt"
             )
         return self
 
 
 class Checkpoint(Settings):
-    """Checkpoints, from which a run resumes, and the best weights."""
+    """Checkpoints for resuming a run, and the best weights."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"best": OnResume.SAID}
     every: int = Field(default=10, ge=1)
@@ -177,7 +185,7 @@ class Checkpoint(Settings):
 
 
 class Track(Settings):
-    """Trackers of the metrics, and the samples to look at."""
+    """Trackers for the metrics, and samples to look at."""
 
     trackers: tuple[str, ...] = Field(default=(), alias="with")
     """Trackers of accelerate: tensorboard, wandb, trackio, ..."""

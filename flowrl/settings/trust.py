@@ -24,7 +24,7 @@ _remembered: set[Path] = set()  # also where the user's folder cannot be written
 
 
 def code_named(value: Any) -> Iterator[str]:
-    """Names FILE.py or FILE.py:NAME at any depth, but for files that come with flowrl."""
+    """Names FILE.py or FILE.py:NAME at any depth, except files included in flowrl."""
     if isinstance(value, Mapping):
         value = [*value.values()]
     if isinstance(value, list | tuple):
@@ -37,12 +37,12 @@ def code_named(value: Any) -> Iterator[str]:
 
 
 def trusted(folder: Path, tree: Any) -> bool:
-    """Whether a run's folder was begun here or trusted, or names no code."""
+    """Whether a run's folder was started here, is trusted, or names no code."""
     return begun_here(folder) or next(code_named(tree), None) is None
 
 
 def check_trusted(folder: Path, tree: Any, rewards: bool) -> None:
-    """Raise a UserError if the settings of a folder from elsewhere name code.
+    """UserError if the settings of a folder from elsewhere name code.
 
     `rewards`: also check the code of rewards, which is not imported until they are opened."""
     if not rewards and isinstance(tree, Mapping):
@@ -50,20 +50,20 @@ def check_trusted(folder: Path, tree: Any, rewards: bool) -> None:
     names = [] if begun_here(folder) else list(dict.fromkeys(code_named(tree)))
     if names:
         raise UserError(
-            f"{folder} was not begun here, and its run.yaml names code of its own "
-            f"({', '.join(names)[:300]}), which would run with your rights: read it, then add "
+            f"{folder} was not started here, and its run.yaml names code "
+            f"({', '.join(names)[:300]}) that would run with your rights: read it, then add "
             "--trust (from Python trust=True)"
         )
 
 
 def begun_here(folder: Path) -> bool:
-    """Whether `remember` was called for a folder at this place."""
+    """Whether `remember` was called for a folder at this path."""
     path = folder.resolve()
     return path in _remembered or _mark(path).is_file()
 
 
 def remember(folder: Path) -> None:
-    """Note that a folder was begun here, or is trusted."""
+    """Record that a folder was started here or is trusted."""
     path = folder.resolve()
     _remembered.add(path)
     mark = _mark(path)

@@ -89,9 +89,10 @@ train.rows_per_call: rows per call of the model, on one device
     train.batch_size, train.gradient_accumulation_steps | gradient_accumulation_steps |
     train.per_device_batch_size, train.gradient_accumulation_steps | per_device_train_batch_size,
     gradient_accumulation_steps, batch_size | gradient_accumulation_steps
-train.updates: optimizer steps per iteration
-    train.num_inner_epochs | | train.gradient_step_per_epoch, train.num_inner_epochs |
-    num_iterations, num_ppo_epochs |
+train.updates: optimizer steps per pass over an iteration's samples
+    | | train.gradient_step_per_epoch | |
+train.epochs: passes over an iteration's samples
+    train.num_inner_epochs | | train.num_inner_epochs | num_iterations, num_ppo_epochs |
 train.iterations: iterations: each samples, scores and updates once
     num_epochs | max_train_steps | train.max_epochs | max_steps, num_train_epochs |
     max_train_steps
@@ -140,8 +141,8 @@ track.with: trackers of the metrics: tensorboard, wandb, ...
 
 @dataclass(frozen=True)
 class WordRow:
-    """One setting of a run's file. `peers` has one cell per library of PEERS; a cell holds names
-    separated by commas, or nothing."""
+    """One setting of a run file. `peers` has one cell per library of PEERS with names separated by
+    commas, or nothing."""
 
     setting: str
     meaning: str
@@ -156,14 +157,17 @@ class WordRow:
 
     @property
     def names(self) -> set[str]:
-        """The peers' names, without their sections, in lower case."""
+        """The other libraries' names, without their sections, in lower case."""
         cells = (name.strip() for cell in self.peers for name in cell.split(","))
         return {folded(name.rpartition(".")[2]) for name in cells if name}
 
 
 WORDS_OF_HABIT = {  # further names: of Flow-Factory, and of habit
     "model_name": ("model.pipeline", "model.language"),
-    "epochs": ("train.iterations",),
+    "ppo_epochs": ("train.epochs",),
+    "ppo_mini_batch_size": ("train.updates",),
+    "delta": ("recipe.loss.dual",),
+    "clip_ratio_c": ("recipe.loss.dual",),
     "steps": ("recipe.steps", "evaluate.steps", "train.iterations"),
     "dynamics_type": ("recipe.kernel",),
     "noise_type": ("recipe.kernel",),
@@ -199,14 +203,14 @@ def _letters(name: str) -> str:
 
 
 def flowrl_words(name: str) -> list[str]:
-    """The settings that other libraries call `name`, in the order of the table."""
+    """Settings that other libraries call `name`, in the order of the table."""
     last = folded(name.rpartition(".")[2])
     return [w.setting for w in WORDS if last in w.names] or list(WORDS_OF_HABIT.get(last, ()))
 
 
 def suggestion(name: Any, known: Sequence[str], prefix: str = "") -> str:
-    """A clause on the way out of an unknown name: another spelling of it, flowrl's word for it,
-    the nearest known name, or all known names. `prefix` is that of an option."""
+    """A clause with the way out of an unknown name: another spelling, flowrl's word for it, the
+    nearest known name, or all known names. `prefix` is an option's."""
     text = str(name)[:100].removeprefix("--")
     same = [each for each in known if _letters(each) == _letters(text)]
     if not same and (words := flowrl_words(text)):
@@ -230,7 +234,7 @@ def _written(word: str, prefix: str) -> str:
 
 
 def unknown_name(name: Any, known: Sequence[str]) -> str:
-    """The sentence on a name that is not known."""
+    """Error message for an unknown name."""
     return f"{short_repr(name)} is not known; {suggestion(name, known)}"
 
 

@@ -23,12 +23,12 @@ LINEAR = (0, 2, 4, 6, 7)  # indices of the linear layers in the file; the others
 
 
 def head_of(state: Mapping[str, Tensor], place: str) -> nn.Sequential:
-    """The layers `layers.<i>.weight` and `.bias`, with the sizes of the file."""
+    """Build the layers `layers.<i>.weight` and `.bias` in the sizes that the file has."""
     wanted = {f"layers.{i}.{part}" for i in LINEAR for part in ("weight", "bias")}
     if set(state) != wanted:
         differ = ", ".join(sorted(set(state) ^ wanted)[:4])
         raise ValueError(
-            f"{place} is not a head of five linear layers: {differ} missing or unexpected"
+            f"{place} does not hold a head of five linear layers: {differ} missing or unexpected"
         )
     layers = nn.Sequential()
     for i in LINEAR:
@@ -62,7 +62,7 @@ def load(
     head: str | None = None,
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """`head` is a file with the linear layers; by default the hub's."""
+    """Load the reward. `head` is a file with the linear layers, by default from the hub."""
     file = weights_file("aesthetic", "head", head, (REPOSITORY, FILE))
     layers = head_of(torch.load(file, map_location="cpu", weights_only=True), f"aesthetic: {file}")
     towers = transformers_towers(model, common.place)

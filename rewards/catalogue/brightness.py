@@ -13,7 +13,8 @@ from rewards.types import Reward, Samples
 
 @dataclass(frozen=True)
 class Brightness:
-    """Mean luma in 0..1 of images [n 3 h w] or videos [n f 3 h w]; `sign` -1 prefers dark ones."""
+    """Mean luma in 0..1 of images [n 3 h w] or videos [n f 3 h w]; with `sign` -1, darker scores
+    higher."""
 
     sign: int = 1
 

@@ -44,14 +44,15 @@ class ByRow:
         return found
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        """ValueError for a row without a reward, or that its reward cannot score."""
+        """ValueError for a row that has no reward, or that its reward cannot score."""
         for value, some in self._rows(prompts, meta).items():
             reward = self.rewards[value]
             if isinstance(reward, ChecksPrompts):
                 reward.check_prompts([prompts[i] for i in some], [meta[i] for i in some])
 
     def report(self) -> dict[str, float]:
-        """The mean score of each value, before its weight, and what its reward reports."""
+        """Mean score of each value of the column, before its weight, and the reports of its
+        reward."""
         found = {value: total / count for value, (total, count) in self.seen.items() if count}
         self.seen.clear()
         for value, reward in self.rewards.items():
@@ -71,7 +72,7 @@ class ByRow:
             elif self.otherwise is None:
                 raise ValueError(
                     f"by_row: row {row + 1} (prompt {prompts[row][:60]!r}) has {value!r} in the "
-                    f"column {self.column!r}, but the rewards are for {', '.join(self.rewards)}: "
+                    f"column {self.column!r}, but only {', '.join(self.rewards)} have rewards: "
                     "add one, or set `otherwise` to the score of such rows"
                 )
         return found
@@ -89,7 +90,7 @@ def load(
     otherwise  score of rows with other values
     """
     if not rewards:
-        raise ValueError("by_row: name a reward for at least one value of the column")
+        raise ValueError("by_row: give a reward for at least one value of the column")
     if wrong := [value for value in weights or () if value not in rewards]:
         raise ValueError(f"by_row: weights: {wrong[0]!r} has no reward")
     return ByRow(rewards, weights or {}, column, otherwise)

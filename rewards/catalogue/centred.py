@@ -26,7 +26,8 @@ from rewards.types import Reward, Samples, cell
 
 @dataclass(frozen=True)
 class Centred:
-    """Difference to the reference, for pointwise rewards: each reference is a group of its own."""
+    """Difference from the reference's score, for pointwise rewards: each reference is a group of
+    its own."""
 
     reward: Reward
     column: str
@@ -39,8 +40,8 @@ class Centred:
         kind = expect(samples, "centred", "image", "text")
         if not samples.meta:
             raise ValueError(
-                f"centred: the prompts have no columns; give the prompt file a column "
-                f"{self.column!r} with a reference, or name another with `column`"
+                f"centred: the prompts have no columns; add a column {self.column!r} with a "
+                "reference to the prompt file, or name another with `column`"
             )
         keys = [_key(p, m, self.column) for p, m in zip(samples.prompts, samples.meta, strict=True)]
         first = {key: row for row, key in reversed(list(enumerate(keys))) if key is not None}

@@ -7,8 +7,9 @@ with a GELU into the encoder of a T5, where the question has `<image>`:
     Does this figure show "{prompt}"? Please answer yes or no.
     score = exp(-mean cross-entropy of `Yes` and the end token), in 0..1
 
-the geometric mean of both tokens' probabilities. The texts before and behind the image are
-tokenised on their own, so that an end token stands before the image too. All follows
+the geometric mean of both tokens' probabilities, over the tokenizer's words alone: rows of the
+vocabulary that stand for none are left out. The texts before and behind the image are tokenised on
+their own, so that an end token stands before the image too. All follows
 linzhiqiu/t2v_metrics (clip_t5_model.py and mm_utils.py at 1bec3905 and 41eac4ea) and
 linzhiqiu/CLIP-FlanT5 (llava/model/language_model/clip_t5.py).
 
@@ -17,8 +18,8 @@ linzhiqiu/CLIP-FlanT5 (llava/model/language_model/clip_t5.py).
 tower is read from `tower`, and entries `vision_tower.*` of the files are left out. bfloat16 by
 default (their autocast): 23 GB for xxl, 6.3 GB for xl, from the number of weights.
 
-Not tried on the published weights. From memory: the system sentence, and the sizes of the projector
-(taken from the file). The tokenizer is transformers' fast one; theirs is the slow one.
+Not tried on the published weights. The projector has the sizes of the file's. The tokenizer is
+transformers' fast one; theirs is the slow one.
 """
 
 import json
@@ -40,7 +41,7 @@ from rewards.perception.embedding import (
     pil_images,
 )
 from rewards.perception.frames import Aggregate, Frames, OverFrames
-from rewards.perception.hub import HubName, model_path
+from rewards.perception.hub import HubName, fetched, model_path
 from rewards.perception.qwen import weights_of_file
 from rewards.types import Inline, OneOrMore, Reward, Samples
 
@@ -51,7 +52,7 @@ CHAT_OPENING = (
 CLIP_QUESTION = 'Does this figure show "{prompt}"? Please answer yes or no.'
 ANSWER = "Yes"
 BEFORE, BEHIND = f"{CHAT_OPENING} USER: ", "\n{} ASSISTANT: "
-LONGEST = 2048  # tokens of a question
+LONGEST = 2048  # tokens of a whole question, the image one of them
 PROJECTOR = "mm_projector."
 TIED_WEIGHTS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 KNOWN_VISION = {  # entries of the configuration, and the only values that are known here
@@ -93,8 +94,10 @@ class ClipFlanT5:
     def _score(self, pairs: Sequence[tuple[Image.Image, str]]) -> Float[Tensor, " m"]:
         images, prompts = zip(*pairs, strict=True)
         seen = self._seen(images)
+        before = self._words(BEFORE)
+        room = LONGEST - len(before) - 1  # the image takes the place of one token
         rows = [
-            torch.cat([self._words(BEFORE), patches, self._words(BEHIND.format(self._asked(p)))])
+            torch.cat([before, patches, self._words(BEHIND.format(self._asked(p)))[:room]])
             for patches, p in zip(seen, prompts, strict=True)
         ]
         mask = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
@@ -106,7 +109,8 @@ class ClipFlanT5:
             attention_mask=mask.to(self.place.device),
             labels=labels,
         ).logits
-        chances = logits.float().log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+        words = logits[..., : len(self.tokenizer)].float()  # the authors drop rows without a word
+        chances = words.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
         return chances.mean(1).exp()
 
     def _asked(self, prompt: str) -> str:
@@ -117,7 +121,7 @@ class ClipFlanT5:
         return torch.tensor(self.tokenizer(text)["input_ids"], device=self.place.device)
 
     def _words(self, text: str) -> Float[Tensor, "t e"]:
-        return self.language.shared(self._ids(text)[:LONGEST])
+        return self.language.shared(self._ids(text))
 
     def _seen(self, images: Sequence[Image.Image]) -> Float[Tensor, "m p e"]:
         mean = tuple(int(255 * value) for value in self.processor.image_mean)
@@ -130,7 +134,7 @@ class ClipFlanT5:
 
 
 def squared(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:
-    """The image in the middle of a square of a colour."""
+    """Pad an image to a square of one colour, with the image in the middle."""
     side = max(image.size)
     whole = Image.new("RGB", (side, side), colour)
     whole.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
@@ -138,7 +142,7 @@ def squared(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:
 
 
 def state_of(folder: Path) -> dict[str, Tensor]:
-    """The weights of a folder: one file or the parts that its index names."""
+    """Read the weights of a folder: one file, or the parts that its index names."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{name}.index.json"
         if index.is_file():
@@ -157,7 +161,7 @@ def state_of(folder: Path) -> dict[str, Tensor]:
 
 
 def language_model(folder: Path, state: Mapping[str, Tensor]) -> Any:
-    """T5 with the weights of `state`. ValueError for weights of another model."""
+    """T5 with the weights of `state`. ValueError if they belong to another model."""
     from accelerate import init_empty_weights
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -166,7 +170,7 @@ def language_model(folder: Path, state: Mapping[str, Tensor]) -> Any:
         raise ValueError(f"clip_flant5: {folder} is a {given.get('model_type')!r}, not a clip_t5")
     odd = {name: given.get(name) for name in KNOWN_VISION if given.get(name) != KNOWN_VISION[name]}
     if odd:
-        raise ValueError(f"clip_flant5: {folder} has {odd}; only {KNOWN_VISION} is known here")
+        raise ValueError(f"clip_flant5: {folder} has {odd}; only {KNOWN_VISION} is supported")
     own = {k: v for k, v in given.items() if k != "model_type" and not k.startswith("mm_")}
     with init_empty_weights(include_buffers=False):
         model = T5ForConditionalGeneration(T5Config.from_dict(own))
@@ -188,11 +192,11 @@ def _linear(weight: Tensor) -> nn.Linear:
 
 
 def projector_of(state: Mapping[str, Tensor], place: str) -> nn.Sequential:
-    """The two linear layers with a GELU between them. ValueError for others."""
+    """Two linear layers with a GELU between them. ValueError for any other layout."""
     own = {k.removeprefix(PROJECTOR): v for k, v in state.items() if k.startswith(PROJECTOR)}
     if set(own) != {"0.weight", "0.bias", "2.weight", "2.bias"}:
         found = ", ".join(sorted(own)) or "none"
-        raise ValueError(f"clip_flant5: {place}: wanted {PROJECTOR}0 and .2, found {found}")
+        raise ValueError(f"clip_flant5: {place}: expected {PROJECTOR}0 and .2, found {found}")
     first, last = own["0.weight"], own["2.weight"]
     layers = nn.Sequential(_linear(first), nn.GELU(), _linear(last))
     layers.load_state_dict(own)
@@ -208,9 +212,9 @@ def load(
     aggregate: Aggregate = "mean",
     common: Inline[ClipFlanT5Settings] = ClipFlanT5Settings(),
 ) -> Reward:
-    """Scores in 0..1. question: with {prompt} for the prompt."""
+    """Load the reward. Scores are in 0..1; `question` contains {prompt} where the prompt goes."""
     if "{prompt}" not in question:
-        raise ValueError("clip_flant5: question has no {prompt} in it")
+        raise ValueError("clip_flant5: the question must contain {prompt}")
     place = Placement.of(common.device, common.dtype)
     folder = Path(model_path(model))
     from transformers import AutoTokenizer, CLIPVisionModel
@@ -218,7 +222,8 @@ def load(
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
-        folder = Path(snapshot_download(model))
+        way_out = "name its folder with `model`"
+        folder = Path(fetched("clip_flant5", model, way_out, lambda: snapshot_download(model)))
     state, seen = state_of(folder), model_path(tower)
     reward = ClipFlanT5(
         place.put(CLIPVisionModel.from_pretrained(seen)),

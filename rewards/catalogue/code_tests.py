@@ -55,20 +55,21 @@ SHOWN_ROWS = 5  # weak rows that a warning names
 
 @dataclass(frozen=True)
 class Tests:
-    """The tests of a row, of one kind: Python, or pairs of input and output."""
+    """The tests of a row, all of one kind: Python, or pairs of input and output."""
 
     python: tuple[str, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
 
 
 def last_program(text: str) -> str | None:
-    """The last fenced block of Python; None without one, or where it is not closed."""
+    """The last fenced block of Python; None if there is none or it is not closed."""
     blocks = [code for _, language, code in _FENCE.findall(text) if language.lower() in LANGUAGES]
     return blocks[-1] if blocks else None
 
 
 def read_tests(given: Any) -> Tests:
-    """The tests in a cell of the column. ValueError if it holds none, or another form."""
+    """Read the tests from a cell of the column. ValueError if the cell holds none, or has another
+    form."""
     if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
         given = json.loads(given)
     if isinstance(given, str):
@@ -81,7 +82,7 @@ def read_tests(given: Any) -> Tests:
     if all(isinstance(test, str) for test in given):
         for test in given:
             if not test.strip():
-                raise ValueError("a test is empty, so everything would pass it")
+                raise ValueError("a test is empty, so every program would pass it")
             compile(test, "test", "exec")
         return Tests(python=tuple(given))
     if all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in given):
@@ -146,7 +147,7 @@ class CodeTests:
             self.counts[name] += 1
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        """ValueError that names a row whose tests cannot be run; a warning for weak tests."""
+        """ValueError, naming the row, if tests cannot be run; a warning if tests are weak."""
         if not any(cell(row, self.column) is not None for row in meta):
             raise ValueError(self._no_column)
         self._warn_of_weak(prompts, self._tests(prompts, meta))
@@ -160,8 +161,8 @@ class CodeTests:
         weak |= {row: how for row, how in zip(rows, verdicts, strict=False) if how}
         if len(verdicts) < len(rows):
             warnings.warn(
-                f"code_tests: only the first {len(verdicts)} of {len(rows)} rows were tried on "
-                f"programs that solve nothing, in {AUDIT_SECONDS:.0f} s",
+                f"code_tests: in {AUDIT_SECONDS:.0f} s, only the first {len(verdicts)} of "
+                f"{len(rows)} rows could be tried on programs that solve nothing",
                 stacklevel=3,
             )
         if weak:
@@ -169,8 +170,8 @@ class CodeTests:
             rest = f" and {len(weak) - len(named)} more" if len(weak) > len(named) else ""
             shown = "; ".join(f"row {r + 1} ({prompts[r][:40]!r}): {weak[r]}" for r in named)
             warnings.warn(
-                f"code_tests: the tests of {len(weak)} of {len(tests)} rows pass for a program "
-                f"that solves nothing: {shown}{rest}; add tests that such a program fails",
+                f"code_tests: a program that solves nothing passes the tests of {len(weak)} of "
+                f"{len(tests)} rows: {shown}{rest}; add tests that such a program fails",
                 stacklevel=3,
             )
 
@@ -199,7 +200,8 @@ class CodeTests:
         )
 
     def report(self) -> dict[str, float]:
-        """`late`: runs that were stopped for their time; `without_code`: texts with no block."""
+        """`late`: programs that were stopped for their time; `without_code`: texts without a code
+        block."""
         with self._lock:
             counts = {name: float(count) for name, count in self.counts.items()}
             self.counts.update(dict.fromkeys(self.counts, 0))
@@ -223,21 +225,22 @@ def _idle_pairs(tests: Tests) -> str | None:
 
 
 def start_sandbox(limits: SandboxLimits, isolation: Literal["best", "full"]) -> None:
-    """Start a process that does nothing. ValueError or a warning if protections are missing."""
+    """Start a process that does nothing. Raises ValueError, or warns, if protections are
+    missing."""
     if os.name != "posix":
-        raise ValueError("code_tests needs a POSIX system, for its limits")
+        raise ValueError("code_tests needs a POSIX system, which can limit processes")
     missing = run.run_program("", "", limits).missing
     if not missing:
         return
     holes = "; ".join(ESCAPES[name] for name in missing)
     if isolation == "full":
         raise ValueError(
-            f"code_tests: this system cannot isolate a program completely ({holes}): permit user "
-            "namespaces or run as root, or accept this with isolation: best"
+            f"code_tests: this system cannot fully isolate a program ({holes}): permit user "
+            "namespaces, run as root, or accept the risk with isolation: best"
         )
     warnings.warn(
-        "code_tests: this system cannot isolate a program completely, and a malicious one can "
-        f"exploit it: {holes}",
+        "code_tests: this system cannot fully isolate a program, and a malicious one can "
+        f"exploit that: {holes}",
         stacklevel=3,
     )
 

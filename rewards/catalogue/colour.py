@@ -52,7 +52,7 @@ def colourfulness(rgb: Float[Tensor, "n 3 p"]) -> Float[Tensor, " n"]:
 
 
 def hue(rgb: Float[Tensor, "n 3 p"]) -> Float[Tensor, "n p"]:
-    """Hue in degrees: 0 is red, 120 green; 0 for grays."""
+    """Hue in degrees: 0 is red, 120 is green; grays have 0."""
     red, green, blue = rgb.unbind(1)
     high, low = rgb.amax(1), rgb.amin(1)
     span = (high - low).clamp(min=1e-6)
@@ -88,7 +88,8 @@ class Colour:
         return ((distance <= self.width / 2) & coloured).float().mean(1)
 
     def examples(self) -> Samples:
-        """A half vivid image (of the wanted hue for `hue`) and a dull one, the better one first."""
+        """A half vivid image (of the wanted hue, for `hue`) and a dull one, the better one
+        first."""
         flat = torch.tensor(DULL).view(3, 1, 1).expand(3, 16, 16)
         vivid = flat.clone()
         vivid[:, :, :8] = torch.tensor(VIVID if self.kind != "hue" else _pure(self.hue))[
@@ -110,7 +111,8 @@ def load(
     hue: str | float = "red",
     width: float = 40.0,
 ) -> Reward:
-    """A reward of one statistic. `more: false` prefers less of it; `hue` is a name or degrees."""
+    """Load a reward of one statistic. With `more: false` less of it scores higher; `hue` is a name
+    or degrees."""
     if isinstance(hue, str) and hue not in HUES:
         raise ValueError(f"colour: hue must be degrees or one of {', '.join(HUES)}, not {hue!r}")
     if not 0 < width <= 360:

@@ -7,11 +7,12 @@ about the image; at most the first eight.
 
 as in BLIPvqa_eval/BLIP_vqa.py and models/blip_vqa.py of github.com/Karine-Huang/T2I-CompBench (at
 34134bd8 and 7710d059). Phrases are in the column `noun_phrases` (a list), or spaCy's parser
-`spacy_model` finds them, as theirs: `pip install spacy` and `python -m spacy download
-en_core_web_sm`. A prompt without a noun phrase scores 1 there, and is unscored here. The published
-judge is BLIP fine-tuned for visual questions (capfilt-large, 480 x 480); here it is the model
-behind the server, so numbers are those of that judge. The benchmark's metrics of space, number and
-relation (UniDet, CLIP, and their mean for complex prompts) are not here.
+`spacy_model` finds them, as theirs, without `top`, `the side`, `the left` and `the right`: `pip
+install spacy` and `python -m spacy download en_core_web_sm`. A prompt without a noun phrase scores
+1 there, and is unscored here. The published judge is BLIP fine-tuned for visual questions
+(capfilt-large, 480 x 480); here it is the model behind the server, so numbers are those of that
+judge. The benchmark's metrics of space, number and relation (UniDet, CLIP, and their mean for
+complex prompts) are not here.
 """
 
 import importlib.util
@@ -30,13 +31,20 @@ from rewards.perception.media import expect
 from rewards.types import Inline, Reward, Samples, cell
 
 PHRASE_COLUMN = "noun_phrases"
+LEFT_OUT_PHRASES = (
+    "top",
+    "the side",
+    "the left",
+    "the right",
+)  # phrases that the authors leave out
 MOST_PHRASES = 8
 Phrases = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
 class CompBench:
-    """phrases: finds those of a prompt without the column; None if there is no parser."""
+    """T2I-CompBench's BLIP-VQA score. `phrases` finds the noun phrases of prompts without the
+    column; None without a parser."""
 
     panel: Panel
     phrases: Phrases | None
@@ -71,16 +79,18 @@ class CompBench:
 
 
 def load(server: Inline[PanelSettings], spacy_model: str = "en_core_web_sm") -> Reward:
-    """Scores in 0..1. Settings of the server: see `PanelSettings`."""
+    """Load the reward. Scores are in 0..1; for the server's settings see `PanelSettings`."""
     return CompBench(server.open(), parser(spacy_model))
 
 
 def parser(model: str) -> Phrases | None:
-    """spaCy's noun phrases; None where spaCy or its model is not installed."""
+    """Finder of noun phrases by spaCy; None if spaCy or its model is not installed."""
     if importlib.util.find_spec("spacy") is None:
         return None
     spacy: Any = importlib.import_module("spacy")
     if not spacy.util.is_package(model):
         return None
     read = spacy.load(model)
-    return lambda prompt: [chunk.text for chunk in read(prompt).noun_chunks]
+    return lambda prompt: [
+        chunk.text for chunk in read(prompt).noun_chunks if chunk.text not in LEFT_OUT_PHRASES
+    ]

@@ -69,7 +69,7 @@ class Consistency:
 def sized(
     frames: VideoFrames, side: int, mode: Literal["bilinear", "bicubic"]
 ) -> Float[Tensor, "f 3 a b"]:
-    """The shorter side resized to `side`, without antialias; the longer one is rounded down."""
+    """Resize the shorter side to `side`, without antialiasing; the longer side is rounded down."""
     h, w = frames.shape[-2:]
     short = min(h, w)
     size = [side if length == short else int(side * length / short) for length in (h, w)]
@@ -77,7 +77,7 @@ def sized(
 
 
 def dino_frames(model: str, place: Placement) -> Callable[[VideoFrames], Float[Tensor, "f e"]]:
-    """Function from frames in 0..1 to unit class tokens of a ViT."""
+    """Return a function from frames in 0..1 to a ViT's class tokens, as unit vectors."""
     from transformers import ViTModel
 
     loaded: Any = place.put(ViTModel.from_pretrained(model, add_pooling_layer=False))
@@ -95,7 +95,7 @@ def dino_frames(model: str, place: Placement) -> Callable[[VideoFrames], Float[T
 
 
 def clip_frames(model: str, place: Placement) -> Callable[[VideoFrames], Float[Tensor, "f e"]]:
-    """Function from frames in 0..1 to CLIP's unit image vectors."""
+    """Return a function from frames in 0..1 to CLIP's image embeddings, as unit vectors."""
     from transformers import CLIPModel
 
     loaded: Any = place.put(CLIPModel.from_pretrained(model))
@@ -120,7 +120,7 @@ def load(
     device: str = "auto",
     dtype: DtypeName = "float32",
 ) -> Reward:
-    """batch: frames in one call of the model."""
+    """Load the reward. `batch` is the number of frames per call of the model."""
     source, place = model_path(model or VBENCH_MODELS[kind]), Placement.of(device, dtype)
     frames = dino_frames if kind == "dino" else clip_frames
     return Consistency(frames(source, place), batch)

@@ -75,5 +75,6 @@ def load(
     about: About = "quality",
     jpeg: Annotated[int, Field(ge=1, le=100)] | None = None,
 ) -> Reward:
-    """jpeg: quality of JPEG files instead of PNG. Settings of the server: see `PanelSettings`."""
+    """Load the reward. `jpeg`: send JPEG files of this quality instead of PNG. For the server's
+    settings see `PanelSettings`."""
     return FiveWords(server.open(), RATING_WEIGHTS[kind], about, jpeg)

@@ -35,7 +35,8 @@ Question = Mapping[str, Any]
 
 
 def dependent(questions: Sequence[Question], yes: Sequence[bool]) -> list[float]:
-    """The answers as 1 or 0, 0 where a parent has 0; in the order of the questions."""
+    """Answers as 1 or 0, in the order of the questions; 0 if a question that they depend on
+    has 0."""
     value = {q["id"]: float(answer) for q, answer in zip(questions, yes, strict=True)}
     for q in questions:
         if any(value[parent] == 0 for parent in q["parents"] if parent != NO_PARENT):
@@ -69,8 +70,9 @@ class DpgBench:
         for row in range(len(prompts)):
             if not _questions(meta[row] if meta else {}, row):
                 raise ValueError(
-                    f"dpg_bench: row {row + 1} of the prompts has no column {DPG_COLUMN!r}: read "
-                    "the official file as a suite: flowrl suites dpg_bench:FILE --out prompts.jsonl"
+                    f"dpg_bench: row {row + 1} of the prompts has no column {DPG_COLUMN!r}: "
+                    "convert the official file with flowrl suites dpg_bench:FILE --out "
+                    "prompts.jsonl"
                 )
 
 
@@ -81,16 +83,18 @@ def _questions(row: Mapping[str, Any], number: int) -> list[Question]:
         isinstance(q, Mapping) and keys <= set(q) for q in questions
     ):
         raise ValueError(
-            f"dpg_bench: row {number + 1}: {DPG_COLUMN} must be a list of {sorted(keys)}"
+            f"dpg_bench: row {number + 1}: {DPG_COLUMN} must be a list of mappings with "
+            f"{sorted(keys)}"
         )
     known = {q["id"] for q in questions}
     if lost := [p for q in questions for p in q["parents"] if p != NO_PARENT and p not in known]:
         raise ValueError(
-            f"dpg_bench: row {number + 1}: no question has the id {lost[0]} of a parent"
+            f"dpg_bench: row {number + 1}: a question depends on the id {lost[0]}, which no "
+            "question has"
         )
     return questions
 
 
 def load(server: Inline[PanelSettings]) -> Reward:
-    """Scores in 0..1. Settings of the server: see `PanelSettings`."""
+    """Load the reward. Scores are in 0..1; for the server's settings see `PanelSettings`."""
     return DpgBench(server.open())

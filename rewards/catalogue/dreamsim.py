@@ -53,7 +53,7 @@ _ADAPTER = re.compile(
 
 @dataclass(frozen=True)
 class Tower:
-    """A ViT and, for the two CLIPs, the matrix after it."""
+    """A ViT and, for the two CLIP models, the projection after it."""
 
     vit: PlainVit
     projection: Tensor | None
@@ -81,7 +81,7 @@ class DreamSimTowers:
 
 
 def adapters(folder: Path) -> list[tuple[dict[str, Tensor], float]]:
-    """For each tower the entries `blocks....A` and `.B` of its adapter, and alpha / r."""
+    """Read each tower's adapter: its entries `blocks....A` and `.B`, and alpha / r."""
     whole = folder / "ensemble_lora"
     places = [whole] * 3 if whole.is_dir() else [folder / f"{name}_lora" for name in TOWERS]
     found = []
@@ -104,7 +104,7 @@ def adapters(folder: Path) -> list[tuple[dict[str, Tensor], float]]:
 
 
 def tower_of(file: Path, adapter: Mapping[str, Tensor], scale: float, place: Placement) -> Tower:
-    """The tower of a file, with its adapter added. ValueError for another layout."""
+    """Build the tower of a file with its adapter added. ValueError for another layout."""
     if not file.is_file():
         raise ValueError(f"dreamsim: no such file: {file}")
     clip = "clip" in file.name
@@ -119,7 +119,7 @@ def tower_of(file: Path, adapter: Mapping[str, Tensor], scale: float, place: Pla
     if differ or (projection is None) == clip:
         what = ", ".join(differ[:4]) or "proj"
         raise ValueError(
-            f"dreamsim: {file} is not a ViT's state: {what} missing or unexpected{way_out}"
+            f"dreamsim: {file} does not hold a ViT's weights: {what} missing or unexpected{way_out}"
         )
     names = {name.rpartition(".")[0] for name in adapter}
     for name in names:
@@ -128,7 +128,7 @@ def tower_of(file: Path, adapter: Mapping[str, Tensor], scale: float, place: Pla
             raise ValueError(f"dreamsim: the adapter of {name} does not fit {file}")
         state[f"{name}.weight"] = state[f"{name}.weight"].float() + scale * b @ a
     if names != {f"blocks.{i}.attn.qkv" for i in range(blocks_in(state))}:
-        raise ValueError(f"dreamsim: the adapter of {file} changes other layers than each qkv")
+        raise ValueError(f"dreamsim: the adapter of {file} changes layers other than qkv")
     moved = {name: value.to(place.device, place.dtype) for name, value in state.items()}
     vit = PlainVit(moved, quick=clip and "open_clip" not in file.name, eps=1e-5 if clip else 1e-6)
     return Tower(vit, None if projection is None else projection.to(place.device, place.dtype))
@@ -140,7 +140,8 @@ def load(
     column: str = "reference",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """folder: the unpacked zip. dino: the file of DINO's backbone, if the folder has none."""
+    """Load the reward. `folder`: the unpacked zip; `dino`: DINO's backbone, if the folder has no
+    file for it."""
     if not Path(folder).is_dir():
         raise ValueError(f"dreamsim: no such folder: {folder}")
     kept, own = Path(folder) / BACKBONE, Path(folder) / f"{TOWERS[0]}_pretrain.pth"

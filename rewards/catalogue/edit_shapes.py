@@ -63,7 +63,7 @@ _REMOVE = re.compile(rf"remove the {_THING}")
 
 @dataclass(frozen=True)
 class ShapeEdit:
-    """One change. `to` is the colour of a recolouring or the direction of a move."""
+    """One change to a scene. `to` is the new colour or the direction of a move."""
 
     kind: EditKind
     colour: str
@@ -72,7 +72,7 @@ class ShapeEdit:
 
 
 def parse_edit(instruction: str) -> ShapeEdit | None:
-    """Read an instruction; None for any other text, and for a colour that would stay.
+    """Parse an instruction; None for any other text, and for a change to the same colour.
 
     Capitals, spaces and a full stop at the end do not matter.
     """
@@ -174,7 +174,7 @@ def _square(colour: tuple[int, int, int]) -> Float[Tensor, "3 32 32"]:
 
 @dataclass(frozen=True)
 class EditShapesReward:
-    """One number per image; NaN where instruction or source cannot be read."""
+    """One score per image; NaN if the instruction or the source cannot be read."""
 
     kind: ShapesKind = "graded"
     column: str = "image"
@@ -225,7 +225,7 @@ class EditShapesReward:
 def load(
     kind: ShapesKind = "graded", column: str = "image", iou: Share = 0.80, aspect: Share = 0.75
 ) -> Reward:
-    """column: of the prompt file, with the path of the source image.
+    """Load the reward. `column`: the column of the prompt file with the path of the source image.
 
     A larger `iou` (0.85) and `aspect` (0.8) make a stricter judge of shapes.
     """

@@ -45,7 +45,8 @@ Pooling = Literal["mean", "min", "sum", "following", "quality"]
 
 @dataclass(frozen=True)
 class EditReward:
-    """texts and heads: of instruction following, then of quality."""
+    """EditReward's network; texts and heads come in pairs, for instruction following and for
+    quality."""
 
     backbone: QwenBackbone
     heads: tuple[nn.Sequential, nn.Sequential]

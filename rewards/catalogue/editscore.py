@@ -50,7 +50,7 @@ _PAIR = re.compile(
 
 
 def two_scores_in(answer: chat.Completion) -> tuple[float, float]:
-    """The two numbers of the last `"score": [a, b]`, 0 to 25; also in JSON with stray quotes."""
+    """The two numbers of the last `"score": [a, b]`, 0 to 25, even in JSON with stray quotes."""
     found = _PAIR.findall(answer.text)
     pair = tuple(map(float, found[-1])) if found else (-1.0, -1.0)
     if not all(0 <= score <= HIGHEST for score in pair):
@@ -128,7 +128,8 @@ def load(
     base: Literal["qwen2.5", "qwen3"] = "qwen2.5",
     protocol: Literal["evaluation", "training"] = "evaluation",
 ) -> Reward:
-    """following, quality: files with the two texts, or the authors' `vie_prompts.py` for both.
+    """Load the reward. `following`, `quality`: files with the two texts, or the authors'
+    `vie_prompts.py` for both.
 
     column: of the prompt file, with the path of the source image. base: of the served model; the
     Qwen2.5 form labels the images, the Qwen3 form does not.

@@ -45,7 +45,7 @@ class Ensemble:
 
 
 def member_scores(rewards: Sequence[Reward], samples: Samples) -> Float[Tensor, "r n"]:
-    """One row per member."""
+    """Scores of the members, one row each."""
     return torch.stack([scored(f"member {i}", r, samples) for i, r in enumerate(rewards)])
 
 

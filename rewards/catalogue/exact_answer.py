@@ -52,7 +52,7 @@ def exact_number(text: str) -> Fraction | None:
 
 
 def canonical(answer: str, kind: str) -> Hashable:
-    """A value that is equal for answers that are the same."""
+    """A canonical form that is equal for equal answers."""
     number = exact_number(answer) if kind == "number" else None
     if number is not None:
         return number
@@ -73,8 +73,8 @@ class ExactAnswer:
         expect(samples, "exact_answer", "text")
         if not samples.meta:
             raise ValueError(
-                f"exact_answer: the prompts have no columns; give the prompt file a column "
-                f"{self.column!r}, or name another with `column`"
+                f"exact_answer: the prompts have no columns; add a column {self.column!r} to "
+                "the prompt file, or name another with `column`"
             )
         scores = [self._score(t, m) for t, m in zip(samples.media, samples.meta, strict=True)]
         return torch.tensor(scores, dtype=torch.float64)
@@ -87,12 +87,12 @@ class ExactAnswer:
         return float(answer is not None and same(answer, str(truth), self.kind))
 
     def answers(self, samples: Samples) -> list[Hashable | None]:
-        """The answer of each text, as `canonical`; None where the pattern finds none."""
+        """The answer of each text in canonical form; None if the pattern finds none."""
         found = [last_match(text, self.pattern) for text in samples.media]
         return [None if a is None else canonical(a, self.kind) for a in found]
 
     def examples(self) -> Samples | None:
-        """The right answer and a wrong one; None for a pattern of the user's."""
+        """The right answer and a wrong one; None for a pattern from the user."""
         forms = {FIND["boxed"]: r"\boxed{{{}}}", FIND["tag"]: "<answer>{}</answer>"}
         if self.pattern.pattern not in FIND.values():
             return None
@@ -117,7 +117,7 @@ def load(
         raise ValueError(f"exact_answer: find: {find!r} is not a valid pattern: {error}") from error
     if pattern.groups < 1:
         raise ValueError(
-            f"exact_answer: find must be one of {', '.join(FIND)} or a regular expression with a "
-            f"group in parentheses, not {find!r}"
+            f"exact_answer: find must be one of {', '.join(FIND)} or a regular expression with "
+            f"a group in parentheses, not {find!r}"
         )
     return ExactAnswer(kind, pattern, column)

@@ -70,7 +70,7 @@ class Format:
         return torch.tensor([float(self.fits(text)) for text in samples.media])
 
     def examples(self) -> Samples | None:
-        """A text in the form and one that is not; None for a pattern of the user's."""
+        """A text in the required form and one that is not; None for a pattern from the user."""
         if self.kind not in GOOD:
             return None
         return Samples([GOOD[self.kind], BAD], ["3 + 4"] * 2, torch.zeros(2, dtype=torch.long))
@@ -78,7 +78,9 @@ class Format:
 
 def load(kind: FormatKind = "think_answer", pattern: str | None = None) -> Reward:
     if (kind == "pattern") != (pattern is not None):
-        raise ValueError("format: give `pattern` with `kind: pattern`, and only with it")
+        raise ValueError(
+            "format: `pattern` and `kind: pattern` belong together: give both or neither"
+        )
     if pattern is None:
         return Format(kind, NAMED[kind])
     try:

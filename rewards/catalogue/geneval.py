@@ -69,7 +69,8 @@ GenEvalRow = Mapping[str, Any]  # one entry of `include`
 
 
 def coco_class(name: str) -> str:
-    """One key for all spellings of a class: "potted plant" and "pottedplant", "tv" and "tvmonitor".
+    """The same key for all spellings of a class: "potted plant" and "pottedplant", "tv" and
+    "tvmonitor".
 
     Lower case without blanks, hyphens and underscores; then the synonyms of COCO's label lists.
     """
@@ -78,7 +79,7 @@ def coco_class(name: str) -> str:
 
 
 def relations(a: Box, b: Box) -> set[str]:
-    """Relations of a to b: left of, right of, above, below; at most one of each opposite pair."""
+    """Relations of a to b: left of, right of, above, below; never two opposite ones."""
     centres = [((box[0] + box[2]) / 2, (box[1] + box[3]) / 2) for box in (a, b)]
     sizes = [(box[2] - box[0], box[3] - box[1]) for box in (a, b)]
     offset = [centres[0][axis] - centres[1][axis] for axis in (0, 1)]
@@ -92,7 +93,7 @@ def relations(a: Box, b: Box) -> set[str]:
 
 
 def surest(things: Sequence[Detection], least: float) -> dict[str, list[Detection]]:
-    """The objects above `least` by class, the most certain first."""
+    """Objects that score above `least`, by class, the most certain first."""
     by_name: dict[str, list[Detection]] = {}
     for thing in sorted(things, key=lambda thing: -thing.score):
         if thing.score <= least:
@@ -105,7 +106,8 @@ def surest(things: Sequence[Detection], least: float) -> dict[str, list[Detectio
 
 @dataclass(frozen=True)
 class Colours:
-    """Colours of objects by CLIP, as in GenEval: the mean vector of three templates per colour."""
+    """Names object colours with CLIP, as GenEval does: the mean embedding of three templates per
+    colour."""
 
     towers: Towers
 
@@ -118,7 +120,7 @@ class Colours:
 
 
 def cut_out(image: Image.Image, thing: Detection) -> Image.Image:
-    """The object's box, gray outside its mask; at least one pixel."""
+    """Crop the object's box, with gray outside its mask; at least one pixel."""
     if thing.mask is not None:
         blank = Image.new("RGB", image.size, MASK_BACKGROUND)
         image = Image.composite(image, blank, Image.fromarray(thing.mask))
@@ -128,7 +130,7 @@ def cut_out(image: Image.Image, thing: Detection) -> Image.Image:
 
 @dataclass(frozen=True)
 class Scene:
-    """The objects found in one image, and the function that names their colours."""
+    """Objects found in one image, and the function that names their colours."""
 
     image: Image.Image
     things: Mapping[str, Sequence[Detection]]
@@ -138,7 +140,7 @@ class Scene:
         return self.things.get(coco_class(wanted["class"]), ())
 
     def in_colour(self, things: Sequence[Detection], wanted: GenEvalRow) -> int:
-        """The number of objects that have the wanted colour."""
+        """Number of objects of the wanted colour."""
         named = self.colours(self.image, things, wanted["class"]) if things else []
         return named.count(wanted["color"])
 
@@ -146,7 +148,7 @@ class Scene:
 def in_place(
     things: Sequence[Detection], wanted: GenEvalRow, groups: Sequence[Sequence[Detection] | None]
 ) -> bool:
-    """Whether every object has the wanted relation to every object of the named group."""
+    """Whether every object has the required relation to every object of the named group."""
     relation, group = wanted["position"]
     others = groups[int(group)]
     return others is not None and all(
@@ -177,7 +179,7 @@ def grade_objects(scene: Scene, include: Sequence[GenEvalRow]) -> tuple[float, b
 
 
 def official(scene: Scene, include: Sequence[GenEvalRow], exclude: Sequence[GenEvalRow]) -> bool:
-    """GenEval's verdict. Colour and place are those of the most certain objects."""
+    """GenEval's own verdict. Colour and position are read from the most certain objects."""
     groups: list[Sequence[Detection] | None] = []
     for wanted in include:
         things = scene.of(wanted)[: wanted["count"]]
@@ -193,7 +195,8 @@ def official(scene: Scene, include: Sequence[GenEvalRow], exclude: Sequence[GenE
 
 @dataclass(frozen=True)
 class GenEval:
-    """threshold: least score of an object; counting: the same for rows with the tag counting."""
+    """GenEval's check of objects. `threshold`: least score of an object; `counting`: the same for
+    rows with the tag counting."""
 
     detect: Detector
     colours: Any
@@ -226,7 +229,7 @@ class GenEval:
         return graded if self.kind == "graded" else float(strict)
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        """ValueError for the first row with a class, count or colour that cannot be judged."""
+        """ValueError for the first row whose class, count or colour cannot be judged."""
         for row, columns in enumerate(meta, start=1):
             for wanted in (*(columns.get("include") or ()), *(columns.get("exclude") or ())):
                 try:
@@ -238,19 +241,21 @@ class GenEval:
     def _check(self, wanted: GenEvalRow) -> None:
         name, count = wanted.get("class"), wanted.get("count")
         if not isinstance(name, str) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"geneval: {dict(wanted)} needs a class and a count of 1 or more")
+            raise ValueError(f"geneval: {dict(wanted)} needs a class and a count of at least 1")
         if coco_class(name) not in {coco_class(label) for label in self.detect.names}:
             near = difflib.get_close_matches(name, self.detect.names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"geneval: the detector has no class {name!r}{hint}")
+            raise ValueError(f"geneval: the detector does not know the class {name!r}{hint}")
         if wanted.get("color") is not None and wanted["color"] not in COLOUR_NAMES:
-            raise ValueError(f"geneval: {wanted['color']!r} is none of {', '.join(COLOUR_NAMES)}")
+            raise ValueError(
+                f"geneval: {wanted['color']!r} is not one of {', '.join(COLOUR_NAMES)}"
+            )
 
 
 @dataclass(frozen=True)
 class GenEvalOverFrames(OverFrames):
-    """The self-test covers the prompts and the CLIP that names colours, not the detector: not every
-    detector finds the objects of a synthetic image."""
+    """GenEval for images and videos. The self-test checks the prompts and CLIP's colour names, but
+    not the detector: not every detector finds objects in synthetic images."""
 
     parts: Mapping[str, Reward] = field(default_factory=dict)
 
@@ -269,7 +274,8 @@ def load(
     aggregate: Aggregate = "mean",
     device: str = "auto",
 ) -> Reward:
-    """`model` is a detector or segmenter of COCO's classes; `clip` names colours."""
+    """Load the reward. `model` is a detector or segmenter of COCO's classes; `clip` names
+    colours."""
     place = Placement.of(device)
     towers = transformers_towers(clip, place)
     reward = GenEval(detector(model, place), Colours(towers), kind, threshold, counting)

@@ -37,7 +37,8 @@ FACTORS = {"cosine": 1.0, "percent": 100.0}
 
 @dataclass(frozen=True)
 class Letterbox:
-    """An image as [3 size size]: longer side resized to `size`, padded with black, normalised."""
+    """Convert an image to [3 size size]: resize the longer side to `size`, pad with black,
+    normalise."""
 
     size: int
 
@@ -56,11 +57,11 @@ class Letterbox:
 
 
 def weights_of(version: str, checkpoint: str | None) -> dict[str, Any]:
-    """The state of the published file, or of the file at `checkpoint`."""
+    """Read the weights of the published file, or of `checkpoint`."""
     file = weights_file("hps", "checkpoint", checkpoint, (REPOSITORY, FILES[version]))
     stored = torch.load(file, map_location="cpu", weights_only=True)
     if "state_dict" not in stored:
-        raise ValueError(f"hps: {file} has no entry state_dict, as HPSv2's files have")
+        raise ValueError(f"hps: {file} has no entry state_dict, unlike HPSv2's files")
     return stored["state_dict"]
 
 
@@ -71,7 +72,8 @@ def load(
     kind: Literal["cosine", "percent"] = "cosine",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """`checkpoint` is a file with the weights; by default the hub's of `version`."""
+    """Load the reward. `checkpoint` is a file with the weights, by default the hub's file of
+    `version`."""
     open_clip = open_clip_library()
     model = open_clip.create_model(architecture, load_weights=False)
     model.load_state_dict(weights_of(version, checkpoint))

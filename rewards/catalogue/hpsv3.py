@@ -71,7 +71,8 @@ def load(
     aggregate: Aggregate = "mean",
     common: Inline[QwenSettings] = QwenSettings(),
 ) -> Reward:
-    """`checkpoint` is a file like the hub's HPSv3.safetensors, which is the default.
+    """Load the reward. `checkpoint` is a file in the form of HPSv3.safetensors, by default the
+    hub's.
 
     instruction: a file with the text, or the authors' Python file that has it.
     """

@@ -57,12 +57,12 @@ _RENAMED = (  # original BLIP to transformers, in this order
 
 
 def part(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The entries below `prefix`, without it."""
+    """Entries that start with `prefix`, with the prefix removed."""
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def renamed(name: str) -> str:
-    """The name in transformers' BlipVisionModel of an entry of BLIP's vision tower."""
+    """The name in transformers' BlipVisionModel for an entry of BLIP's vision tower."""
     for old, new in _RENAMED:
         name = re.sub(old, new, name)
     return name
@@ -73,7 +73,8 @@ def layers_in(state: Mapping[str, Tensor], pattern: str) -> int:
 
 
 def vision_model(state: Mapping[str, Tensor]) -> Any:
-    """The vision tower. BLIP's LayerNorms have epsilon 1e-6, as timm's; transformers' 1e-5."""
+    """Build the vision tower with BLIP's LayerNorm epsilon of 1e-6, as in timm; transformers has
+    1e-5."""
     from transformers import BlipVisionConfig, BlipVisionModel
 
     width, _, _, patch = state["patch_embed.proj.weight"].shape
@@ -92,7 +93,7 @@ def vision_model(state: Mapping[str, Tensor]) -> Any:
 
 
 def text_model(state: Mapping[str, Tensor], vision_width: int) -> Any:
-    """The BERT with cross attention; its names are the same in both codes."""
+    """Build the BERT with cross attention, which has the same names in both codes."""
     from transformers import BlipTextConfig
     from transformers.models.blip.modeling_blip_text import BlipTextModel
 
@@ -114,19 +115,22 @@ def text_model(state: Mapping[str, Tensor], vision_width: int) -> Any:
 
 
 def filled(model: Any, state: Mapping[str, Tensor], prefix: str) -> Any:
-    """The model with the file's weights. ValueError if one is missing or of another shape."""
+    """Load the file's weights into a model. ValueError if one is missing or has another shape."""
     try:
         missing = model.load_state_dict(state, strict=False).missing_keys
     except RuntimeError as error:
         why = " ".join(str(error).split())[:300]
-        raise ValueError(f"imagereward: the file's {prefix}* does not fit: {why}") from error
+        raise ValueError(f"imagereward: the file's {prefix}* entries do not fit: {why}") from error
     if missing:
-        raise ValueError(f"imagereward: the file has no {prefix}* for {', '.join(missing[:4])}")
+        raise ValueError(
+            f"imagereward: the file has no {prefix}* entries for {', '.join(missing[:4])}"
+        )
     return model
 
 
 def middle(image: Image.Image, side: int) -> Float[Tensor, "3 side side"]:
-    """The central square, the shorter side resized to `side` (bicubic, PIL), normalised as CLIP."""
+    """Crop the central square after resizing the shorter side to `side` (bicubic, PIL), normalised
+    as for CLIP."""
     width, height = image.size
     if width <= height:
         size = (side, int(side * height / width))
@@ -183,14 +187,15 @@ def load(
     tokenizer: HubName = "bert-base-uncased",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """`checkpoint` is a file like the hub's ImageReward.pt, which is the default."""
+    """Load the reward. `checkpoint` is a file in the form of ImageReward.pt, by default the
+    hub's."""
     file = weights_file("imagereward", "checkpoint", checkpoint, (REPOSITORY, FILE))
     from transformers import AutoTokenizer
 
     state = torch.load(file, map_location="cpu", weights_only=True)
     seen = part(state, VISION)
     if not seen:
-        raise ValueError(f"imagereward: {file} has no entries {VISION}*, as the hub's has")
+        raise ValueError(f"imagereward: {file} has no {VISION}* entries, unlike the hub's file")
     place, vision = common.place, vision_model(seen)
     reward = ImageReward(
         place.put(vision),

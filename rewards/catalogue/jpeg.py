@@ -20,7 +20,7 @@ QUALITY = 95
 
 @dataclass(frozen=True)
 class JpegSize:
-    """Kilobytes (1000 bytes) of images, divided by `unit`."""
+    """Size of the JPEG file in kilobytes (1000 bytes), divided by `unit`."""
 
     sign: int
     unit: float
@@ -31,7 +31,7 @@ class JpegSize:
         return self.sign * torch.tensor(sizes, dtype=torch.float64) / self.unit
 
     def examples(self) -> Samples:
-        """Noise and a flat image; noise has the larger file."""
+        """Noise and a flat image; noise makes the larger file."""
         noise = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         pair = torch.cat([noise, torch.full_like(noise, 0.5)])
         media = pair if self.sign > 0 else pair.flip(0)

@@ -38,7 +38,8 @@ COMPARINGS: dict[str, tuple[str, AnswerReader, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Pointwise:
-    """One question per sample, answered in 0..1. last: the question comes after the sample."""
+    """Asks one question per sample; answers are in 0..1. `last`: the question comes after the
+    sample."""
 
     panel: Panel
     template: str
@@ -64,7 +65,7 @@ class Pointwise:
 
 @dataclass(frozen=True)
 class Pairwise:
-    """P(a is better). With `both_orders` each pair is judged twice, with the places swapped.
+    """P(a is better). With `both_orders`, each pair is judged twice with the samples swapped.
 
     The mean of P(a first wins) and 1 - P(b first wins) cancels a preference for the first place; a
     pair needs both verdicts.
@@ -115,7 +116,7 @@ def load(
     kind: Literal["score", "expected", "yes_no", "checklist"] = "score",
     question: str | None = None,
 ) -> Reward:
-    """Scores in 0..1. Settings of the server: see `PanelSettings`.
+    """Load the reward. Scores are in 0..1; for the server's settings see `PanelSettings`.
 
     kind: score reads `Score: N` in 1..5 from a reasoned answer; expected takes the mean digit under
     the model's probabilities; yes_no P(yes); checklist the share of yes over questions.
@@ -136,8 +137,7 @@ def judge(
     question: str | None = None,
     both_orders: bool = True,
 ) -> Judge:
-    """A judge of pairs. kind: verdict reads `<answer>Image 1 is better</answer>`; probability takes
-    the model's probability of 1 and 2. The other settings are those of `load`.
-    """
+    """Load a judge of pairs. kind: verdict reads `<answer>Image 1 is better</answer>`; probability
+    uses the model's probabilities of 1 and 2. For the other settings see `load`."""
     template, read, request = COMPARINGS[kind]
     return Pairwise(server.open(), question or template, read, request, both_orders)

@@ -22,7 +22,8 @@ Unit = Literal["characters", "words", "tokens"]
 
 @dataclass(frozen=True)
 class Length:
-    """Score by length. `most` and `soft` are in units of text; for `near`, `most` is the target."""
+    """Scores texts by length. `most` and `soft` are in units of text; for `near`, `most` is the
+    target."""
 
     kind: Literal["overlong", "near"]
     measure: Callable[[str], int]
@@ -40,7 +41,8 @@ class Length:
         return -(beyond / self.soft).clamp(0, 1)
 
     def examples(self) -> Samples:
-        """A text of the right length, or short enough, and one of three times the most."""
+        """A text of the right length (or a short enough one), and one three times as long as
+        allowed."""
         good = "one " * (self.most if self.kind == "near" else 0)
         texts = [good, "one " * (3 * self.most + 1)]
         if self.kind == "near" and self.measure is len:
@@ -53,7 +55,7 @@ def words(text: str) -> int:
 
 
 def tokens(tokenizer: str) -> Callable[[str], int]:
-    """Function that counts the tokens of a text, without special ones."""
+    """Return a function that counts a text's tokens, without special ones."""
     from transformers import AutoTokenizer
 
     encode = AutoTokenizer.from_pretrained(model_path(tokenizer))
@@ -67,11 +69,16 @@ def load(
     unit: Unit = "words",
     tokenizer: HubName | None = None,
 ) -> Reward:
-    """`soft` is the length of DAPO's slope; `tokenizer` a folder or hub name, for tokens only."""
+    """Load the reward. `soft` is the length of DAPO's slope; `tokenizer`, a folder or hub name, is
+    only for tokens."""
     if most < 1 or not 0 <= soft <= most:
-        raise ValueError(f"length: wanted most >= 1 and soft in 0..most, not {most} and {soft}")
+        raise ValueError(
+            f"length: most must be at least 1 and soft in 0..most, not {most} and {soft}"
+        )
     if (unit == "tokens") != (tokenizer is not None):
-        raise ValueError("length: give `tokenizer` with `unit: tokens`, and only with it")
+        raise ValueError(
+            "length: `tokenizer` and `unit: tokens` belong together: give both or neither"
+        )
     if tokenizer is not None:
         return Length(kind, tokens(tokenizer), most, soft)
     return Length(kind, len if unit == "characters" else words, most, soft)

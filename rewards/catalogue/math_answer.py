@@ -45,11 +45,11 @@ class MathAnswer:
         return scores
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        """ValueError that names a row of the prompt file whose answer cannot be read."""
+        """ValueError, naming the row, if its answer cannot be read."""
         if not any(cell(row, self.column) is not None for row in meta):
             raise ValueError(
-                f"math_answer: no prompt has a column {self.column!r}; give the prompt file one, "
-                "or name another with `column`"
+                f"math_answer: no prompt has a column {self.column!r}; add it to the prompt "
+                "file, or name another with `column`"
             )
         self._golds(prompts[:SHOWN], meta[:SHOWN])
 
@@ -66,20 +66,20 @@ class MathAnswer:
         for row, gold in enumerate(golds):
             if gold is not None and read[gold] is None:
                 raise ValueError(
-                    f"math_answer: row {row + 1} (prompt {prompts[row][:60]!r}): its {self.column} "
-                    f"{gold[:60]!r} was not read within {limit:g} s; fix the prompt file, or "
-                    "leave the row's answer out to have it unscored"
+                    f"math_answer: row {row + 1} (prompt {prompts[row][:60]!r}): its "
+                    f"{self.column} {gold[:60]!r} could not be read within {limit:g} s; fix the "
+                    "prompt file, or leave the row's answer out to have it unscored"
                 )
             if gold is not None and read[gold] is not True:
                 raise ValueError(
-                    f"math_answer: row {row + 1} (prompt {prompts[row][:60]!r}): no mathematics "
-                    f"can be read in its {self.column} {gold[:60]!r}; fix the prompt file, or "
-                    "leave the row's answer out to have it unscored"
+                    f"math_answer: row {row + 1} (prompt {prompts[row][:60]!r}): its "
+                    f"{self.column} {gold[:60]!r} contains no mathematics; fix the prompt file, "
+                    "or leave the row's answer out to have it unscored"
                 )
         return golds
 
     def answers(self, samples: Samples) -> list[str | None]:
-        """The answer of each text as an expression; None where none can be read in time."""
+        """The answer of each text as an expression; None if none can be read in time."""
         unlike = list(dict.fromkeys(samples.media))
         boxed = self.find == "boxed"
         read = self.workers.ask([{"read": text, "boxed": boxed} for text in unlike])
@@ -87,7 +87,7 @@ class MathAnswer:
         return [found[text] or None for text in samples.media]
 
     def report(self) -> dict[str, float]:
-        """`late`: the number of comparisons that were stopped and scored 0."""
+        """`late`: number of comparisons that took too long and scored 0."""
         late, self.workers.late = self.workers.late, 0
         return {"late": float(late)}
 
@@ -114,7 +114,7 @@ def load(
         raise ValueError("math_answer needs math-verify: pip install 'flowrl[math]'")
     if seconds <= 0 or processes < 1:
         raise ValueError(
-            f"math_answer: wanted seconds above 0 and at least one process, not {seconds} and "
+            f"math_answer: seconds must be above 0 and processes at least 1, not {seconds} and "
             f"{processes}"
         )
     script = Path(__file__).parents[1] / "sandbox" / "math_worker.py"

@@ -50,7 +50,7 @@ class Motion:
         return amount.clamp(max=self.most).mean()
 
     def examples(self) -> Samples:
-        """A texture that moves by 3 of 48 pixels, and the same at rest."""
+        """A texture that moves by 3 of 48 pixels, and the same texture at rest."""
         texture = torch.rand(3, 48, 160, generator=torch.Generator().manual_seed(0))
         frames = 4 * self.every + 1
         starts = [3 * (i // self.every) for i in range(frames)]
@@ -62,5 +62,6 @@ class Motion:
 def load(
     kind: Literal["amount", "vote"] = "amount", every: OneOrMore = 1, most: Positive = 4.0
 ) -> Reward:
-    """every: frames between two that are compared. most: the highest amount of one pair."""
+    """Load the reward. `every`: distance in frames between the two that are compared; `most`: the
+    largest amount that one pair can add."""
     return Motion(kind == "vote", every, most)

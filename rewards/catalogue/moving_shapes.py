@@ -60,7 +60,7 @@ class Actor:
 
 
 def parse_motion(prompt: str) -> tuple[Actor, ...] | None:
-    """One or two actors of different colours; None for any other prompt.
+    """Parse one or two actors of different colours; None for any other prompt.
 
     Capitals, spaces and a full stop at the end do not matter.
     """
@@ -74,7 +74,7 @@ def parse_motion(prompt: str) -> tuple[Actor, ...] | None:
 
 
 def identity(video: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor]) -> float:
-    """1 if the same actors are in all frames; otherwise the mean partial credit of the frames."""
+    """1 if all frames show the same actors; otherwise the mean partial credit of the frames."""
     wanted = shapes.WantedShapes(tuple((actor.colour, actor.shape) for actor in actors))
     colours = Counter(actor.colour for actor in actors)
     there = all(Counter(thing.colour for thing in frame) == colours for frame in video)
@@ -86,7 +86,7 @@ def identity(video: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor]) 
 
 
 def motion(path: Sequence[Centre | None], name: str) -> float:
-    """Score in 0..1 of a centre's path as the motion of that name; None in frames without it.
+    """Score in 0..1 of a centre's path for the named motion; None stands for frames without it.
 
     A product of shares, each 1 within its limit: presence, distance, straightness, forward steps.
     """
@@ -114,7 +114,7 @@ def _within(length: float, limit: float) -> float:
 
 
 def follow(video: Sequence[Sequence[DetectedShape]], colour: str) -> list[Centre | None]:
-    """The centre of the largest object of a colour in each frame."""
+    """Centre of the largest object of a colour in each frame."""
     path: list[Centre | None] = []
     for frame in video:
         own = [thing for thing in frame if thing.colour == colour]
@@ -132,7 +132,7 @@ def grade_motion(video: Sequence[Sequence[DetectedShape]], actors: Sequence[Acto
 def watch(
     media: Float[Tensor, "n f 3 h w"], iou: float, aspect: float
 ) -> list[list[list[DetectedShape]]]:
-    """The objects of each frame of each video."""
+    """Detect the objects in each frame of each video."""
     size = max(1, CHUNK_SIZE // media[0].numel()) if len(media) else 1
     videos: list[list[list[DetectedShape]]] = []
     for part in media.split(size):
@@ -144,7 +144,7 @@ def watch(
 
 @dataclass(frozen=True)
 class MovingShapesReward:
-    """One number per video; NaN for a prompt that `parse_motion` cannot read."""
+    """One score per video; NaN for a prompt that `parse_motion` cannot read."""
 
     kind: ShapesKind = "graded"
     iou: float = 0.80
@@ -178,5 +178,6 @@ class MovingShapesReward:
 
 
 def load(kind: ShapesKind = "graded", iou: Share = 0.80, aspect: Share = 0.75) -> Reward:
-    """A larger `iou` (0.85) and `aspect` (0.8) make a stricter judge of shapes."""
+    """Load the reward. A larger `iou` (0.85) and `aspect` (0.8) make the judge of shapes
+    stricter."""
     return MovingShapesReward(kind, iou, aspect)

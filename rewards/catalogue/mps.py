@@ -52,8 +52,8 @@ CLIP_PART, CROSS_PART = "model.", "cross_model."
 
 
 class CrossBlock(nn.Module):
-    """Multi-query attention of image tokens to the text, with a parallel gated network; then a
-    block of rotary self attention with one, both added to what they read."""
+    """Multi-query attention from image tokens to the text, parallel to a gated network, then
+    rotary self attention with another gated network; both are residual."""
 
     def __init__(self, width: int, inner: int, spread: int) -> None:
         super().__init__()
@@ -89,19 +89,19 @@ def attended(
     v: Float[Tensor, "t d"],
     mask: Float[Tensor, " t"],
 ) -> Float[Tensor, "i h"]:
-    """Attention of several heads of q to one head of k and v; the mask is added."""
+    """Multi-head attention of q to a single head of k and v; the mask is added."""
     heads = q.unflatten(-1, (-1, ATTENTION_WIDTH)).transpose(0, 1) * ATTENTION_WIDTH**-0.5
     return ((heads @ k.T + mask).softmax(-1) @ v).transpose(0, 1).flatten(1)
 
 
 def gated(x: Float[Tensor, "n w"]) -> Float[Tensor, "n v"]:
-    """SwiGLU: the first half times the SiLU of the second."""
+    """SwiGLU: the first half times SiLU of the second half."""
     value, gate = x.chunk(2, -1)
     return functional.silu(gate) * value
 
 
 def rotated(x: Float[Tensor, "*h n d"]) -> Float[Tensor, "*h n d"]:
-    """Rotary positions 0 to n - 1, in halves."""
+    """Apply rotary embeddings for positions 0 to n - 1, in halves."""
     n, width = x.shape[-2:]
     steps = torch.arange(0, width, 2, device=x.device).float() / width
     angles = torch.arange(n, device=x.device)[:, None] / 10000**steps
@@ -160,7 +160,7 @@ class Mps:
 
 
 def cross_layers(state: dict[str, Tensor], place: str) -> nn.ModuleList:
-    """The cross model of a file's entries. ValueError for others."""
+    """Build the cross model from a file's entries. ValueError for entries that do not fit."""
     start = f"{CROSS_PART}layers."
     own = {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
     numbers = sorted({int(name.partition(".")[0]) for name in own})
@@ -176,7 +176,7 @@ def cross_layers(state: dict[str, Tensor], place: str) -> nn.ModuleList:
         block.load_state_dict({NAMES[name]: value for name, value in given.items()})
         layers.append(block)
     if not layers:
-        raise ValueError(f"mps: {place} has no entries {start}*, as MPS has")
+        raise ValueError(f"mps: {place} has no {start}* entries, unlike MPS")
     return layers
 
 
@@ -190,7 +190,7 @@ def clip_of(state: dict[str, Tensor], folder: str, place: str) -> Any:
         model.load_state_dict(own)
     except RuntimeError as error:
         why = " ".join(str(error).split())[:200]
-        raise ValueError(f"mps: {place} has a CLIP other than {folder}: {why}") from error
+        raise ValueError(f"mps: the CLIP in {place} is not the one in {folder}: {why}") from error
     return model
 
 
@@ -201,7 +201,7 @@ def load(
     condition: str = CONDITION,
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """checkpoint: MPS_overall_checkpoint.pth, or its tensors as safetensors.
+    """Load the reward. `checkpoint`: MPS_overall_checkpoint.pth, or its tensors as safetensors.
 
     condition: words by which tokens of the prompt are chosen. `batch` has no effect.
     """

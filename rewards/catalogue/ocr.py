@@ -37,7 +37,7 @@ MOST_PERMUTED = 5  # texts whose orders `strict` tries
 
 
 def score_texts(lines: Sequence[str], wanted: Sequence[str], kind: OcrKind = "graded") -> float:
-    """The formulas above for the lines of one image; `wanted` has at least one text."""
+    """Apply the formulas above to the lines of one image; `wanted` holds at least one text."""
     read = normalise("".join(lines))
     texts = [normalise(text) for text in wanted]
     if kind == "graded":
@@ -49,7 +49,7 @@ def score_texts(lines: Sequence[str], wanted: Sequence[str], kind: OcrKind = "gr
 
 
 def score_frames(frames: Sequence[Sequence[str]], wanted: Sequence[str], kind: OcrKind) -> float:
-    """Score of a video from the lines of some of its frames: the mean over frames.
+    """Score a video by the mean over some of its frames, each given as its lines.
 
     The published rule leaves out frames of score 0, so that one right frame is enough.
     """
@@ -73,7 +73,7 @@ def _is_all(read: str, texts: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class Ocr:
-    """`every`: the step between the frames of a video that are read."""
+    """Reads text in images. `every`: distance between the frames of a video that are read."""
 
     reader: ImageReader
     kind: OcrKind
@@ -94,7 +94,7 @@ class Ocr:
         return torch.tensor(found, dtype=torch.float64)
 
     def examples(self) -> Samples:
-        """An image of the quoted word, and one without it."""
+        """An image of the quoted word, and an image without it."""
         from PIL import Image, ImageDraw, ImageFont
 
         from rewards.perception.media import to_tensor
@@ -106,7 +106,8 @@ class Ocr:
 
 
 def reader(side: int) -> ImageReader:
-    """The engine. Images whose shorter side is below `side` pixels are enlarged to it first."""
+    """Load the OCR engine. Images whose shorter side is below `side` pixels are enlarged to it
+    first."""
     try:
         from rapidocr import RapidOCR
     except ImportError as error:
@@ -129,5 +130,5 @@ def reader(side: int) -> ImageReader:
 
 
 def load(kind: OcrKind = "graded", every: OneOrMore = 4, side: Side = 320) -> Reward:
-    """`side` below 736 reads large text faster and small text worse."""
+    """Load the reward. A `side` below 736 reads large text faster and small text worse."""
     return Ocr(reader(side), kind, every)

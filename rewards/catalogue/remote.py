@@ -21,7 +21,7 @@ from rewards.types import Inline, Judge, OneOrMore, Reward, Samples
 
 @dataclass(frozen=True)
 class RemoteReward:
-    """One number per sample from the server, NaN where it has none."""
+    """One score per sample from the server; NaN for samples without one."""
 
     client: Client
     batch: int = 16
@@ -37,7 +37,7 @@ class RemoteReward:
         return _gather(self.client, asks, parts)
 
     def examples(self) -> Samples | None:
-        """Examples of the served reward, if it has some."""
+        """Examples of the served reward, if it has any."""
         known = self.client.get("/examples")
         if known is None:
             return None
@@ -50,7 +50,7 @@ class RemoteReward:
 
 @dataclass(frozen=True)
 class RemoteJudge:
-    """P(a is preferred) for each pair. An image is sent once for all its pairs."""
+    """P(a is preferred) for each pair. Each image is sent only once for all of its pairs."""
 
     remote: RemoteReward
 
@@ -90,7 +90,8 @@ def _gather(client: Client, asks: list[Ask], parts: list[list[int]]) -> Float[Te
 
 
 def whole_groups(group: list[int], most: int) -> Iterator[list[int]]:
-    """Rows in parts of whole groups, with at most `most` rows unless one group is larger."""
+    """Split rows into parts of whole groups, with at most `most` rows unless one group is
+    larger."""
     part: list[int] = []
     start = 0
     while start < len(group):
@@ -107,7 +108,7 @@ def whole_groups(group: list[int], most: int) -> Iterator[list[int]]:
 
 
 def few_samples(pairs: list[tuple[int, int]], most: int) -> Iterator[list[int]]:
-    """Indices of pairs in order, in parts that have at most `most` samples (or one pair)."""
+    """Split pairs, in order, into parts with at most `most` samples (or a single pair)."""
     part: list[int] = []
     seen: set[int] = set()
     for i, pair in enumerate(pairs):
@@ -122,7 +123,8 @@ def few_samples(pairs: list[tuple[int, int]], most: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Settings of a served reward or judge. Images travel without loss, in the format `pictures`.
+    """Settings of a served reward or judge. Images are sent without loss, in the format
+    `pictures`.
 
     key: name of an environment variable with the token. batch: samples per request; more only if
     one group is larger. videos: frames as images, or a lossy MP4. timeout: seconds per try.
@@ -140,7 +142,7 @@ class ServerSettings:
     log: str | None = None
 
     def open(self, does: str) -> RemoteReward:
-        """ValueError unless a reward server of our format answers and `does` this."""
+        """ValueError unless the URL is a reward server of our format that can do `does`."""
         patience = Patience(self.timeout, self.tries, self.at_once)
         client = Client(self.url, self.key, patience, self.log)
         try:
@@ -158,10 +160,10 @@ class ServerSettings:
 
 
 def load(server: Inline[ServerSettings]) -> Reward:
-    """The reward of a server."""
+    """Load the reward of a server."""
     return server.open("scores")
 
 
 def judge(server: Inline[ServerSettings]) -> Judge:
-    """The judge behind a server; every served reward is one too."""
+    """Load the judge of a server; every served reward can also judge."""
     return RemoteJudge(server.open("judges"))

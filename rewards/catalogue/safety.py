@@ -43,7 +43,7 @@ Judged = Callable[[Sequence[Image.Image]], Float[Tensor, " m"]]
 
 @dataclass(frozen=True)
 class Safety:
-    """Score the safety of images, higher is safer. `report` counts an image as flagged unless
+    """Scores the safety of images; higher is safer. `report` counts an image as flagged unless
     `safe` accepts its score."""
 
     score: Judged
@@ -58,7 +58,7 @@ class Safety:
         return scores
 
     def report(self) -> dict[str, float]:
-        """The share of flagged images since the last report."""
+        """Share of flagged images since the last report."""
         share = self.seen["flagged"] / self.seen["samples"] if self.seen["samples"] else None
         self.seen.clear()
         return {} if share is None else {"flagged": share}
@@ -84,13 +84,13 @@ def classifier(model: str, label: str, place: Placement) -> Judged:
 
 
 def concepts(model: str, place: Placement) -> Judged:
-    """Minus the largest rounded score of a concept."""
+    """Minus the largest rounded concept score."""
     from transformers import CLIPConfig, CLIPVisionModel
 
     state = checker_weights(model)
     lacking = [name for name in PARTS if name not in state]
     if lacking:
-        raise ValueError(f"safety: {model} is no safety checker: it lacks {', '.join(lacking)}")
+        raise ValueError(f"safety: {model} is not a safety checker: it lacks {', '.join(lacking)}")
     parts = {name: state.pop(name).to(place.device).float() for name in PARTS}
     config: Any = CLIPConfig.from_pretrained(model)
     tower = CLIPVisionModel(config.vision_config)
@@ -114,7 +114,7 @@ def concepts(model: str, place: Placement) -> Judged:
 
 
 def checker_weights(model: str) -> dict[str, Tensor]:
-    """The tensors of `model.safetensors` or `pytorch_model.bin`."""
+    """Read `model.safetensors` or `pytorch_model.bin`."""
     from safetensors.torch import load_file
     from transformers.utils.hub import cached_file
 
@@ -127,7 +127,7 @@ def checker_weights(model: str) -> dict[str, Tensor]:
 
 
 def load_tower(model: str, tower: Any, state: dict[str, Tensor]) -> Any:
-    """Load the vision tower, whose entries have one or two `vision_model.` before them.
+    """Load the vision tower, whose entries start with one or two `vision_model.`.
 
     transformers dropped one of the two in its version 5. ValueError unless all entries fit.
     """
@@ -149,7 +149,8 @@ def load(
     label: str = "nsfw",
     common: Inline[ImageModelSettings] = ImageModelSettings(aggregate="min"),
 ) -> Reward:
-    """label: the unsafe class of the classifier. A video has the score of its worst frame."""
+    """Load the reward. `label`: the classifier's unsafe class. A video has the score of its worst
+    frame."""
     source = model_path(model or CHECKERS[kind])
     if kind == "classifier":
         judged, safe = classifier(source, label, common.place), lambda scores: scores > 0.5

@@ -94,7 +94,7 @@ class SequenceClassifier:
         return logits[:, self.label].sigmoid() if self.kind == "sigmoid" else logits[:, self.label]
 
     def report(self) -> dict[str, float]:
-        """`long`: the number of samples with more tokens than the model reads."""
+        """`long`: number of samples with more tokens than the model reads."""
         long, self.met["long"] = self.met["long"], 0
         return {"long": float(long)}
 
@@ -106,7 +106,7 @@ def _unused(rows: Sequence[Encoded]) -> int:
 
 
 def limit_of(model: Any, tokenizer: Any, most: int | None) -> int | None:
-    """Most tokens that the model reads; None if neither it nor its tokenizer has a limit.
+    """Most tokens that the model reads; None if neither the model nor its tokenizer has a limit.
 
     ValueError for a `most` beyond that.
     """
@@ -121,7 +121,8 @@ def limit_of(model: Any, tokenizer: Any, most: int | None) -> int | None:
 
 
 def label_index(model: Any, label: int | str | None) -> int:
-    """Index of a label's logit. ValueError if it is required, or is none of the model's."""
+    """Index of a label's logit. ValueError if a label is required, or the model does not have
+    it."""
     names = model.config.id2label
     if label is None and len(names) == 1:
         return 0
@@ -160,8 +161,9 @@ def load(
     )
     if info["missing_keys"]:
         raise ValueError(
-            f"sequence_classifier: {model} has no trained {', '.join(sorted(info['missing_keys']))}"
-            ": it is not a classifier, so its scores would be random"
+            f"sequence_classifier: {model} has no trained "
+            f"{', '.join(sorted(info['missing_keys']))}: it is not a classifier, and its scores "
+            "would be random"
         )
     tokenizer = AutoTokenizer.from_pretrained(source)
     limit = limit_of(loaded, tokenizer, most)

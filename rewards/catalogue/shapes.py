@@ -65,7 +65,7 @@ ShapesKind = Literal["graded", "strict"]
 
 @dataclass(frozen=True)
 class WantedShapes:
-    """The objects of a prompt; the first has `relation` to the second."""
+    """Objects that a prompt asks for; the first has `relation` to the second."""
 
     things: tuple[ColouredShape, ...]
     relation: str | None = None
@@ -79,7 +79,8 @@ class WantedShapes:
 
 @dataclass(frozen=True)
 class DetectedShape:
-    """An object of an image. x to the right, y down, both in 0..1; area as a share of the image."""
+    """An object found in an image. x points right and y down, both in 0..1; area is a share of the
+    image."""
 
     colour: str | None  # None: not a palette colour
     shape: str | None  # None: no template fits
@@ -89,7 +90,7 @@ class DetectedShape:
 
 
 def parse_shapes(prompt: str) -> WantedShapes | None:
-    """Read "a red circle", "a red circle left of a blue square" or "three green triangles".
+    """Parse "a red circle", "a red circle left of a blue square" or "three green triangles".
 
     Capitals, spaces and a full stop at the end do not matter. None for anything else.
     """
@@ -127,7 +128,7 @@ def _areas(height: int, width: int) -> tuple[np.ndarray, ...]:
 def detect(
     images: Float[Tensor, "n 3 h w"], iou: float = 0.80, aspect: float = 0.75
 ) -> list[list[DetectedShape]]:
-    """The objects of each image (0..1); about 0.2 ms per image of 32 x 32 in a batch.
+    """Detect the objects of each image (0..1), in about 0.2 ms per image of 32 x 32 in a batch.
 
     iou: least overlap of an object's mask with its best template (intersection over union).
     aspect: least ratio of its box's sides; a mask that fails either has shape None.
@@ -215,7 +216,7 @@ def _shape(mask: np.ndarray, iou: float, aspect: float) -> str | None:
 
 
 def in_relation(a: DetectedShape, b: DetectedShape, relation: str) -> bool:
-    """Whether a's centre has the relation to b's, and is farther along its axis than across it."""
+    """Whether a's centre has the relation to b's and lies farther along its axis than across it."""
     dx, dy = b.x - a.x, b.y - a.y
     along, across = {
         "left of": (dx, dy),
@@ -271,7 +272,7 @@ def _match(
 
 
 def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
-    """Whether objects, colours, shapes and number are the same, in the wanted relation."""
+    """Whether objects, colours, shapes and number match, in the wanted relation."""
     if Counter((thing.colour, thing.shape) for thing in found) != Counter(wanted.things):
         return False
     if wanted.relation is None:
@@ -282,7 +283,7 @@ def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
 
 @dataclass(frozen=True)
 class ShapesReward:
-    """One number per image; NaN for a prompt that `parse_shapes` cannot read."""
+    """One score per image; NaN for a prompt that `parse_shapes` cannot read."""
 
     kind: ShapesKind = "graded"
     iou: float = 0.80
@@ -312,5 +313,5 @@ class ShapesReward:
 
 
 def load(kind: ShapesKind = "graded", iou: Share = 0.80, aspect: Share = 0.75) -> Reward:
-    """A larger `iou` (0.85) and `aspect` (0.8) make a stricter judge of shapes."""
+    """Load the reward. A larger `iou` (0.85) and `aspect` (0.8) make it stricter."""
     return ShapesReward(kind, iou, aspect)

@@ -35,7 +35,8 @@ Embed = Callable[[Sequence[Image.Image]], Float[Tensor, "n e"]]
 
 @dataclass(frozen=True)
 class Similarity:
-    """Cosine to the reference; NaN for samples without one, or whose reference cannot be read."""
+    """Cosine similarity to the reference; NaN for samples whose reference is missing or
+    unreadable."""
 
     embed: Embed
     column: str
@@ -65,7 +66,8 @@ class Similarity:
 
 
 def dino(model: str, place: Placement) -> Embed:
-    """Function from images to the unit class tokens of the last layer, after its norm."""
+    """Return a function from images to the last layer's class tokens after its norm, as unit
+    vectors."""
     from transformers import AutoModel
 
     loaded, processor = place.put(AutoModel.from_pretrained(model)), image_processor(model)
@@ -85,7 +87,7 @@ def load(
     column: str = "reference",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """`column` holds the path of each prompt's reference image."""
+    """Load the reward. `column` holds the path of each prompt's reference image."""
     model = model or MODELS[kind]
     if kind == "clip":
         embed = transformers_towers(model, common.place).images

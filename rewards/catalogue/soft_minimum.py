@@ -37,7 +37,7 @@ class SoftMinimum:
 
 
 def load(rewards: Sequence[Reward], temperature: Positive = 0.1) -> Reward:
-    """`temperature` is in units of the members' scores."""
+    """Load the reward. `temperature` has the unit of the members' scores."""
     if len(rewards) < 2:
         raise ValueError(f"soft_minimum: at least two rewards are needed, not {len(rewards)}")
     return SoftMinimum(tuple(rewards), temperature)

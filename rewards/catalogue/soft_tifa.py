@@ -9,9 +9,9 @@ others Yes, yes, ` yes` and ` Yes`. `kind: arithmetic` is the mean over the ques
 over prompts.
 
 As published, and so here: in Qwen's vocabulary the first token of ` 2` is a blank, so the blank
-counts for every number; forms with the same first token count twice, so a score may pass 1.
-Not certain: which questions ask for a number; here those that hold `How many`. Tried with answers
-of a stand-in only, not with the published judge.
+counts for every number; forms with the same first token count twice, so a score may pass 1. A
+question that begins with `How many` asks for a number. Tried with answers of a stand-in only, not
+with the published judge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 def forms_of(question: str, answer: str) -> tuple[str, ...]:
     """The forms of the right answer, in the authors' order."""
-    if "How many" not in question:
+    if not question.startswith("How many"):
         return YES
     word = answer.strip()
     forms = (word, word.capitalize(), f" {word}", f" {word.capitalize()}")
@@ -49,7 +49,7 @@ def forms_of(question: str, answer: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class SoftTifa:
-    """The mean over a prompt's questions; unscored unless all of them were answered."""
+    """Mean over a prompt's questions; unscored unless all of them were answered."""
 
     panel: Panel
     tokenizer: Any
@@ -117,7 +117,8 @@ def load(
     tokenizer: HubName = "Qwen/Qwen3-VL-8B-Instruct",
     column: str = "vqa_list",
 ) -> Reward:
-    """`tokenizer` is that of the served model, which names the first tokens of the answers."""
+    """Load the reward. `tokenizer` belongs to the served model and gives the first tokens of the
+    answers."""
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(model_path(tokenizer))

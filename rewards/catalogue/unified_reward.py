@@ -40,7 +40,7 @@ Axis = Literal["all", "alignment", "coherence", "style", "physics"]
 
 @dataclass(frozen=True)
 class Questioner:
-    """Builds the messages: the source, the samples, and the text last."""
+    """Builds the messages: the source first, then the samples, and the text last."""
 
     panel: Panel
     question: str
@@ -48,7 +48,7 @@ class Questioner:
     column: str | None
 
     def messages(self, samples: Samples, rows: Sequence[tuple[int, ...]]) -> list[Messages | None]:
-        """A message for each choice of rows; None where the source cannot be read."""
+        """One message for each choice of rows; None if the source cannot be read."""
         kind = expect(samples, "unified_reward", "image", "video")
         media, count = items(samples), self.panel.frames
         sources = column_images("unified_reward", samples, self.column) if self.column else []
@@ -83,7 +83,7 @@ def _parts(item: Tensor, kind: Kind, frames: int) -> list[str | dict[str, Any]]:
 
 @dataclass(frozen=True)
 class UnifiedScore:
-    """One question per sample, answered in 0..1."""
+    """Asks one question per sample; answers are in 0..1."""
 
     ask: Questioner
     one_call: ClassVar[bool] = True
@@ -100,7 +100,7 @@ class UnifiedScore:
 
 @dataclass(frozen=True)
 class UnifiedPreference:
-    """P(a is better); the mean of both orders with `both_orders`, NaN unless both were read."""
+    """P(a is better). With `both_orders` the mean of both orders, NaN unless both could be read."""
 
     ask: Questioner
     both_orders: bool
@@ -119,7 +119,8 @@ class UnifiedPreference:
 def load(
     server: Inline[PanelSettings], question: str, axis: Axis = "all", column: str | None = None
 ) -> Reward:
-    """Scores in 0..1: (x - 1) / 4, of videos in 1..10 (x - 1) / 9. `question` is a file."""
+    """Load the reward. Scores are in 0..1: (x - 1) / 4, and (x - 1) / 9 for videos rated 1..10.
+    `question` is a file."""
     read = answers.score_in if axis == "all" else partial(answers.axis_in, axis=axis)
     return UnifiedScore(Questioner(server.open(), _read(question), read, column))
 
@@ -130,8 +131,8 @@ def judge(
     both_orders: bool = True,
     column: str | None = None,
 ) -> Judge:
-    """A judge that returns P(first is better) in 0..1; `both_orders` averages over both orders of a
-    pair. The other settings are those of `load`."""
+    """Load a judge that returns P(first is better) in 0..1; `both_orders` averages over both
+    orders of a pair. For the other settings see `load`."""
     ask = Questioner(server.open(), _read(question), answers.verdict_in, column)
     return UnifiedPreference(ask, both_orders)
 
@@ -140,10 +141,11 @@ def _read(question: str) -> str:
     path = Path(question)
     if not path.is_file():
         raise ValueError(
-            f"unified_reward: question: no such file: {question}; copy the text of your release's "
-            "client, from github.com/CodeGoat24/UnifiedReward, with {prompt} for the prompt"
+            f"unified_reward: question: no such file: {question}; copy the text from your "
+            "release's client (github.com/CodeGoat24/UnifiedReward), with {prompt} in place "
+            "of the prompt"
         )
     text = path.read_text(encoding="utf-8")
     if "{prompt}" not in text:
-        raise ValueError(f"unified_reward: question: {question} has no {{prompt}} in it")
+        raise ValueError(f"unified_reward: question: {question} does not contain {{prompt}}")
     return text

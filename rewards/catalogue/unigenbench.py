@@ -43,7 +43,8 @@ POINTS, DESCRIPTIONS = "testpoints", "testpoint_descriptions"
 
 
 def points_in(answer: chat.Completion, size: int) -> list[float]:
-    """1 or 0 of each test point. Lists of another size are Malformed, hence asked again."""
+    """1 or 0 for each test point. A list of another length is Malformed, so the question is asked
+    again."""
     analysis, score = (_list_in(answer.text, tag) for tag in ("analysis", "score"))
     if len(analysis) != size or len(score) != size:
         raise Malformed
@@ -102,8 +103,9 @@ class UniGenBench:
                 _question(own, row, self.questions)
             else:
                 raise ValueError(
-                    f"unigenbench: row {row + 1} of the prompts has no column {POINTS!r}: read the "
-                    "official file as a suite, flowrl suites unigenbench:FILE --out prompts.jsonl"
+                    f"unigenbench: row {row + 1} of the prompts has no column {POINTS!r}: "
+                    "convert the official file with flowrl suites unigenbench:FILE --out "
+                    "prompts.jsonl"
                 )
 
 
@@ -111,8 +113,8 @@ def _points(row: Mapping[str, Any], number: int) -> tuple[list[str], list[str]]:
     points, texts = cell(row, POINTS) or [], cell(row, DESCRIPTIONS) or []
     if not isinstance(points, list) or not isinstance(texts, list) or len(points) != len(texts):
         raise ValueError(
-            f"unigenbench: row {number + 1}: {POINTS} and {DESCRIPTIONS} must be two lists of one "
-            "length"
+            f"unigenbench: row {number + 1}: {POINTS} and {DESCRIPTIONS} must be two lists of "
+            "the same length"
         )
     return list(map(str, points)), list(map(str, texts))
 
@@ -127,15 +129,17 @@ def _question(
             return question
     known = "; or ".join(", ".join(one.definitions) for one in questions)
     raise ValueError(
-        f"unigenbench: row {number + 1}: the question defines no test point "
-        f"{min(unknown, key=len)[0]!r}; it has {known}: take the file of the prompts' language"
+        f"unigenbench: row {number + 1}: the question does not define the test point "
+        f"{min(unknown, key=len)[0]!r}; it defines {known}: use the file in the prompts' "
+        "language"
     )
 
 
 def load(
     server: Inline[PanelSettings], question: str, image: Literal["first", "last"] = "first"
 ) -> Reward:
-    """Scores in 0..1. question: the authors' eval_common.py, or a script of theirs.
+    """Load the reward. Scores are in 0..1. `question`: the authors' eval_common.py, or a script of
+    theirs.
 
     Settings of the server: see `PanelSettings`.
     """

@@ -32,7 +32,7 @@ from torch import Tensor
 from rewards.judging.published_texts import PublishedText
 from rewards.perception.chat_frame import VIDEO
 from rewards.perception.embedding import in_batches
-from rewards.perception.hub import HubName, hub_reachable, model_path
+from rewards.perception.hub import HubName, fetched, hub_reachable, model_path
 from rewards.perception.media import expect, items
 from rewards.perception.qwen import (
     QwenBackbone,
@@ -93,7 +93,7 @@ class AdapterFields(BaseModel):
 
 
 class ModelConfig(BaseModel):
-    """The fields of `model_config.json` that the score depends on."""
+    """Fields of `model_config.json` that affect the score."""
 
     data_config: DataFields
     model_config_: ModelFields
@@ -102,7 +102,8 @@ class ModelConfig(BaseModel):
 
 
 def config_of(folder: Path) -> ModelConfig:
-    """ValueError, naming the field, for a checkpoint of another kind."""
+    """Read a checkpoint's configuration. ValueError, naming the field, for another kind of
+    checkpoint."""
     file = folder / "model_config.json"
     if not file.is_file():
         raise ValueError(f"videoalign: {folder} has no model_config.json")
@@ -121,7 +122,7 @@ def config_of(folder: Path) -> ModelConfig:
 
 
 def frame_places(total: int, video_fps: float, data: DataFields) -> list[int]:
-    """Indices of the frames that are shown, an even number of them, first and last among them."""
+    """Indices of the frames to show: an even number of them, including the first and the last."""
     most = min(MOST_FRAMES, total) // 2 * 2
     if most < 2:
         raise ValueError(f"videoalign: a video needs at least 2 frames, not {total}")
@@ -131,7 +132,7 @@ def frame_places(total: int, video_fps: float, data: DataFields) -> list[int]:
 
 
 def merged_adapter(state: Mapping[str, Tensor], adapter: AdapterFields) -> dict[str, Tensor]:
-    """The state of the model without its peft wrapping: W = base + scale * B A, in float32."""
+    """Weights of the model without its peft wrapping: W = base + scale * B A, in float32."""
     rank = adapter.lora_r
     scale = adapter.lora_alpha / (rank**0.5 if adapter.use_rslora else rank)
     found: dict[str, Tensor] = {}
@@ -144,7 +145,7 @@ def merged_adapter(state: Mapping[str, Tensor], adapter: AdapterFields) -> dict[
             a, b = (state.get(f"{module}.lora_{part}.default.weight") for part in "AB")
             if a is None or b is None or a.shape[0] != rank:
                 raise ValueError(
-                    f"videoalign: the adapter of {module} is missing or not of r {rank}"
+                    f"videoalign: the adapter of {module} is missing or its rank is not {rank}"
                 )
             value = (value.float() + scale * (b.float() @ a.float())).to(value.dtype)
         found[plain.replace(".base_layer.", ".")] = value
@@ -152,7 +153,7 @@ def merged_adapter(state: Mapping[str, Tensor], adapter: AdapterFields) -> dict[
 
 
 def checkpoint_file(folder: Path) -> Path:
-    """`model.pth` of the highest step. ValueError for the form that splits the adapter off."""
+    """`model.pth` of the highest step. ValueError if the adapter was saved separately."""
     steps = {
         int(path.name.removeprefix("checkpoint-")): path
         for path in folder.glob("checkpoint-*")
@@ -163,8 +164,8 @@ def checkpoint_file(folder: Path) -> Path:
     file = steps[max(steps)] / "model.pth"
     if not file.is_file():
         raise ValueError(
-            f"videoalign: {file} does not exist; an adapter alone (adapter_model.safetensors) has "
-            "no rows for the three tokens, so take the whole state"
+            f"videoalign: {file} does not exist; an adapter alone (adapter_model.safetensors) "
+            "lacks the rows of the three tokens, so use the whole state"
         )
     return file
 
@@ -190,7 +191,8 @@ class VideoAlign:
         return scores[:, COLUMNS[self.part]].sum(1)
 
     def dimensions(self, pairs: Sequence[tuple[Tensor, str]]) -> Float[Tensor, "m 3"]:
-        """VQ, MQ and TA before the normalisation, each by its row of the head, or by its one."""
+        """VQ, MQ and TA before normalisation, each from its own row of the head, or all from its
+        only row."""
         turns = []
         for video, prompt in pairs:
             places = frame_places(len(video), self.video_fps, self.data)
@@ -210,7 +212,8 @@ def load(
     normalise: bool = True,
     common: Inline[QwenSettings] = QwenSettings(),
 ) -> Reward:
-    """video_fps: frames per second of the samples. checkpoint: a folder; by default the hub's.
+    """Load the reward. `video_fps`: frames per second of the samples; `checkpoint`: a folder, by
+    default the hub's.
 
     base: a hub name or folder with the configuration and tokenizer; by default the one that
     `model_config.json` names, or PUBLISHED_BASE where that is a path of the authors' machine.
@@ -235,7 +238,7 @@ def load(
     refuse_others("videoalign", others, VIDEO_HEAD)
     if VIDEO_HEAD not in others or others[VIDEO_HEAD].shape[0] != outputs:
         raise ValueError(
-            f"videoalign: {folder} has no {VIDEO_HEAD} of {outputs} rows, its `output_dim`"
+            f"videoalign: {folder}: {VIDEO_HEAD} should have {outputs} rows, its `output_dim`"
         )
     backbone = open_backbone("videoalign", where, TOKENS, network, common.place)
     head = others[VIDEO_HEAD].float()
@@ -257,10 +260,7 @@ def _folder(checkpoint: str | None) -> Path:
         return Path(checkpoint)
     from huggingface_hub import snapshot_download
 
-    try:
-        return Path(snapshot_download(HUB_FOLDER, local_files_only=not hub_reachable()))
-    except OSError as error:
-        raise ValueError(
-            f"videoalign: {HUB_FOLDER} is not in the cache and could not be fetched; name its "
-            f"folder with `checkpoint` ({error})"
-        ) from error
+    def fetch() -> str:
+        return snapshot_download(HUB_FOLDER, local_files_only=not hub_reachable())
+
+    return Path(fetched("videoalign", HUB_FOLDER, "name its folder with `checkpoint`", fetch))

@@ -2,8 +2,9 @@
 
 score = P(first token is `Yes`), over the whole vocabulary, with capital and without a blank, as
 t2v_metrics 3 computes it for Qwen2.5-VL and Qwen3-VL. The question is theirs. `yes` and ` Yes` are
-other tokens and do not count. For a video t2v_metrics samples 8 frames per second; here `frames`
-images are spread evenly over it, so scores of videos differ from theirs.
+other tokens and do not count. Where the model's folder sets a repetition penalty, theirs is the
+probability after it; servers list the one before. For a video t2v_metrics samples 8 frames per
+second; here `frames` images are spread evenly over it, so scores of videos differ from theirs.
 
 The first model of that name, CLIP-FlanT5, is the reward `clip_flant5`. Its score is exp(-mean
 cross-entropy) of `Yes` and the end token, with another question: another scale. Tried with answers
@@ -21,7 +22,7 @@ QUESTION = 'Does this figure show "{prompt}"? Please answer Yes or No.'
 
 
 def load(server: Inline[PanelSettings], question: str = QUESTION) -> Reward:
-    """Scores in 0..1. Settings of the server: see `PanelSettings`."""
+    """Load the reward. Scores are in 0..1; for the server's settings see `PanelSettings`."""
     return Pointwise(
         server.open(), question, partial(first_token_mass, forms=("Yes",)), SHORT_ANSWER, last=True
     )

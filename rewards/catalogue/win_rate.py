@@ -22,7 +22,7 @@ PairScore = Literal["win_rate", "bradley_terry"]
 
 @dataclass(frozen=True)
 class Tournament:
-    """One number per sample from the verdicts of its pairs; NaN without any verdict.
+    """One score per sample from the verdicts on its pairs; NaN without any verdict.
 
     A pair is judged once, the earlier sample first. A pair without a verdict is left out; the
     authors' code counts half a win for both: return 0.5 for that.
@@ -49,11 +49,13 @@ class Tournament:
             return self.judge(samples, a, b)
         p = judged("judge", self.judge, samples, a, b)
         if ((p < 0) | (p > 1)).any():
-            raise ValueError(f"the judge returned {p[(p < 0) | (p > 1)][0]:g}, no probability")
+            raise ValueError(
+                f"the judge returned {p[(p < 0) | (p > 1)][0]:g}, which is not a probability"
+            )
         return p
 
     def examples(self) -> Samples | None:
-        """Examples of the judge, or of the reward that it is made of, as one group."""
+        """Examples of the judge, or of the reward behind it, as one group."""
         source = self.judge.reward if isinstance(self.judge, ByScore) else self.judge
         known = source.examples() if isinstance(source, Exemplary) else None
         if known is None:
@@ -69,7 +71,7 @@ def load(
     prior: Positive = 0.5,
     seed: int = 0,
 ) -> Reward:
-    """pairs: all, each or anchors; count: pairs of each sample, or anchors of a group.
+    """Load the reward. pairs: all, each or anchors; count: pairs per sample, or anchors per group.
 
     score: win_rate is 0..1; bradley_terry is a log-strength that weighs the strength of opponents,
     and is the fairer of the two if not all pairs are judged. prior: see `rewards.judging.pairs`.

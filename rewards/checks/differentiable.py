@@ -12,10 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.perception.frames import AGGREGATES, OverFrames, frame_indices
+from rewards.proofs import PROOFS
 from rewards.types import Reward, Samples
 
-GRADED = ("aesthetic", "brightness", "clip", "hps", "imagereward", "pickscore")
-"""The files of this folder whose rewards offer a gradient."""
+GRADED = tuple(sorted(["brightness", *(name for name, proof in PROOFS.items() if proof.gradient)]))
+"""The rewards by name that offer a gradient."""
 
 
 @runtime_checkable
@@ -25,7 +26,7 @@ class Differentiable(Protocol):
     def differentiable(
         self, media: Float[Tensor, "n 3 h w"], samples: Samples
     ) -> Float[Tensor, " n"]:
-        """Scores of media, floats in 0..1 on the device of the model that made them.
+        """Scores of media, given as floats in 0..1 on the device of the model that made them.
 
         `samples` has the prompts, groups and columns of the same n samples; its media must not be
         read. Videos are [n f 3 h w]. Each score depends on its own sample alone.
@@ -57,7 +58,7 @@ def no_gradient(name: str) -> str:
 
 
 def never_graded(name: str) -> bool:
-    """Whether the reward of this name is known to have no gradient before it is loaded.
+    """Whether the named reward is known, before it loads, to have no gradient.
 
     A reward of a user's file or of Python is asked once it is loaded.
     """

@@ -26,14 +26,14 @@ NUDGES = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the differences, in the norm of an im
 
 @dataclass(frozen=True)
 class Agreement:
-    """The distance of differentiable scores from the plain ones of the same samples."""
+    """Distance between the differentiable and the plain scores of the same samples."""
 
     ranks: float  # Spearman's correlation
     gap: float  # the largest difference, in standard deviations of the plain scores
 
     @classmethod
     def of(cls, plain: Float[Tensor, " n"], graded: Float[Tensor, " n"]) -> "Agreement":
-        """Compare the samples with a plain score; perfect where there are fewer than two."""
+        """Compare with plain scores of the samples; perfect agreement for fewer than two."""
         known = ~plain.isnan()
         a, b = plain[known].double().cpu(), graded.detach()[known.to(graded.device)].double().cpu()
         if len(a) < 2:
@@ -52,11 +52,20 @@ class Agreement:
 
 
 def group_of(kind: Kind, prompts: Prompts) -> Samples:
-    """Smooth patches of colours as one group with one prompt; videos of them move to the right."""
+    """Smooth patches of colours as one group with one prompt; videos of them move to the right.
+    Tensors are standard normal."""
+    if kind == "tensor":
+        draws = torch.Generator().manual_seed(0)
+        media = torch.randn(ALIKE, *prompts.shape, generator=draws)
+        return _of_one_prompt(media, prompts)
     grids = torch.rand(ALIKE, 3, PATCHES, PATCHES, generator=torch.Generator().manual_seed(0))
     media = functional.interpolate(grids, (SIDE, SIDE), mode="bicubic").clamp(0.02, 0.98)
     if kind == "video":
         media = torch.stack([media.roll(2 * frame, -1) for frame in range(FRAMES)], 1)
+    return _of_one_prompt(media, prompts)
+
+
+def _of_one_prompt(media: Tensor, prompts: Prompts) -> Samples:
     meta = [prompts.meta[0]] * ALIKE if prompts.meta else ()
     return Samples(media, [prompts.texts[0]] * ALIKE, torch.zeros(ALIKE, dtype=torch.long), meta)
 
@@ -74,19 +83,21 @@ def gradient_test(name: str, reward: Reward, prompts: Prompts | None = None) -> 
         near = Agreement.of(plain, differentiable_scores(name, score, samples.media, samples))
     if not near.close:
         raise ValueError(
-            f"reward {name}: `differentiable` is not the reward's own score: {near} (at least "
-            f"{RANKS} and at most {LARGEST_GAP:.0%} are wanted)"
+            f"reward {name}: `differentiable` does not match the reward's own score: {near} "
+            f"(required: at least {RANKS} and at most {LARGEST_GAP:.0%})"
         )
     some = samples.take(range(SLOPES))
     media = some.media.clone().requires_grad_()
     graded = differentiable_scores(name, score, media, some)
     if not graded.requires_grad:
-        raise ValueError(f"reward {name}: `differentiable` has no gradient to the media")
+        raise ValueError(
+            f"reward {name}: `differentiable` has no gradient with respect to the media"
+        )
     (slope,) = torch.autograd.grad(graded.sum(), media, allow_unused=True)
     error = slope_error(score, some, slope)
     if not error <= SLOPE:
         raise ValueError(
-            f"reward {name}: its gradient differs from finite differences of its own scores by "
+            f"reward {name}: its gradient differs from finite differences of its scores by "
             f"{error:.0%}: is a part of it detached?"
         )
     return f"{name} with gradients: {near}; its slope is right to {error:.1%}"
@@ -95,7 +106,7 @@ def gradient_test(name: str, reward: Reward, prompts: Prompts | None = None) -> 
 def differentiable_scores(
     name: str, score: DifferentiableScore, media: Tensor, samples: Samples
 ) -> Float[Tensor, " n"]:
-    """Call a differentiable reward. ValueError, naming it, for another result than n floats."""
+    """Call a differentiable reward. ValueError, naming it, unless it returns n floats."""
     found: object = score(media, samples)
     shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
     if not isinstance(found, Tensor) or shape != (len(media),) or not found.is_floating_point():
@@ -107,7 +118,8 @@ def differentiable_scores(
 
 
 def slope_error(score: DifferentiableScore, samples: Samples, slope: Tensor | None) -> float:
-    """The relative error of the slope along itself, by the best of several steps; NaN for none."""
+    """Relative error of the gradient along its own direction, for the best of several step sizes;
+    NaN without a gradient."""
     if slope is None or not bool(slope.isfinite().all()) or not bool((slope != 0).any()):
         return float("nan")
     sizes = slope.flatten(1).norm(dim=1)

@@ -7,6 +7,7 @@ examples is shown four images (videos, texts) that any reward should score diffe
 that the run's model makes.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -30,14 +31,15 @@ _NEAR = 0.02  # how far images of one group are blended towards others
 
 @runtime_checkable
 class Exemplary(Protocol):
-    """A reward with two example samples that it must score differently, the better one first."""
+    """A reward with two example samples, which it must score differently; the better one comes
+    first."""
 
     def examples(self) -> Samples | None: ...
 
 
 @runtime_checkable
 class OneCall(Protocol):
-    """A reward that the self-test calls only once if `one_call` is True."""
+    """A reward that the self-test calls only once, if `one_call` is True."""
 
     @property
     def one_call(self) -> bool: ...
@@ -45,7 +47,7 @@ class OneCall(Protocol):
 
 @runtime_checkable
 class Made(Protocol):
-    """A composite reward, whose parts are tested."""
+    """A composite reward, whose members are tested too."""
 
     @property
     def parts(self) -> Mapping[str, Reward]: ...
@@ -53,10 +55,10 @@ class Made(Protocol):
 
 @runtime_checkable
 class ChecksPrompts(Protocol):
-    """A reward that reads columns and can check the prompt file without any sample."""
+    """A reward that reads columns and can check the prompt file without any samples."""
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ValueError, naming the row, for a row that could not be scored."""
+        """ValueError, naming the row, if a row could not be scored."""
         ...
 
 
@@ -67,17 +69,25 @@ class Prompts:
     texts: Sequence[str] = ("a red circle", "a blue square left of a green triangle")
     meta: Sequence[Mapping[str, Any]] = field(default=())
     kind: Kind = "image"
+    shape: tuple[int, ...] = ()  # of a sample that is a tensor
 
 
 def probe(kind: Kind, prompts: Prompts) -> Samples:
-    """Noise, a flat colour, a gradient, a chequerboard, as images or videos; or four texts. All in
-    one group. In videos the noise and the colour stand still, the others move to the right: the
-    chequerboard by a square per frame."""
+    """Noise, a flat colour, a gradient, a chequerboard, as images or videos; or four texts; or, as
+    tensors, noise, 0.5, a ramp from 0 to 1, and 1, -1, ... All in one group. In videos the noise
+    and the colour stand still, the others move to the right: the chequerboard by a square per
+    frame."""
     texts = [prompts.texts[i % len(prompts.texts)] for i in range(4)]
     meta = [prompts.meta[i % len(prompts.meta)] for i in range(4)] if prompts.meta else ()
     group = torch.zeros(4, dtype=torch.long)
     if kind == "text":
         return Samples(["7", "I do not know.", texts[0], "word " * 200], texts, group, meta)
+    if kind == "tensor":
+        count = math.prod(prompts.shape)
+        noise = torch.randn(count, generator=torch.Generator().manual_seed(0))
+        signs = 1.0 - 2.0 * (torch.arange(count) % 2)
+        each = [noise, torch.full((count,), 0.5), torch.linspace(0, 1, count), signs]
+        return Samples(torch.stack(each).view(4, *prompts.shape), texts, group, meta)
     noise = torch.rand(3, _SIDE, _SIDE, generator=torch.Generator().manual_seed(0))
     gradient = torch.linspace(0, 1, _SIDE).expand(3, _SIDE, _SIDE)
     place = torch.arange(_SIDE) // 8
@@ -126,7 +136,7 @@ def _probed(name: str, reward: Reward, prompts: Prompts) -> tuple[Samples, Float
     """Samples of the run's kind, or of a kind that the reward takes, and their scores."""
     kinds: list[Kind] = [prompts.kind, *[k for k in ("image", "video") if k != prompts.kind]]
     refusal = ""
-    for kind in kinds if prompts.kind != "text" else kinds[:1]:
+    for kind in kinds if prompts.kind in ("image", "video") else kinds[:1]:
         samples = probe(kind, prompts)
         try:
             return samples, scored(name, reward, samples)
@@ -139,23 +149,26 @@ def _check_examples(name: str, scores: Float[Tensor, " n"]) -> None:
     if len(scores) != 2:
         raise ValueError(f"reward {name}: `examples` must return two samples, not {len(scores)}")
     if scores.isnan().any():
-        raise ValueError(f"reward {name}: it does not score its own examples: {_list(scores)}")
+        raise ValueError(f"reward {name}: it leaves its own examples unscored: {_list(scores)}")
     better, worse = scores.tolist()
     if _alike(scores):
-        raise ValueError(f"reward {name}: its two examples both score {better:.6g}")
+        raise ValueError(f"reward {name}: both of its examples score {better:.6g}")
     if better < worse:
         raise ValueError(
-            f"reward {name}: the better of its examples scores {better:.6g}, the other {worse:.6g};"
-            " is the sign wrong?"
+            f"reward {name}: its better example scores {better:.6g}, the other one {worse:.6g}; "
+            "is the sign wrong?"
         )
 
 
 def _check_different(name: str, scores: Float[Tensor, " n"], samples: Samples) -> None:
     known = scores[~scores.isnan()]
     seen = "noise, a flat colour, a gradient, a chequerboard"
-    shown = {"text": "texts", "image": seen, "video": f"videos ({seen}; the last two move)"}[
-        samples.kind
-    ]
+    shown = {
+        "text": "texts",
+        "image": seen,
+        "video": f"videos ({seen}; the last two move)",
+        "tensor": "noise, 0.5, a ramp from 0 to 1, and 1, -1, 1, ...",
+    }[samples.kind]
     way_out = (
         "if that is right, add examples() -> Samples: two samples that it scores differently, the "
         "better one first"
@@ -181,9 +194,10 @@ def _check_repeatable(
     spread = _spread(scored(name, reward, _similar(samples)))
     if noise > _NOISE * spread:
         raise ValueError(
-            f"reward {name}: the same samples score {_list(scores)}, then {_list(again)}; the "
-            f"difference of {noise:.2g} is too large beside the spread of {spread:.2g} within a "
-            "group; make it repeatable, or set one_call if it cannot be"
+            f"reward {name}: the same samples score first {_list(scores)}, then {_list(again)}; "
+            f"the difference of {noise:.2g} is too large compared with the spread of "
+            f"{spread:.2g} within a group; make it repeatable, or set one_call if that is "
+            "impossible"
         )
     return noise
 
@@ -198,9 +212,9 @@ def _check_places(name: str, reward: Reward, samples: Samples, noise: float) -> 
     gap, spread = _largest_gap(turned, scores), _spread(scores)
     if gap > max(_rounding(scores), 2 * noise, _NOISE * spread):
         raise ValueError(
-            f"reward {name}: alike samples score {_list(scores)}, and {_list(turned)} in the "
-            f"opposite order of the batch; the difference of {gap:.2g} is too large beside their "
-            f"spread of {spread:.2g}; a reward must score each sample for itself"
+            f"reward {name}: similar samples score {_list(scores)}, and {_list(turned)} with "
+            f"the batch in reverse order; the difference of {gap:.2g} is too large compared "
+            f"with their spread of {spread:.2g}; a reward must score each sample independently"
         )
 
 
@@ -221,8 +235,8 @@ def _spread(scores: Float[Tensor, " n"]) -> float:
 def check_sum(
     rewards: Mapping[str, Reward], weights: Mapping[str, float], prompts: Prompts
 ) -> None:
-    """ValueError if the weighted sum of several rewards is the same for samples that each of them
-    tells one from another.
+    """ValueError if the weighted sum of several rewards is constant over samples that each of them
+    distinguishes.
 
     Not asked are rewards that are called once, that have examples of their own, or that do not
     score the test's samples.
@@ -243,9 +257,9 @@ def check_sum(
     spread, left = float(known.std(1, correction=0).max()), float(total.max() - total.min())
     if spread > 0 and left <= _ROUNDING * spread:
         raise ValueError(
-            f"rewards {', '.join(rewards)}: their weighted sum is {total[0]:.6g} for all of "
-            f"{len(total)} unlike samples: they cancel, so no sample is better than another; "
-            "change a weight"
+            f"rewards {', '.join(rewards)}: they cancel: their weighted sum is {total[0]:.6g} "
+            f"for all {len(total)} test samples, so no sample is better than another; change a "
+            "weight"
         )
 
 
@@ -275,8 +289,8 @@ def _check_batches(name: str, reward: Reward, samples: Samples, scores: Float[Te
     same = (alone - scores).abs() <= room.clamp(min=_ALIKE)
     if not (same | (alone.isnan() & scores.isnan())).all():
         raise ValueError(
-            f"reward {name}: scores depend on the batch: {_list(scores)} together, {_list(alone)} "
-            f"{how}; a reward must score each sample for itself"
+            f"reward {name}: scores depend on the batch: {_list(scores)} together, "
+            f"{_list(alone)} {how}; a reward must score each sample independently"
         )
     return f"{how} the same"
 

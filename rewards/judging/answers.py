@@ -41,7 +41,7 @@ _BOTH = re.compile(
 
 
 def score_in(answer: Completion) -> float:
-    """The last `Score: N` or `Final Score: N` in 1..5, as 0..1.
+    """Read the last `Score: N` or `Final Score: N` in 1..5, as a number in 0..1.
 
     An answer that only names axes (`Alignment Score (1-5): 3.1`, UnifiedReward 2.0) has the mean of
     them, each by its last number. UnifiedReward's form for videos, which lists a dynamic degree,
@@ -55,7 +55,7 @@ def score_in(answer: Completion) -> float:
 
 
 def axis_in(answer: Completion, axis: str) -> float:
-    """The last `Alignment Score (1-5): N` (or of another axis), as 0..1."""
+    """Read the last `Alignment Score (1-5): N` (or another axis), as a number in 0..1."""
     top, last = _axes(answer.text)
     if math.isnan(last.get(axis, math.nan)):
         raise Unparsable(f"no {axis} score from 1 to {top}")
@@ -76,7 +76,7 @@ def _axes(text: str) -> tuple[int, dict[str, float]]:
 
 
 def expected_in(answer: Completion) -> float:
-    """The mean of the digits 1..5 under the model's own probabilities, as 0..1."""
+    """Mean of the digits 1..5 under the model's own probabilities, as a number in 0..1."""
     mass = probabilities(answer, "12345")
     if mass is None:
         raise Unparsable("no log-probabilities of the digits 1 to 5")
@@ -84,7 +84,7 @@ def expected_in(answer: Completion) -> float:
 
 
 def yes_in(answer: Completion) -> float:
-    """P(yes) by log-probabilities, or 1 or 0 by the word itself if the server has none."""
+    """P(yes) from log-probabilities, or 1 or 0 from the word itself if the server returns none."""
     mass = probabilities(answer, ("yes", "no"))
     if mass is not None:
         return mass[0]
@@ -95,7 +95,7 @@ def yes_in(answer: Completion) -> float:
 
 
 def which_in(answer: Completion) -> float:
-    """P(the first is better) by log-probabilities of 1 and 2."""
+    """P(the first is better) from the log-probabilities of 1 and 2."""
     mass = probabilities(answer, "12")
     if mass is None:
         raise Unparsable("no log-probabilities of 1 and 2")
@@ -103,7 +103,8 @@ def which_in(answer: Completion) -> float:
 
 
 def verdict_in(answer: Completion) -> float:
-    """P(the first is better): 1 or 0 from a verdict, 1/2 from a tie in words, as in Pref-GRPO.
+    """P(the first is better): 1 or 0 from a verdict, 1/2 for a tie stated in words, as in
+    Pref-GRPO.
 
     The verdict is the text of the first `<answer>` (UnifiedReward-Think, arXiv:2505.03318). Without
     a tag it is `winner` of a JSON object (Flex), the last sentence (`Image 1 is better.`), or the
@@ -170,7 +171,7 @@ def _larger_number(text: str) -> float | None:
 
 
 def questions_in(answer: Completion) -> list[str]:
-    """The lines that end with a question mark, without their numbers."""
+    """Lines that end with a question mark, without their numbers."""
     lines = [re.sub(r"^[\s\-*\d.)]+", "", line).strip() for line in answer.text.splitlines()]
     questions = [line for line in lines if line.endswith("?")]
     if not questions:
@@ -179,7 +180,7 @@ def questions_in(answer: Completion) -> list[str]:
 
 
 def probabilities(answer: Completion, options: Sequence[str]) -> list[float] | None:
-    """The probability of each option at the last token that is one of them, normalised to sum 1.
+    """Probabilities of the options at the last token that is one of them, normalised to sum to 1.
 
     None if the server returned no log-probabilities, no token is an option, or less than
     LEAST_MASS lies on the options. Tokens that differ in case and blanks are one option.

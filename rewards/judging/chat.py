@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, Field, ValidationError
@@ -47,7 +47,7 @@ ASPECT = "Look at this {media}. {question}\nAnswer yes or no and nothing else."
 
 class TokenChance(BaseModel):
     token: str
-    logprob: float
+    logprob: Annotated[float, Field(strict=True)]
 
 
 class TokenPosition(TokenChance):
@@ -68,13 +68,14 @@ class ChatChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """The part of a chat completion that the readers need."""
+    """The fields of a chat completion that the readers need."""
 
     choices: list[ChatChoice] = Field(min_length=1)
 
     @property
     def text(self) -> str:
-        """The text after the thinking. Raises Unparsable if it is empty or the thinking is open."""
+        """The text after the reasoning. Raises Unparsable if it is empty or the reasoning has no
+        end."""
         text = (self.choices[0].message.content or "").rpartition("</think>")[2].strip()
         if not text:
             raise Unparsable("an empty answer")
@@ -92,13 +93,13 @@ def completion(body: Any) -> Completion:
 
 
 def user(*parts: str | Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One user message made of texts and images."""
+    """A user message of texts and images."""
     content = [{"type": "text", "text": p} if isinstance(p, str) else dict(p) for p in parts]
     return [{"role": "user", "content": content}]
 
 
 def fill(template: str, kind: Kind, prompt: str, question: str = "") -> str:
-    """Fill in the known fields; other braces, which prompts may contain, stay as they are."""
+    """Fill in the known fields; other braces, which prompts may contain, stay unchanged."""
     values = {
         "{media}": kind,
         "{Media}": kind.capitalize(),
@@ -111,7 +112,7 @@ def fill(template: str, kind: Kind, prompt: str, question: str = "") -> str:
 def message_parts(
     item: Any, kind: Kind, frames: int, jpeg: int | None = None
 ) -> list[str | dict[str, Any]]:
-    """A sample as parts of a message: a text, an image, or `frames` images of a video.
+    """A sample as message parts: a text, an image, or `frames` images of a video.
 
     jpeg: quality of JPEG files instead of PNG.
     """
@@ -124,7 +125,7 @@ def message_parts(
 
 
 def image_part(pixels: torch.Tensor, jpeg: int | None = None) -> dict[str, Any]:
-    """One image as a part of a message: PNG, or JPEG of this quality."""
+    """An image as a message part: PNG, or JPEG of this quality."""
     if jpeg is None:
         kind, data = "png", encode_image(pixels)
     else:

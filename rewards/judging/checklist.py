@@ -17,7 +17,7 @@ from rewards.types import Kind, Samples
 
 @dataclass(frozen=True)
 class Checklist:
-    """The share of yes over the questions of a prompt, as in DSG, arXiv:2310.18235.
+    """Share of yes answers to a prompt's questions, as in DSG, arXiv:2310.18235.
 
     Questions are in the prompt file's column `questions` (a list), or the model writes them once
     per prompt. A sample is scored if more than half of its questions have an answer.

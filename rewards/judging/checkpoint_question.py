@@ -25,7 +25,7 @@ TextPieces = tuple[tuple[str, bool], ...]  # texts, and names of fields (True)
 
 @dataclass(frozen=True)
 class PointList:
-    """A list of test points inside the question: its opening, a line per point, its closing."""
+    """A list of test points inside the question: its opening, a line per point, and its closing."""
 
     opening: str
     line: TextPieces
@@ -37,7 +37,7 @@ class PointList:
 
 @dataclass(frozen=True)
 class CheckpointQuestion:
-    """The question about one sample, for any prompt with its test points."""
+    """UniGenBench's question about one sample, for any prompt and its test points."""
 
     definitions: Mapping[str, str]
     lists: Mapping[str, PointList]
@@ -45,10 +45,11 @@ class CheckpointQuestion:
 
     @classmethod
     def read(cls, reward: str, given: str) -> "tuple[CheckpointQuestion, ...]":
-        """One per language of the authors' file. ValueError if it holds no such question."""
+        """Read one question per language from the authors' file. ValueError if it holds no such
+        question."""
         path = Path(given)
         if not path.is_file():
-            raise ValueError(f"{reward}: question: no such file: {given}; it is {SCRIPTS}")
+            raise ValueError(f"{reward}: question: no such file: {given}; use {SCRIPTS}")
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, ValueError) as error:
@@ -57,13 +58,13 @@ class CheckpointQuestion:
         questions = tuple(question for question in found if question is not None)
         if len(questions) < len(found):
             raise ValueError(
-                f"{reward}: question: {given} does not hold UniGenBench's question (definitions of "
-                f"test points, two lists of them, and an instruction): it is in {SCRIPTS}"
+                f"{reward}: question: {given} does not hold UniGenBench's question (definitions "
+                f"of test points, two lists of them, and an instruction): use {SCRIPTS}"
             )
         return questions
 
     def fill(self, prompt: str, points: Sequence[str], descriptions: Sequence[str]) -> str:
-        """The question. Every point must be in `definitions`."""
+        """Fill in the question. Every point must be in `definitions`."""
         rows: list[dict[str, str]] = [
             dict(zip(LINE_FIELDS, (point, self.definitions[point], text), strict=True))
             for point, text in zip(points, descriptions, strict=True)

@@ -25,7 +25,7 @@ MOST_SWEEPS = 10_000
 
 @dataclass(frozen=True)
 class PairBudget:
-    """The number of pairs per group. Every design is connected.
+    """Number of pairs to judge in each group. Every design is connected.
 
     all      every pair once
     each     every sample is in `count` pairs (one sample in one more if G and count are odd), as
@@ -41,8 +41,8 @@ class PairBudget:
         least = {"all": 0, "each": 2, "anchors": 1}[self.design]
         if self.count < least:
             raise ValueError(
-                f"pairs: {self.design} needs a count of at least {least}, so that its pairs "
-                f"connect all samples, not {self.count}"
+                f"pairs: {self.design} needs a count of at least {least} to connect all "
+                f"samples, not {self.count}"
             )
         if self.design == "all" and self.count:
             raise ValueError(
@@ -61,7 +61,7 @@ class PairBudget:
         return table[:, 0], table[:, 1]
 
     def design_of(self, n: int, rng: random.Random) -> list[Pair]:
-        """Pairs among 0..n-1."""
+        """Pairs of 0..n-1 in this design."""
         if self.design == "all" or self.count >= n - 1:
             return list(combinations(range(n), 2))
         order = rng.sample(range(n), n)
@@ -105,7 +105,8 @@ def _star(n: int, count: int) -> list[Pair]:
 def win_rates(
     n: int, a: Int[Tensor, " p"], b: Int[Tensor, " p"], p: Float[Tensor, " p"]
 ) -> Float[Tensor, " n"]:
-    """Mean of P(preferred) over a sample's pairs that have a verdict, 0..1; NaN without any."""
+    """Mean of P(preferred) over the pairs of a sample that have a verdict, 0..1; NaN without
+    any."""
     won, met = _tally(n, a, b, p)
     return won / met
 
@@ -128,8 +129,8 @@ def bradley_terry(
     """
     if prior <= 0:
         raise ValueError(
-            f"prior must be above 0, not {prior}: the strength of a sample that wins all games "
-            "would diverge"
+            f"prior must be above 0, not {prior}: otherwise the strength of a sample that wins "
+            "every comparison diverges"
         )
     won, met = _tally(n, a, b, p)
     known = ~p.isnan()

@@ -24,7 +24,7 @@ LONG_ANSWER: dict[str, Any] = {"max_tokens": 2048}
 
 @dataclass(frozen=True)
 class Panel:
-    """A model that votes `votes` times per question. `body` is merged into every request.
+    """A model that votes `votes` times on each question. `body` is merged into every request.
 
     frames: images per video. media: the kind of the samples, for the self-test only.
     """
@@ -44,7 +44,7 @@ class Panel:
         body: Mapping[str, Any],
         seed: int | None = None,
     ) -> Float[Tensor, "q v"]:
-        """Every vote on every question; NaN where an answer could not be read.
+        """Every vote on every question; NaN for an answer that could not be read.
 
         seed: of the first vote, for a body that sets a temperature even for one vote.
         """
@@ -61,7 +61,7 @@ class Panel:
         sizes: Sequence[int],
         body: Mapping[str, Any],
     ) -> list[list[float]]:
-        """Several numbers from each answer: the mean of a question's votes, empty without any.
+        """Several numbers per answer: the mean of a question's votes, empty without any.
 
         sizes: how many numbers each question's answer must have; `read` gets the number.
         """
@@ -107,12 +107,12 @@ class Panel:
         return torch.where(2 * known.sum(1) > self.votes, mean, torch.nan)
 
     def note(self, numbers: Mapping[str, float]) -> None:
-        """Keep numbers for the next report. Calls in several threads come in any order."""
+        """Collect numbers for the next report. Calls from several threads may come in any order."""
         for name, number in numbers.items():
             self.notes[name].append(number)
 
     def report(self) -> dict[str, float]:
-        """Numbers since the last report: the client's counts, the mean standard deviation of the
+        """Numbers since the last report: the client's counts, the mean standard deviation of
         votes, and how often the first sample of a pair wins."""
         report = self.client.report()
         sums = {name: math.fsum(each) for name, each in self.notes.items()}  # exact in any order
@@ -123,7 +123,7 @@ class Panel:
         return report
 
     def examples(self) -> Samples:
-        """A red disc on white and noise, for a prompt that describes the disc; or two texts."""
+        """A red disc on white, and noise, for a prompt that describes the disc; or two texts."""
         group = torch.zeros(2, dtype=torch.long)
         if self.media == "text":
             question = "What is two plus two? Answer in one short sentence."
@@ -141,7 +141,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class PanelSettings:
-    """Settings of a model that scores or judges. url: ends with /v1.
+    """Settings of a served model that scores or judges. `url` ends with /v1.
 
     key: name of an environment variable with the API key. votes: requests per question. frames:
     images per video. media: kind of the samples, for the self-test only. body: merged into every
@@ -169,12 +169,13 @@ class PanelSettings:
             answer = client.get("/models")
         except ValueError as error:
             raise ValueError(
-                f"judge: {error}; start one, such as `vllm serve MODEL`; url must end with /v1"
+                f"judge: {error}; start a server, such as `vllm serve MODEL`, and check that "
+                "url ends with /v1"
             ) from error
         data = answer.get("data") if isinstance(answer, dict) else None
         names = [str(m["id"]) for m in data or [] if isinstance(m, dict) and "id" in m]
         if names and self.model not in names:
             raise ValueError(
-                f"judge: the server has no model {self.model!r}; it has {', '.join(names[:9])}"
+                f"judge: the server does not serve {self.model!r}; it serves {', '.join(names[:9])}"
             )
         return Panel(client, self.model, self.votes, self.body or {}, self.frames, self.media)

@@ -20,7 +20,8 @@ FETCH_TIMEOUT = 30.0  # seconds without an answer
 
 @dataclass(frozen=True)
 class PublishedText:
-    """One text: its length in characters, and the first 16 digits of its SHA-256.
+    """A published text, identified by its length in characters and the first 16 digits of its
+    SHA-256.
 
     what    its name in messages
     source  where the authors keep it, for messages
@@ -41,7 +42,8 @@ class PublishedText:
     field: ClassVar[str] = "{text_prompt}"
 
     def read(self, reward: str, setting: str, given: str | None) -> str:
-        """The text from the file `given`, or from `url`. ValueError if it is another text."""
+        """Read the text from the file `given`, or from `url`. ValueError if it is not the
+        published text."""
         if given is None:
             return self._fetched(reward, setting)
         path = Path(given)
@@ -60,9 +62,10 @@ class PublishedText:
                 return candidate
         raise ValueError(
             f"{reward}: {setting}: {place} does not hold {self.what} ({self.length} characters, "
-            f"SHA-256 {self.digest}...); its SHA-256 is {_digest(strings[0]) if strings else '-'}"
-            f"..., {len(strings[0]) if strings else 0} characters. Blanks at line ends count. "
-            f"The published one is in {self.source}"
+            f"SHA-256 {self.digest}...), but a text with SHA-256 "
+            f"{(_digest(strings[0]) if strings else '-')}... and "
+            f"{(len(strings[0]) if strings else 0)} characters. Blanks at line ends count. The "
+            f"published one is in {self.source}"
         )
 
     def _candidates(self, strings: list[str]) -> Iterator[str]:
@@ -80,7 +83,7 @@ class PublishedText:
     def _fetched(self, reward: str, setting: str) -> str:
         way_out = f"name a file with `{setting}`; the text is in {self.source}"
         if not self.url:
-            raise ValueError(f"{reward}: {self.what} does not come with flowrl: {way_out}")
+            raise ValueError(f"{reward}: {self.what} is not included in flowrl: {way_out}")
         from huggingface_hub import cached_assets_path
 
         folder = cached_assets_path("flowrl", namespace="instructions", subfolder=self.digest)

@@ -13,7 +13,7 @@ from rewards.types import Judge, Reward, parts_of
 
 
 class AnswerCount(NamedTuple):
-    """right: of the questions asked, those whose answer was yes."""
+    """Questions asked, and how many of them (`right`) were answered yes."""
 
     right: float
     asked: int
@@ -27,8 +27,8 @@ NO_ANSWERS = AnswerCount(0.0, 0)
 
 @dataclass
 class AnswerTally:
-    """Counts by dimension. A dimension such as `Attribute - Color` belongs to the primary one that
-    is named before the first hyphen.
+    """Answer counts by dimension. The part of a name before the first hyphen, as in `Attribute -
+    Color`, is its primary dimension.
 
     overall: whether the benchmark's score is the mean of the primary dimensions' accuracies;
     otherwise it is the mean of the samples' scores
@@ -41,7 +41,7 @@ class AnswerTally:
         self.counts[dimension] = self.counts.get(dimension, NO_ANSWERS).plus(right, 1)
 
     def take(self) -> dict[str, AnswerCount]:
-        """The counts since the last call."""
+        """Return the counts since the last call."""
         taken = dict(self.counts)
         self.counts.clear()
         return taken
@@ -55,7 +55,7 @@ def primary(dimension: str) -> str:
 
 
 def by_primary(counts: Mapping[str, AnswerCount]) -> dict[str, AnswerCount]:
-    """The counts of the primary dimensions: every answer counts once."""
+    """Counts of the primary dimensions; every answer counts once."""
     found: dict[str, AnswerCount] = {}
     for dimension, count in counts.items():
         found[primary(dimension)] = found.get(primary(dimension), NO_ANSWERS).plus(*count)
@@ -63,7 +63,8 @@ def by_primary(counts: Mapping[str, AnswerCount]) -> dict[str, AnswerCount]:
 
 
 def take_tallies(rewards: Mapping[str, Reward | Judge]) -> Tallies:
-    """The counts of every tally in the rewards, by label; labels without a tally are left out."""
+    """Take the counts of every tally in the rewards, by label; labels without a tally are left
+    out."""
     found = {
         label: [(tally, tally.take()) for tally in parts_of(reward, AnswerTally)]
         for label, reward in rewards.items()

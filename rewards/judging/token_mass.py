@@ -12,7 +12,7 @@ from rewards.serving.requests import Unparsable
 
 
 def first_token_mass(answer: Completion, forms: Iterable[str]) -> float:
-    """Sum of P(form) at the first token, each form as it stands: case and blanks count.
+    """Total probability of the forms as the first token; case and whitespace matter.
 
     A form that is listed twice counts twice. Raises Unparsable without log-probabilities.
     """

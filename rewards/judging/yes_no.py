@@ -11,7 +11,7 @@ from rewards.types import Samples
 def yes_of_each(
     panel: Panel, samples: Samples, questions: Sequence[Sequence[str]]
 ) -> list[list[float]]:
-    """P(yes) of every question of every sample; NaN where an answer could not be read.
+    """P(yes) for every question of every sample; NaN for an answer that could not be read.
 
     P(yes) / (P(yes) + P(no)) if the server has log-probabilities, otherwise 1 or 0 by the word.
     """

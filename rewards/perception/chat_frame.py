@@ -14,14 +14,17 @@ def vision_block(pads: str) -> str:
 
 
 def chat_frame(who: str, base: str, tokenizer: Any) -> tuple[str, str]:
-    """Texts before and after the media and the text of a user's turn, by the base's chat template.
+    """Texts that the base's chat template puts before and after a user turn, with placeholders for
+    media and text between.
 
     ValueError for a base without one, and for a template that does not put images and videos, then
     the text as it is.
     """
     template = _processor_template(base) or tokenizer.chat_template
     if template is None:
-        raise ValueError(f"{who}: {base} has no chat template, which its authors wrote turns with")
+        raise ValueError(
+            f"{who}: {base} has no chat template, but its authors write turns with one"
+        )
     parts = [{"type": "image"}, {"type": "video"}, {"type": "text", "text": _PROBE}]
     turns = [{"role": "user", "content": parts}]
     found = tokenizer.apply_chat_template(
@@ -31,7 +34,7 @@ def chat_frame(who: str, base: str, tokenizer: Any) -> tuple[str, str]:
     if not there:
         raise ValueError(
             f"{who}: the chat template of {base} does not write an image, a video and a text as "
-            f"Qwen's: {found!r}"
+            f"Qwen's does: {found!r}"
         )
     return before, after
 

@@ -16,7 +16,8 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 
 @dataclass(frozen=True)
 class Detection:
-    """One object: class, certainty in 0..1, box; mask [h w] of the whole image, or None."""
+    """A detected object: class, certainty in 0..1, box, and mask [h w] of the whole image, or
+    None."""
 
     name: str
     score: float
@@ -26,7 +27,7 @@ class Detection:
 
 @runtime_checkable
 class Detector(Protocol):
-    """All objects above `least` in each image, in any order."""
+    """Finds all objects that score above `least` in each image, in any order."""
 
     @property
     def names(self) -> frozenset[str]: ...
@@ -36,7 +37,7 @@ class Detector(Protocol):
 
 @dataclass(frozen=True)
 class ModelDetector:
-    """A model of transformers; `read` takes (detector, outputs, least, sizes of the images)."""
+    """A transformers model as a detector; `read` takes (detector, outputs, least, image sizes)."""
 
     model: Any
     processor: Any
@@ -70,7 +71,7 @@ class ModelDetector:
 def read_boxes(
     detector: ModelDetector, outputs: Any, least: float, sizes: list[tuple[int, int]]
 ) -> list[list[Detection]]:
-    """The objects of a model of AutoModelForObjectDetection, such as a YOLOS."""
+    """Read the objects of a model of AutoModelForObjectDetection, such as YOLOS."""
     names = detector.model.config.id2label
     results = detector.processor.post_process_object_detection(outputs, least, sizes)
     columns = [[r[key].tolist() for key in ("labels", "scores", "boxes")] for r in results]
@@ -83,7 +84,7 @@ def read_boxes(
 def read_masks(
     detector: ModelDetector, outputs: Any, least: float, sizes: list[tuple[int, int]]
 ) -> list[list[Detection]]:
-    """The objects of a Mask2Former or its family; boxes are those of the masks."""
+    """Read the objects of a Mask2Former or a related model; boxes surround the masks."""
     names = detector.model.config.id2label
     results = detector.processor.post_process_instance_segmentation(
         outputs, threshold=least, target_sizes=sizes, return_binary_maps=True
@@ -99,14 +100,15 @@ def read_masks(
 
 
 def box_of(mask: np.ndarray) -> Box:
-    """The smallest box around a mask's pixels; right and bottom are exclusive."""
+    """Smallest box around a mask's pixels; right and bottom are exclusive."""
     rows, columns = np.nonzero(mask)
     left, right = columns.min(), columns.max() + 1
     return float(left), float(rows.min()), float(right), float(rows.max() + 1)
 
 
 def detector(model: str, place: Placement) -> Detector:
-    """Load a detector from a hub name or folder; its configuration decides if it has masks."""
+    """Load a detector from a hub name or folder; its configuration says whether it predicts
+    masks."""
     import transformers
 
     model = model_path(model)

@@ -46,7 +46,7 @@ class Placement:
         return cls(_device(device), getattr(torch, dtype))
 
     def put(self, model: Any) -> Any:
-        """Move the model here, for inference only."""
+        """Move the model to this placement, for inference only."""
         return model.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
 
 
@@ -56,13 +56,14 @@ def _device(name: str) -> torch.device:
     except RuntimeError as error:
         raise ValueError(f"device must be auto, cpu, cuda or cuda:0, not {name!r}") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {name}: {torch.cuda.device_count()} GPUs are visible")
+        raise ValueError(f"device {name}: only {torch.cuda.device_count()} GPUs are visible")
     return device
 
 
 @runtime_checkable
 class Towers(Protocol):
-    """Unit vectors of images and prompts [n e], float32; `scale` is the trained exp(logit)."""
+    """Image and prompt embeddings as unit vectors [n e], float32; `scale` is the trained
+    exp(logit)."""
 
     @property
     def scale(self) -> float: ...
@@ -72,13 +73,13 @@ class Towers(Protocol):
     def texts(self, prompts: Sequence[str]) -> Float[Tensor, "n e"]: ...
 
     def graded(self, media: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n e"]:
-        """Images as float tensors, with a gradient to them."""
+        """Embed images given as float tensors, with gradients with respect to them."""
         ...
 
 
 @dataclass(frozen=True)
 class TransformersTowers:
-    """A CLIPModel of transformers. A prompt beyond `limit` tokens is cut, with a warning."""
+    """A CLIPModel of transformers. Prompts longer than `limit` tokens are cut, with a warning."""
 
     model: Any
     tokenizer: Any
@@ -115,8 +116,8 @@ class TransformersTowers:
 
 @dataclass(frozen=True)
 class OpenClipTowers:
-    """A model of open_clip. `prepare` turns a PIL image into a tensor [3 s s], and `pixels` float
-    tensors, with gradients."""
+    """An open_clip model. `prepare` turns a PIL image into a tensor [3 s s]; `pixels` does so for
+    float tensors, with gradients."""
 
     model: Any
     tokenizer: Any
@@ -150,7 +151,7 @@ class OpenClipTowers:
 def tokenize(
     tokenizer: Any, prompts: Sequence[str], limit: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """Ids and mask [n limit] of a transformers tokenizer, padded alike in every batch."""
+    """Ids and mask [n limit] from a transformers tokenizer, padded the same way in every batch."""
     whole = tokenizer(list(prompts), truncation=False, verbose=False)["input_ids"]
     warn_if_cut([len(ids) for ids in whole], limit)
     padded = tokenizer(
@@ -163,13 +164,13 @@ def warn_if_cut(lengths: Sequence[int], limit: int) -> None:
     """Warn if a prompt is longer than `limit` tokens. Python's filter drops repeated warnings."""
     if max(lengths, default=0) > limit:
         warnings.warn(
-            f"prompts of more than {limit} tokens are cut there; the reward ignores the rest",
+            f"prompts of more than {limit} tokens are truncated; the reward ignores the rest",
             stacklevel=3,
         )
 
 
 def transformers_towers(model: str, place: Placement, processor: str | None = None) -> Towers:
-    """`model` and its `processor` (by default the same) are hub names or folders."""
+    """Load towers from `model` and its `processor` (by default the same), hub names or folders."""
     from transformers import AutoTokenizer, CLIPModel
 
     model, source = model_path(model), model_path(processor or model)
@@ -182,7 +183,7 @@ def transformers_towers(model: str, place: Placement, processor: str | None = No
 
 
 def image_processor(source: str) -> Any:
-    """The processor of a hub name or folder; it uses PIL even if torchvision is installed."""
+    """Load the processor of a hub name or folder; it uses PIL even if torchvision is installed."""
     import transformers
 
     modern = int(transformers.__version__.split(".")[0]) >= 5
@@ -191,28 +192,29 @@ def image_processor(source: str) -> Any:
 
 
 def open_clip_library() -> Any:
-    """The module open_clip. ValueError if it is absent or torchvision does not fit torch."""
+    """Import open_clip. ValueError if it is missing or torchvision does not match torch."""
     if importlib.util.find_spec("open_clip") is None:
         raise ValueError("this reward needs open_clip: pip install 'flowrl[rewards]'")
     try:
         return importlib.import_module("open_clip")
     except (ImportError, RuntimeError) as error:  # torchvision's operators are not in torch
         raise ValueError(
-            f"open_clip cannot be imported ({error}); mostly torchvision is of another build than "
-            f"torch {torch.__version__}: pip install --force-reinstall --no-deps torchvision from "
-            "the index that torch came from"
+            f"open_clip cannot be imported ({error}); usually torchvision and torch "
+            f"{torch.__version__} are different builds: pip install --force-reinstall --no-deps "
+            "torchvision from the index that torch came from"
         ) from error
 
 
 def open_clip_towers(model: str, place: Placement) -> Towers:
-    """`model` is `ViT-L-14/openai` (architecture and weights), `hf-hub:...` or `local-dir:...`."""
+    """Load towers of open_clip. `model` is `ViT-L-14/openai` (architecture and weights),
+    `hf-hub:...` or `local-dir:...`."""
     open_clip = open_clip_library()
     name, weights = model, None
     if ":" not in model:
         name, _, weights = model.partition("/")
         if not weights:
             raise ValueError(
-                f"open_clip's {model!r} has no weights: write {model}/<weights>, such as "
+                f"open_clip's {model!r} names no weights: write {model}/<weights>, such as "
                 "ViT-L-14/openai, or hf-hub:<name>, or local-dir:<folder>"
             )
     loaded, _, prepare = open_clip.create_model_and_transforms(name, pretrained=weights)
@@ -221,7 +223,7 @@ def open_clip_towers(model: str, place: Placement) -> Towers:
 
 
 def open_clip_pixels(visual: Any) -> PixelPreparation:
-    """The preprocessing of an open_clip model's images, as `visual.preprocess_cfg` has it."""
+    """The image preprocessing of an open_clip model, from `visual.preprocess_cfg`."""
     config = vars(visual).get("preprocess_cfg") or {}
     side = config.get("size", visual.image_size)
     size = (side, side) if isinstance(side, int) else tuple(side)
@@ -237,26 +239,26 @@ def open_clip_pixels(visual: Any) -> PixelPreparation:
 
 
 def clip_normalised(pixels: Float[Tensor, "3 h w"]) -> Float[Tensor, "3 h w"]:
-    """Colours in 0..1 with the mean and standard deviation of CLIP's training images."""
+    """Normalise colours in 0..1 by the mean and standard deviation of CLIP's training images."""
     return standardised(pixels, OPENAI_MEAN, OPENAI_STD)
 
 
 def pil_images(samples: Samples) -> list[Image.Image]:
-    """The samples as PIL images, 8 bits per channel, of any sizes."""
+    """Samples as PIL images with 8 bits per channel, of any sizes."""
     return [to_pil(pixels) for pixels in items(samples)]
 
 
 def in_batches(
     compute: Callable[[Sequence[T]], Float[Tensor, "m ..."]], inputs: Sequence[T], batch: int
 ) -> Float[Tensor, "n ..."]:
-    """Rows of `compute` on the CPU, from `batch` of the n > 0 inputs at a time."""
+    """Apply `compute` to n > 0 inputs, `batch` at a time, and join the rows on the CPU."""
     starts = range(0, len(inputs), batch)
     return torch.cat([compute(inputs[start : start + batch]).cpu() for start in starts])
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """factor * max(cos(image, prompt), floor). A repeated prompt is computed once."""
+    """factor * max(cos(image, prompt), floor). Repeated prompts are encoded once."""
 
     towers: Towers
     factor: float = 1.0

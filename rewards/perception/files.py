@@ -25,7 +25,8 @@ _ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # 
 
 @dataclass(frozen=True)
 class Read:
-    """media: one image [3 h w] in 0..1 per path, None for those that `broken` explains.
+    """Images that were read. `media`: one image [3 h w] in 0..1 per path, None for paths in
+    `broken`, which says why.
 
     `Samples(read.media, ...)` may be scored as it is: those samples are then unscored.
     """
@@ -35,7 +36,7 @@ class Read:
 
 
 def read_images(paths: Sequence[str | Path]) -> Read:
-    """Images of any sizes and modes. Never raises for a file that is missing or damaged."""
+    """Read images of any size and mode. Never raises for a file that is missing or damaged."""
     media: list[Tensor | None] = []
     broken: dict[str, str] = {}
     for path in paths:
@@ -61,7 +62,7 @@ def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Im
         with open(path, "rb") as file, Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > most_pixels:
                 raise ValueError(
-                    f"{image.width} x {image.height} pixels; at most {most_pixels} are read"
+                    f"{image.width} x {image.height} pixels; the limit is {most_pixels}"
                 )
             upright = ImageOps.exif_transpose(image)
             upright.info = {k: v for k, v in upright.info.items() if k not in _ORIENTATION}
@@ -83,8 +84,8 @@ def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Im
 
 
 def file_stamp(path: str | Path) -> Stamp | None:
-    """Time and size of an image's file, or of the sheet of a piece, by which a changed file is read
-    again. None if there is no such file: reading it raises the sentence."""
+    """Time and size of an image's file (for a piece, of its sheet), used to notice changes. None
+    if there is no such file: reading it raises the error."""
     match = PIECE.fullmatch(str(path))
     try:
         found = Path(match[1] if match else path).stat()
@@ -98,7 +99,7 @@ def _piece(name: str, path: str, box: tuple[int, int, int, int], most_pixels: in
     left, top, right, bottom = box
     if not (left < right <= sheet.width and top < bottom <= sheet.height):
         raise ValueError(
-            f"{name}: the piece lies outside of the image of {sheet.width} x {sheet.height} pixels"
+            f"{name}: the piece lies outside the image of {sheet.width} x {sheet.height} pixels"
         )
     return sheet.crop(box)
 

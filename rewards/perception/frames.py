@@ -35,7 +35,8 @@ Aggregate = Literal["mean", "min", "max", "last"]
 
 
 def frame_indices(count: int, frames: Frames) -> list[int]:
-    """Indices among `count` frames: all, first, every k, or a number of frames, evenly spread.
+    """Indices of chosen frames among `count`: all, first, every k, or a number of evenly spread
+    frames.
 
     A number takes the middles of as many equal parts, or all frames if there are fewer.
     """
@@ -53,7 +54,7 @@ def frame_indices(count: int, frames: Frames) -> list[int]:
 
 @dataclass(frozen=True)
 class OverFrames:
-    """`reward` itself on images; on videos the aggregate of its scores of the chosen frames.
+    """Applies `reward` to images; a video gets the aggregate of its chosen frames' scores.
 
     Unscored frames (NaN) do not count; a video without any scored frame is unscored.
     """

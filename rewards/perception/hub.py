@@ -3,18 +3,20 @@
 import functools
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 HUB_NAME = "a hub name or a folder"
 HubName = Annotated[str, HUB_NAME]  # marks settings that `check_hub_settings` looks up
 
+_CLIENTS = {"huggingface_hub", "httpx", "httpx2", "httpcore", "requests"}
 _TIMEOUT = 5.0  # seconds; the hub's own client retries for half a minute per file
 
 
 @functools.cache
 def hub_reachable() -> bool:
-    """Whether the hub answers at all. Checked once per process."""
+    """Whether the hub can be reached at all. Checked once per process."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -30,7 +32,7 @@ def hub_reachable() -> bool:
 
 
 def model_path(model: str) -> str:
-    """Resolve a folder, as written or below the project's, or a name on the hub.
+    """Find a model: a folder, as given or below the project's, or a name on the hub.
 
     If the hub cannot be reached, return the folder of its cache. ValueError if the model is in none
     of these places.
@@ -56,14 +58,15 @@ def _hub_path(model: str, *files: str) -> str:
     folders = [str(Path(found).parent) for found in cached if isinstance(found, str)]
     if not folders:
         raise ValueError(
-            f"there is no folder {model}, and the hub cannot be reached: download the model where "
-            "there is a network, and name its folder"
+            f"there is no folder {model}, and the hub cannot be reached: download the model on "
+            "a machine with a network, and name its folder"
         )
     return folders[0]
 
 
 def weights_file(who: str, setting: str, given: str | None, published: tuple[str, str]) -> str:
-    """The file `given` for a reward's `setting`, or the `published` one: (repository, file).
+    """Path of the weights: the file `given` for a reward's `setting`, or the `published` one
+    (repository, file).
 
     ValueError if it does not exist or cannot be fetched.
     """
@@ -83,16 +86,31 @@ def weights_file(who: str, setting: str, given: str | None, published: tuple[str
             f"{who}: {name} of {repository} is not in the cache, and the hub cannot be reached; "
             f"{way_out}"
         )
+    what = f"{name} of {repository}"
+    return fetched(who, what, way_out, lambda: hf_hub_download(repository, name))
+
+
+def of_network(error: Exception) -> bool:
+    """Whether the hub's client or its HTTP library, which changes with its version, raised this."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return isinstance(error, OSError) or bool(modules & _CLIENTS)
+
+
+def fetched(who: str, what: str, way_out: str, fetch: Callable[[], str]) -> str:
+    """The path that `fetch` downloads `what` to. ValueError if the hub or the network fails."""
     try:
-        return hf_hub_download(repository, name)
-    except OSError as error:
+        return fetch()
+    except Exception as error:
+        if not of_network(error):
+            raise
+        why = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"{who}: {name} of {repository} could not be fetched; {way_out} ({error})"
+            f"{who}: {what} could not be fetched; {way_out} ({type(error).__name__}: {why})"
         ) from error
 
 
 def is_hub_name(annotation: Any) -> bool:
-    """Whether a setting with this annotation is a model on the hub or in a folder."""
+    """Whether a setting with this annotation names a model on the hub or in a folder."""
     if HUB_NAME in getattr(annotation, "__metadata__", ()):
         return True
     return any(is_hub_name(part) for part in get_args(annotation))

@@ -27,5 +27,5 @@ class ImageModelSettings:
         return Placement.of(self.device, self.dtype)
 
     def over_frames(self, name: str, reward: Reward) -> Reward:
-        """The reward of images as one of images and videos."""
+        """Apply a reward of images to both images and videos."""
         return OverFrames(reward, name, self.frames, self.aggregate)

@@ -14,14 +14,14 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 class WrongMedia(ValueError):
-    """A reward was called with media that it does not score, such as text instead of images."""
+    """A reward was called with media that it cannot score, such as text instead of images."""
 
 
 _WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes of 16 bits a pixel
 
 
 def expect(samples: Samples, name: str, *kinds: Kind) -> Kind:
-    """The kind of the media. WrongMedia, naming the reward, if it is none of `kinds`."""
+    """Return the kind of the media. WrongMedia, naming the reward, unless it is one of `kinds`."""
     if samples.kind not in kinds:
         wanted = " or ".join("text" if kind == "text" else f"{kind}s" for kind in kinds)
         given = "text" if samples.kind == "text" else f"{samples.kind}s"
@@ -30,14 +30,14 @@ def expect(samples: Samples, name: str, *kinds: Kind) -> Kind:
 
 
 def items(samples: Samples) -> list[Any]:
-    """One tensor (or string) per sample, however they are stored."""
+    """One tensor (or string) per sample, regardless of how they are stored."""
     return list(samples.media)
 
 
 def each_size(
     samples: Samples, score: Callable[[Samples], Float[Tensor, " m"]]
 ) -> Float[Tensor, " n"]:
-    """Call `score` once per size among the samples, with media that are one tensor."""
+    """Call `score` once per image size, with media as one tensor."""
     if isinstance(samples.media, Tensor):
         return score(samples)
     by_size: dict[tuple[int, ...], list[int]] = {}
@@ -54,26 +54,30 @@ def each_size(
 def each_video(
     name: str, samples: Samples, score: Callable[[Float[Tensor, "f 3 h w"]], Tensor], least: int
 ) -> Float[Tensor, " n"]:
-    """Call `score` once per video. ValueError for a video of fewer than `least` frames."""
+    """Call `score` once per video. ValueError for a video with fewer than `least` frames."""
     if not samples.prompts:
         return torch.zeros(0)
     expect(samples, name, "video")
     found = []
     for video in items(samples):
         if len(video) < least:
-            raise ValueError(f"the reward {name!r} needs {least} frames; a video has {len(video)}")
+            raise ValueError(
+                f"the reward {name!r} needs at least {least} frames, but a video has {len(video)}"
+            )
         found.append(float(score(video.detach())))
     return torch.tensor(found, dtype=torch.float64)
 
 
 def to_pil(pixels: Float[Tensor, "3 h w"]) -> Image.Image:
-    """8 bits a channel, rounded; values outside 0..1 are clipped and NaN is black."""
+    """Convert to 8 bits per channel, rounded; values outside 0..1 are clipped and NaN becomes
+    black."""
     whole = (pixels.detach().float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
     return Image.fromarray(whole.permute(1, 2, 0).cpu().numpy())
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Upright, 8 bits a channel. Gray becomes three equal channels, transparent parts white."""
+    """Convert to an upright image with 8 bits per channel. Gray becomes three equal channels,
+    transparent parts become white."""
     image = ImageOps.exif_transpose(image)
     if image.mode in _WIDE:
         return to_pil(_wide(image))
@@ -84,7 +88,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def to_tensor(image: Image.Image) -> Float[Tensor, "3 h w"]:
-    """Floats in 0..1, read as `to_rgb` reads, but gray of 16 bits without rounding."""
+    """Convert to floats in 0..1 like `to_rgb`, but without rounding 16-bit gray."""
     if image.mode in _WIDE:
         return _wide(ImageOps.exif_transpose(image))
     image = to_rgb(image)

@@ -16,7 +16,7 @@ STILL = 0.002  # of luma, per pixel of motion: between equally good matches the 
 
 
 def reduced_luma(video: Float[Tensor, "f 3 h w"]) -> Float[Tensor, "f a b"]:
-    """Luma in 0..1 of 8-bit frames, averaged down to SIDE, cut to whole blocks."""
+    """Luma in 0..1 of 8-bit frames, downscaled by averaging to SIDE and cropped to whole blocks."""
     whole = (video.float().nan_to_num(0.0).clamp(0, 1) * 255).round() / 255
     luma = torch.einsum("fchw,c->fhw", whole, torch.tensor(LUMA, device=video.device))
     scale = SIDE / min(luma.shape[-2:])
@@ -30,14 +30,15 @@ def reduced_luma(video: Float[Tensor, "f 3 h w"]) -> Float[Tensor, "f a b"]:
 def block_motion(
     first: Float[Tensor, "n h w"], second: Float[Tensor, "n h w"]
 ) -> Float[Tensor, "n b 2"]:
-    """(down, right) in pixels of each block of `first`, to its best match in `second`."""
+    """Displacement (down, right) in pixels of each block of `first` to its best match in
+    `second`."""
     return _best(lambda down, right: (first, _moved(second, down, right)))
 
 
 def middle_error(
     first: Float[Tensor, "n h w"], middle: Float[Tensor, "n h w"], last: Float[Tensor, "n h w"]
 ) -> Float[Tensor, " n"]:
-    """Mean absolute difference of `middle` from the frame half-way between its neighbours.
+    """Mean absolute difference between `middle` and the frame halfway between its neighbours.
 
     Each block is the mean of two blocks that lie at equal distances on either side in time, the
     two that are most alike; `middle` has no part in the choice.

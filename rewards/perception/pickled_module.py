@@ -74,7 +74,7 @@ vars(_AS_MODULE)["Unpickler"] = _Reader
 
 
 def tensors_of(who: str, file: Path) -> dict[str, Tensor]:
-    """Parameters and buffers of the pickled module, by the names of its `state_dict`.
+    """Parameters and buffers of the pickled module, under their `state_dict` names.
 
     ValueError, one sentence, if the file is damaged or holds no module.
     """
@@ -84,13 +84,15 @@ def tensors_of(who: str, file: Path) -> dict[str, Tensor]:
                 raise ValueError(f"{who}: {file} is a TorchScript program, not a pickled module")
         whole = torch.load(file, map_location="cpu", pickle_module=_AS_MODULE, weights_only=False)
     except zipfile.BadZipFile as error:
-        raise ValueError(f"{who}: {file} is no whole file of torch.save since torch 1.6") from error
+        raise ValueError(
+            f"{who}: {file} is not a complete file of torch.save (torch 1.6 or newer)"
+        ) from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError) as error:
         why = " ".join(str(error).split())[:200]
         raise ValueError(f"{who}: {file} cannot be read: {why}") from error
     found = dict(_walk(whole, ""))
     if not found:
-        raise ValueError(f"{who}: {file} holds no module of torch")
+        raise ValueError(f"{who}: {file} does not hold a torch module")
     return found
 
 

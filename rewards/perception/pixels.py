@@ -20,7 +20,7 @@ _FILTERS: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubi
 
 @dataclass(frozen=True)
 class PixelPreparation:
-    """Resize, cut or pad to `size`, and standardise the colours of images [n 3 h w].
+    """Resizes, crops or pads images [n 3 h w] to `size` and normalises their colours.
 
     fit      the side that is resized to `size`: the shorter one, before the middle is cut out; the
              longer one, before black is added; or both, whatever the image's shape
@@ -40,14 +40,14 @@ class PixelPreparation:
 
     @classmethod
     def of(cls, processor: Any) -> "PixelPreparation":
-        """The steps of a transformers image processor. ValueError for one with other steps."""
+        """Copy the steps of a transformers image processor. ValueError if it has any other step."""
         steps = ("do_resize", "do_rescale", "do_normalize")
         wanted, crop, size = processor.resample, processor.crop_size, processor.size
         known = all(getattr(processor, step) for step in steps) and int(wanted) in _FILTERS
         if not known or abs(processor.rescale_factor * 255 - 1) > 1e-6:
             raise ValueError(
-                f"{type(processor).__name__} has steps that have no gradient here: it must resize "
-                "(bilinear or bicubic), divide by 255 and normalise"
+                f"{type(processor).__name__} has steps without a gradient here: it may only "
+                "resize (bilinear or bicubic), divide by 255 and normalise"
             )
         edge = size.get("shortest_edge")
         whole = (size.get("height"), size.get("width")) if edge is None else (edge, edge)
@@ -97,7 +97,7 @@ class PixelPreparation:
 def standardised(
     pixels: Float[Tensor, "*n 3 h w"], mean: Sequence[float], std: Sequence[float]
 ) -> Float[Tensor, "*n 3 h w"]:
-    """Colours minus the mean of each channel, by its standard deviation."""
+    """Subtract each channel's mean and divide by its standard deviation."""
     centre, spread = (
         torch.tensor(values, dtype=pixels.dtype, device=pixels.device).view(3, 1, 1)
         for values in (mean, std)

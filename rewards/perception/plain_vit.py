@@ -14,7 +14,7 @@ VIT_HEAD_WIDTH = 64
 
 @dataclass(frozen=True)
 class PlainVit:
-    """The class token of images [n 3 s s], before or after the last norm.
+    """Class token of images [n 3 s s], before or after the last norm.
 
     quick   x sigmoid(1.702 x) instead of GELU, as OpenAI's CLIP has it
     eps     of the layer norms. Entries `pos_drop.*` are a norm before the first block
@@ -26,7 +26,7 @@ class PlainVit:
 
     @property
     def side(self) -> int:
-        """Pixels of an image's side, by the number of positions."""
+        """Side of an image in pixels, from the number of positions."""
         patches = self.state["pos_embed"].shape[1] - 1
         return round(patches**0.5) * self.state["patch_embed.proj.weight"].shape[-1]
 
@@ -70,7 +70,7 @@ def blocks_in(state: Mapping[str, Tensor]) -> int:
 
 
 def vit_entries(blocks: int, pre_norm: bool) -> set[str]:
-    """The entries that a state must have."""
+    """Entries that the weights must contain."""
     names = {"cls_token", "pos_embed", "patch_embed.proj.weight", "norm.weight", "norm.bias"}
     layers = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
     for part in ("weight", "bias"):

@@ -36,7 +36,8 @@ _RENAMED = (  # the file's start of a name, and that of the bare model; the firs
 
 
 def resized(height: int, width: int, least: int, most: int) -> tuple[int, int]:
-    """Sides as multiples of 28 whose product lies between `least` and `most`, as near as possible.
+    """Sides as multiples of 28 whose product lies between `least` and `most`, as close to the
+    original as possible.
 
     Rounding up when it enlarges may pass `most`, as in the authors' code.
     """
@@ -68,19 +69,20 @@ class QwenSettings:
 
 @dataclass(frozen=True)
 class Patches:
-    """Normalised patches [n 1176] of an image or video, and its grid of patches [t, h, w]."""
+    """Normalised patches [n 1176] of an image or video, and its patch grid [t, h, w]."""
 
     values: Float[Tensor, "n p"]
     grid: tuple[int, int, int]
 
     @property
     def tokens(self) -> int:
-        """Tokens of the language model: one per 2 x 2 patches."""
+        """Number of language-model tokens: one per 2 x 2 patches."""
         return math.prod(self.grid) // MERGE**2
 
 
 def image_patches(image: Image.Image, pixels: int) -> Patches:
-    """An image resized to about this many pixels (bicubic, PIL), repeated as a pair of frames."""
+    """Patches of an image resized to about this many pixels (bicubic, PIL) and repeated as a pair
+    of frames."""
     height, width = resized(image.height, image.width, pixels, pixels)
     image = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
     flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
@@ -89,7 +91,8 @@ def image_patches(image: Image.Image, pixels: int) -> Patches:
 
 
 def video_patches(frames: Float[Tensor, "f 3 h w"], least: int, most: int) -> Patches:
-    """Frames in 0..1, rounded to 8 bits, resized as tensors (bicubic, antialias), rounded again."""
+    """Patches of frames in 0..1: rounded to 8 bits, resized as tensors (bicubic, antialias),
+    rounded again."""
     height, width = resized(frames.shape[-2], frames.shape[-1], least, most)
     whole = (frames.float().nan_to_num(0.0).clamp(0, 1) * 255).round()
     small = functional.interpolate(whole, (height, width), mode="bicubic", antialias=True)
@@ -112,14 +115,14 @@ def _patches(frames: Float[Tensor, "f 3 h w"]) -> Patches:
 
 @dataclass(frozen=True)
 class Turn:
-    """One user turn: images or one video, and the text behind them."""
+    """A user turn: images or one video, followed by the text."""
 
     media: tuple[Patches, ...]
     text: str
     pad: str = IMAGE
 
     def written(self, frame: tuple[str, str]) -> str:
-        """The turn between the two texts of a chat template (`chat_frame`)."""
+        """The turn's text, between the two texts of the chat template (`chat_frame`)."""
         shown = "".join(vision_block(self.pad * one.tokens) for one in self.media)
         return f"{frame[0]}{shown}{self.text}{frame[1]}"
 
@@ -139,7 +142,7 @@ class QwenBackbone:
 
     @torch.no_grad()
     def hidden(self, turns: Sequence[Turn]) -> Float[Tensor, "n k e"]:
-        """States after the last norm at the k special tokens, float32.
+        """Hidden states after the last norm at the k special tokens, float32.
 
         ValueError unless each turn has each of them once, in this order.
         """
@@ -167,7 +170,7 @@ class QwenBackbone:
         visual = sum(one.tokens for one in turn.media)
         if found != self.rewards or ids.count(self._id(turn.pad)) != visual:
             raise ValueError(
-                "a prompt holds one of the model's special tokens, such as <|Reward|> or "
+                "a prompt contains one of the model's special tokens, such as <|Reward|> or "
                 f"{turn.pad}: {turn.text[-300:]!r}"
             )
         return torch.tensor(ids)
@@ -183,7 +186,7 @@ class QwenBackbone:
 
 
 def split_names(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Entries of the network under the bare model's names, and all others as they are."""
+    """Split entries into the network's, under the bare model's names, and all others."""
     network: dict[str, Tensor] = {}
     others: dict[str, Tensor] = {}
     for name, value in state.items():
@@ -198,7 +201,7 @@ def split_names(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
 def open_backbone(
     who: str, base: str, tokens: Sequence[str], network: dict[str, Tensor], place: Placement
 ) -> QwenBackbone:
-    """The network of the file, with the configuration and the tokenizer of the folder `base`.
+    """Load the network from the file, with the configuration and tokenizer of the folder `base`.
 
     ValueError, one sentence, if the file's entries are not those of such a model.
     """
@@ -211,12 +214,12 @@ def open_backbone(
     tokenizer.add_tokens([AddedToken(t, special=True, normalized=False) for t in tokens], True)
     config = AutoConfig.from_pretrained(base)
     if config.model_type not in ("qwen2_vl", "qwen2_5_vl"):
-        raise ValueError(f"{who}: {base} is a {config.model_type}; wanted Qwen2-VL or Qwen2.5-VL")
+        raise ValueError(f"{who}: {base} is a {config.model_type}; expected Qwen2-VL or Qwen2.5-VL")
     embedding = network.get("language_model.embed_tokens.weight")
     if embedding is None or len(embedding) != len(tokenizer):
         rows = "no embedding" if embedding is None else f"an embedding of {len(embedding)} rows"
         raise ValueError(
-            f"{who}: the file has {rows}; wanted {len(tokenizer)}, the tokens of {base} and "
+            f"{who}: the file has {rows}; expected {len(tokenizer)}, the tokens of {base} and "
             f"{', '.join(tokens)}"
         )
     config.text_config.vocab_size = len(tokenizer)
@@ -234,7 +237,7 @@ def open_backbone(
 
 
 def put_weights(model: Any, place: Placement) -> Any:
-    """Move the model for inference; only parameters take the dtype, buffers keep theirs."""
+    """Move the model for inference; parameters take the dtype, buffers keep theirs."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(place.device, place.dtype)
     return model.to(place.device).eval().requires_grad_(False)
@@ -249,8 +252,8 @@ def linear_layers(
     if own != wanted or len(state[f"{prefix}{places[-1]}.weight"]) != outputs:
         found = ", ".join(sorted(own)) or "nothing"
         raise ValueError(
-            f"{who}: wanted a head {', '.join(sorted(wanted))} with {outputs} outputs; the file "
-            f"has {found}"
+            f"{who}: expected a head {', '.join(sorted(wanted))} with {outputs} outputs; the "
+            f"file has {found}"
         )
     layers: list[torch.nn.Module] = []
     for place in places:
@@ -262,14 +265,14 @@ def linear_layers(
 
 
 def refuse_others(who: str, others: Mapping[str, Tensor], head: str | tuple[str, ...]) -> None:
-    """ValueError for entries that are neither the network's, the head's nor the language head's."""
+    """ValueError for entries outside the network, the reward head and the language head."""
     extra = sorted(n for n in others if not n.startswith(head) and n != "lm_head.weight")
     if extra:
         raise ValueError(f"{who}: the file has entries of another model: {', '.join(extra[:4])}")
 
 
 def weights_of_file(who: str, file: Path, inside: str = "model") -> dict[str, Tensor]:
-    """The tensors of a safetensors or torch file; of a torch file those below `inside`, if there.
+    """Read a safetensors or torch file; from a torch file, the weights below `inside` if present.
 
     ValueError if it is damaged or holds anything but tensors.
     """
@@ -286,5 +289,5 @@ def weights_of_file(who: str, file: Path, inside: str = "model") -> dict[str, Te
         raise ValueError(f"{who}: {file} cannot be read: {str(error)[:200]}") from error
     state = state.get(inside, state) if isinstance(state, dict) else None
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ValueError(f"{who}: {file} is not a file of tensors")
+        raise ValueError(f"{who}: {file} does not hold tensors")
     return state

@@ -15,8 +15,8 @@ from rewards.types import Samples, cell
 
 
 def column_images(reward: str, samples: Samples, column: str) -> list[Tensor | None]:
-    """The image [3 h w] of each sample's column, a path or an image of PIL; None, with a warning,
-    where it cannot be read. ValueError, naming the column, for anything else."""
+    """Image [3 h w] from each sample's column, a path or a PIL image; None, with a warning, if it
+    cannot be read. ValueError, naming the column, for anything else."""
     values = [cell(row, column) for row in samples.meta] or [None] * len(samples.prompts)
     for value in values:
         _check_image(reward, column, value)
@@ -38,12 +38,12 @@ def _path(value: Any) -> str:
 def check_image_column(
     reward: str, column: str, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Raise a ValueError that names the row if its column has no image, or several."""
+    """ValueError, naming the row, if its column has no image or several."""
     for row in range(len(prompts)):
         if not meta or not cell(meta[row], column):
             raise ValueError(
-                f"{reward}: row {row + 1} of the prompts has no column {column!r}, which names "
-                "the image that it needs"
+                f"{reward}: row {row + 1} of the prompts lacks the column {column!r}, which "
+                "must name an image"
             )
         _check_image(f"{reward}: row {row + 1} of the prompts", column, cell(meta[row], column))
 
@@ -51,5 +51,5 @@ def check_image_column(
 def _check_image(place: str, column: str, value: Any) -> None:
     if value is not None and not isinstance(value, str | Path | Image):
         raise ValueError(
-            f"{place}: the column {column!r} names one image, not {reprlib.repr(value)}"
+            f"{place}: the column {column!r} must name one image, not {reprlib.repr(value)}"
         )

@@ -28,7 +28,7 @@ PLACES, OUTPUTS = (0, 3, 5), 2  # places of the linear layers; 2 is the dropout
 def open_scalar_model(
     who: str, file: Path, base: str, heads: Sequence[str], place: Placement
 ) -> tuple[QwenBackbone, tuple[nn.Sequential, ...]]:
-    """The network of a file, and its heads by the start of their names, in float32.
+    """Load the network of a file and its heads, by the prefixes of their names, in float32.
 
     ValueError, one sentence, if the file has another layout.
     """

@@ -7,7 +7,8 @@ _QUOTED = re.compile('"([^"]*)"|“([^”]*)”')
 
 
 def normalise(text: str) -> str:
-    """The text in lower case, without whitespace, in Unicode's compatibility form (NFKC).
+    """Lower-case the text, remove whitespace, and apply Unicode compatibility normalisation
+    (NFKC).
 
     "Ｈello \\n World" and "helloworld" are the same.
     """
@@ -15,18 +16,18 @@ def normalise(text: str) -> str:
 
 
 def quoted(prompt: str) -> list[str]:
-    """The texts between double quotes, straight or curly, in order; empty ones are left out."""
+    """Texts between double quotes, straight or curly, in order; empty ones are left out."""
     found = (straight or curly for straight, curly in _QUOTED.findall(prompt))
     return [text for text in found if normalise(text)]
 
 
 def edit_distance(a: str, b: str) -> int:
-    """Fewest insertions, deletions and substitutions of one character between a and b."""
+    """Fewest insertions, deletions and substitutions of one character that turn a into b."""
     return _last_row(a, b, list(range(len(b) + 1)))[-1]
 
 
 def distance_within(text: str, whole: str) -> int:
-    """The edit distance of `text` from its nearest substring of `whole`; at most len(text)."""
+    """Edit distance of `text` from its nearest substring of `whole`; at most len(text)."""
     return min(_last_row(text, whole, [0] * (len(whole) + 1)))
 
 

@@ -8,7 +8,7 @@ MAX_MESSAGE = 2**24  # bytes
 
 
 class Gone(BaseException):
-    """The other process has ended. No `except Exception` of a test catches it."""
+    """The other process has ended. Tests cannot catch this with `except Exception`."""
 
 
 class Connection(Protocol):
@@ -18,7 +18,7 @@ class Connection(Protocol):
 
 
 class Channel:
-    """A connection over a file that reads and writes, such as one end of a socket pair."""
+    """A connection over a file object for reading and writing, such as one end of a socket pair."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -26,7 +26,7 @@ class Channel:
     def send(self, message: Any) -> None:
         body = json.dumps(message).encode()
         if len(body) > MAX_MESSAGE:
-            raise ValueError("the value is too long to be sent to the other process")
+            raise ValueError("the value is too large to send to the other process")
         left = memoryview(len(body).to_bytes(4, "little") + body)
         while left:
             try:

@@ -31,7 +31,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
-    """Return the protections that are missing. `close`: files for the confined process alone.
+    """Confine this process and return the protections that are missing. `close`: files that only
+    the confined process closes.
 
     With namespaces this continues as the first process of its own; the one outside waits for it.
     """

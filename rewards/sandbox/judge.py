@@ -26,12 +26,14 @@ LIBRARY = (
     *("decimal", "fractions", "datetime"),
 )  # modules whose names tests use without an import
 ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+CALLABLE = ("abs", "bool", "complex", "dict", "divmod", "float", "int", "len", "list", "max", "min",
+            "range", "round", "set", "sorted", "str", "sum", "tuple")  # fmt: skip
 NUMBER, IN_PLACE = "<number>", "<in place>"  # names that no code can have
 
 
 @functools.cache
 def library_names() -> dict[str, str]:
-    """Public names of Python's library, each with its module."""
+    """Public names of Python's standard library, each with its module."""
     found: dict[str, str] = {}
     for module in LIBRARY:
         content = importlib.import_module(module)
@@ -70,7 +72,7 @@ def _called(name: str, arguments: list[ast.expr], named: Sequence[ast.keyword] =
 
 
 class Names:
-    """The origin of each name in the tests of one row: the completion, or Python's library."""
+    """Origin of each name in one row's tests: the completion, or Python's library."""
 
     def __init__(self, tests: Sequence[str]) -> None:
         free: set[str] = set()
@@ -85,7 +87,7 @@ class Names:
         self.library = free - self.completion
 
     def take(self, name: str, program: RemoteProgram, known: set[str]) -> Any:
-        """The object of a name. LookupError or ImportError if its side does not have it."""
+        """The object behind a name. LookupError or ImportError if its side does not have it."""
         if name in self.modules:
             return importlib.import_module(self.modules[name])
         if name in self.library:
@@ -142,14 +144,34 @@ def _refuse_pickles(event: str, _: Any) -> None:
         raise AssertionError("a pickle of more than plain data is not read")
 
 
+def _refuse_code(*_: Any) -> None:
+    """Code in a text that the completion made would run here too."""
+    raise AssertionError("a text of more than an expression of data is not run")
+
+
 class RowUnderTest:
-    """The tests of one row, in one name space: what one of them sets up is there for the next."""
+    """The tests of one row in one namespace: definitions of one test are available to the next."""
 
     def __init__(self, tests: Sequence[str], program: RemoteProgram) -> None:
         self.names, self.program, self.known = Names(tests), program, program.names()
         self.space: dict[str, Any] = {"__name__": "tests", NUMBER: refuse_nan}
         self.space[IN_PLACE] = call_in_place
+        self.space |= {"eval": self._evaluated, "exec": _refuse_code}
         self.space |= {each.__name__: ordered(each) for each in (max, min, sorted)}
+
+    def _evaluated(self, source: Any, *spaces: Any) -> Any:
+        """`eval` for an expression of data, operators and calls of CALLABLE alone."""
+        tree = ast.parse(source.strip() if type(source) is str else source, mode="eval")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute | ast.Lambda | ast.NamedExpr):
+                _refuse_code()
+            if isinstance(node, ast.Call) and not (
+                isinstance(node.func, ast.Name) and node.func.id in CALLABLE
+            ):
+                _refuse_code()
+        seen = {name: value for space in (spaces or (self.space,)) for name, value in space.items()}
+        own = {name: getattr(builtins, name) for name in CALLABLE}
+        return eval(compile(tree, "text", "eval"), {**seen, **own, "__builtins__": {}})
 
     def passes(self, test: str) -> bool:
         """Whether the test runs to its end."""
@@ -159,7 +181,7 @@ class RowUnderTest:
 def passes(
     test: str, program: RemoteProgram, names: Names, known: set[str], space: dict[str, Any]
 ) -> bool:
-    """Whether the test runs to its end, in the name space of its row."""
+    """Whether the test runs to its end in the row's namespace."""
     try:
         for name in sorted(_free_names(test)[0] - space.keys()):
             with suppress(LookupError, ImportError):  # a NameError, if the test comes to use it

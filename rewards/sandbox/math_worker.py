@@ -19,14 +19,14 @@ MEMORY = 2**31  # bytes of addresses: a power of powers must not fill the machin
 
 
 def bare(gold: str) -> str:
-    """A right answer as TeX: the text after ####, in a box if it is bare."""
+    """A reference answer as TeX: the text after ####, boxed if it is bare."""
     last = gold.rpartition("####")[2].strip()
     return last if any(sign in last for sign in ENVIRONMENTS) else rf"\boxed{{{last}}}"
 
 
 @functools.lru_cache(4096)
 def read_expressions(text: str, boxed: bool) -> tuple[Any, ...]:
-    """Expressions in a text; strings that are not mathematics are left out."""
+    """Parse expressions in a text; strings that are not mathematics are left out."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     latex = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=not boxed)
@@ -39,7 +39,7 @@ def read_expressions(text: str, boxed: bool) -> tuple[Any, ...]:
 
 
 def written(expression: Any) -> str:
-    """An expression as text, equal for equal numbers: 0.5 and 1/2 are both 1/2."""
+    """An expression as text, the same for equal numbers: 0.5 and 1/2 are both 1/2."""
     import sympy
 
     try:

@@ -18,7 +18,7 @@ ITERATORS = (
 
 
 class Program:
-    """The completion's code after it ran, with the objects that the judge holds by number."""
+    """The completion after it ran, and the objects that the judge refers to by number."""
 
     def __init__(self, code: str) -> None:
         self.space: dict[str, Any] = {"__name__": "completion", "__builtins__": builtins}
@@ -61,7 +61,7 @@ class Program:
 
 
 def serve_program(channel: Channel, code: str) -> None:
-    """Run the completion, then answer the judge's requests. It never returns."""
+    """Run the completion, then answer the judge's requests. Never returns."""
     program = Program(code)
     while True:
         channel.send(program.answer(channel.receive()))

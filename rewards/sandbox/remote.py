@@ -21,7 +21,7 @@ PLAIN_METHODS = {name for kind in PLAIN for name in vars(kind)} | {"all", "any",
 
 
 class RemoteProgram:
-    """The judge's end of a connection."""
+    """The judge's side of a connection."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -45,7 +45,7 @@ class RemoteProgram:
         def held(entry: dict[str, Any]) -> RemoteObject:
             ((kind, number),) = entry.items()
             if type(number) is not int or kind not in ("held", "iterator", "class"):
-                raise ValueError("a message is not an encoded value")
+                raise ValueError("the message is not an encoded value")
             own: Role = "iterator" if kind == "iterator" and role == "result" else role
             return RemoteObject(self, number, own, name, kind == "class")
 
@@ -53,7 +53,7 @@ class RemoteProgram:
 
 
 class RemoteObject:
-    """An object that stayed in the completion's process. It equals only itself."""
+    """A proxy of an object in the completion's process. It equals only itself."""
 
     def __init__(
         self, program: RemoteProgram, number: int, role: Role, name: str, makes: bool

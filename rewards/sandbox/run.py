@@ -25,7 +25,7 @@ START_SECONDS = 10.0  # seconds that a process may take to begin; they are not t
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """Limits of one process and all that it starts.
+    """Limits for one process and everything that it starts.
 
     seconds    by the clock; processor time is bounded by the next whole second
     memory     bytes: of addresses per process, and of resident memory in sum
@@ -43,7 +43,8 @@ class SandboxLimits:
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """`output` is standard output; `code` is None if the process was killed for its time."""
+    """Result of a run: `output` is standard output; `code` is None if the process was killed for
+    its time."""
 
     code: int | None
     output: str
@@ -66,7 +67,7 @@ def run_program(code: str, given: str, limits: SandboxLimits) -> ProgramResult:
 
 
 def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> tuple[list[bool], bool]:
-    """Run tests: whether each passes, and whether time ran out.
+    """Run tests; returns whether each passes, and whether time ran out.
 
     The tests are Python; they run in a process of their own, which calls the program's functions.
     """
@@ -91,7 +92,8 @@ def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> tuple[l
 def weak_rows(
     rows: Sequence[Sequence[str]], seconds: float, limits: SandboxLimits
 ) -> list[str | None]:
-    """Try each row's Python tests: which program that solves nothing passes them, if any.
+    """Find the rows whose Python tests a program passes that solves nothing, and name that
+    program.
 
     The list is shorter than `rows` where `seconds` were not enough for all.
     """
@@ -127,7 +129,7 @@ def _folder(code: str) -> Iterator[str]:
 
 
 def package_folders() -> list[str]:
-    """Folders of installed packages, in the order that Python searches them.
+    """Folders of installed packages in Python's search order.
 
     They are the environment's own, and those that it sees besides: of an environment that it lies
     on, or of `pip install --user`. Folders of source code on the path are left out.

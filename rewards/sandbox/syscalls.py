@@ -41,7 +41,7 @@ class _Program(ctypes.Structure):
 
 
 def filter_calls(libc: Any, processes: bool, alone: bool) -> bool:
-    """Install the filter; False where this machine or kernel has none.
+    """Install the system-call filter; False if this machine or kernel does not support it.
 
     processes: other processes may be started (threads always). alone: namespaces keep the process
     from all others, so it may use sockets and signals.

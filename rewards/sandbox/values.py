@@ -15,7 +15,7 @@ LISTED = (type({}.keys()), type({}.values()), type({}.items()), collections.dequ
 
 
 def encode_value(value: Any, hold: Callable[[Any], Any]) -> Any:
-    """The value as JSON; `hold` returns the JSON for what is not plain data."""
+    """Encode a value as JSON; `hold` returns the JSON for values that are not plain data."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -45,7 +45,8 @@ def encode_value(value: Any, hold: Callable[[Any], Any]) -> Any:
 def decode_value(
     value: Any, held: Callable[[Any], Any], array: Callable[[str, Any], Any] | None = None
 ) -> Any:
-    """The value of exact builtin types (or an array); `held` returns what stands for a number."""
+    """Decode a value of exact builtin types (or an array); `held` resolves numbers of held
+    objects."""
 
     def decoded(one: Any) -> Any:
         return decode_value(one, held, array)
@@ -53,7 +54,7 @@ def decode_value(
     if value is None or type(value) in (bool, str):
         return value
     if type(value) is not dict:
-        raise ValueError("a message is not an encoded value")
+        raise ValueError("the message is not an encoded value")
     ((kind, inner),) = value.items()
     if kind == "dict":
         return {decoded(k): decoded(v) for k, v in inner}
@@ -85,7 +86,7 @@ def plain_array(dtype: str, content: Any) -> Any:
 
 
 def judged_array(dtype: str, content: Any) -> Any:
-    """The array; an empty one equals nothing but what is empty too.
+    """Wrap an array so that an empty one only equals empty values.
 
     `all` of no comparison is true, so an empty array would otherwise equal any number.
     """
@@ -129,7 +130,7 @@ def _refuse_full(values: Iterable[Any]) -> None:
 
 
 def refuse_nan(value: Any) -> Any:
-    """The value, unless it is or holds NaN: then AssertionError, since NaN has no order."""
+    """Return the value, or raise AssertionError if it contains NaN, which has no order."""
     for number in _numbers(value):
         if number != number:
             raise AssertionError("NaN cannot be compared by size")
@@ -137,7 +138,7 @@ def refuse_nan(value: Any) -> Any:
 
 
 def ordered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`max`, `min` or `sorted`, which refuse NaN: it would be passed over, or end the order."""
+    """`max`, `min` or `sorted` that refuse NaN, which would be skipped or break the order."""
 
     def guarded(*given: Any, **named: Any) -> Any:
         values = list(given[0]) if len(given) == 1 else list(given)

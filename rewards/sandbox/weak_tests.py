@@ -80,7 +80,7 @@ class _Direct:
 def audit_tests(
     rows: Sequence[Sequence[str]], seconds: float, write: Callable[[str], None]
 ) -> None:
-    """Write a line of JSON per row: what the program does that passes it, or null.
+    """Write a line of JSON per row: a useless program that passes its tests, or null.
 
     Rows that are not reached in `seconds` have no line.
     """

@@ -15,7 +15,8 @@ MOST_TOKENS = 2**53  # that a count can be
 
 
 def parse_answer(answer: "httpx.Response") -> Any:
-    """The JSON of an answer. Malformed if it has none, or absurd nesting or integers."""
+    """Parse the JSON of an answer. Malformed without JSON, or with excessive nesting or
+    integers."""
     try:
         return json.loads(answer.content, parse_int=_integer)
     except (ValueError, RecursionError) as error:
@@ -29,7 +30,7 @@ def _integer(digits: str) -> int:
 
 
 def token_counts(body: Any) -> tuple[int, int]:
-    """Tokens of the prompt and of the completion in the answer's `usage`; 0 where it has none."""
+    """Tokens of the prompt and the completion from the answer's `usage`; 0 if it has none."""
     usage = body.get("usage") if isinstance(body, dict) else None
     if not isinstance(usage, dict):
         return 0, 0
@@ -41,7 +42,7 @@ def _count(value: Any) -> int:
 
 
 def retry_seconds(retry_after: str | None) -> float:
-    """Retry-After as seconds: it is a number of them or a date; 0 if it is neither."""
+    """Retry-After in seconds, from a number or a date; 0 if it is neither."""
     text = (retry_after or "").strip()
     if text.isascii() and text.isdigit():  # "²" is a digit too
         return float(text)

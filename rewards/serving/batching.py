@@ -18,7 +18,7 @@ from rewards.types import Judge, Reward, Samples
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of a server. The first two shape its batches, the others protect it."""
+    """Limits of a server. The first two control batching, the others protect it."""
 
     batch: int = 64
     """Samples in one call of the reward; a request that has more is a batch of its own."""
@@ -49,7 +49,7 @@ class ServerLimits:
 
 @dataclass(eq=False)
 class Job:
-    """A request that waits, still encoded. `outcome` becomes its values, or the reward's error.
+    """A waiting request, still encoded. `outcome` becomes its values, or the reward's error.
 
     pixels: the sum over its media
     """
@@ -69,7 +69,7 @@ Scoring = Callable[[Sequence[Job]], list[list[float | None]]]
 
 @dataclass
 class Batcher:
-    """Joins the jobs that wait into calls of `score`, which returns the values of each."""
+    """Merges waiting jobs into calls of `score`, which returns the values of each."""
 
     score: Scoring
     limits: ServerLimits
@@ -132,7 +132,7 @@ class Batcher:
 
 
 def joined_requests(batch: Sequence[Job]) -> Samples:
-    """Decode the samples of all requests; their groups stay separate even if ids are equal.
+    """Decode the samples of all requests; groups stay separate even if their ids are equal.
 
     ValueError names the entry of a request that cannot be decoded.
     """

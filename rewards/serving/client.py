@@ -58,7 +58,8 @@ class _Course(Generic[T]):
 
 @dataclass
 class Client:
-    """A server at `url`. `key` names an environment variable with the token, if one is needed."""
+    """Client of the server at `url`. `key` names an environment variable with the token, if
+    needed."""
 
     url: str
     key: str | None = None
@@ -73,14 +74,16 @@ class Client:
             raise ValueError(f"url: {self.url!r} must begin with http:// or https://")
         self.url = self.url.rstrip("/")
         if self.key is not None and not os.environ.get(self.key):
-            raise ValueError(f"the environment variable {self.key} has no token; export it first")
+            raise ValueError(
+                f"the environment variable {self.key} is empty; export the token first"
+            )
         for library in ("httpx", "tenacity"):
             if importlib.util.find_spec(library) is None:
                 raise ValueError(f"{library} is not installed; pip install 'flowrl[remote]'")
         self._flight = InFlight(self.patience.at_once)
 
     def get(self, path: str) -> Any:
-        """Return the JSON of a GET, tried for a few seconds. ValueError if there is none."""
+        """GET a JSON, retried for a few seconds. ValueError if there is no answer."""
         import httpx
 
         end = time.monotonic() + SECONDS_TO_CLOSE
@@ -100,7 +103,8 @@ class Client:
                 time.sleep(0.2)
 
     def tell(self, path: str, body: Mapping[str, Any], patience: Patience | None = None) -> str:
-        """Return the text of the answer to a POST. ValueError, with the reason, if there is none.
+        """POST a request and return the answer's text. ValueError, with the reason, if there is
+        none.
 
         Tries again while the server is busy or out of reach, but not if it failed (500).
         """
@@ -129,7 +133,7 @@ class Client:
         raise ValueError(f"{self.url}{path} ({why})")
 
     def ask(self, asks: Sequence[Ask], read: Callable[[Ask, Any], T]) -> list[T | Failure]:
-        """Return all answers in the order of `asks`.
+        """Answers in the order of `asks`.
 
         `read` takes a request and the JSON of its answer, and raises Malformed (tried again) or
         Unparsable (final). ValueError if the server will answer no request: no such address, a
@@ -153,16 +157,16 @@ class Client:
         return outcomes
 
     def report(self) -> dict[str, float]:
-        """Sums since the last report: requests and failed ones, tries that failed by reason,
-        seconds in flight (over all tries, parallel ones too), tokens if the server counts them.
-        """
+        """Sums since the last report: requests, failed requests, failed tries by reason,
+        seconds in flight (over all tries, including parallel ones), and tokens if the server
+        counts them."""
         names = ("requests", "failed", "tries", "timeout", "unreachable", "status", "malformed")
         more = ("refused", "unparsable", "seconds", "tokens_in", "tokens_out")
         counts = self._flight.counted()
         return {name: counts.get(name, 0.0) for name in (*names, *more)}
 
     def cancel(self) -> None:
-        """Abort the calls of `ask` that run in other threads."""
+        """Cancel calls of `ask` that run in other threads."""
         self._flight.cancel()
 
     @cached_property

@@ -36,7 +36,7 @@ def encode_image(pixels: Tensor, kind: ImageFormat = "png") -> str:
 
 
 def encode_jpeg(pixels: Tensor, quality: int) -> str:
-    """Encode one image [3 h w] in 0..1 as base64 of JPEG, for models that were asked so."""
+    """Encode one image [3 h w] in 0..1 as base64 of JPEG, for models that expect JPEG."""
     file = io.BytesIO()
     to_pil(pixels).save(file, "JPEG", quality=quality)
     return base64.b64encode(file.getvalue()).decode()
@@ -50,7 +50,7 @@ def _bytes(text: str) -> bytes:
 
 
 def decode_image(text: str) -> Tensor:
-    """The 8-bit pixels [3 h w] of an image. ValueError if it is damaged or too large."""
+    """Decode an image to 8-bit pixels [3 h w]. ValueError if it is damaged or too large."""
     with opened_image(text) as image:
         return _bytes_of(image)
 
@@ -61,11 +61,11 @@ def _bytes_of(image: Image.Image) -> Tensor:
 
 @contextmanager
 def opened_image(text: str) -> Iterator[Image.Image]:
-    """The image with its header read. ValueError for a wrong or damaged one, or a large one."""
+    """Open an image and read its header. ValueError for a wrong, damaged or too large one."""
     try:
         with Image.open(io.BytesIO(_bytes(text)), formats=("PNG", "WEBP")) as image:
             if image.width * image.height > MOST_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} pixels are too many")
+                raise ValueError(f"an image of {image.width} x {image.height} pixels is too large")
             yield image
     except UnidentifiedImageError as error:
         raise ValueError("neither PNG nor WebP") from error
@@ -74,7 +74,8 @@ def opened_image(text: str) -> Iterator[Image.Image]:
 
 
 def encode_mp4(frames: Tensor) -> str:
-    """Encode a video [f 3 h w] as base64 of H.264: lossy, a twentieth of the frames' size."""
+    """Encode a video [f 3 h w] as base64 of H.264, which is lossy and a twentieth of the frames'
+    size."""
     av = _av()
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
@@ -89,7 +90,7 @@ def encode_mp4(frames: Tensor) -> str:
 
 
 def decode_mp4(text: str) -> Tensor:
-    """The 8-bit pixels [f 3 h w] of a video. ValueError if it is damaged."""
+    """Decode a video to 8-bit pixels [f 3 h w]. ValueError if it is damaged."""
     frames: list[Tensor] = []
     pixels = 0
     with opened_mp4(text) as container:
@@ -97,7 +98,7 @@ def decode_mp4(text: str) -> Tensor:
         for frame in container.decode(video=0):
             pixels += frame.width * frame.height
             if pixels > most:
-                raise ValueError("a video of more pixels than its header says")
+                raise ValueError("a video with more pixels than its header states")
             frames.append(_bytes_of(frame.to_image()))
     if not frames:
         raise ValueError("a video without frames")
@@ -105,16 +106,16 @@ def decode_mp4(text: str) -> Tensor:
 
 
 def announced_pixels(container: Any) -> int:
-    """Pixels of all frames, from the header of an MP4."""
+    """Number of pixels of all frames, from an MP4's header."""
     stream = container.streams.video[0]
     if stream.frames < 1:
-        raise ValueError("an MP4 whose header has no number of frames")
+        raise ValueError("an MP4 whose header does not state the number of frames")
     return stream.width * stream.height * stream.frames
 
 
 @contextmanager
 def opened_mp4(text: str) -> Iterator[Any]:
-    """The container with its header read. ValueError for a damaged one."""
+    """Open an MP4 and read its header. ValueError if it is damaged."""
     av = _av()
     try:
         with av.open(io.BytesIO(_bytes(text)), format="mp4") as container:

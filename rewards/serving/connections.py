@@ -7,12 +7,12 @@ from rewards.serving.batching import ServerLimits
 
 
 def uvicorn_settings(limits: ServerLimits) -> dict[str, Any]:
-    """Settings for `uvicorn.run` or `uvicorn.Config` that keep these limits."""
+    """Settings of `uvicorn.run` or `uvicorn.Config` that enforce these limits."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class TimedProtocol(H11Protocol):
-        """A connection that is closed if the headers of a request take too long."""
+        """A connection that is closed if a request's headers take too long."""
 
         timer: asyncio.TimerHandle | None = None
 

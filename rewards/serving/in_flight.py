@@ -10,7 +10,8 @@ EventLoop = asyncio.AbstractEventLoop
 
 
 class InFlight:
-    """Each thread has an event loop of its own; what they share is here, under one lock.
+    """Requests in flight. Each thread has its own event loop; shared state is here, under one
+    lock.
 
     most  requests at a time, over all threads; those that come first go first
     """
@@ -28,7 +29,7 @@ class InFlight:
                 self._counts[name] += number
 
     def counted(self) -> dict[str, float]:
-        """Return the sums since the last call, and start again from zero."""
+        """Return the sums since the last call and reset them."""
         with self.lock:
             found, self._counts = self._counts, defaultdict(float)
         return found
@@ -70,7 +71,7 @@ class InFlight:
 
     @contextmanager
     def cancellable(self) -> Iterator[None]:
-        """Let `cancel` end the task that runs here."""
+        """Make the current task cancellable by `cancel`."""
         task = asyncio.current_task()
         assert task is not None
         mine = (asyncio.get_running_loop(), task)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Again(Exception):
-    """This try failed, the next may succeed. `after`: seconds that the server asks to wait."""
+    """This try failed, but another may succeed. `after`: seconds to wait, as the server asked."""
 
     def __init__(self, reason: str, after: float = 0.0, words: str | None = None) -> None:
         super().__init__(words or reason)
@@ -14,23 +14,23 @@ class Again(Exception):
 
 
 class Malformed(Again):
-    """An answer in another format, such as that of a proxy or a crashing server."""
+    """An answer in another format, for example from a proxy or a crashing server."""
 
     def __init__(self) -> None:
         super().__init__("malformed")
 
 
 class Unparsable(Exception):
-    """An answer in the right format, but without a verdict. Another try would not help."""
+    """An answer in the right format but without a verdict. Trying again would not help."""
 
 
 class Refused(Exception):
-    """The server will never take this request: too large, too long, of the wrong kind."""
+    """The server will never accept this request: too large, too long, or of the wrong kind."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Retry policy. The defaults survive an outage of a minute."""
+    """Retry policy. The defaults survive an outage of one minute."""
 
     timeout: float = 60.0
     """Seconds of one try, from sending it to the last byte of the answer."""
@@ -48,7 +48,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. `note` names it in the log and for the reader of its answer."""
+    """One request. `note` names it in the log and for the function that reads its answer."""
 
     path: str
     body: Mapping[str, Any]
@@ -57,7 +57,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Failure:
-    """A request without a value.
+    """A request that ended without a value.
 
     reason: timeout, unreachable, status or malformed after all tries; refused or unparsable at once
     """

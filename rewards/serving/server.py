@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Served:
-    """A reward, a judge, or both, under a name. `token`: the token that clients need, if any."""
+    """A reward, a judge, or both, under one name. `token`: the token that clients must send, if
+    any."""
 
     name: str
     settings: Mapping[str, Any]
@@ -49,12 +50,12 @@ class Served:
     def of(
         cls, name: str, settings: Mapping[str, Any], reward: Reward, token: str | None = None
     ) -> "Served":
-        """A reward with its judge of pairs: the sample with the higher score is preferred."""
+        """A reward, and its judge of pairs, which prefers the sample with the higher score."""
         return cls(name, settings, reward, ByScore(reward, name), token)
 
 
 def create_app(served: Served, limits: ServerLimits = ServerLimits()) -> "FastAPI":
-    """The ASGI application. Errors of the reward: 422 for its ValueError, 500 for any other."""
+    """The ASGI application. Errors of the reward: 422 for a ValueError, 500 for any other."""
     from fastapi import FastAPI
 
     scorer, reader = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
@@ -187,7 +188,7 @@ def _openings(body: bytes) -> int:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number of JSON; send null")
+    raise ValueError(f"{name} is not a valid JSON number; send null")
 
 
 def _sendable(text: str) -> str:
@@ -197,14 +198,14 @@ def _sendable(text: str) -> str:
 
 def _check_pairs(a: list[int], b: list[int], n: int) -> None:
     if len(a) != len(b):
-        raise ValueError(f"{len(a)} a but {len(b)} b; a pair has both")
+        raise ValueError(f"{len(a)} entries in a but {len(b)} in b; every pair needs both")
     if any(not 0 <= row < n for row in (*a, *b)):
-        raise ValueError(f"a pair names a sample that is not among the {n}")
+        raise ValueError(f"a pair refers to a sample outside the {n} that were sent")
 
 
 @dataclass
 class RequestGate:
-    """Refuses requests without the token, and those that are too large or too slow."""
+    """Refuses requests without the token, and requests that are too large or too slow."""
 
     app: "ASGIApp"
     token: str | None

@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from rewards.perception.media import items
+from rewards.perception.media import expect, items
 from rewards.serving import codec
 from rewards.types import Samples
 
@@ -23,7 +23,7 @@ FORMAT = 1
 
 
 class WireVideo(BaseModel):
-    """A video: its frames in order, each a PNG or WebP in base64; or one MP4 in base64."""
+    """A video: its frames in order, each as PNG or WebP in base64; or one MP4 in base64."""
 
     model_config = ConfigDict(extra="forbid")
     frames: list[str] | None = None
@@ -31,7 +31,8 @@ class WireVideo(BaseModel):
 
 
 class WireSamples(BaseModel):
-    """n samples. `group` has an id per sample: samples of one group are to be compared."""
+    """n samples. `group` has one id per sample: samples with the same id are compared with each
+    other."""
 
     model_config = ConfigDict(extra="forbid")
     format: Literal[1] = FORMAT
@@ -45,14 +46,14 @@ class WireSamples(BaseModel):
 
 
 class WirePairs(WireSamples):
-    """Samples to be compared: pair i is sample a[i] against sample b[i]."""
+    """Pairs of samples to compare: pair i is sample a[i] against sample b[i]."""
 
     a: list[int]
     b: list[int]
 
 
 class ScoreAnswer(BaseModel):
-    """`values` has a number per sample or pair; null where there is no score or no verdict."""
+    """One number per sample or pair in `values`; null without a score or verdict."""
 
     model_config = ConfigDict(extra="forbid")
     values: list[float | None]
@@ -61,8 +62,9 @@ class ScoreAnswer(BaseModel):
 def encode_samples(
     samples: Samples, pictures: codec.ImageFormat = "png", videos: codec.VideoFormat = "frames"
 ) -> dict:
-    """Samples as the JSON of a `WireSamples`. ValueError for metadata that JSON cannot hold."""
-    kind = samples.kind
+    """Encode samples as JSON of `WireSamples`. ValueError for metadata that JSON cannot
+    represent."""
+    kind = expect(samples, "remote", "image", "video", "text")
     if kind == "text":
         media: list[Any] = items(samples)
     elif kind == "image":
@@ -85,7 +87,7 @@ def encode_samples(
 
 
 def decode_samples(batch: WireSamples) -> Samples:
-    """The samples, as floats. ValueError names the entry that is wrong.
+    """Decode samples to floats. ValueError names the wrong entry.
 
     Media are decoded to 8 bits and become floats together, so that no sample is held in both.
     """
@@ -104,7 +106,7 @@ def decode_samples(batch: WireSamples) -> Samples:
 
 
 def count_pixels(batch: WireSamples, most: int) -> int:
-    """The pixels of all media, from their headers. ValueError for more than `most`.
+    """Number of pixels of all media, from their headers. ValueError for more than `most`.
 
     It also refuses, before anything is decoded, entries that are no media, and lists of other
     lengths than the prompts.
@@ -113,7 +115,7 @@ def count_pixels(batch: WireSamples, most: int) -> int:
     counts = {"media": len(batch.media), "group": len(batch.group), "meta": len(batch.meta) or n}
     for name, count in counts.items():
         if count != n:
-            raise ValueError(f"{n} prompts but {count} {name}; there must be one per sample")
+            raise ValueError(f"{n} prompts but {count} {name}; each sample needs one")
     total = 0
     for place, entry in enumerate(batch.media):
         with _named_entry(place):
@@ -149,7 +151,7 @@ def _header_pixels(entry: str | WireVideo, kind: str) -> int:
 
 
 def read_answer(body: Any, count: int) -> list[float | None] | None:
-    """The values of an answer; None if it is not of the format or has another number of them."""
+    """Values of an answer; None if the format is wrong or the number of values differs."""
     values = body.get("values") if isinstance(body, dict) else None
     if not isinstance(values, list) or len(values) != count:
         return None
@@ -159,7 +161,7 @@ def read_answer(body: Any, count: int) -> list[float | None] | None:
 
 
 def finite_number(value: Any) -> float | None:
-    """A number of JSON as a float; None for anything else, and for what no float can hold."""
+    """A JSON number as a float; None for anything else, or for numbers too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -193,7 +195,7 @@ def _item(entry: str | WireVideo, kind: str) -> Any:
     if kind == "image":
         return images[0]
     if len({image.shape for image in images}) > 1:
-        raise ValueError("the frames of a video must have one size")
+        raise ValueError("all frames of a video must have the same size")
     return torch.stack(images)
 
 

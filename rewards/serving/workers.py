@@ -23,14 +23,14 @@ START_TIMEOUT = 120.0  # seconds that a process may take to load its libraries
 
 @dataclass(eq=False)
 class Worker:
-    """One process of `script`, started by the first question. It prints a line when it is ready."""
+    """One process of `script`, started by the first question. It prints a line once it is ready."""
 
     script: Path
     process: "subprocess.Popen[bytes] | None" = None
     unread: bytes = b""
 
     def ask(self, question: Any, seconds: float) -> Any | None:
-        """The answer; None if there was none in time, or if the process died."""
+        """The answer; None if it did not come in time or the process died."""
         process = self._running()
         assert process.stdin is not None
         try:
@@ -84,7 +84,8 @@ class Worker:
 
 @dataclass(eq=False)
 class Workers:
-    """At most `count` processes of `script`; `seconds` for an answer. Any thread may ask."""
+    """A pool of at most `count` processes of `script`, each with `seconds` to answer. Usable from
+    any thread."""
 
     script: Path
     count: int
@@ -98,8 +99,8 @@ class Workers:
             self._idle.put(Worker(self.script))
 
     def ask(self, questions: Sequence[Any], seconds: float | None = None) -> list[Any | None]:
-        """The answers in the order of the questions; None for an answer that takes longer than
-        `seconds` (the pool's limit by default)."""
+        """Answers in the order of the questions; None for one that takes longer than `seconds`
+        (the pool's limit by default)."""
         limit = self.seconds if seconds is None else seconds
         with ThreadPoolExecutor(self.count) as pool:
             return list(pool.map(lambda question: self._ask(question, limit), questions))
@@ -116,7 +117,7 @@ class Workers:
         return answer
 
     def close(self) -> None:
-        """End the idle processes. The others end with this one."""
+        """End the idle processes. The others end with this process."""
         for _ in range(self.count):
             worker = self._idle.get()
             worker.stop()

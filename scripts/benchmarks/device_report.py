@@ -54,7 +54,7 @@ def phases() -> dict[Any, str]:
     """Phases by the functions whose frames they run in."""
     from flowrl.models.diffusers.batch import MediaBatch
     from flowrl.models.language.batch import TextBatch
-    from flowrl.run.experience.round import decode_samples_of
+    from flowrl.run.experience.units import decode_samples_of
     from flowrl.run.update.update import update
     from rewards import score_all
 
@@ -86,9 +86,9 @@ def counted_calls(ledger: Ledger, kinds: set[type]) -> Iterator[None]:
 
 def measured(ledger: Ledger, path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """Do two iterations of the run and count the second."""
+    from flowrl.run.floor import Opened
     from flowrl.run.state.session import open_accelerator, open_session
     from flowrl.settings.read import override, read_run
-    from scripts.benchmarks.suite_runs import Opened
 
     quiet = ["--model.device", "cuda", "--train.alarms", "off", "--track.trackers", "[]"]
     run = override(read_run(path), [*quiet, *changes])
@@ -106,8 +106,8 @@ def measured(ledger: Ledger, path: Path, changes: Sequence[str]) -> dict[str, An
             pass  # the ledger has it
         finally:
             session.learner.policy.close()
-    return {"run": str(path), **report(ledger), "updates": run.train.updates} | {
-        "syncs_per_update": ledger.total("sync", "training") / run.train.updates
+    return {"run": str(path), **report(ledger), "updates": run.train.optimizer_steps} | {
+        "syncs_per_update": ledger.total("sync", "training") / run.train.optimizer_steps
     }
 
 

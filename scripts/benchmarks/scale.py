@@ -2,7 +2,7 @@
 
     python scripts/benchmarks/scale.py --page docs/results/speed.md
 
-Seconds of arithmetic are those of `flowrl plan --devices`, bytes those of `flowrl/run/traffic.py`.
+Seconds of arithmetic are those of `flowrl plan --devices`, bytes those of `traffic.py`.
 The wire has NVLINK within a machine of eight, and NETWORK beyond.
 """
 

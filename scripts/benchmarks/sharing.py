@@ -18,7 +18,9 @@ import torch
 
 from flowrl.likelihoods.rows import Rows
 from flowrl.models.diffusers.policy import PipelinePolicy
-from scripts.benchmarks.suite_runs import Opened, settings_of
+from flowrl.run.floor import Opened
+from flowrl.settings.read import run_from
+from scripts.benchmarks.suite_runs import settings_of
 
 DEMO = "configs/demo_flow_grpo.yaml"
 STEPS = 8
@@ -68,7 +70,7 @@ class Arm:
         with ExitStack() as stack:
             for each in patches:
                 stack.enter_context(each())
-            return cls(Opened.of(tree, folder), patches)
+            return cls(Opened.of(run_from(tree, "suites"), folder), patches)
 
     def turn(self) -> float:
         with ExitStack() as stack:

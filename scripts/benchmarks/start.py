@@ -1,22 +1,17 @@
 """CPU seconds from the start of `flowrl train` to its first iteration, on the tiny pipeline.
 
-    python scripts/benchmarks/start.py --repeats 3
+    python scripts/benchmarks/suites.py --suites start
 
 Four processes by turns: `import torch` alone, the other imports of the pipeline alone, a start that
 proves the model, and one that finds the proof kept. The first is subtracted from the others.
 """
 
-import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import tyro
 
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
@@ -48,11 +43,6 @@ from flowrl.cli import main
 main(["train", *sys.argv[1:]])
 """
 GOALS = {"kept proof": 3.0, "cold proof": 6.0}
-
-
-@dataclass
-class Arguments:
-    repeats: int = 3
 
 
 def seconds(words: list[str], cache: Path) -> float:
@@ -95,23 +85,3 @@ def measured(repeats: int) -> dict[str, Any]:
                 words = [START, str(file), "--folder", str(run)]
                 found[kind].append(seconds(words, cache) - torch)
     return {"seconds": found, "goals": GOALS}
-
-
-def table(found: dict[str, Any]) -> str:
-    lines = ["| start | CPU s, median (min to max) | goal |", "|---|---|---|"]
-    for kind, values in found["seconds"].items():
-        middle = f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-        goal = found["goals"].get(kind)
-        lines.append(f"| {kind} | {middle} | {'' if goal is None else f'{goal:g}'} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    given = tyro.cli(Arguments, description=__doc__)
-    found = measured(given.repeats)
-    print(json.dumps(found))
-    print(table(found))
-
-
-if __name__ == "__main__":
-    main()

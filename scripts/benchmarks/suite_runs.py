@@ -4,16 +4,13 @@ import math
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from flowrl.paths import PROJECT
-from flowrl.run.save.checkpoint import Progress
-from flowrl.run.state.session import Session, open_accelerator, open_session
-from flowrl.run.train import iterate
+from flowrl.run.floor import Opened
 from flowrl.settings.inherit import merged
 from flowrl.settings.read import run_from
 
@@ -26,28 +23,6 @@ def settings_of(config: str, *changes: Mapping[str, Any]) -> dict[str, Any]:
     for change in (*changes, QUIET):
         tree = merged(tree, change)
     return tree
-
-
-@dataclass
-class Opened:
-    """An opened run whose iterations are timed, in CPU seconds of this process."""
-
-    session: Session
-    progress: Progress = field(default_factory=Progress)
-    metrics: list[dict[str, float]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, tree: dict[str, Any], folder: Path) -> "Opened":
-        """Open a run and do an iteration that is not counted."""
-        run = run_from(tree, "suites")
-        folder.mkdir(parents=True, exist_ok=True)
-        kept = cls(open_session(run, folder, open_accelerator(run, folder)))
-        kept.turn()
-        return kept
-
-    def turn(self) -> float:
-        self.metrics.append(iterate(self.session, self.progress).metrics)
-        return self.metrics[-1]["seconds/cpu"]
 
 
 def by_turns(arms: Mapping[str, Any], repeats: int) -> dict[str, list[float]]:
@@ -65,7 +40,7 @@ def beside(
     """Seconds of a run's iterations with each of the changes, by turns, and their last metrics."""
     with tempfile.TemporaryDirectory() as name:
         arms = {
-            arm: Opened.of(merged(tree, change), Path(name) / str(place))
+            arm: Opened.of(run_from(merged(tree, change), "suites"), Path(name) / str(place))
             for place, (arm, change) in enumerate(changes.items())
         }
         found = by_turns(arms, repeats)

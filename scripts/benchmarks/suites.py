@@ -17,7 +17,6 @@ a median with its smallest and largest value. Each suite is a process of its own
 OUT/suite.json; `--write` writes the section of docs/results/speed.md from these files.
 """
 
-import itertools
 import json
 import statistics
 import subprocess
@@ -35,10 +34,10 @@ import tyro
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
+from flowrl.run.floor import Floor, Opened  # noqa: E402
+from flowrl.settings.read import run_from  # noqa: E402
 from scripts.benchmarks import start  # noqa: E402
-from scripts.benchmarks.floor import Floor  # noqa: E402
 from scripts.benchmarks.suite_runs import (  # noqa: E402
-    Opened,
     beside,
     by_turns,
     power_law,
@@ -96,7 +95,7 @@ def floor(repeats: int, tiny: bool) -> Table:
     for name, changes in cases.items():
         tree = settings_of(DEMO, *changes, *[TINY] * tiny)
         with tempfile.TemporaryDirectory() as folder:
-            found = Floor.of(Opened.of(tree, Path(folder)))
+            found = Floor.of(Opened.of(run_from(tree, "suites"), Path(folder)))
             iteration, plain = found.by_turns(repeats)
         counted = f"{found.rows(False)}, {found.rows(True)}"
         goal = GOALS[found.milliseconds >= SLOW_CALL]
@@ -110,18 +109,18 @@ def floor(repeats: int, tiny: bool) -> Table:
 def sharing(repeats: int, tiny: bool) -> Table:
     from scripts.benchmarks.sharing import RECIPES, arms
 
-    lines = [["recipe", "decoding and reward", "arm", "sampling, training, frozen", "seconds",
-              "ratio to states once", "by the counts"]]  # fmt: skip
-    for name, cheap in itertools.product(RECIPES, (False, True)):
+    lines = [["recipe", "arm", "sampling, training, frozen", "seconds", "ratio to states once",
+              "by the counts"]]  # fmt: skip
+    for name in RECIPES:
         with tempfile.TemporaryDirectory() as folder:
-            tried = arms(name, cheap, tiny, Path(folder))
+            tried = arms(name, False, tiny, Path(folder))
             found = by_turns(tried, repeats)
         own = tried["states once"].cost
         for arm, values in found.items():
             counts = ", ".join(map(str, tried[arm].counts.values()))
             ratio = spread(ratios(values, found["states once"]))
-            lines.append([name, "cheap" if cheap else "the demo's", arm, counts, spread(values),
-                          ratio, f"{tried[arm].cost / own:.2f}"])  # fmt: skip
+            share = f"{tried[arm].cost / own:.2f}"
+            lines.append([name, arm, counts, spread(values), ratio, share])
         print(*map(" | ".join, lines[-3:]), sep="\n", file=sys.stderr, flush=True)
     return lines
 

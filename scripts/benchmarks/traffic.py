@@ -105,7 +105,7 @@ def traffic(run: Run, model: Sizes, processes: int, reshard: bool = True) -> Tra
         run, processes, rows_per_call(run, model, "sampling"), rows_per_call(run, model, "training")
     )
     share = (processes - 1) / processes
-    steps = 2 * run.train.updates
+    steps = 2 * run.train.optimizer_steps
     passes = calls.plain + (2 if reshard else 1) * calls.graded
     return Traffic(
         ddp=share * steps * (gradients + rest),

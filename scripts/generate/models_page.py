@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from flowrl.estimate import memory
+from flowrl.estimate import fit, memory
 from flowrl.estimate.devices import parse_devices
 from flowrl.estimate.time import duration, estimate_time
 from flowrl.models.public_configs import PUBLIC_MODELS
@@ -119,7 +119,7 @@ def memory_cells(run: Run) -> tuple[str, str]:
     needed = memory.estimate(run)
     assert needed is not None, run.model.pipeline
     more = " +" if needed.unknown else ""
-    fitting = (name for name in LADDER if memory.fits(run, memory.limit(None, parse_devices(name))))
+    fitting = (name for name in LADDER if fit.fits(run, fit.limit(None, parse_devices(name))))
     found = next(fitting, "more than 8xH100")
     return f"{memory.size(needed.total)}{more}", found if "x" in found else f"1x{found}"
 

@@ -1,8 +1,8 @@
-"""Write the parts of pages that follow from the code: the tables of recipes and of words.
+"""Write the parts of pages that follow from the code: the table of words.
 
     python scripts/generate/readme.py
 
-A test compares both pages with this, so no new recipe or word can be forgotten. The list
+A test compares the page with this, so no new word can be forgotten. The list
 of files is a page of the site alone (scripts/generate/site.py).
 """
 
@@ -60,7 +60,6 @@ def words() -> str:
 
 
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "docs/choosing.md": {"table": table},
     "docs/coming_from.md": {"words": words},
 }
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from flowrl.recipes import RECIPES
 from samplers.completions import TextPlan
 
 PROJECT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(PROJECT))
+
+from scripts.generate.readme import table  # noqa: E402
+
 PAGE = PROJECT / "docs" / "recipes.md"
 HEAD = """# Recipes
 
@@ -40,7 +45,8 @@ recipe's own part; what does not fit is refused. `recipe.name` takes a recipe of
 
 
 def page() -> str:
-    return HEAD + "".join(section(name) for name in RECIPES).removeprefix("\n")
+    sections = "".join(section(name) for name in RECIPES)
+    return f"{HEAD}Recipes of images and videos:\n\n{table()}\n{sections}"
 
 
 def section(name: str) -> str:

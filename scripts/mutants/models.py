@@ -137,9 +137,9 @@ ROWS = (
      "return names if matters else ()", f"{TOGETHER}::test_a_pipeline_that_mixes_images_keeps_a_call_for_each"),
     ("together-matters", "flowrl/models/diffusers/replay/proof_images.py", "same and matters else",
      "same else", f"{TOGETHER}::test_a_loop_that_only_begins_at_its_image_shows_nothing"),
-    ("together-decoded", "flowrl/models/diffusers/policy.py",
-     "zero, conditioning.extras, mixed=True, size=size, together=way.together",
-     "zero, conditioning.extras, mixed=True, size=size", f"{TOGETHER}::test_decoded_rows_share_a_call_too"),
+    ("together-decoded", "flowrl/models/diffusers/call/row_calls.py",
+     "zero, extras, mixed=True, size=size, together=together",
+     "zero, extras, mixed=True, size=size", f"{TOGETHER}::test_decoded_rows_share_a_call_too"),
     ("entry-numbers", "flowrl/models/diffusers/call/latents.py", "torch.Generator().manual_seed(1)) + 0.5",
      "torch.Generator().manual_seed(0))", DRIVEN),
 )

@@ -10,6 +10,7 @@ SAFE = "rewards/test_safety.py"
 BENCH = "rewards/test_benchmark_judges.py"
 MPS = "rewards/test_mps.py"
 FLANT5 = "rewards/test_clip_flant5.py"
+AUTHORS = "rewards/test_authors.py"
 EDITS = "evaluation/test_edit_preferences.py"
 
 SHAPE_EDITS = "demo/test_edit_world.py"
@@ -18,6 +19,12 @@ SHAPE_EDITS = "demo/test_edit_world.py"
 ROWS = (
     ("qwen-positions", "rewards/perception/qwen.py", "position_ids=steps,", "position_ids=steps // 2,",
      f"{HEADS}::test_hpsv3_is_its_second_computation"),
+    ("flant5-rows", "rewards/catalogue/clip_flant5.py", "logits[..., : len(self.tokenizer)]", "logits",
+     f"{AUTHORS}::test_clip_flant5_scores_as_the_authors"),
+    ("flant5-cut", "rewards/catalogue/clip_flant5.py", "LONGEST - len(before) - 1", "LONGEST",
+     f"{AUTHORS}::test_clip_flant5_scores_as_the_authors"),
+    ("compbench-places", "rewards/catalogue/compbench.py", " if chunk.text not in LEFT_OUT_PHRASES", "",
+     f"{BENCH}::test_compbench_asks_about_things_and_not_about_places"),
     ("qwen-order", "rewards/perception/qwen.py", "cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)",
      "cut.permute(0, 3, 4, 6, 7, 2, 1, 5, 8)", f"{HEADS}::test_patches_are_the_processors"),
     ("qwen-enlarge", "rewards/perception/qwen.py", "math.ceil(side * scale / FACTOR)",

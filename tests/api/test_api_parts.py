@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from accelerate import cpu_offload_with_hook
 from diffusers import StableDiffusion3Pipeline
+from diffusers.models.attention_processor import AttnProcessor2_0
 from PIL import Image
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import flowrl
 import samplers
-from flowrl.api.models import has_weights_of, model_settings
+from flowrl.api.models import beyond_files, has_weights_of, model_settings
 from flowrl.api.parts import GivenRewards, file_name, prompt_settings
 from flowrl.api.training import Given
 from flowrl.cli.serve import Serve
@@ -28,6 +30,7 @@ from samplers import FlowSDE
 from tests.support import tiny_lm
 from tests.support.runs import NFT, lines, tree
 from tests.support.runs import flowrl as command_line
+from tests.support.tiny_pipelines_unet import sd15
 
 PAIRS = PROJECT / "configs/preferences/pairs.jsonl"
 TEXT = {"name": "text_grpo", "length": 3, "group": 2}
@@ -75,6 +78,46 @@ def test_another_pipeline_is_saved_into_the_run(
     )
 
 
+def doubled(module: Any, *_: Any) -> None:
+    module.doubled = True
+
+
+class OwnProcessor(AttnProcessor2_0):
+    """A processor of a user's own."""
+
+
+LOST = {
+    "FreeU": lambda pipe: pipe.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4),
+    "a processor": lambda pipe: pipe.unet.set_attn_processor(OwnProcessor()),
+    "a hook": lambda pipe: pipe.unet.mid_block.register_forward_hook(doubled),
+    "a forward": lambda pipe: vars(pipe.unet).update(forward=pipe.unet.forward),
+    "a module": lambda pipe: setattr(pipe.unet, "conv_out", torch.nn.Identity()),
+}
+KEPT = {
+    "nothing": lambda pipe: None,
+    "gradient checkpointing": lambda pipe: pipe.unet.enable_gradient_checkpointing(),
+    "offloading": lambda pipe: cpu_offload_with_hook(pipe.unet, "cpu"),
+}
+
+
+@pytest.mark.parametrize("change", LOST)
+def test_what_the_files_of_a_live_pipeline_cannot_hold_is_named(
+    tmp_path: Path, change: str
+) -> None:
+    pipe = sd15()
+    LOST[change](pipe)
+    told = r"not hold all that this pipeline has \(unet: .*disable_freeu"
+    with pytest.raises(UserError, match=told):
+        model_settings(pipe, None, "nft", tmp_path)
+
+
+@pytest.mark.parametrize("change", KEPT)
+def test_what_changes_no_output_of_a_live_pipeline_is_no_matter(change: str) -> None:
+    pipe = sd15()
+    KEPT[change](pipe)
+    assert beyond_files(pipe.unet) == []
+
+
 def test_a_language_model_is_recorded_or_saved(tmp_path: Path) -> None:
     source = tiny_lm.write(tmp_path / "lm", chat=True)
     model = LlamaForCausalLM.from_pretrained(source)
@@ -86,7 +129,7 @@ def test_a_language_model_is_recorded_or_saved(tmp_path: Path) -> None:
     assert model_settings(model, tokenizer, TEXT, files)["language"] == str(files / "language")
     with pytest.raises(UserError, match="needs its tokenizer"):
         model_settings(model, None, TEXT, files)
-    with pytest.raises(UserError, match="has its own"):
+    with pytest.raises(UserError, match="brings its own"):
         model_settings(str(source), tokenizer, TEXT, files)
     assert model_settings(str(source), None, TEXT, files) == {"language": str(source)}
     assert model_settings("a/b", None, TEXT, files) == {"language": "a/b"}
@@ -140,11 +183,11 @@ def test_prompts_become_a_file_of_the_run(tmp_path: Path) -> None:
     spec = {"source": "openai/gsm8k", "config": "main"}
     assert prompt_settings(spec, tmp_path, "train", "prompt") == spec
     for wrong, words in (
-        ([], "there are none"),
-        ([3], "row 1 is int"),
+        ([], "the list is empty"),
+        ([3], "row 1 is a int"),
         ([{"prompt": "a", "x": object()}], "row 1 cannot be written"),
-        ([{"prompt": "a", "photo": image}], "call the column `image`"),
-        ({"train": []}, "give one split"),
+        ([{"prompt": "a", "photo": image}], "name the column `image`"),
+        ({"train": []}, "pass one split"),
     ):
         with pytest.raises(UserError, match=words):
             prompt_settings(wrong, tmp_path, "train", "prompt")

@@ -89,4 +89,4 @@ def test_two_processes_train_again_and_have_the_numbers_of_one(tmp_path: Path) -
 def test_a_launcher_that_starts_fewer_processes_is_refused(tmp_path: Path) -> None:
     done = script(tmp_path, *LAUNCH)
     assert done.returncode != 0 and not list(tmp_path.glob("run/metrics.jsonl"))
-    assert "accelerate launch was given 2 processes, and this run has 1" in done.stderr
+    assert "accelerate launch was given 2 processes, but this run has 1" in done.stderr

@@ -258,6 +258,6 @@ def test_what_is_outside_of_the_range_is_not_drawn(model, tmp_path):
     assert experience.metrics["budget/outside"] == 0
 
 
-def test_successes_and_recomputed_log_probabilities_do_not_go_together(model, tmp_path):
+def test_replayed_images_and_recomputed_log_probabilities_do_not_go_together(pipeline, tmp_path):
     with pytest.raises(UserError, match="leave one of the two out"):
-        texts(model, tmp_path, {"replay": 4}, recompute_old=True)
+        pictures(pipeline, tmp_path, {"replay": 4}, recompute_old=True)

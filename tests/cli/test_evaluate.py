@@ -93,9 +93,9 @@ def test_samples_of_a_model_without_a_run(pipeline: Path, tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--rewards", "brightness"), "name either a run's folder or --model"),
-        (("--model", "nothing", "--rewards", "brightness"), "--model: no folder nothing"),
-        (("--model", "PIPE", "--prompts", "x.txt"), "name some with --rewards"),
+        (("--rewards", "brightness"), "name either a run's folder or, with --model"),
+        (("--model", "nothing", "--rewards", "brightness"), "--model: nothing"),
+        (("--model", "PIPE", "--prompts", "x.txt"), "add some with --rewards"),
         (("--model", "PIPE", "--rewards", "brightness"), "--model has no prompts"),
         (("--model", "PIPE", "--adapter", "none"), "--adapter: no folder none"),
         (("--model", "PIPE", "--model.hieght", "3"), "--model.hieght is not known"),
@@ -154,4 +154,4 @@ def test_texts_have_pass_at_k_votes_and_lengths(tmp_path: Path, capsys) -> None:
         assert name in said
     assert "tokens per completion" in said
     assert runs.flowrl("evaluate", *words, "--guidance", 2) == 2
-    assert "evaluate.guidance is for images and videos" in capsys.readouterr().err
+    assert "evaluate.guidance is only for images and videos" in capsys.readouterr().err

@@ -104,7 +104,7 @@ def test_a_model_without_a_key_map_is_refused_by_name_or_left_out(
     monkeypatch.setattr(lora_keys, "RULES", {})
     assert flowrl("export", run[0], "--formats", "kohya", "--out", tmp_path / "a") == 2
     said = capsys.readouterr().err
-    assert "SD3Transformer2DModel are not known; they are known of Stable Diffusion 1.5" in said
+    assert "formats are not known, only those of Stable Diffusion 1.5" in said
     assert not (tmp_path / "a").exists()
     assert flowrl("export", run[0], "--out", tmp_path / "b") == 0
     assert "only in diffusers' format, since" in capsys.readouterr().out
@@ -116,10 +116,10 @@ def test_a_model_without_a_key_map_is_refused_by_name_or_left_out(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--weights", "base"), "the base's weights are the model's own"),
-        (("--weights", "checkpoints/000002"), "is a checkpoint"),
+        (("--weights", "base"), "the base weights are the original model"),
+        (("--weights", "checkpoints/000002"), "is a training checkpoint"),
         (("--formats", "gguf"), "--formats"),
-        (("--out", "."), "already holds files: name a new folder"),
+        (("--out", "."), "already holds files: choose a new folder"),
         (("--push-to-hub", "a/b/c"), "is not owner/name"),
         (("--push-to-hub", "me/new"), "no token"),
     ],

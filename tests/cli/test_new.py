@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrl.cli.new import New, image_files, text_files, write_new_run
+from flowrl.cli.new import New, write_new_run
+from flowrl.cli.new_files import image_files, text_files
 from flowrl.errors import UserError
 from flowrl.paths import CONFIGS_FOLDER, PROJECT
 from flowrl.recipes import RECIPES, TEXT_RECIPES
@@ -92,7 +93,7 @@ def test_a_models_folder_says_what_it_is_and_is_found_from_the_new_folder(
 
 def test_nothing_is_replaced_and_mistakes_are_sentences(tmp_path: Path) -> None:
     write_new_run(New(tmp_path))
-    with pytest.raises(UserError, match="exists; name another folder"):
+    with pytest.raises(UserError, match="already exists; choose another folder"):
         write_new_run(New(tmp_path))
     other = tmp_path / "b"
     with pytest.raises(UserError, match="new: recipe 'flow-grpp' is not known; did you mean"):
@@ -102,7 +103,7 @@ def test_nothing_is_replaced_and_mistakes_are_sentences(tmp_path: Path) -> None:
         write_new_run(New(tmp_path / "file" / "x"))
     with pytest.raises(UserError, match="nft is for images, and --text asks for a language model"):
         write_new_run(New(other, recipe="nft", text=True))
-    with pytest.raises(UserError, match=r"model\.pipeline: no folder nowhere, and not a hub name"):
+    with pytest.raises(UserError, match=r"nowhere is neither a folder nor a hub name"):
         write_new_run(New(other, model="nowhere"))
     assert not other.exists()
 

@@ -84,7 +84,7 @@ def test_unscored_samples_are_left_out_and_a_pairwise_reward_is_refused(scorer):
     _, told = optimised_samples(scorer, NoiseSearch("best", rounds=1))
     assert "inf" not in told
     scorer.rewards["brightness"] = lambda samples: [None] * len(samples.prompts)
-    with pytest.raises(UserError, match=r"scored none of the first samples\..*take --steer best"):
+    with pytest.raises(UserError, match=r"scored none of the first samples\..*use --steer best"):
         optimised_samples(scorer, NoiseSearch("best", rounds=1))
 
 
@@ -98,7 +98,7 @@ def test_the_regulariser_pulls_to_the_length_of_a_normal_noise():
 
 def test_refusals_name_the_way_out(scorer, pipeline, tmp_path, capsys):
     scorer.rewards.update(load_rewards((RewardSpec(name="jpeg"),)))
-    with pytest.raises(UserError, match="reward jpeg offers no gradient: take --optimise search"):
+    with pytest.raises(UserError, match="reward jpeg offers no gradient: use --optimise search"):
         optimised_samples(scorer, NoiseSearch("gradient"))
     words = ("sample", "--model", pipeline, "--optimise", "best")
     assert flowrl(*words, "a red ball") == 2

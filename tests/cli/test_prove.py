@@ -112,7 +112,7 @@ def test_a_whole_sample_that_differs_is_refused(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "prove: name a file"),
+        ([], "prove: name a run file"),
         (["missing.yaml"], "missing.yaml"),
         (["--model", "no/where/at/all"], "no/where/at/all"),
     ],
@@ -124,4 +124,4 @@ def test_a_mistake_is_one_sentence(words: list[str], sentence: str, capsys: Any)
 
 def test_a_language_model_is_proven_as_a_run_does(capsys: Any) -> None:
     assert runs.flowrl("prove", "configs/text_demo.yaml") == 0
-    assert "left padding moves" in capsys.readouterr().out
+    assert "left padding changes" in capsys.readouterr().out

@@ -72,7 +72,7 @@ def test_a_table_gives_prompts_and_columns_and_missing_files_are_named(tmp_path,
     assert found[1]["problem"] == "2.png: no such file"
     assert "prompts from" in capsys.readouterr().out
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "1.png", "words": "x"}\n')
-    with pytest.raises(UserError, match="but has file_name, words"):
+    with pytest.raises(UserError, match="but found file_name, words"):
         find_items(tmp_path, None, "auto")
 
 

@@ -58,7 +58,7 @@ COMMANDS = [("train", "--resume"), ("evaluate",)]
 def test_code_of_a_folder_from_elsewhere_runs_after_trust_alone(elsewhere, capsys, words):
     assert runs.flowrl(*words, elsewhere) == 2
     said = capsys.readouterr().err
-    assert "was not begun here" in said and "own.py:bright" in said and "--trust" in said
+    assert "was not started here" in said and "own.py:bright" in said and "--trust" in said
     assert said.count("\n") == 1 and not ran(elsewhere)
     assert runs.flowrl(*words, elsewhere, "--trust") == 0
     assert ran(elsewhere)
@@ -93,7 +93,7 @@ def test_parts_of_the_recipe_are_not_imported_either(elsewhere, capsys, command,
     (elsewhere / "run.yaml").write_text(yaml.safe_dump(tree))
     words = ["a red ball"] if command == "sample" else []
     assert runs.flowrl(command, elsewhere, *words) == 2
-    assert "was not begun here" in capsys.readouterr().err and not ran(elsewhere)
+    assert "was not started here" in capsys.readouterr().err and not ran(elsewhere)
 
 
 def test_python_asks_too(elsewhere):

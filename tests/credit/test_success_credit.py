@@ -89,7 +89,7 @@ def test_maxrl_is_the_gradient_of_log_success(outcomes):
 def test_bnpo_divides_by_a_beta_density():
     r = (rewards(24, 4) > torch.tensor([0.2, 0.5, 0.8]).repeat_interleave(8)).double()
     p = r.view(3, 8).mean(1)
-    size = p.mean() * (1 - p.mean()) / p.var() - 1
+    size = p.mean() * (1 - p.mean()) / p.var(correction=0) - 1
     a, b = (1 + max(float(size * m) / 3, 0) for m in (p.mean(), 1 - p.mean()))
     weight = 1 / torch.as_tensor(beta_law.pdf(p.numpy(), a, b))
     assert p.min() == 0, "a group whose rate has no density"
@@ -111,9 +111,9 @@ def test_the_best_of_a_group_gets_its_lead():
 
 
 def test_riskpo_needs_whole_bundles():
-    with pytest.raises(UserError, match="are not a multiple"):
+    with pytest.raises(UserError, match="is not a multiple"):
         credit((RiskPO(bundle=2),), rewards())
     scored = torch.ones(12).bool()
     scored[5] = False
-    with pytest.raises(UserError, match="one of its samples has none"):
+    with pytest.raises(UserError, match="one of its samples is unscored"):
         credit((RiskPO(bundle=3),), rewards(), scored=scored)

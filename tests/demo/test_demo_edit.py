@@ -120,7 +120,7 @@ def test_a_pipeline_without_images_refuses_one(tmp_path, capsys):
     sheet = PROJECT / "configs" / "prompts" / "edits.png"
     words = ["sample", "--model", PROJECT / "flowrl" / "demo" / "shapes-sd3", "a red circle"]
     assert runs.flowrl(*words, "--image", sheet, "--out", tmp_path / "d") == 2
-    assert "the call of StableDiffusion3Pipeline takes none" in capsys.readouterr().err
+    assert "the call of StableDiffusion3Pipeline takes no image" in capsys.readouterr().err
 
 
 def cut_down(folder: Path, iterations: int) -> Path:

@@ -167,9 +167,9 @@ def test_the_reward_reads_the_source_of_its_column(tmp_path):
     as_images = Samples(results, prompts, torch.arange(3), opened)
     assert load("edit_shapes", kind="strict")(as_images).tolist() == [1, 1, 0]
     several = Samples(results[:1], prompts[:1], torch.arange(1), [{"image": ["a.png", "b.png"]}])
-    with pytest.raises(ValueError, match=r"'image' names one image, not \['a.png', 'b.png'\]"):
+    with pytest.raises(ValueError, match=r"'image' must name one image, not \['a.png', 'b.png'\]"):
         load("edit_shapes")(several)
-    with pytest.raises(ValueError, match="row 1 of the prompts: the column 'image' names one"):
+    with pytest.raises(ValueError, match="row 1 of the prompts: the column 'image' must name one"):
         edit_shapes.load().check_prompts(["a"], several.meta)
     missing = Samples(results[:1], prompts[:1], torch.arange(1), [{"image": "none.png"}])
     with pytest.warns(UserWarning, match=r"none.png: no such file; its samples are unscored"):
@@ -179,6 +179,6 @@ def test_the_reward_reads_the_source_of_its_column(tmp_path):
 def test_the_self_test_passes_and_a_row_without_a_source_is_named():
     said = self_test("edit_shapes", load("edit_shapes"))
     assert "1 for the better of its examples, 0" in said
-    with pytest.raises(ValueError, match="row 2 of the prompts has no column 'image'"):
+    with pytest.raises(ValueError, match="row 2 of the prompts lacks the column 'image'"):
         edit_shapes.load().check_prompts(["a", "b"], [{"image": "a.png"}, {}])
     assert load("edit_shapes")(images(["make the red circle blue"])).isnan().all()

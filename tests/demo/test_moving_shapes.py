@@ -281,7 +281,7 @@ def test_the_examples_differ():
 
 def test_settings_and_media_that_make_no_sense_are_refused():
     for settings in ({"kind": "fair"}, {"iou": 0.0}, {"aspect": 1.5}):
-        with pytest.raises(ValueError, match=f"'moving_shapes': {next(iter(settings))}: wanted"):
+        with pytest.raises(ValueError, match=f"'moving_shapes': {next(iter(settings))}: expected"):
             load("moving_shapes", **settings)
     with pytest.raises(WrongMedia, match="videos"):
         moving_shapes.load()(Samples(torch.rand(1, 3, 32, 32), [PAIR], torch.arange(1)))

@@ -334,7 +334,7 @@ def test_the_reward_scores_a_batch_row_by_row(clean):
 
 def test_settings_that_make_no_sense_are_refused():
     for settings in ({"kind": "fair"}, {"iou": 0.0}, {"aspect": 1.5}):
-        with pytest.raises(ValueError, match=f"'shapes': {next(iter(settings))}: wanted"):
+        with pytest.raises(ValueError, match=f"'shapes': {next(iter(settings))}: expected"):
             load("shapes", **settings)
     with pytest.raises(ValueError, match="images"):
         shapes.load()(Samples(["text"], ["a red circle"], torch.zeros(1, dtype=torch.long)))

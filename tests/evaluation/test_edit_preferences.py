@@ -96,10 +96,10 @@ def test_rankings():
 @pytest.mark.parametrize(
     ("name", "row", "said"),
     [
-        ("editscore_bench", {"output_images": ["x"]}, "row 1: output_images are not two"),
-        ("editreward_bench", {"ranking": "A>B>C"}, "row 1: the ranking is 'A>B>C', not of two"),
+        ("editscore_bench", {"output_images": ["x"]}, "row 1: output_images must hold two"),
+        ("editreward_bench", {"ranking": "A>B>C"}, "the ranking is 'A>B>C', but must rank two"),
         ("editreward_bench", {"source_image": 7}, "row 1, the source: '7' is neither"),
-        ("editreward_files", {"human_vote": {"ranking": "A>B"}}, "and there are 3 edits"),
+        ("editreward_files", {"human_vote": {"ranking": "A>B"}}, "does not match the 3 edits"),
         ("hpdv3", {"prompt": ""}, "row 1: the prompt is empty"),
     ],
 )

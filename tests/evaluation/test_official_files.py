@@ -57,8 +57,8 @@ def test_the_official_file_is_written_and_its_source_printed(
     ("suite", "file", "sentence"),
     [
         ("parti", "main/parti.tsv", "is not the file that flowrl knows"),
-        ("parti", "main/gone.tsv", r"no file from http.* \(HTTP Error 404"),
-        ("shapes", "", "no known address for 'shapes'; there are geneval"),
+        ("parti", "main/gone.tsv", r"could not download http.* \(HTTP Error 404"),
+        ("shapes", "", "no download is known for 'shapes', only for geneval"),
     ],
 )
 def test_another_file_or_none_is_one_sentence(

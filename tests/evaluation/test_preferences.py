@@ -154,7 +154,7 @@ def test_what_is_wrong_is_named_with_its_row(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         load_preferences(tmp_path / "none.jsonl", ANY)
     (tmp_path / "torn.jsonl").write_text('{"prompt": "p"}\n{"prompt": ')
-    with pytest.raises(UserError, match=r"torn.jsonl: not readable: line 2"):
+    with pytest.raises(UserError, match=r"torn.jsonl cannot be read: line 2"):
         load_preferences(tmp_path / "torn.jsonl", ANY)
 
 

@@ -167,10 +167,10 @@ def test_prompts_and_names_are_escaped_and_missing_files_are_told(tmp_path):
 
 def test_mistakes_are_one_sentence(tmp_path, capsys):
     for words, said in (
-        ([], "add --rewards"),
+        ([], "add for example --rewards"),
         (["--rewards", "shaps"], "did you mean 'shapes'"),
-        (["--rewards", "shapes", "--judges", "shapes"], "among the rewards too"),
-        (["--rewards", "shapes", "--level", "1"], "not between 0 and 1"),
+        (["--rewards", "shapes", "--judges", "shapes"], "also among the rewards"),
+        (["--rewards", "shapes", "--level", "1"], "must be between 0 and 1"),
         (["--rewards", "shapes", "--layout", "pick"], "'pick' is not known"),
         (["--rewards", "shapes", "--frames", "0"], "--frames must be at least 1"),
         (["--rewards", "shapes", "--prompts", "0"], "--prompts must be at least 1"),
@@ -182,7 +182,7 @@ def test_mistakes_are_one_sentence(tmp_path, capsys):
     rows = [{"prompt": "p", "a": "x.png", "b": "y.png", "label": "a"}]
     path = write(tmp_path, rows, {})
     assert runs.flowrl("evaluate-rewards", path, "--rewards", "brightness") == 2
-    assert "no sample is readable: x.png: no such file" in capsys.readouterr().err
+    assert "no sample can be read: x.png: no such file" in capsys.readouterr().err
 
 
 def test_outputs_are_checked_before_anything_is_scored(tmp_path, capsys, monkeypatch):
@@ -202,7 +202,7 @@ def test_outputs_are_checked_before_anything_is_scored(tmp_path, capsys, monkeyp
     ):
         for out in (taken, taken / "below"):
             assert runs.flowrl(*words, "--out", out) == 2
-            assert "cannot make the folder" in capsys.readouterr().err
+            assert "cannot create the folder" in capsys.readouterr().err
     for out, why in ((tmp_path / "missing" / "x.jsonl", "no folder"), (images, "is a folder")):
         assert runs.flowrl("suites", "shapes", "--out", out) == 2
         assert why in capsys.readouterr().err

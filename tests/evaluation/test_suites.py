@@ -85,7 +85,7 @@ def test_official_layouts(tmp_path):
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(UserError, match="did you mean 'geneval'"):
         load_suite("genevol")
-    with pytest.raises(UserError, match="needs the official file: parti:FILE"):
+    with pytest.raises(UserError, match="needs its official file: parti:FILE"):
         load_suite("parti")
     with pytest.raises(UserError, match="leave the file out"):
         load_suite("shapes:x")
@@ -139,4 +139,4 @@ def test_a_run_is_evaluated_on_a_suite(tmp_path, capsys):
     means = [float(lines[f"  {c}"]) for c in "xy"]
     assert sum(means) / 2 == pytest.approx(float(lines["brightness"].split()[0]), abs=1e-3)
     assert runs.flowrl("evaluate", tmp_path, *words, "--prompts", own) == 2
-    assert "leave --prompts or --suite out" in capsys.readouterr().err
+    assert "leave out either --prompts or --suite" in capsys.readouterr().err

@@ -43,6 +43,6 @@ def test_what_a_template_or_its_absence_refuses_names_the_row():
         policy(chat=False).encode(chat)
     made = policy()
     made.tokenizer.chat_template = ALTERNATE
-    with pytest.raises(UserError, match=r"line 3: .* refuses messages of system, user .roles must"):
+    with pytest.raises(UserError, match=r"line 3: .* rejects messages of system, user .roles must"):
         made.encode(chat)
     assert made.encode(Chat("c", [*SHOTS, LAST])) == made.tokenizer("abc").input_ids

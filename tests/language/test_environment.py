@@ -208,7 +208,7 @@ def test_a_template_s_own_end_of_a_turn_is_not_said_twice(tmp_path):
     with pytest.raises(UserError, match="no tool turn"):
         Replies(how, policy.tokenizer, (1,))
     policy.tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    with pytest.raises(UserError, match="omits the model's turns"):
+    with pytest.raises(UserError, match="leaves out the model's turns"):
         Replies(how, policy.tokenizer, (1,))
     with pytest.raises(UserError, match="no token ends a turn"):
         Replies(how, policy.tokenizer, ())

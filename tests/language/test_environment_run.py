@@ -112,7 +112,7 @@ def test_an_environment_that_fails_is_one_sentence(model, tmp_path, function, me
     [
         ({"recipe": text_runs.TREE}, "this recipe samples trees"),
         ({"recipe": {"name": "text_treerl", "length": 6}}, "this recipe samples trees"),
-        ({"name": "no_file.py:reply"}, "model.environment: there is no file no_file.py"),
+        ({"name": "no_file.py:reply"}, "model.environment: no such file: no_file.py"),
         ({"name": "reply"}, "names no function"),
         ({"function": "short"}, r"must take \(prompt, meta, turns\)"),
         ({"function": "replay"}, "did you mean 'reply'"),

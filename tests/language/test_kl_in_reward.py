@@ -275,7 +275,7 @@ def test_pictures_and_a_weight_of_nothing_are_refused():
     with pytest.raises(UserError, match="take an Anchor"):
         Algorithm(4, Chain(FlowSDE(), 4), rule, Transition(), Surrogate(0.2, 0.2))
     for name in ("text_rloo", "text_reinforce", "text_remax"):
-        with pytest.raises(UserError, match="kl is 0"):
+        with pytest.raises(UserError, match="needs kl above 0"):
             TEXT_RECIPES[name](kl_in="reward")
         assert (
             not TEXT_RECIPES[name](kl=KL).reads_reference and TEXT_RECIPES[name](kl=KL).loss.anchors

@@ -277,7 +277,7 @@ def test_published_generation_settings_do_not_act_but_are_saved_again(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_that_depends_on_padding_is_refused(monkeypatch, dtype):
     policy = CausalPolicy(tiny_lm.llama().to(dtype), tiny_lm.tokenizer())
-    assert "left padding moves" in policy.proofs(PROMPTS, 7)[-1]
+    assert "left padding changes" in policy.proofs(PROMPTS, 7)[-1]
     plain = policy.model.forward
 
     def blind(*args, attention_mask=None, position_ids=None, **named):
@@ -304,7 +304,7 @@ def test_padding_may_move_unlikely_tokens_in_half_precision_alone(monkeypatch):
 
     policy = CausalPolicy(tiny_lm.llama().bfloat16(), tiny_lm.tokenizer())
     monkeypatch.setattr(CausalPolicy, "_next", rounded)
-    assert "left padding moves" in policy.proofs(PROMPTS, 7)[-1]
+    assert "left padding changes" in policy.proofs(PROMPTS, 7)[-1]
     policy = CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer())
     with pytest.raises(UserError, match="total variation"):
         policy.proofs(PROMPTS, 7)

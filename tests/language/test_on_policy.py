@@ -213,17 +213,18 @@ def test_the_first_ratio_of_every_recipe_is_one(open_run, name, dtype):
         assert metrics.get(factor, 1.0) == pytest.approx(1.0, abs=1e-4)
 
 
+@pytest.mark.parametrize("steps", [{"updates": 2}, {"epochs": 2}], ids=["updates", "epochs"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_recomputed_old_is_that_of_the_weights_that_sampled(open_run, dtype):
-    """With two updates the second one's ratio is to the sampling weights, as the trainer computes
+def test_a_recomputed_old_is_that_of_the_weights_that_sampled(open_run, dtype, steps):
+    """With two steps the second one's ratio is to the sampling weights, as the trainer computes
     them; `recompute_old` decides in every dtype."""
-    kept = open_run("text_rloo", dtype, rows_per_call=3, updates=2, recompute_old=True, lr=1e-2)
+    kept = open_run("text_rloo", dtype, rows_per_call=3, recompute_old=True, lr=1e-2, **steps)
     experience = collect(kept, 0)
     assert disturb(experience)
     metrics = update.update(kept.learner, experience, Progress()).metrics
     assert metrics["ratio_min"] < 1 < metrics["ratio_max"], "the second step's have moved"
     assert 0.03 < metrics["mismatch"] < 0.3, "of both steps, before either was taken"
-    plain = open_run("text_rloo", dtype, rows_per_call=3, updates=2, recompute_old=True, lr=1e-2)
+    plain = open_run("text_rloo", dtype, rows_per_call=3, recompute_old=True, lr=1e-2, **steps)
     same = update.update(plain.learner, collect(plain, 0), Progress()).metrics
     for name in ("ratio", "ratio_min", "ratio_max", "grad_norm"):
         assert same[name] == metrics[name], "the sampler's log-probabilities are not read"

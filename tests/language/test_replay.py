@@ -16,6 +16,7 @@ from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
+from flowrl.run.update import update as updating
 from flowrl.run.watch.alarms import Alarms
 from tests.budget.test_budget_run import EVERYTHING, equal
 from tests.language.test_kl_in_reward import NEAR, agree, by_hand, move, plus
@@ -36,15 +37,18 @@ def model(tmp_path_factory):
 def settings(
     model: Path, folder: Path, recipe: dict[str, Any], budget: dict[str, Any], **train: Any
 ) -> dict[str, Any]:
-    """Runs of several turns in float64 whose successes are rare."""
+    """Runs of several turns whose successes are rare."""
     folder.mkdir(exist_ok=True)
     tree = environments.tree(model, folder, recipe=recipe, **train)
-    tree["model"]["dtype"] = "float64"
     return tree | {"budget": budget}
 
 
-def opened(model: Path, folder: Path, recipe: dict[str, Any], **budget: Any) -> Session:
-    return runs.opened(settings(model, folder, recipe, {"replay": 8, **budget}), folder)
+def opened(
+    model: Path, folder: Path, recipe: dict[str, Any], dtype: str = "float64", **budget: Any
+) -> Session:
+    tree = settings(model, folder, recipe, {"replay": 8, **budget})
+    tree["model"]["dtype"] = dtype
+    return runs.opened(tree, folder)
 
 
 def stored(kept: Session) -> dict[int, Success]:
@@ -89,6 +93,32 @@ def test_a_replayed_completion_is_told_what_it_was(model, tmp_path, recipe):
             "nothing that it was told is in the loss"
         )
         assert pieces[".logp"][pieces[".from_environment"]].eq(0).all()
+
+
+def test_in_half_precision_only_replayed_completions_keep_what_the_sampler_said(
+    model, tmp_path, monkeypatch
+):
+    kept = opened(model, tmp_path, TURNS, dtype="bfloat16")
+    experience, found = replayed(kept)
+    (rows,) = experience.rows
+    moved = kept.algorithm.likelihood.evaluate(experience.policy, rows).logp - rows.old.logp
+    fresh = torch.tensor([row not in found for row in range(len(rows.ids))])
+    assert moved[fresh].abs().max() > 0.01, "rounding moves what the sampler said"
+    ratios = {}
+
+    def listening(learner, experience, rows, equal):
+        entries, mask = chunk_loss(learner, experience, rows, equal)
+        pairs = zip(rows.ids.tolist(), entries.metrics["ratio"], mask, strict=True)
+        ratios.update({tuple(ids): ratio[own] for ids, ratio, own in pairs})
+        return entries, mask
+
+    chunk_loss = updating.chunk_loss
+    monkeypatch.setattr(updating, "chunk_loss", listening)
+    updating.update(kept.learner, experience, Progress())
+    for row, ids in enumerate(rows.ids.tolist()):
+        ratio = ratios[tuple(ids)]
+        assert bool(ratio.eq(1).all()) == (row not in found)
+    assert len(found) < len(ratios)
 
 
 @pytest.mark.slow

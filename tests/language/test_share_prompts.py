@@ -172,7 +172,7 @@ def test_windows_and_other_layers_are_refused():
 
 def test_a_pipeline_has_no_prompts_to_share(tmp_path, pipeline):
     tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO, share_prompts=True)
-    with pytest.raises(UserError, match=r"train\.share_prompts is for texts"):
+    with pytest.raises(UserError, match=r"train\.share_prompts is only for texts"):
         check_plan(run_from(tree, "test"))
 
 

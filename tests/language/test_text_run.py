@@ -55,7 +55,7 @@ def test_a_run_leaves_what_it_promises(model, tmp_path, capsys, recipe):
     folder = tmp_path / "run"
     assert flowrl("train", config, "--folder", folder) == 0
     said = capsys.readouterr().out
-    assert "left padding moves" in said and "self-check" in said
+    assert "left padding changes" in said and "self-check" in said
     assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3]
     names = {f"text/{n}" for n in ("length", "stopped", "empty", "distinct", "surprise")}
     assert names | {"reward", "ratio", "grad_norm", "seconds/sample"} <= lines(folder)[1].keys()
@@ -262,7 +262,7 @@ def test_the_loop_s_files_do_not_know_text():
         ({"model": {"gguf_file": "no.gguf"}}, "has no no.gguf"),
         ({"recipe": {"name": "text_grpo", "length": 6, "group": 1}}, "group of one"),
         ({"recipe": {"name": "text_grpo", "length": 6, "group": 4, "temperature": 0.0}}, "temp"),
-        ({"recipe": {"name": "text_tree", "length": 6, "at": [7]}}, "must rise"),
+        ({"recipe": {"name": "text_tree", "length": 6, "at": [7]}}, "must increase"),
     ],
 )
 def test_mixtures_that_cannot_be_are_refused_before_weights_load(model, tmp_path, changes, message):

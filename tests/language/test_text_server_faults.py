@@ -41,6 +41,10 @@ def short(choice):
     choice["logprobs"]["token_logprobs"].pop()
 
 
+def said(value):
+    return lambda choice: choice["logprobs"]["token_logprobs"].__setitem__(0, value)
+
+
 def early(choice):
     ids, said = choice["token_ids"], choice["logprobs"]["token_logprobs"]
     ids[:], said[:] = [5], said[:1]
@@ -51,7 +55,8 @@ def early(choice):
     [
         (put(prompt_token_ids=[2, 2, 3]), "prompt of .* tokens differently"),
         (put(logprobs=None), "no log-probabilities"),
-        (short, "log-probabilities, but 1 to 4"),
+        (short, "log-probabilities instead of 1 to 4"),
+        *((said(value), f"gives {value!r} as the log-probability") for value in (5.0, "-1", True)),
         (put(token_ids=[]), "an answer has 0 tokens"),
         (put(token_ids=[99] * 4, logprobs={"token_logprobs": [-1.0] * 4}), "returned token 99"),
         (
@@ -73,7 +78,7 @@ def test_ids_are_read_from_either_place_and_words_are_refused(model, tmp_path):
         kept = opened(tree(server, tmp_path), tmp_path)
         assert only(collect(kept, 0).rows).written.any()
         server.words, server.spoil = True, None
-        with pytest.raises(UserError, match="do not name tokens by number"):
+        with pytest.raises(UserError, match="have no token ids"):
             collect(kept, 0)
 
 
@@ -162,7 +167,7 @@ def test_what_the_start_finds_out(model, tmp_path):
             proofs(server)
         server.lora = False
         assert "keeps its own weights" in proofs(server)[-1]
-        with pytest.raises(UserError, match="must load adapters while it runs"):
+        with pytest.raises(UserError, match="must be able to load adapters while it runs"):
             server.lora = True
             kept = opened(tree(server, tmp_path), tmp_path)
             server.lora = False

@@ -60,6 +60,11 @@ CASES = {
         ),
         level="sequence",
     ),
+    "delta": Case(
+        {"loss_type": "grpo", "delta": 1.21, "epsilon": 0.02, "scale_rewards": "none"},
+        lambda: Surrogate(0.02, 0.02, dual=1.21, denominator="rows"),
+        scale=None,
+    ),
     "cispo": Case({"loss_type": "cispo", "epsilon_high": 5.0}, lambda: CISPO(5.0)),
     "sapo": Case({"loss_type": "sapo"}, SAPO),
 }  # fmt: skip

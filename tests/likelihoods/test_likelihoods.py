@@ -283,7 +283,7 @@ def test_times_are_stratified_and_in_the_models_range(times: Times, count, seed)
 def test_too_many_levels_are_refused(times: Times, most):
     rng = torch.Generator()
     times(SIGMAS[:-1], most, rng)
-    with pytest.raises(UserError, match="take fewer levels or more steps"):
+    with pytest.raises(UserError, match="use fewer levels or more steps"):
         times(SIGMAS[:-1], most + 1, rng)
 
 

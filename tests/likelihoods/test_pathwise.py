@@ -144,7 +144,7 @@ def test_the_kept_step_changes_with_the_iteration():
     assert set(cuts) == {1, 2, 3} and cuts.count(2) < 60
     assert {LastSteps(1, 2, "uniform")(SIGMAS, i, 0)[0].keep for i in range(60)} == {0, 1, 2, 3}
     assert LastSteps(1, 3)(SIGMAS, 9, 0)[0].keep == 1
-    with pytest.raises(ValueError, match="last is 5: give 1 to 4"):
+    with pytest.raises(ValueError, match="last must be between 1 and 4"):
         LastSteps(1, 5)(SIGMAS, 0, 0)
 
 
@@ -235,7 +235,7 @@ def test_the_losses_by_their_formulas():
 
 def test_parts_that_do_not_go_together_are_refused():
     own = Estimator((Uncompared(),))
-    with pytest.raises(UserError, match="use both, or neither"):
+    with pytest.raises(UserError, match="use both or neither"):
         Algorithm(4, Ode(2), Estimator((Standardize(),)), Pathwise(Kept()), Surrogate(0.2, 0.2))
     with pytest.raises(UserError, match="use the plan LastSteps or OneOfSteps"):
         Algorithm(4, Ode(2), own, Pathwise(Kept()), RewardGradient())

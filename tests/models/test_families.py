@@ -113,7 +113,7 @@ def test_a_family_learns_and_its_adapter_is_read(name: str, picture: str, tmp_pa
     made = PipelinePolicy(family.build(), call=family.call)
     alpha = 2 if name == "SD1.5" else 4
     made.add_lora(rank=2, alpha=alpha, targets=None, seed=0)
-    flow = made.loop.kind == "flow"
+    flow = made.loop.traits.kind == "flow"
     steps = 5 if name == "Wan 2.2" else 3  # so that its second expert has a trained step
     recipes = {
         "flow_grpo" if flow else "ddpo": {"steps": steps, "group": 2},

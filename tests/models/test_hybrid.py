@@ -61,7 +61,7 @@ def test_the_last_steps_are_the_bases(lora):
 
 
 def test_as_many_steps_as_there_are_is_refused():
-    with pytest.raises(UserError, match="--base-steps 4: a sample has 4 steps"):
+    with pytest.raises(UserError, match="--base-steps 4: at least one of the 4 steps"):
         latents(HybridPolicy(changed(True), None, STEPS))
 
 

@@ -127,7 +127,7 @@ def test_a_part_without_an_adapter_is_zeros(tmp_path):
 def test_what_is_not_known_is_refused_by_name(tmp_path):
     made = trained("LTX-Video", tmp_path)
     adapter = read_adapter(tmp_path / lora.LORA_FILE)
-    known = "LTXVideoTransformer3DModel are not known; they are known of Stable Diffusion 1.5"
+    known = "formats are not known, only those of Stable Diffusion 1.5"
     with pytest.raises(UserError, match=rf"{known}.*Wan 2.1.*--formats diffusers"):
         write_adapter(tmp_path / "x", adapter, plain(made)[1], "kohya")
     made = trained("SD3", tmp_path / "sd3", ["norm1.linear"])

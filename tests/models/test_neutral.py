@@ -54,7 +54,7 @@ def test_a_pipeline_that_guides_at_every_scale_is_refused(monkeypatch: pytest.Mo
     assert policy.scale("none") == 0.0
     three: Any = property(lambda self: 3.0)
     monkeypatch.setattr(type(pipe), "guidance_scale", three)
-    with pytest.raises(UserError, match="guides at the scales 1 and 0 too"):
+    with pytest.raises(UserError, match="also applies guidance at scales 1 and 0"):
         policy.scale("none")
 
 

@@ -11,7 +11,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.diffusers.call.scheduler_standin import PerRow
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run.evaluate.start_checks import made_kind
+from flowrl.run.evaluate.start_checks import made_form
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy, sample
 from tests.support.tiny_pipelines import FAMILIES, SQUARE, sd3
 
@@ -50,7 +50,7 @@ def test_driven_is_the_pipelines_own_call_to_the_bit(family: str, guidance: floa
     assert proof.euler == (None if family.startswith("wan") else 0.0)
     made.known_proofs[STEPS, guidance] = proof
     assert proof.video == family.startswith("wan")
-    assert made_kind(made) == ("video" if proof.video else "image")
+    assert made_form(made).kind == ("video" if proof.video else "image")
     if family.startswith("wan"):
         assert theirs.shape == (2, 5, 3, 16, 16)
 
@@ -152,7 +152,7 @@ def test_timesteps_are_the_schedulers_and_not_recomputed() -> None:
     assert schedule.times(torch.tensor([0.5, 0.25, 1.0])).tolist() == [499.5, 250, 999.5]
     other = PipelineSchedule((1.0, 0.5, 0.0), torch.tensor([990.0, 480.0]), 1000)
     assert other.times(torch.tensor([0.5, 1.0])).tolist() == [480, 990]
-    with pytest.raises(UserError, match="at its own levels only"):
+    with pytest.raises(UserError, match="only at its own levels"):
         other.times(torch.tensor([0.25]))
 
 

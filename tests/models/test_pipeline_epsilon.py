@@ -58,6 +58,13 @@ def test_schedulers_of_all_kinds_are_read(scheduler: Any, more: dict[str, Any]) 
     assert all(a > b for a, b in pairwise(sigmas))
 
 
+def test_steps_that_no_plan_has_and_levels_beside_the_list_are_told() -> None:
+    with pytest.raises(UserError, match=r"Runge-Kutta .* set skip_prk_steps to true"):
+        policy(PNDMScheduler, skip_prk_steps=False)
+    proof = policy(DDIMScheduler, timestep_spacing="linspace").prove(PROMPTS, steps=6, guidance=4.5)
+    assert "steps to others than the next of its list" in str(proof)
+
+
 def test_ddim_step_is_the_schedulers_own() -> None:
     """Our kernel at eta 1 on the driven velocity, against DDIMScheduler with the same noise."""
     made = policy()
@@ -131,7 +138,7 @@ def test_what_changes_the_prediction_is_refused() -> None:
         policy(**ZERO_SNR).schedule(STEPS)
     pipe = sd15()
     pipe.scheduler = IPNDMScheduler()
-    with pytest.raises(UserError, match="does not determine its model's process"):
+    with pytest.raises(UserError, match="does not determine the model's process"):
         PipelinePolicy(pipe, call=SIZE)
 
 

@@ -183,7 +183,7 @@ def test_an_image_that_cannot_be_read_is_named_with_its_row(tmp_path: Path) -> N
     reasons = {
         "none.png": "no such file",
         "cut.png": "not a readable image",
-        "huge.png": "8200 x 8200 pixels; at most 67108864 are read",
+        "huge.png": "8200 x 8200 pixels; the limit is 67108864",
         "old.bmp": "not a PNG, JPEG or WebP image",
     }
     prompts = tmp_path / "prompts.jsonl"

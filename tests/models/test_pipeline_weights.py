@@ -143,7 +143,7 @@ def test_saved_full_weights_by_from_pretrained(tmp_path: Path) -> None:
     assert_same(again, made.pipe, latents)
     with pytest.raises(UserError, match="no saved weights"):
         again.load_weights(tmp_path / "vae")
-    with pytest.raises(UserError, match="no diffusers pipeline"):
+    with pytest.raises(UserError, match="is not a diffusers pipeline"):
         PipelinePolicy.load(str(tmp_path / "x"), dtype=torch.float32, device="cpu", call=SQUARE)
 
 

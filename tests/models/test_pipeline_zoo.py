@@ -11,8 +11,8 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call import columns, proof_checks
+from flowrl.models.diffusers.call.decoder import media_of
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise, clean_part
-from flowrl.models.diffusers.call.proof_checks import media_of
 from flowrl.models.diffusers.policy import PipelinePolicy
 from samplers import Latents, Ode, roll
 from tests.support.driving import PROMPTS, STEPS, own, policy
@@ -91,7 +91,7 @@ def test_a_loop_that_begins_at_a_picture() -> None:
         steps, _, _ = made.loop.record(PROMPTS, pictures, STEPS, None)
         state = steps[0].state
         assert state is not None
-        if made.loop.kind != "flow":
+        if made.loop.traits.kind != "flow":
             state = state / sum(scales(sigma[0]))
         ours = begin(noise, torch.tensor([0, 1]))
         torch.testing.assert_close(ours, state, rtol=1e-4, atol=1e-4)
@@ -168,7 +168,7 @@ def test_a_beginning_of_another_kind_is_refused() -> None:
     found = clean_part(first(0.5), 0.5, "Some")
     assert found is not None and torch.equal(found.state, torch.ones(1, 64))
     assert found.scale == pytest.approx(1.0)
-    with pytest.raises(UserError, match=r"noise of size 0\.7 on an image, at the level 0\.6"):
+    with pytest.raises(UserError, match=r"from an image with noise of size 0\.7 at the level 0\.6"):
         clean_part(first(0.7), 0.6, "Some")
     with pytest.raises(UserError, match="without the noise"):
         clean_part(first(0.5, kept=False), 0.5, "Some")
@@ -195,7 +195,7 @@ def test_what_a_pipelines_own_code_raises_is_said_as_its_own(
         raise LookupError("nothing there")
 
     monkeypatch.setattr(pipe.image_processor, "postprocess", broken)
-    with pytest.raises(UserError, match=r"refuses its arguments .*LookupError: nothing there"):
+    with pytest.raises(UserError, match=r"rejects its arguments .*LookupError: nothing there"):
         made.prove(PROMPTS, steps=STEPS, guidance=1.0)
 
 
@@ -213,7 +213,7 @@ def test_an_unknown_part_is_named() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("LTX2Pipeline", "loops of several states"),
+        ("LTX2Pipeline", "loops with several states"),
         ("TextToVideoZeroPipeline", "steps several states in turn"),
         ("CycleDiffusionPipeline", r"predicts NaN or infinity, though its weights are finite"),
         ("StableDiffusionLDM3DPipeline", "Exception: This type pt is not supported"),

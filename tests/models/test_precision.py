@@ -8,6 +8,7 @@ from torch import nn
 
 from flowrl.algorithm import Average, Decay
 from flowrl.errors import UserError
+from flowrl.models.open import set_tf32
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
@@ -176,3 +177,20 @@ def test_gradients_that_are_not_finite_at_scale_one_still_stop_the_run(pipeline,
     kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": 2.0})
     iterate(kept, progress)
     assert progress.skipped_in_a_row == 1  # that one may be the scale's
+
+
+def test_tf32_is_set_on_cuda_alone():
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, convolution.allow_tf32
+
+    def after(allowed: bool | None, device: str) -> tuple[bool, bool]:
+        set_tf32(allowed, torch.device(device))
+        return matmul.allow_tf32, convolution.allow_tf32
+
+    try:
+        assert after(True, "cpu") == before
+        assert after(True, "cuda") == (True, True)
+        assert after(None, "cuda") == (True, True)
+        assert after(False, "cuda") == (False, False)
+    finally:
+        matmul.allow_tf32, convolution.allow_tf32 = before

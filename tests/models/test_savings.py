@@ -93,9 +93,9 @@ def test_a_unet_checkpoints_too_and_a_model_that_cannot_says_so() -> None:
     velocity(noise(made), sigma, torch.arange(2)).sum().backward()
     assert len(calls) == 2
     made.pipe.unet._supports_gradient_checkpointing = False
-    with pytest.raises(UserError, match=r"UNet2DConditionModel does not have it.*rows_per_call"):
+    with pytest.raises(UserError, match=r"UNet2DConditionModel does not support it.*rows_per_call"):
         made.checkpoint_gradients()
-    with pytest.raises(UserError, match="Linear does not have it"):
+    with pytest.raises(UserError, match="Linear does not support it"):
         savings.checkpoint_layers(nn.Linear(1, 1))
 
 
@@ -270,7 +270,7 @@ def test_what_is_for_pictures_is_refused_for_texts_and_missing_parts_are_named()
                 "test",
             )
     bare = SimpleNamespace(vae=None)
-    with pytest.raises(UserError, match=r"model.vae.tiling: SimpleNamespace does not have it"):
+    with pytest.raises(UserError, match=r"model.vae.tiling: SimpleNamespace does not support it"):
         savings.decoder(bare, tiling=True, slicing=False)
 
 

@@ -92,7 +92,9 @@ def test_rollouts_walk_the_levels(plan: Any) -> None:
 
 def test_a_scheduler_that_shifts_the_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_levels, "_AS_GIVEN", {})
-    with pytest.raises(UserError, match=r"visits the levels 1, 0.9643, .* where 1, 0.9, 0.6, 0.2"):
+    with pytest.raises(
+        UserError, match=r"visits the levels 1, 0.9643, .* instead of 1, 0.9, 0.6, 0.2"
+    ):
         levelled(sd3(shift=3.0), SQUARE).schedule(STEPS)
 
 
@@ -131,13 +133,16 @@ def run(sigmas: Any, *words: str) -> Any:
     ("sigmas", "message"),
     [
         ({"shft": 3}, "model.sigmas: 'shft' is not known; did you mean 'shift'"),
-        ({"shift": 0}, "model.sigmas: shift is a number above 0, not 0"),
-        ({}, "model.sigmas: shift is a number above 0, not None"),
-        ("linear", r"model.sigmas: wanted \{shift: NUMBER\}, a list of levels or FILE.py:FUNCTION"),
-        (3.0, r"model.sigmas: wanted a list of levels such as \[1.0, 0.75, 0.5\], not 3.0"),
-        ([], "wanted a list of levels"),
+        ({"shift": 0}, "model.sigmas: shift must be a number above 0, not 0"),
+        ({}, "model.sigmas: shift must be a number above 0, not None"),
+        (
+            "linear",
+            r"expected \{shift: NUMBER\}, a list of levels or FILE.py:FUNCTION",
+        ),
+        (3.0, r"model.sigmas: expected a list of levels such as \[1.0, 0.75, 0.5\], not 3.0"),
+        ([], "expected a list of levels"),
         ([1.0, "x"], "'x' is not a number"),
-        ([1.0, 0.5, 0.7], "levels fall from noise to the sample, but 0.7 follows 0.5"),
+        ([1.0, 0.5, 0.7], "levels must decrease, but 0.7 follows 0.5"),
         ([1.0, 1.0], "but 1.0 follows 1.0"),
         ([1.5, 0.5], "above 0 and at most 1, not 1.5"),
         ([1.0, 0.0, 0.0], "above 0 and at most 1, not 0.0"),
@@ -160,8 +165,8 @@ def test_a_final_zero_may_be_given() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--recipe.steps", "5"], "lists 4 levels, and a sample has 5 steps: take 4 steps in"),
-        (["--evaluate.steps", "5"], "lists 4 levels, and a sample has 5 steps: take 4 steps"),
+        (["--recipe.steps", "5"], "lists 4 levels, but a sample has 5 steps: use 4 steps in"),
+        (["--evaluate.steps", "5"], "lists 4 levels, but a sample has 5 steps: use 4 steps"),
         (
             ["--recipe.name", "mix_grpo", "--recipe.window", "2", "--model.sigmas", *NEAR_ZERO],
             "the plan does not fit model.sigmas: a window of 2",
@@ -200,7 +205,7 @@ def test_a_function_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             r"model.sigmas: mine.py:raises raised ZeroDivisionError: .*py, line \d+\)",
         ),
         ("mine.py:three", "has no function or class 'three'"),
-        ("none.py:two", "there is no file none.py"),
+        ("none.py:two", "no such file: none.py"),
     ):
         with pytest.raises(UserError, match=message):
             check_plan(run(name))

@@ -39,6 +39,9 @@ TEXTS: dict[str, Any] = {
 }
 
 
+SCORE = "\n\ndef score(samples):\n    return [0.0] * len(samples.prompts)\n"
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with the files that the pages' settings name."""
@@ -63,7 +66,7 @@ def tree_of(block: Block, folder: Path) -> dict[str, Any]:
     small = TEXTS if block.page in TEXT_PAGES else IMAGES
     if "language" in own.get("model", {}):
         small = {**TEXTS, "model": {}}
-    if "pipeline" in own.get("model", {}):
+    if "pipeline" in own.get("model", {}) or "own" in own.get("model", {}):
         small = {**small, "model": {}}
     if "given" in own:
         small = {key: value for key, value in small.items() if key != "prompts"}
@@ -77,6 +80,8 @@ def test_settings_of_a_page_are_accepted(block: Block, folder: Path) -> None:
     (folder / "my_reward.py").write_text(block_of("own_rewards.md", "def warmth").text)
     if block.page != "own_rewards.md":
         page_blocks.write_files(block.page, folder)
+    if block.page == "own_models.md":
+        (folder / "mine.py").write_text(block_of(block.page, "class MyFlow").text + SCORE)
     run = run_from(tree_of(block, folder), str(block))
     check_plan(run)
     check_rewards(run)
@@ -178,6 +183,10 @@ def test_every_block_of_python_has_its_test() -> None:
     here |= {"own_rewards.md": 6, "README.md": 1}
     # those of test_page_commands.py:
     with_runs = {"README.md": 2, "gallery.md": 2, "following.md": 1}
-    elsewhere = ("api.md", "extending.md")  # tests/api/test_api_pages.py, tests/test_docs.py
+    elsewhere = (
+        "api.md",
+        "extending.md",
+        "own_models.md",
+    )  # test_api_pages.py, test_docs.py, test_own_runs.py
     found = Counter(b.page for b in page_blocks.blocks("python") if b.page not in elsewhere)
     assert found == Counter(here) + Counter(with_runs)

@@ -23,6 +23,7 @@ ACTIONS = (  # what a command does after it has understood its words
     "flowrl.cli.report.print_comparison", "flowrl.cli.export.export_run",
     "flowrl.cli.prove.prove_run", "flowrl.cli.serve.run_reward_server",
     "flowrl.cli.new.write_new_run", "flowrl.cli.doctor.print_findings",
+    "flowrl.cli.device_check.check_device",
     "flowrl.evaluation.scoring.score_folder", "flowrl.evaluation.suites.list_suites",
     "flowrl.pages.reward_page.report_rewards",
 )  # fmt: skip

@@ -189,8 +189,8 @@ def test_the_product_trains_saves_and_stops_together(pipes, tmp_path):
 @pytest.mark.parametrize(
     ("more", "processes", "wanted"),
     [
-        ({}, 1, "needs a multiple of 2 processes, and this run has 1"),
-        ({}, 3, "needs a multiple of 2 processes, and this run has 3"),
+        ({}, 1, "needs a multiple of 2 processes, but this run has 1"),
+        ({}, 3, "needs a multiple of 2 processes, but this run has 3"),
         ({"context_parallel": 3}, 3, "transformer has 2 attention heads, which 3 processes"),
     ],
 )
@@ -220,8 +220,11 @@ def test_activations_are_estimated_for_a_part_of_the_tokens(pipes, tmp_path):
 @pytest.mark.parametrize(
     ("more", "wanted"),
     [
-        ({"compile": True}, "native attention, uncompiled: leave attention and compile out"),
-        ({"attention": "flash"}, "native attention, uncompiled"),
+        (
+            {"compile": True},
+            "without compilation: leave attention and compile out",
+        ),
+        ({"attention": "flash"}, "native attention without compilation"),
         ({"pipeline": None, "language": "x"}, "context_parallel is a setting of pipeline models"),
     ],
 )
@@ -240,5 +243,5 @@ def test_a_call_that_is_off_a_whole_one_stops_the_run():
     shared._compare((said,), (said + 1e-4,))
     assert shared.away == pytest.approx(1e-4, rel=1e-2)
     for wrong in (said + 0.01, said * float("nan")):
-        with pytest.raises(UserError, match="a call of Identity that 2 processes share differs"):
+        with pytest.raises(UserError, match="a call of Identity shared by 2 processes differs"):
             shared._compare((wrong,), (said,))

@@ -101,9 +101,9 @@ def test_what_the_launch_asks_for_is_what_comes(world):
 @pytest.mark.parametrize(
     ("said", "environment", "more", "sentence"),
     [
-        ("accelerate launch --num_processes 4 x.py", {}, {}, "given 4 processes, and .* has 2"),
+        ("accelerate launch --num_processes 4 x.py", {}, {}, "given 4 processes, but .* has 2"),
         ("accelerate launch --use_fsdp x.py", {}, {}, "given FSDP, but the worker"),
-        (None, {"WORLD_SIZE": "8"}, {}, "WORLD_SIZE is 8, and this run has 2"),
+        (None, {"WORLD_SIZE": "8"}, {}, "WORLD_SIZE is 8, but this run has 2"),
         (None, {"WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "16"}, {"num_processes": 1},
          "srun started 16 tasks without a common process group"),
         (None, FSDP | {"FSDP_VERSION": "1"}, {}, "FSDP version 1.*fsdp_version: 2"),

@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
-from flowrl.processes.meeting import MEETING_SECONDS, MEETING_VARIABLE, _seconds
+from flowrl.processes.meeting import MEETING_SECONDS, MEETING_VARIABLE, _seconds, meet
 from tests.support import runs
 
 PAIR = f"""
@@ -27,14 +28,30 @@ print(state.num_processes, dist.distributed_c10d._get_default_group()._get_backe
 dist.barrier()
 """
 
+ALONE = f"""
+import os, sys
+sys.path.insert(0, {str(PROJECT)!r})
+from flowrl.errors import UserError
+from flowrl.processes.meeting import agreed, meet
+state = meet(cpu=True)
+if state.process_index == 1:
+    os._exit(9)
+try:
+    for made in range(5):
+        agreed(state, lambda: made, lambda done: print("undone", done))
+except UserError as error:
+    print(error)
+    sys.exit(2)
+"""
 
-def start(rank: int, port: int, seconds: str) -> subprocess.Popen:
+
+def start(rank: int, port: int, seconds: str, code: str = PAIR) -> subprocess.Popen:
     named = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}
     named |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, MEETING_VARIABLE: seconds}
     named |= {"ACCELERATE_USE_CPU": "true"}
     environment = runs.environment() | {name: str(value) for name, value in named.items()}
     return subprocess.Popen(
-        [sys.executable, "-c", PAIR], env=environment, text=True, stdout=subprocess.PIPE
+        [sys.executable, "-c", code], env=environment, text=True, stdout=subprocess.PIPE
     )
 
 
@@ -43,7 +60,26 @@ def start(rank: int, port: int, seconds: str) -> subprocess.Popen:
 def test_a_process_whose_partner_is_gone_ends_with_a_sentence(rank):
     process = start(rank, runs.free_port(), "3")
     said, _ = process.communicate(timeout=60)
-    assert process.returncode == 2 and "waited 3 s" in said and "the 2 processes" in said
+    assert process.returncode == 2 and "waited 3 s" in said and "not all 2 processes" in said
+
+
+def test_a_store_that_nobody_opened_is_awaited_once_and_without_a_trace(monkeypatch, capfd):
+    named = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (named | {"MASTER_PORT": runs.free_port(), MEETING_VARIABLE: 1.5}).items():
+        monkeypatch.setenv(name, str(value))
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=r"process 1 waited 1.5 s at 127\.0\.0\.1:.* refused"):
+        meet(cpu=True)
+    assert 1.5 <= time.monotonic() - begun < 4 and capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_after_the_meeting_is_a_sentence_and_leaves_nothing():
+    port = runs.free_port()
+    main, other = (start(rank, port, "50", ALONE) for rank in (0, 1))
+    said, _ = main.communicate(timeout=60)
+    assert main.returncode == 2 and other.wait() == 9
+    assert said.startswith("undone ") and "another process of this run ended before" in said
 
 
 @pytest.mark.slow

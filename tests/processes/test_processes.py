@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.paths import PROJECT
 from tests.support import environments, process_runs, runs, text_runs, tiny_lm
 from tests.support.process_runs import DDP, Job, Weights, alone, apart, told
 from tests.support.warm import together
@@ -19,7 +20,9 @@ RECIPES = {
 TURNS = {"name": "text_gigpo", "length": 24, "group": 4, "kl": 0.0}
 KL = {"name": "text_reinforce", "length": 6, "group": 4, "kl": 10.0, "kl_in": "reward"}
 LATER = ("nft", "mix_grpo", "branch_grpo", "awm", "float32", "one draw")
+LATER += ("own model",)
 LATER += ("text kl", "text tree", "text forking")
+POINTS = PROJECT / "examples" / "own" / "points.py"
 Ran = tuple[Path, dict[str, Weights]]
 REWARDS = """
 import os
@@ -54,6 +57,9 @@ def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
     made["float32"] = job(pipeline, folder, RECIPES["flow_grpo"], "float32")
     made["one draw"] = job(pipeline, folder, RECIPES["flow_grpo"])
     made["one draw"]["settings"]["prompts"]["per_iteration"] = 1
+    made["own model"] = job(pipeline, folder, RECIPES["flow_grpo"])
+    own = {"own": f"{POINTS}:Points", "lora": None, "device": "cpu", "dtype": "float64"}
+    made["own model"]["settings"] |= {"model": own, "rewards": [f"{POINTS}:Closeness"]}
     made["poisoned"] = job(pipeline, folder, RECIPES["nft"], updates=1) | {"poison": True}
     made["poisoned thrice"] = made["poisoned"] | {"iterations": 3, "stops": True}
     own = folder / "own.py"
@@ -149,4 +155,4 @@ def test_a_launch_that_starts_fewer_processes_than_it_says_is_an_error(jobs, tmp
     words = ("-m", "flowrl", "train", config, "--folder", tmp_path / "run")
     ended = process_runs.launch(DDP, "--cpu", "--num_processes", "2", *words)
     assert ended.returncode != 0
-    assert "was given 2 processes, and this run has 1" in ended.stdout
+    assert "was given 2 processes, but this run has 1" in ended.stdout

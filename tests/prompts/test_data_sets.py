@@ -98,11 +98,14 @@ def assert_in(words: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ([SYSTEM, USER, REPLY], "ends with the assistant's message, .* set drop_reply: true"),
-        ([SYSTEM], "a system message only; add the user's"),
+        ([SYSTEM, USER, REPLY], "ends with an assistant message, .* set drop_reply: true"),
+        ([SYSTEM], "only has a system message; add a user"),
         ([], "the prompt has no messages"),
-        ([{"from": "human", "value": "x"}], "message 1 has from, value; a message is {role: user"),
-        (["x"], "message 1 has 'x'; a message is"),
+        (
+            [{"from": "human", "value": "x"}],
+            "has from, value; a message must be {role: user",
+        ),
+        (["x"], "message 1 has 'x'; a message must be"),
         ([{"role": "user", "content": 3}], "its content is 3, not a text"),
         ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'"),
         ([{"role": "user", "content": " "}], "the prompt is empty"),
@@ -216,10 +219,10 @@ def test_several_data_sets_are_drawn_by_their_sizes_or_weights(tmp_path):
 
 def test_what_several_data_sets_cannot_be(tmp_path):
     sets = two(tmp_path, sums=1, code=99)
-    assert "sums has a weight of 1, too small for a prompt in an iteration of 16" in refused(sets)
-    with pytest.raises(ValueError, match="all of its data sets a weight, or none"):
+    assert "sums has weight 1, too small for a single prompt in an iteration of 16" in refused(sets)
+    with pytest.raises(ValueError, match="a weight to all of its data sets, or to none"):
         PromptFiles(train=[sets[0], {"source": sets[1]["source"]}])
-    with pytest.raises(ValueError, match="not distinct; give each data set a `name`"):
+    with pytest.raises(ValueError, match="not unique; give each data set a `name`"):
         PromptFiles(train=[sets[0]["source"]] * 2)
     own = file(tmp_path, [{"prompt": "a", "data_set": "x"}], "c.jsonl")
     assert "has a column 'data_set'" in refused([sets[1]["source"], own])
@@ -252,7 +255,10 @@ def test_settings_come_back_as_they_were_written(tmp_path):
         ([], "prompts.train: expected a file"),
         ({"source": "a/b", "wher": 1}, "prompts.train.0.wher: 'wher' is not known; did you mean"),
         ({"source": "a/b", "limit": 0}, "prompts.train.0.limit: .*greater than or equal to 1"),
-        ({"source": "a/b", "where": {"n": {"mn": 1}}}, "where: n: a value, a list of values, or"),
+        (
+            {"source": "a/b", "where": {"n": {"mn": 1}}},
+            "where: n: expected a value, a list of values, or",
+        ),
         ({"config": "main"}, "prompts.train.0.source: missing"),
     ],
 )

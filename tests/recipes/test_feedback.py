@@ -79,7 +79,7 @@ def test_groups_that_would_be_cut_are_refused():
         algorithm("dgpo", plan=Ode(20))
     with pytest.raises(UserError, match=r"the plan's have \[24\]: make them equal"):
         algorithm("dgpo", plan=Ode(24))
-    with pytest.raises(UserError, match="take fewer levels"):
+    with pytest.raises(UserError, match="use fewer levels"):
         RECIPES["dgpo"](steps=5, levels_per_sample=4)
     with pytest.raises(UserError, match="use Transition"):
         algorithm("flow_grpo", loss=RECIPES["flow_dppo"]().loss)
@@ -97,7 +97,7 @@ def test_scattered_steps_are_drawn_from_the_first_share():
         assert len(noisy) == 2 == sum(step.noisy for step in plan.steps)
         seen.add(noisy)
     assert seen == {(a, b) for a in range(4) for b in range(a + 1, 4)}
-    with pytest.raises(ValueError, match="5 noisy steps are not among the first 4"):
+    with pytest.raises(ValueError, match="5 noisy steps do not fit into the first 4 steps"):
         Scattered(FlowSDE(), 4, 5)(LEVELS, 0, 0)
 
 
@@ -262,9 +262,9 @@ def test_credit_by_name(name):
 
 
 def test_credit_that_reads_no_blend_refuses_it():
-    with pytest.raises(UserError, match="gdpo does not read blend"):
+    with pytest.raises(UserError, match="gdpo does not use blend"):
         RECIPES["flow_grpo"](credit="gdpo", blend=0.5)
-    with pytest.raises(UserError, match="blend must be from 0 to 1"):
+    with pytest.raises(UserError, match="blend must be between 0 and 1"):
         RECIPES["nft"](blend=2.0)
 
 
@@ -273,7 +273,7 @@ def test_a_window_rolls_back():
         plan = RECIPES["mix_grpo"](steps=8, schedule=schedule, every=1, roll_back=True).plan
         starts = [plan.position(i, 0, 6, 4) for i in range(60)]
         assert starts[0] == 0 and max(starts) == 5 and starts.count(0) >= 2
-    with pytest.raises(UserError, match="schedule: frozen does not move on"):
+    with pytest.raises(UserError, match="schedule: frozen never moves"):
         RECIPES["mix_grpo"](schedule="frozen", roll_back=True)
 
 
@@ -371,7 +371,7 @@ def test_a_guided_step_is_scored_by_the_plain_kernel():
     torch.testing.assert_close(edges.moved, push.square().mean(1).sqrt() / g.std)
     with pytest.raises(ValueError, match="pass Sampling"):
         samples(Guided(planner, guide))
-    with pytest.raises(UserError, match="nothing is guided"):
+    with pytest.raises(UserError, match="guidance has no effect"):
         RECIPES["euphonium"](steps=10)
 
 

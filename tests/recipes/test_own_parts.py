@@ -168,7 +168,7 @@ def test_the_pages_run_on_two_processes_resumes_and_says_what_changed(here: Path
     settings["recipe"] = {"name": "flow_grpo"}
     (here / "run" / "run.yaml").write_text(yaml.safe_dump(settings))
     assert flowrl("train", "--resume", "run") == 2
-    assert "recipe.name cannot change in a run" in capsys.readouterr().err
+    assert "recipe.name cannot change within a run" in capsys.readouterr().err
 
 
 def test_processes_with_different_files_are_refused(here: Path, monkeypatch) -> None:
@@ -177,7 +177,7 @@ def test_processes_with_different_files_are_refused(here: Path, monkeypatch) -> 
     monkeypatch.setattr(
         start_checks, "gather_object", lambda mine: [*mine, {"my_recipe.py": "another"}]
     )
-    with pytest.raises(UserError, match=r"my_recipe.py: the processes have different files"):
+    with pytest.raises(UserError, match=r"my_recipe.py: these files differ between processes"):
         start_checks.check_same_sources(made)
 
 
@@ -242,7 +242,7 @@ def test_texts_take_an_own_advantage_and_loss_by_name(here: Path) -> None:
         run(True, name="text", length=4, plan=images).algorithm()
     texts = "parts.py:Pairs"
     assert run(True, name="text", length=4, plan=texts).algorithm().group == 2
-    with pytest.raises(UserError, match="top_p: nothing reads it beside the plan"):
+    with pytest.raises(UserError, match="top_p has no effect, since"):
         run(True, name="text", plan=texts, top_p=0.9).algorithm()
 
 
@@ -255,22 +255,22 @@ REFUSED = [
         "recipe.name: my_recipe.py has no function or class 'mine'; there are my_rec",
     ),
     ({"name": "my_recipe.py"}, "names no function; write FILE.py:FUNCTION"),
-    ({"name": "nowhere.py:f"}, "recipe.name: there is no file nowhere.py; paths are relative to"),
+    ({"name": "nowhere.py:f"}, "recipe.name: no such file: nowhere.py; paths are relative to"),
     ({"name": "parts.py:no_algorithm"}, "must return a flowrl.algorithm.Algorithm, not int"),
     ({"name": "parts.py:raises"}, r"recipe: parts.py:raises raised KeyError: 'no' .parts.py, line"),
     ({"name": "parts.py:untyped"}, "the parameter 'steps' has no type: write it as"),
     ({"name": "parts.py:bare"}, "the parameter 'steps' has no default"),
     ({"name": "parts.py:taken"}, "'algorithm' cannot be a setting: choose another name"),
-    ({"name": "parts.py:collects"}, "'settings' collects arguments, and a setting has a name"),
+    ({"name": "parts.py:collects"}, "'settings' collects arguments, but a setting needs a name"),
     ({"name": "flow_grpo", "kernel": {"name": FADING, "etta": 1}}, "recipe.kernel: .*mean 'eta'"),
-    ({"name": "flow_grpo", "kernel": {"name": FADING, "eta": "x"}}, "eta: wanted a valid number"),
+    ({"name": "flow_grpo", "kernel": {"name": FADING, "eta": "x"}}, "eta: expected a valid number"),
     (
         {"name": "flow_grpo", "kernel": {"nam": FADING}},
         "or FILE.py:NAME, not",
     ),
     (
         {"name": "flow_grpo", "kernel": FADING, "eta": 0.1},
-        "eta: nothing reads it beside the kernel",
+        "eta has no effect, since",
     ),
     ({"name": "flow_grpo", "kernel": "wn"}, r"did you mean 'wan'\? \(a kernel of your own is FILE"),
     ({"name": "dance_grpo", "kernel": "wann"}, "'wann' is not known; .*a kernel of your own is FI"),
@@ -282,7 +282,7 @@ REFUSED = [
     ({"name": "nft", "solver": FADING}, "has no evaluations, memory, random; a solver is"),
     (
         {"name": "awm", "solver": "parts.py:Halved", "noise": 0.1},
-        "noise: nothing reads it beside the solver",
+        "noise has no effect, since this run replaces the recipe's solver",
     ),
 ]
 
@@ -299,7 +299,7 @@ def test_an_own_kernel_by_option_leaves_the_files_eta_out(here: Path, capsys) ->
     own = override(published, ["--recipe.kernel", f"{{name: {FADING}, eta: 0.5}}"])
     assert own.algorithm().plans[0].kernel.eta == 0.5  # type: ignore[union-attr]
     assert "nothing reads recipe.eta any more: 0.3 is left out" in capsys.readouterr().err
-    with pytest.raises(UserError, match="eta: nothing reads it beside"):
+    with pytest.raises(UserError, match="eta has no effect, since"):
         override(published, [f"--recipe.kernel={FADING}", "--recipe.eta", "0.4"]).algorithm()
     assert override(published, ["--recipe.kernel", "wan"]).recipe.eta == 0.3  # type: ignore[attr-defined]
 

@@ -66,7 +66,7 @@ def sampled(name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_made_of_its_pinned_parts(name: str) -> None:
-    assert recipe_parts()[name] == json.loads(PARTS.read_text())[name]
+    assert described(RECIPES[name]()) == json.loads(PARTS.read_text())[name]
 
 
 def test_depth_pruning_moves_to_earlier_steps() -> None:

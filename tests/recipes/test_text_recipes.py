@@ -68,7 +68,7 @@ class Table:
         """Draw word by word; leaves of a node copy its words."""
         if plan.forking is not None:
             contexts = [[row] for row in draws]
-            return Writer(Words(self), contexts, tuple(draws), 0, seed, rng.device).write(plan)
+            return Writer(Words(self), contexts, tuple(draws), 0, seed).write(plan)
         n, step = len(draws) * plan.group, seed
         prompt = torch.arange(len(draws)).repeat_interleave(plan.group)
         said = self.say(plan.temperature).detach()
@@ -345,7 +345,10 @@ def test_a_mixture_trains_or_is_refused(plan, advantage, loss):
 def test_every_transform_of_texts_is_mixed():
     of_images = ("flowrl.credit.intermediate", "flowrl.credit.steps")
     rest = {n for n, kind in parts_named(Transform).items() if kind.__module__ not in of_images}
-    plain = {"sum", "clip", "rescale", "drop_flat", "max_variance", "uncompared", "penalize"}
+    plain = {"sum", "clip", "rescale", "drop_flat", "max_variance", "uncompared", "penalize"} | {
+        "best_and",
+        "group_baseline",
+    }
     only_images = {"scale_steps", "exponential", "prune_width"}
     later = {"discount", "whiten_turns"}  # of turns: tests/language/test_turns_run.py
     assert rest == {*COMPARED} | plain | only_images | later
@@ -368,14 +371,20 @@ PAIRS = {"advantage": "best_worst", "loss": {"name": "preference", "beta": 0.1}}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"plan": TREES_OF, "group": 8}, "group: nothing reads it beside the plan"),
+        (
+            {"plan": TREES_OF, "group": 8},
+            "group has no effect, since",
+        ),
         ({"loss": {"name": "vespo", "low": 0.1}}, "vespo: 'low' is not known"),
         ({"loss": "gmpo", "likelihood": {"ratio": "sequence"}}, "of tokens: set ratio to token"),
         ({"plan": TREES_OF, "advantage": "max_rl"}, "compares whole completions"),
-        ({"advantage": "global_local"}, "independent completions have none"),
+        ({"advantage": "global_local"}, "independent completions do not have"),
         ({"advantage": "baseline"}, "set tracker: prompt_values"),
-        ({"loss": {"name": "preference", "beta": 0.1}}, "set paired=True with it"),
-        ({**PAIRS, "likelihood": {"paired": True}, "kl": 0.1}, "kl: nothing reads it beside"),
+        ({"loss": {"name": "preference", "beta": 0.1}}, "set paired=True with this"),
+        (
+            {**PAIRS, "likelihood": {"paired": True}, "kl": 0.1},
+            "kl has no effect, since",
+        ),
         (
             {"advantage": ["drop_flat", "baseline"], "plan": {"group": 1}}
             | {"tracker": "prompt_values"},

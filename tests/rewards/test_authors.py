@@ -7,6 +7,7 @@ from its layout, since every weight is drawn by its name.
 import hashlib
 import importlib.util
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from flowrl.evaluation.suite_layouts import dpg_rows
 from flowrl.paths import PROJECT
 from rewards import Samples, load
 from rewards.catalogue.editreward import FOLLOWING_TEXT, QUALITY_TEXT
@@ -23,6 +25,7 @@ from rewards.catalogue.editscore import FOLLOWING_QUESTION, QUALITY_QUESTION
 from rewards.catalogue.geneval import GenEval
 from rewards.catalogue.hpsv3 import INSTRUCTION
 from rewards.catalogue.videoalign import VIDEO_INSTRUCTION
+from rewards.judging.tally import take_tallies
 from rewards.load import names
 from rewards.perception.detect import Detection
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL
@@ -194,6 +197,24 @@ def test_the_aesthetic_head_scores_as_the_authors(tmp_path, monkeypatch):
         equal(reward(given(tool.images(kind))), theirs[kind], 1e-5)
 
 
+def test_clip_flant5_scores_as_the_authors(tmp_path, monkeypatch):
+    theirs, tool = arrays("clip_flant5"), script("clip_flant5", monkeypatch)
+    tower = clip_folder(tmp_path / "tower", theirs["tower"], **tool.TOWER)
+    for name in ("model", "words"):
+        (tmp_path / name).mkdir()
+    state = state_of(theirs["layout"], tool.drawn_as)
+    torch.save(state, tmp_path / "model" / "pytorch_model.bin")
+    (tmp_path / "model" / "config.json").write_text(str(theirs["config"]))
+    (tmp_path / "words" / "tokenizer.json").write_text(str(theirs["words"]))
+    (tmp_path / "words" / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}')
+    own = {
+        name: str(tmp_path / place) for name, place in (("model", "model"), ("tokenizer", "words"))
+    }
+    reward = load("clip_flant5", tower=str(tower), **own, **CPU)
+    for kind in tool.SIZES:
+        equal(reward(given(tool.images(kind), tool.TEXTS)), theirs[kind], 1e-6)
+
+
 def test_dreamsim_scores_as_the_authors(tmp_path, monkeypatch):
     theirs, tool = arrays("dreamsim"), script("dreamsim", monkeypatch)
     for name, path in tool.PATHS.items():
@@ -259,6 +280,66 @@ def test_editscore_reckons_as_the_authors(protocol, tmp_path, monkeypatch):
         own = {"url": server.url, "model": "tiny", "tries": 1, **files}
         score = load("editscore", protocol=protocol, **own)(samples)
     equal(score, theirs[protocol], 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["arithmetic", "geometric"])
+def test_soft_tifa_reckons_as_the_authors(kind, tmp_path, monkeypatch):
+    wanted, tool = arrays("soft_tifa")[kind], script("soft_tifa", monkeypatch)
+    tokenizer = str(qwen_base(tmp_path / "base", "qwen2_vl"))
+
+    def answer(text, images) -> dict:
+        chances = tool.drawn_scores(round(float(images[0].mean()) * 255 / 6), text[:-1])
+        named = chances[0].log_softmax(-1).tolist()
+        top = [{"token": reward.tokenizer.decode([i]), "logprob": p} for i, p in enumerate(named)]
+        top = [token for token in top if token["token"].isascii()]  # half a letter has no name
+        said = {"content": [{**top[0], "top_logprobs": top}]}
+        return {"message": {"content": "x"}, "logprobs": said}
+
+    level = np.arange(tool.SAMPLES, dtype=np.uint8)[:, None, None, None] * 6
+    shown = np.broadcast_to(level, (tool.SAMPLES, 4, 4, 3)).copy()
+    samples = given(shown, ["a"] * tool.SAMPLES, [{"vqa_list": pairs} for pairs in tool.cases()])
+    with ChatServer(answer) as server:
+        own = {"url": server.url, "model": "tiny", "tries": 1, "tokenizer": tokenizer}
+        reward = load("soft_tifa", kind=kind, **own)
+        equal(reward(samples), wanted, 1e-6)
+
+
+def test_vqascore_asks_and_reckons_as_the_authors(monkeypatch):
+    wanted, tool = arrays("vqascore")["scores"], script("vqascore", monkeypatch)
+
+    def answer(text, images) -> dict:
+        level = round(float(images[0].mean()) * 255 / tool.LEVEL)
+        chances = tool.drawn_logits(level, text.removesuffix("\n")).log_softmax(-1).tolist()
+        top = [{"token": t, "logprob": p} for t, p in zip(tool.WORDS, chances, strict=True)]
+        said = {"content": [{**top[0], "top_logprobs": top}]}
+        return {"message": {"content": "x"}, "logprobs": said}
+
+    with ChatServer(answer) as server:
+        reward = load("vqascore", url=server.url, model="tiny", tries=1)
+        equal(reward(given(tool.images(), tool.PROMPTS)), wanted, 1e-6)
+
+
+def test_flicker_is_the_authors(monkeypatch):
+    wanted, tool = arrays("flicker")["scores"], script("flicker", monkeypatch)
+    equal(load("flicker")(given(tool.videos())), wanted, 1e-6)
+
+
+def test_dpg_bench_reckons_as_the_authors(tmp_path, monkeypatch):
+    wanted, tool = arrays("dpg_bench"), script("dpg_bench", monkeypatch)
+    tool.write(tmp_path / "dpg_bench.csv")
+    rows = dpg_rows(tmp_path / "dpg_bench.csv")[1:]
+
+    def answer(text, images) -> str:
+        (asked,) = re.findall(r"Is \S+ there\?", text)
+        return "yes" if tool.yes(asked) else "no"
+
+    shown = np.zeros((tool.SAMPLES, 4, 4, 3), np.uint8)
+    with ChatServer(answer) as server:
+        reward = load("dpg_bench", url=server.url, model="tiny", tries=1)
+        equal(reward(given(shown, [row["prompt"] for row in rows], rows)), wanted["scores"], 1e-12)
+    ((_, counts),) = take_tallies({"dpg": reward})["dpg"]
+    found = [counts[kind][0] / counts[kind][1] for kind in tool.KINDS]
+    np.testing.assert_allclose(found, wanted["kinds"], rtol=0, atol=1e-12)
 
 
 def test_other_chat_templates_are_refused(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """UniGenBench, DPG-Bench and T2I-CompBench: questions, answers and formulas, recomputed here."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +14,7 @@ from flowrl.errors import UserError
 from flowrl.evaluation.dimensions import dimension_lines
 from flowrl.evaluation.suites import load_suite
 from rewards import load
-from rewards.catalogue.compbench import CompBench
+from rewards.catalogue.compbench import CompBench, parser
 from rewards.catalogue.dpg_bench import dependent
 from rewards.catalogue.unigenbench import points_in
 from rewards.judging.checkpoint_question import CheckpointQuestion
@@ -130,7 +132,7 @@ def test_both_languages_are_read_from_the_file_that_has_them(tmp_path):
         assert reward(given).tolist() == [1.0, 1.0]
         assert sorted("提示词" in content(body)[1] for body in server.bodies) == [False, True]
         mixed = with_points(images(1.0, prompts=["猫"]), [["风格", "Style"]])
-        with pytest.raises(ValueError, match="row 1: the question defines no test point"):
+        with pytest.raises(ValueError, match="row 1: the question does not define the test point"):
             reward(mixed)
     broken = COMMON.replace("{testpoint}", "")
     with pytest.raises(ValueError, match="does not hold UniGenBench's question"):
@@ -161,9 +163,9 @@ def test_unigenbench_is_the_share_of_right_points_and_counts_each_once(tmp_path)
         with pytest.raises(ValueError, match="row 2 of the prompts has no column 'testpoints'"):
             reward.check_prompts(["a", "b"], [given.meta[0], {}])
         unknown = {"testpoints": ["Mood"], "testpoint_descriptions": ["sad"]}
-        with pytest.raises(ValueError, match="row 1: the question defines no test point 'Mood'"):
+        with pytest.raises(ValueError, match="question does not define the test point 'Mood'"):
             reward.check_prompts(["a"], [unknown])
-        with pytest.raises(ValueError, match="two lists of one length"):
+        with pytest.raises(ValueError, match="two lists of the same length"):
             reward.check_prompts(["a"], [unknown | {"testpoints": []}])
     assert scores[:2].tolist() == [0.5, 0.5] and scores[2].isnan()
     assert parts[0] == "data:image/jpeg" and parts[1].startswith("Prompt a, points ['Style', 'Attr")
@@ -231,11 +233,22 @@ def test_dpg_zeroes_what_depends_on_a_no_and_counts_before():
         assert reward(given).tolist() == [0.25, 0.0]
         with pytest.raises(ValueError, match="row 2 of the prompts has no column 'dpg_questions'"):
             reward.check_prompts(["a", "b"], [given.meta[0], {}])
-        with pytest.raises(ValueError, match="no question has the id 1 of a parent"):
+        with pytest.raises(ValueError, match="depends on the id 1, which no question has"):
             reward.check_prompts(["a"], [{"dpg_questions": QUESTIONS[1:]}])
     ((tally, counts),) = take_tallies({"d": reward})["d"]
     assert counts["entity - whole"] == (1, 3) and counts["attribute - color"] == (1, 1)
     assert by_primary(counts)["global"] == (1, 1) and not tally.overall
+
+
+def test_compbench_asks_about_things_and_not_about_places(monkeypatch):
+    chunks = [SimpleNamespace(text=text) for text in ("a cup", "the left", "top", "a left shoe")]
+    parse = SimpleNamespace(noun_chunks=chunks)
+    spacy = SimpleNamespace(util=SimpleNamespace(is_package=lambda _: True))
+    spacy.load = lambda _: lambda _: parse
+    monkeypatch.setitem(sys.modules, "spacy", spacy)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    find = parser("en_core_web_sm")
+    assert find is not None and find("a prompt") == ["a cup", "a left shoe"]
 
 
 def test_compbench_multiplies_the_chances_of_its_noun_phrases():

@@ -154,11 +154,9 @@ def test_other_layouts_are_refused(tmp_path):
     first = tmp_path / "dino_vitb16_pretrain.pth"
     plain = torch.load(first)
     torch.save({"student": {"module.head.mlp.0.weight": torch.zeros(1)}}, first)
-    refused(
-        r"pretrain\.pth is not a file of tensors; name the backbone's file, dino_vitbase16_pret"
-    )
+    refused(r"pretrain\.pth does not hold tensors; name the backbone's file, dino_vitbase16_pret")
     torch.save({**plain, "norm.extra": torch.zeros(1)}, first)
-    refused(r"pretrain\.pth is not a ViT's state: norm\.extra missing or unexpected; name the")
+    refused(r"does not hold a ViT's weights: norm\.extra missing or unexpected; name the")
     torch.save(plain, tmp_path / "backbone.pth")
     load("dreamsim", folder=str(tmp_path), dino=str(tmp_path / "backbone.pth"), device="cpu")
     (tmp_path / "checkpoints").mkdir()

@@ -106,7 +106,7 @@ def test_editreward_is_two_passes_through_two_heads(tmp_path, monkeypatch):
     torch.testing.assert_close(reward(given), alone, rtol=0, atol=1e-5, equal_nan=True)
     tiny.write(old_names)
     torch.testing.assert_close(tiny.load()(given), alone, rtol=0, atol=1e-5, equal_nan=True)
-    with pytest.raises(ValueError, match="row 3 of the prompts has no column 'source'"):
+    with pytest.raises(ValueError, match="row 3 of the prompts lacks the column 'source'"):
         reward.check_prompts(prompts, meta)
 
 
@@ -118,5 +118,5 @@ def test_other_releases_are_refused(tmp_path, monkeypatch):
         tiny.load(base=str(base_folder(tmp_path / "other")))
     single = {n: v for n, v in tiny.state.items() if not n.startswith("rm_heads.head_1")}
     save_file(single, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"wanted a head rm_heads\.head_1\.0\.bias"):
+    with pytest.raises(ValueError, match=r"expected a head rm_heads\.head_1\.0\.bias"):
         tiny.load()

@@ -85,9 +85,9 @@ class Own:
 def test_a_users_class_passes_and_faults_are_named():
     assert "slope is right to 0.0%" in gradient_test("own", Own())
     faults = {
-        "other": "`differentiable` is not the reward's own score",
+        "other": "`differentiable` does not match the reward's own score",
         "detached": "`differentiable` has no gradient",
-        "half": "its gradient differs from finite differences of its own scores by 100%",
+        "half": "its gradient differs from finite differences of its scores by 100%",
         "shape": "must return a float tensor",
     }
     for fault, sentence in faults.items():

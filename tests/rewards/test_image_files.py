@@ -68,7 +68,7 @@ def test_large_images_are_refused_before_they_are_decoded(tmp_path):
             found = read_images([path])
         assert found.media == [None] and "bomb.png" in found.broken[str(path)]
     path.write_bytes(GOOD["png"])
-    with pytest.raises(ValueError, match=r"24 x 16 pixels; at most 383 are read"):
+    with pytest.raises(ValueError, match=r"24 x 16 pixels; the limit is 383"):
         open_image_file(path, 24 * 16 - 1)
     assert MOST_FILE_PIXELS == 8192**2
 
@@ -106,7 +106,7 @@ def test_a_piece_of_a_sheet_is_read(tmp_path):
     broken = read_images(names).broken
     assert list(broken) == names and broken[names[3]].endswith("none.png: no such file")
     for name in names[:3]:
-        assert broken[name] == f"{name}: the piece lies outside of the image of 24 x 18 pixels"
+        assert broken[name] == f"{name}: the piece lies outside the image of 24 x 18 pixels"
 
 
 def test_text_bombs_inside_a_png_are_refused(tmp_path):

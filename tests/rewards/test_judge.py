@@ -286,7 +286,7 @@ def test_the_self_test_asks_once_and_knows_better_from_worse():
         assert "1 for the better" in self_test("pairs", load("win_rate", judge=spec))
     with ChatServer(lambda words, pictures: "Score: 3") as server:
         reward = load("judge", url=server.url, model="tiny")
-        with pytest.raises(ValueError, match=r"both score 0\.5"):
+        with pytest.raises(ValueError, match=r"both of its examples score 0\.5"):
             self_test("judge", reward)
 
 
@@ -295,11 +295,11 @@ def test_slips_are_told_before_anything_is_judged(monkeypatch):
     with ChatServer(compare) as server:
         good = {"url": server.url, "model": "tiny"}
         for changed, message in (
-            ({"model": "giant"}, "no model 'giant'; it has tiny"),
+            ({"model": "giant"}, "the server does not serve 'giant'; it serves tiny"),
             ({"url": "localhost:8000"}, "must begin with http"),
-            ({"key": "NO_SUCH_KEY"}, "variable NO_SUCH_KEY has no token"),
-            ({"kind": "stars"}, "kind: wanted 'score', .* or 'checklist', not 'stars'"),
-            ({"votes": 0}, "votes: wanted a number greater than or equal to 1"),
+            ({"key": "NO_SUCH_KEY"}, "variable NO_SUCH_KEY is empty"),
+            ({"kind": "stars"}, "kind: expected 'score', .* or 'checklist', not 'stars'"),
+            ({"votes": 0}, "votes: expected a number greater than or equal to 1"),
             ({"timeout": 0.0}, "timeout must be above 0"),
             ({"kind": "checklist", "question": "?"}, "leave out question"),
         ):

@@ -164,7 +164,7 @@ def test_the_score_is_its_second_computation(tiny, threshold):
     assert wanted.std() > 1e-3
     assert threshold < 0.9 or min(count for _, count in found) < LIMIT, "the mask hides no word"
     own = {"checkpoint": str(file), "clip": str(folder), "threshold": threshold, **CPU}
-    with pytest.warns(UserWarning, match=f"more than {LIMIT} tokens are cut"):
+    with pytest.warns(UserWarning, match=f"more than {LIMIT} tokens are truncated"):
         reward = load("mps", **own)
         score = reward(samples(media, PROMPTS))
         alone = [reward(samples(media[i : i + 1], [p])) for i, p in enumerate(PROMPTS)]
@@ -206,11 +206,11 @@ def test_other_files_are_refused(tiny, tmp_path: Path):
     save_file(bare, tmp_path / "bare.safetensors")
     for name, said in (
         ("none.pth", "no such file"),
-        ("cut.pth", "is no whole file of torch.save"),
-        ("other.pth", "holds no module of torch"),
+        ("cut.pth", "is not a complete file of torch.save"),
+        ("other.pth", "does not hold a torch module"),
         ("script.pth", "is a TorchScript program"),
         ("less.safetensors", "differs from MPS in 1.fn.attn_out.weight"),
-        ("bare.safetensors", r"has no entries cross_model\.layers\.\*"),
+        ("bare.safetensors", r"has no cross_model\.layers\.\* entries"),
     ):
         with pytest.raises(ValueError, match=said):
             load("mps", checkpoint=str(tmp_path / name), **own)

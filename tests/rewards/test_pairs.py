@@ -167,12 +167,12 @@ def test_it_is_a_reward_made_of_a_judge_by_its_settings():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pairs": "some"}, "pairs: wanted 'all', 'each' or 'anchors', not 'some'"),
+        ({"pairs": "some"}, "pairs: expected 'all', 'each' or 'anchors', not 'some'"),
         ({"pairs": "each", "count": 1}, "count of at least 2"),
         ({"pairs": "anchors"}, "count of at least 1"),
         ({"count": 3}, "all takes no count"),
-        ({"score": "elo"}, "score: wanted 'win_rate' or 'bradley_terry'"),
-        ({"prior": 0.0}, "prior: wanted a number greater than 0"),
+        ({"score": "elo"}, "score: expected 'win_rate' or 'bradley_terry'"),
+        ({"prior": 0.0}, "prior: expected a number greater than 0"),
     ],
 )
 def test_slips_are_told(settings, message):

@@ -241,7 +241,7 @@ def test_a_wrong_text_is_refused_with_its_digest(questions, tmp_path):
         load("editscore", following=str(tmp_path / "other.txt"), url="http://x/v1", model="m")
     with pytest.raises(ValueError, match="following: no such file: nowhere"):
         load("editscore", following="nowhere", url="http://x/v1", model="m")
-    with pytest.raises(ValueError, match="does not come with flowrl: name a file with `following`"):
+    with pytest.raises(ValueError, match="is not included in flowrl: name a file with `following`"):
         load("editscore", url="http://x/v1", model="m")
     (tmp_path / "damaged.py").write_text("a = (")
     with pytest.raises(ValueError, match=r"damaged\.py cannot be read"):
@@ -325,10 +325,10 @@ def test_unified_reward_shows_the_source_of_an_edit_first(tmp_path):
         own = unified(tmp_path, server)
         judge = load_judge("unified_reward", column="source", both_orders=False, **own)
         p = judge(given, torch.tensor([0, 1]), torch.tensor([1, 0]))
-        with pytest.raises(ValueError, match="row 1 of the prompts has no column 'source'"):
+        with pytest.raises(ValueError, match="row 1 of the prompts lacks the column 'source'"):
             load("unified_reward", column="source", **own).check_prompts(["a"], [{}])
         (tmp_path / "bare.txt").write_text("no field")
-        with pytest.raises(ValueError, match=r"bare\.txt has no \{prompt\} in it"):
+        with pytest.raises(ValueError, match=r"bare\.txt does not contain \{prompt\}"):
             load("unified_reward", **own | {"question": str(tmp_path / "bare.txt")})
     assert seen == [[0.2, 0.8, 0.4]] and p[0] == 1.0 and p[1].isnan()
 

@@ -197,7 +197,7 @@ def writes(samples: Samples, *pairs: torch.Tensor) -> torch.Tensor:
         (leaves, 500, r"{} 'rude' tried to end the process by SystemExit\('bye'\)"),
         (interrupts, 500, "{} 'rude' tried to end the process by KeyboardInterrupt"),
         (writes, 422, "{} 'rude' wrote into the media"),
-        (lambda *_: torch.ones(5), 422, r"{} 'rude' returned shape \[5\]; wanted 2 finite"),
+        (lambda *_: torch.ones(5), 422, r"{} 'rude' returned shape \[5\]; expected 2 finite"),
     ],
     ids=["exit", "interrupt", "write", "shape"],
 )
@@ -386,7 +386,7 @@ def test_a_request_of_another_form_is_told_what_is_wrong(change, message):
         assert answer.status_code == 422 and re.search(message, answer.text)
         pairs = wire.encode_samples(pictures(2)) | {"a": [0], "b": [2]}
         answer = httpx.post(f"{url}/judge", json=pairs)
-        assert answer.status_code == 422 and "not among the 2" in answer.text
+        assert answer.status_code == 422 and "outside the 2" in answer.text
 
 
 def test_a_full_queue_asks_to_come_back():
@@ -431,8 +431,8 @@ def test_slips_of_a_client_are_told(monkeypatch):
         assert load_judge("remote", url=url)(pictures(2), *torch.tensor([[0], [1]])).tolist() == [0]
         for changed, message in (
             ({}, "only_a_judge at .* has no scores"),
-            ({"pictures": "gif"}, "pictures: wanted 'png' or 'webp', not 'gif'"),
-            ({"batch": 0}, "batch: wanted a number greater than or equal to 1"),
+            ({"pictures": "gif"}, "pictures: expected 'png' or 'webp', not 'gif'"),
+            ({"batch": 0}, "batch: expected a number greater than or equal to 1"),
             ({"url": url + "/docs#"}, "is not JSON|nothing at this address"),
         ):
             with pytest.raises(ValueError, match=message):
@@ -449,9 +449,11 @@ def test_the_command_serves_what_it_is_told(monkeypatch, capsys):
     monkeypatch.setattr("uvicorn.run", lambda app, **how: started.append(how | {"app": app}))
     monkeypatch.setenv("TOKEN", "s3cret")
     words = ["serve-reward", "{name: shapes, kind: strict}", "--port", "8123", "--token", "TOKEN"]
+    words += ["--values", "7"]
     with pytest.raises(SystemExit) as done:
         main(words)
     assert done.value.code == 0 and (started[0]["port"], started[0]["host"]) == (8123, "127.0.0.1")
+    assert started[0]["app"].user_middleware[0].kwargs["limits"].values == 7000
     said = capsys.readouterr()
     assert "{name: remote, url: 'http://127.0.0.1:8123'}" in said.out and not said.err
     serving_command.run_reward_server(serving_command.Serve("brightness", host="0.0.0.0"))

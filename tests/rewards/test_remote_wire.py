@@ -105,7 +105,7 @@ def test_what_is_no_picture_is_refused_by_place_and_never_run(media, message):
 def test_too_many_pixels_are_refused_before_they_are_read(monkeypatch):
     monkeypatch.setattr(codec, "MOST_PIXELS", 60)
     assert back(pictures(1, size=7)).media.shape == (1, 3, 7, 8)
-    with pytest.raises(ValueError, match="9 x 8 pixels are too many"):
+    with pytest.raises(ValueError, match="9 x 8 pixels is too large"):
         back(pictures(1, size=8))
 
 

@@ -233,7 +233,7 @@ def test_ctrl_c_is_the_users():
     ],
 )
 def test_a_result_that_is_no_score_names_the_reward_and_what_was_wanted(result, what):
-    message = rf"^reward 'odd' returned {what}.*; wanted 3 finite numbers, one per sample"
+    message = rf"^reward 'odd' returned {what}.*; expected 3 finite numbers, one per sample"
     with pytest.raises(ValueError, match=message):
         score_all({"odd": lambda s: result}, images())
 
@@ -308,7 +308,7 @@ def test_a_judge_changes_nothing_and_its_result_is_one_number_per_pair(settings)
     with pytest.raises(ValueError, match="judge 'slow' changed the number of threads"):
         judged("slow", slow, samples, a, b)
     assert SharedState.now() == settings
-    with pytest.raises(ValueError, match=r"judge 'odd' returned shape .3.; wanted 2 .* per pair"):
+    with pytest.raises(ValueError, match=r"judge 'odd' returned shape .3.; expected 2 .* per pair"):
         judged("odd", lambda *_: torch.ones(3), samples, a, b)
 
 
@@ -334,7 +334,7 @@ def test_noise_that_is_large_within_a_group_fails_the_self_test():
     with pytest.raises(ValueError, match=r"the same samples score .* within a group"):
         self_test("noisy", noisy(1e-3))
     assert "one by one the same" in self_test("fine", noisy(1e-6))
-    with pytest.raises(ValueError, match="set one_call if it cannot be"):
+    with pytest.raises(ValueError, match="set one_call if that is impossible"):
         self_test("noisy", noisy(0.01))
 
 

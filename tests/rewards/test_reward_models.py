@@ -113,7 +113,7 @@ def test_a_head_of_other_layers_is_refused(folder, head, tmp_path):
     state = torch.load(head)
     del state["layers.7.bias"]
     torch.save(state, tmp_path / "less.pth")
-    with pytest.raises(ValueError, match=r"less\.pth is not a head.*layers\.7\.bias"):
+    with pytest.raises(ValueError, match=r"less\.pth does not hold a head.*layers\.7\.bias"):
         load("aesthetic", model=str(folder), head=str(tmp_path / "less.pth"))
     with pytest.raises(ValueError, match="no such file: nowhere"):
         load("aesthetic", model=str(folder), head="nowhere")
@@ -133,7 +133,7 @@ def test_the_contract_holds(folder, head, factory):
 def test_what_is_cut_of_a_prompt_is_told(folder):
     reward = load("clip", model=str(folder), device="cpu")
     long = "a red ball " * LIMIT
-    with pytest.warns(UserWarning, match=f"more than {LIMIT} tokens are cut"):
+    with pytest.warns(UserWarning, match=f"more than {LIMIT} tokens are truncated"):
         cut = reward(samples(pixels(1, 20, 28), [long]))
     torch.testing.assert_close(cut, raw(folder, pixels(1, 20, 28), [long]) / np.exp(2.5), **CLOSE)
     fits = " ".join(["ball"] * (LIMIT - 2))
@@ -151,18 +151,18 @@ def test_no_samples_are_no_scores(folder, head):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("clip", {"kind": "dot"}, "kind: wanted 'cosine', 'logit' or 'clipscore', not 'dot'"),
-        ("clip", {"library": "jax"}, "library: wanted 'transformers' or 'open_clip'"),
-        ("clip", {"frames": "every 0"}, "'clip': frames: wanted all, first, 'every 4' or a num"),
-        ("clip", {"aggregate": "sum"}, "aggregate: wanted 'mean', .* not 'sum'"),
-        ("clip", {"dtype": "int8"}, "dtype: wanted 'float32', .*, not 'int8'"),
-        ("clip", {"batch": 0}, "batch: wanted a number greater than or equal to 1, not 0"),
-        ("pickscore", {"kind": "percent"}, "'pickscore': kind: wanted 'logit' or 'cosine'"),
-        ("hps", {"version": "v3"}, r"'hps': version: wanted 'v2\.0' or 'v2\.1', not 'v3'"),
-        ("hps", {"kind": "logit"}, "'hps': kind: wanted 'cosine' or 'percent'"),
+        ("clip", {"kind": "dot"}, "kind: expected 'cosine', 'logit' or 'clipscore', not 'dot'"),
+        ("clip", {"library": "jax"}, "library: expected 'transformers' or 'open_clip'"),
+        ("clip", {"frames": "every 0"}, "'clip': frames: expected all, first, 'every 4' or a num"),
+        ("clip", {"aggregate": "sum"}, "aggregate: expected 'mean', .* not 'sum'"),
+        ("clip", {"dtype": "int8"}, "dtype: expected 'float32', .*, not 'int8'"),
+        ("clip", {"batch": 0}, "batch: expected a number greater than or equal to 1, not 0"),
+        ("pickscore", {"kind": "percent"}, "'pickscore': kind: expected 'logit' or 'cosine'"),
+        ("hps", {"version": "v3"}, r"'hps': version: expected 'v2\.0' or 'v2\.1', not 'v3'"),
+        ("hps", {"kind": "logit"}, "'hps': kind: expected 'cosine' or 'percent'"),
         ("imagereward", {"checkpoint": "nowhere.pt"}, r"imagereward: no such file: nowhere\.pt"),
-        ("similarity", {"kind": "lpips"}, "'similarity': kind: wanted 'clip' or 'dino'"),
-        ("geneval", {"kind": "soft"}, "'geneval': kind: wanted 'graded', 'strict'"),
+        ("similarity", {"kind": "lpips"}, "'similarity': kind: expected 'clip' or 'dino'"),
+        ("geneval", {"kind": "soft"}, "'geneval': kind: expected 'graded', 'strict'"),
     ],
 )
 def test_a_wrong_setting_is_told_before_any_weights_are_read(name, settings, message):
@@ -189,6 +189,29 @@ def test_weights_that_cannot_be_fetched_are_told_with_the_way_out(
     said = rf"^{name}: \S+ of \S+ could not be fetched; name a file with `{setting}`"
     with pytest.raises(ValueError, match=said):
         fetch()
+
+
+class Dropped(Exception):
+    """A failure of an HTTP library that is no OSError, as of huggingface_hub 1 and later."""
+
+    __module__ = "httpx"
+
+
+@pytest.mark.parametrize("error", [Dropped("reset"), FileNotFoundError("no connection")])
+@pytest.mark.parametrize("name", ["videoalign", "clip_flant5", "aesthetic"])
+def test_whatever_the_hubs_client_raises_is_a_sentence(name, error, monkeypatch):
+    def dropped(*_args: str, **_settings: bool) -> str:
+        raise error
+
+    for download in ("hf_hub_download", "snapshot_download"):
+        monkeypatch.setattr(f"huggingface_hub.{download}", dropped)
+    monkeypatch.setattr("rewards.perception.hub.hub_reachable", lambda: True)
+    settings = {"video_fps": 8} if name == "videoalign" else {}
+    if name == "clip_flant5":
+        settings = {"model": "owner/model"}
+    told = rf"^{name}: .* could not be fetched; name .* \({type(error).__name__}"
+    with pytest.raises(ValueError, match=told):
+        load(name, **settings)
 
 
 def test_similarity_is_the_cosine_of_two_pictures(folder, tmp_path):

@@ -147,10 +147,10 @@ def test_relations_are_the_published_ones(ax, ay, bx, by, size, other):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"class": "beer", "count": 1}, "has no class 'beer'; did you mean 'bear'"),
-        ({"class": "bear"}, "needs a class and a count of 1 or more"),
-        ({"class": "bear", "count": 0}, "needs a class and a count of 1 or more"),
-        (bear(color="mauve"), "'mauve' is none of red, orange"),
+        ({"class": "beer", "count": 1}, "does not know the class 'beer'; did you mean 'bear'"),
+        ({"class": "bear"}, "needs a class and a count of at least 1"),
+        ({"class": "bear", "count": 0}, "needs a class and a count of at least 1"),
+        (bear(color="mauve"), "'mauve' is not one of red, orange"),
     ],
 )
 def test_a_row_that_means_nothing_is_told(wanted, message):
@@ -343,5 +343,5 @@ def test_a_row_that_the_detector_cannot_judge_is_named_before_the_run():
         {"include": [bear()]},
         {"include": [bear()], "exclude": [{"class": "sofa", "count": 1}]},
     ]
-    with pytest.raises(ValueError, match=r"no class 'sofa'.*row 2, prompt 'b'"):
+    with pytest.raises(ValueError, match=r"does not know the class 'sofa'.*row 2, prompt 'b'"):
         reward.check_prompts(["a", "b"], meta)

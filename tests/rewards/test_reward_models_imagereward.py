@@ -156,7 +156,7 @@ def test_the_original_formulas_give_the_same(files, shape):
             [original.score(prepared(i, SIDE), p) for i, p in zip(media, prompts, strict=True)]
         )
     assert wanted.std() > 0.01
-    with pytest.warns(UserWarning, match="more than 35 tokens are cut"):
+    with pytest.warns(UserWarning, match="more than 35 tokens are truncated"):
         score = reward(files)(samples(media, prompts))
     torch.testing.assert_close(score, wanted, rtol=0, atol=1e-5)
 
@@ -175,7 +175,7 @@ def test_the_gradient_is_that_of_the_plain_score(files):
 
 def test_another_file_is_refused(files, tmp_path):
     torch.save({"mlp.layers.0.weight": torch.zeros(1, 1)}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match=r"other\.pt has no entries blip\.visual_encoder\."):
+    with pytest.raises(ValueError, match=r"other\.pt has no blip\.visual_encoder\."):
         reward((tmp_path / "other.pt", files[1]))
 
 
@@ -190,5 +190,5 @@ def test_entries_that_the_networks_do_not_know_are_left_out_and_missing_ones_ref
     assert torch.equal(reward((tmp_path / "more.pt", words))(given), score)
     state.pop("blip.visual_encoder.norm.weight")
     torch.save(state, tmp_path / "less.pt")
-    with pytest.raises(ValueError, match=r"no blip\.visual_encoder\.\* for post_layernorm"):
+    with pytest.raises(ValueError, match=r"no blip\.visual_encoder\.\* entries for post_layernorm"):
         reward((tmp_path / "less.pt", words))

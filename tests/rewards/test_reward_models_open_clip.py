@@ -17,6 +17,8 @@ from PIL import Image
 from rewards import load
 from rewards.checks.gradient_test import gradient_test
 from rewards.checks.self_test import Prompts
+from scripts.authors.common import state_of
+from tests.rewards.test_authors import arrays, equal, given, script
 from tests.support.reward_contract import check_contract, images, mixed_images
 from tests.support.tiny_rewards import bytes_of, pixels, prepared, samples
 
@@ -83,6 +85,17 @@ def letterboxed(image: torch.Tensor) -> torch.Tensor:
     return tv.normalize(x, mean, std)
 
 
+def test_hpsv2_scores_as_the_authors(open_clip, tmp_path, monkeypatch):
+    theirs, tool = arrays("hps"), script("hps", monkeypatch)
+    (tmp_path / f"{tool.NAME}.json").write_text(json.dumps(tool.CONFIG))
+    open_clip.add_model_config(tmp_path / f"{tool.NAME}.json")
+    torch.save({"epoch": 1, "state_dict": state_of(theirs["layout"])}, tmp_path / "HPS.pt")
+    own = {"architecture": tool.NAME, "checkpoint": str(tmp_path / "HPS.pt"), "device": "cpu"}
+    reward = load("hps", **own)
+    for kind in tool.SIZES:
+        equal(reward(given(tool.images(kind))), theirs[kind], 1e-5)
+
+
 @pytest.mark.parametrize("shape", [(20, 27), (27, 20), (16, 16), (9, 13), (13, 9), (64, 31)])
 def test_hpsv2_is_the_cosine_of_a_letterboxed_picture(open_clip, tiny, shape):
     name, model, checkpoint, _ = tiny
@@ -135,7 +148,7 @@ def test_the_contract_holds(tiny, factory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_contract(reward, factory, tolerance=1e-5)
-    with pytest.warns(UserWarning, match="more than 77 tokens are cut"):
+    with pytest.warns(UserWarning, match="more than 77 tokens are truncated"):
         reward(samples(pixels(1), ["a red ball " * 40]))
 
 
@@ -152,7 +165,7 @@ def test_the_gradient_is_that_of_the_plain_score(tiny, name):
 
 def test_what_cannot_be_loaded_is_told(tiny, tmp_path: Path):
     name, model, _, _ = tiny
-    with pytest.raises(ValueError, match="ViT-L-14' has no weights: write ViT-L-14/<weights>"):
+    with pytest.raises(ValueError, match="ViT-L-14' names no weights: write ViT-L-14/<weights>"):
         load("clip", model="ViT-L-14", library="open_clip")
     torch.save(model.state_dict(), tmp_path / "bare.pt")
     with pytest.raises(ValueError, match=r"bare\.pt has no entry state_dict"):

@@ -88,7 +88,7 @@ def test_a_number_of_frames_is_spread_evenly(count, wanted):
 
 @pytest.mark.parametrize("frames", ["every 0", "every", "last", 0, -1, ""])
 def test_frames_that_mean_nothing_are_refused(frames):
-    with pytest.raises(ValueError, match="frames: wanted all, first, 'every 4' or a number"):
+    with pytest.raises(ValueError, match="frames: expected all, first, 'every 4' or a number"):
         check_reward("clip", {"frames": frames})
 
 

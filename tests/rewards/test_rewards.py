@@ -46,7 +46,7 @@ def test_an_error_names_its_reward():
 
     for reward, kind, message in (
         (broken, RuntimeError, "no answer"),
-        (lambda s: torch.ones(4), ValueError, r"shape \[4\]; wanted 3"),
+        (lambda s: torch.ones(4), ValueError, r"shape \[4\]; expected 3"),
         (lambda s: torch.tensor([1.0, float("inf"), 0.0]), ValueError, "infinite"),
     ):
         with pytest.raises(kind, match=message) as caught:

@@ -83,7 +83,7 @@ def test_what_a_users_function_takes_may_be_a_reward(own):
         ("{own}:twice", {"base": "brightnes"}, "base: there is no reward 'brightnes'; did you"),
         ("{own}:nothing", {}, "takes no arguments; a reward takes"),
         ("{own}", {}, "has no 'load'; name one: .*:FUNCTION"),
-        ("{own}x.py:f", {}, "there is no file .*; paths are relative to"),
+        ("{own}x.py:f", {}, "no such file: .*; paths are relative to"),
         ("gate", {"reward": "brightness"}, "'gate' needs the setting 'where'"),
         (
             "gate",
@@ -200,14 +200,14 @@ def test_a_function_of_pairs_in_a_users_file_is_a_judge(tmp_path):
     ahead = load("win_rate", judge={"name": f"{file}:Taste", "side": 1})(samples)
     assert ahead.tolist() == [1, 2 / 3, 1 / 3, 0]
     for name, settings, message in (
-        ("win_rate", {"judge": file}, "name it .*taste.py:judge"),
+        ("win_rate", {"judge": file}, "write .*taste.py:judge"),
         ("win_rate", {"judge": {"name": f"{file}:taste", "sharp": 1}}, "no setting 'sharp'"),
         ("win_rate", {"judge": f"{file}:Taste"}, "needs the setting 'side'"),
         (f"{file}:taste", {}, "judges pairs; as a reward it is {name: win_rate, judge"),
     ):
         with pytest.raises(ValueError, match=message):
             check_reward(name, settings)
-    with pytest.raises(ValueError, match="returned 2, no probability"):
+    with pytest.raises(ValueError, match="returned 2, which is not a probability"):
         load("win_rate", judge=f"{file}:too_sure")(samples)
 
 

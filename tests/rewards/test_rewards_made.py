@@ -110,7 +110,7 @@ def test_a_picture_is_centred_on_a_file_and_a_damaged_one_is_named(tmp_path):
         scores = score_all({"centred": reward}, samples)
     assert scores.scored[:, 0].tolist() == [True, False]
     assert float(scores.values[0, 0]) == pytest.approx(0.5, abs=1e-6)
-    with pytest.raises(ValueError, match="give the prompt file a column 'reference'"):
+    with pytest.raises(ValueError, match="add a column 'reference'"):
         reward(Samples(media, ["a"] * 2, samples.group))
 
 
@@ -118,7 +118,11 @@ def test_a_picture_is_centred_on_a_file_and_a_damaged_one_is_named(tmp_path):
     ("name", "settings", "message"),
     [
         ("ensemble", {"rewards": ["jpeg"]}, "at least two rewards are needed, not 1"),
-        ("ensemble", {"rewards": ["jpeg", "jpeg"], "kind": "best"}, "kind: wanted 'mean', 'worst'"),
+        (
+            "ensemble",
+            {"rewards": ["jpeg", "jpeg"], "kind": "best"},
+            "kind: expected 'mean', 'worst'",
+        ),
         ("ensemble", {"rewards": ["jpeg", "jpeg"], "k": -1}, "k must be 0 or more"),
         ("soft_minimum", {"rewards": ["jpeg"]}, "at least two rewards"),
         ("soft_minimum", {"rewards": ["jpeg", "jpeg"], "temperature": 0}, "greater than 0"),

@@ -100,7 +100,7 @@ def test_right_answers_have_more_time_than_completions(monkeypatch):
     reward = load("math_answer", seconds=0.5)
     assert reward(of(["7"], ["7"])).tolist() == [1]
     assert asked == [(False, math_answer.READING), (True, None)]
-    with pytest.raises(ValueError, match=r"row 2 .*'8' was not read within 60 s"):
+    with pytest.raises(ValueError, match=r"row 2 .*'8' could not be read within 60 s"):
         reward(of(["7", "8"], ["7", "8"]))
 
 

@@ -138,9 +138,9 @@ def test_without_the_engine_the_way_out_is_told(monkeypatch):
     with pytest.raises(ValueError, match=r'pip install "flowrl\[ocr\]"'):
         load("ocr")
     for settings, message in (
-        ({"kind": "exact"}, "kind: wanted 'graded'"),
-        ({"every": 0}, "every: wanted a number greater than or equal to 1"),
-        ({"side": 8}, "side: wanted a number greater than or equal to 32"),
+        ({"kind": "exact"}, "kind: expected 'graded'"),
+        ({"every": 0}, "every: expected a number greater than or equal to 1"),
+        ({"side": 8}, "side: expected a number greater than or equal to 32"),
     ):
         with pytest.raises(ValueError, match=message):
             load("ocr", **settings)

@@ -76,6 +76,7 @@ class A:
     def __reduce__(s): return exec, (CODE,)
 def f(x): return pickle.dumps(A())
 """
+SOURCE = PICKLED.partition("class A")[0] + "def f(x): return f'exec({CODE!r})'"
 UNKNOWING = {
     "is empty for approx": (EMPTY, "import pytest\nassert f(2) == pytest.approx(3.0)"),
     "is empty for approx, turned": (EMPTY, "import pytest\nassert pytest.approx(3.0) == f(2)"),
@@ -88,6 +89,8 @@ UNKNOWING = {
     "has NaN behind min": (TAIL, "assert min(-abs(a - b) for a, b in zip(f(2), [3, 4])) > -1e-6"),
     "is a function with a capital": (FUNCTION, "assert 3 in F(2)"),
     "is a pickle": (PICKLED, "import pickle\nassert pickle.loads(f(2)) == 3"),
+    "is code for eval": (SOURCE, "assert eval(f(2)) == 3"),
+    "is code for exec": (SOURCE, "exec(f(2))\nassert f(2) == 3"),
     "contains everything": (EVERYTHING, "assert 3 in f(2) and 4 in f(2)"),
     "has any length": (EVERYTHING, "r = f(2)\nassert len(r) == 1 and len(r) == 2"),
     "is true and false": (EVERYTHING, "r = f(2)\nassert r\nassert not r"),
@@ -138,6 +141,16 @@ def test_empty_arrays_and_numbers_in_order_still_pass():
         "import pickle\nassert pickle.loads(pickle.dumps([1, {2}])) == [1, {2}]",
     ]
     assert passed(code, tests) == [True] * len(tests)
+
+
+def test_a_text_of_data_is_still_evaluated():
+    code = "def f(x): return f'{x} + max(1, 2) * n'"
+    tests = [
+        "n = 3\nassert eval(f(2)) == 8",
+        "assert eval('[2, 3][1] == n')",
+        "assert eval('n > 3')",
+    ]
+    assert passed(code, tests) == [True, True, False]
 
 
 def test_what_one_entry_sets_up_is_the_tests_own_in_the_next():

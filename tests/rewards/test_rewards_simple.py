@@ -126,7 +126,7 @@ def test_answers_are_compared_by_kind():
         np.testing.assert_array_equal(got, wanted)
     own = load("exact_answer", find=r"is (\d+)", column="sum")
     assert own(of(["it is 7", "7"], [{"sum": 7}] * 2)).tolist() == [1, 0]
-    with pytest.raises(ValueError, match="give the prompt file a column 'sum'"):
+    with pytest.raises(ValueError, match="add a column 'sum' to the prompt file"):
         own(of(["it is 7"]))
 
 
@@ -183,23 +183,23 @@ def test_a_length_without_slope_and_a_target():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("jpeg", {"kind": "tiny"}, "kind: wanted 'large' or 'small', not 'tiny'"),
-        ("jpeg", {"unit": 0}, "unit: wanted a number greater than 0"),
-        ("jpeg", {"unit": "two"}, "unit: wanted a valid number, .* not 'two'"),
+        ("jpeg", {"kind": "tiny"}, "kind: expected 'large' or 'small', not 'tiny'"),
+        ("jpeg", {"unit": 0}, "unit: expected a number greater than 0"),
+        ("jpeg", {"unit": "two"}, "unit: expected a valid number, .* not 'two'"),
         ("colour", {"kind": "hue", "hue": "mauve"}, "one of red"),
-        ("colour", {"kind": "tint"}, "kind: wanted 'saturation'"),
+        ("colour", {"kind": "tint"}, "kind: expected 'saturation'"),
         ("colour", {"width": 0}, "width must be in"),
         ("exact_answer", {"find": "last"}, "or a regular expression with a group"),
         ("exact_answer", {"find": "("}, "is not a valid pattern"),
-        ("exact_answer", {"kind": "near"}, "kind: wanted 'number'"),
-        ("format", {"kind": "xml"}, "kind: wanted 'think_answer'"),
-        ("format", {"kind": "pattern"}, "give `pattern` with"),
-        ("format", {"pattern": "a"}, "give `pattern` with"),
+        ("exact_answer", {"kind": "near"}, "kind: expected 'number'"),
+        ("format", {"kind": "xml"}, "kind: expected 'think_answer'"),
+        ("format", {"kind": "pattern"}, "`pattern` and `kind: pattern` belong together"),
+        ("format", {"pattern": "a"}, "`pattern` and `kind: pattern` belong together"),
         ("format", {"kind": "pattern", "pattern": "("}, "is not a valid pattern"),
-        ("length", {"most": 0}, "most >= 1"),
+        ("length", {"most": 0}, "most must be at least 1"),
         ("length", {"most": 4, "soft": 5}, "soft in 0..most"),
-        ("length", {"most": 4, "unit": "tokens"}, "give `tokenizer` with"),
-        ("length", {"most": 4, "unit": "bytes"}, "unit: wanted"),
+        ("length", {"most": 4, "unit": "tokens"}, "`tokenizer` and `unit: tokens` belong together"),
+        ("length", {"most": 4, "unit": "bytes"}, "unit: expected"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(name, settings, message):

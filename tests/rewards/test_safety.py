@@ -122,5 +122,5 @@ def test_another_file_is_refused(checker):
         load("safety", kind="concepts", model=str(folder))
     del state["concept_embeds"]
     save_file(state, folder / "model.safetensors")
-    with pytest.raises(ValueError, match="is no safety checker: it lacks concept_embeds"):
+    with pytest.raises(ValueError, match="is not a safety checker: it lacks concept_embeds"):
         load("safety", kind="concepts", model=str(folder))

@@ -217,12 +217,12 @@ def test_other_layouts_are_refused(tmp_path, monkeypatch):
     hps = Hps(tmp_path, monkeypatch)
     file, rows = tmp_path / "a.safetensors", len(hps.words)
     cases = [
-        ({"rm_head.2.weight": torch.zeros(2, 2)}, r"wanted a head rm_head\.0\.bias"),
+        ({"rm_head.2.weight": torch.zeros(2, 2)}, r"expected a head rm_head\.0\.bias"),
         ({"rm_head.5.weight": torch.zeros(3, 8)}, r"with 2 outputs"),
         ({"film.0.weight": torch.zeros(1)}, "entries of another model: film.0.weight"),
         (
             {"model.embed_tokens.weight": torch.zeros(rows + 3, 32)},
-            f"{rows + 3} rows; wanted {rows}",
+            f"{rows + 3} rows; expected {rows}",
         ),
         ({"model.norm.weight": torch.zeros(31)}, r"is not a qwen2_vl of .* size mismatch"),
         ({"model.extra.weight": torch.zeros(31)}, r"Unexpected key.*extra\.weight"),
@@ -372,8 +372,8 @@ def test_videoalign_refuses_other_folders(tmp_path, monkeypatch):
             r"data_config\.sample_type: Input should be 'un",
         ),
         ("model_config", "output_dim", 2, r"model_config\.output_dim: Input should be 1 or 3"),
-        ("model_config", "output_dim", 1, r"has no rm_head\.weight of 1 rows, its `output_dim`"),
-        ("peft_lora_config", "lora_r", 3, "the adapter of .* is missing or not of r 3"),
+        ("model_config", "output_dim", 1, r"rm_head\.weight should have 1 rows, its `output_dim`"),
+        ("peft_lora_config", "lora_r", 3, "the adapter of .* is missing or its rank is not 3"),
     ):
         config.write_text(json.dumps({**CONFIG, place: {**CONFIG[place], field: value}}))
         refused(message)
@@ -387,5 +387,5 @@ def test_videoalign_refuses_other_folders(tmp_path, monkeypatch):
     refused("has no model_config.json", checkpoint=str(tiny.base))
     refused("no such folder: nowhere", checkpoint="nowhere")
     monkeypatch.setattr("rewards.catalogue.videoalign.hub_reachable", lambda: False)
-    refused("KwaiVGI/VideoReward is not in the cache and could not be fetched", checkpoint=None)
+    refused("KwaiVGI/VideoReward could not be fetched", checkpoint=None)
     refused("videoalign: instruction: .* does not hold", instruction=str(config))

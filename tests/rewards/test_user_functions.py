@@ -119,7 +119,7 @@ def test_trls_columns_are_checked_before_the_run(peers):
     reward = load(f"{peers}:accuracy")
     with pytest.raises(ValueError, match=r"accuracy takes 'answer', .*: add a column 'answer'"):
         self_test("accuracy", reward, Prompts(["p"], [{"level": 1}], "text"))
-    with pytest.raises(ValueError, match="takes 'completion_ids', which only TRL's trainer has"):
+    with pytest.raises(ValueError, match="takes 'completion_ids', which only TRL's trainer"):
         check_reward(f"{peers}:ids", {})
 
 

@@ -42,7 +42,7 @@ def test_flicker_is_vbenchs_sum_over_bytes():
     assert score.tolist() == pytest.approx([(255 - np.mean(pairs)) / 255, 1.0])
     wide = torch.rand(3, 3, 140, 300, generator=torch.Generator().manual_seed(1))
     assert reduced_luma(wide).shape == (3, 128, 272), "whole blocks of the reduced image"
-    with pytest.raises(ValueError, match="'flicker' needs 2 frames; a video has 1"):
+    with pytest.raises(ValueError, match="'flicker' needs at least 2 frames, but a video has 1"):
         load("flicker")(of(video[:1]))
 
 

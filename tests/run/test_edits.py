@@ -143,7 +143,7 @@ def check(finished: Path, run: Path, path: str, value: Any, capsys) -> None:
     code = flowrl("train", "--resume", run, "--trust")
     said = capsys.readouterr()
     text = said.out + said.err
-    assert "Traceback" not in text and "was not renewed" not in text, text
+    assert "Traceback" not in text and "was not updated" not in text, text
     if code == 2:
         errors = [line for line in said.err.splitlines() if line.startswith("flowrl: ")]
         assert len(errors) == 1 and "KeyError" not in errors[0], text

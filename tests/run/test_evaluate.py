@@ -62,6 +62,9 @@ def test_statistics_of_unequal_shares_are_weighted_by_their_samples(monkeypatch)
 def test_company_counts_as_no_scored_sample():
     """The second process had no draw of its own, and ran the first one beside."""
     part = SimpleNamespace(rollout=SimpleNamespace(prompt=[0] * 5))
-    made = [SimpleNamespace(counts=own, parts=[part], looked=2) for own in (True, False)]
+    made = [
+        SimpleNamespace(counts=own, parts=[part], found=SimpleNamespace(looked=2))
+        for own in (True, False)
+    ]
     assert collect.scored_samples(made[:1]) == 7
     assert collect.scored_samples(made[1:]) == 0

@@ -8,8 +8,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.algorithm import Decay
-from flowrl.errors import UserError
+from flowrl.errors import NotFiniteError, UserError
 from flowrl.models.diffusers.batch import MediaBatch
+from flowrl.models.diffusers.call import decoder
 from flowrl.run import atomic
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
@@ -256,3 +257,18 @@ def test_the_first_tensor_that_is_not_finite_is_named(value):
     bad = torch.tensor([1.0, value, -2.0])
     named = [("one", torch.ones(2)), ("none", torch.ones(0)), ("two", bad), ("three", bad)]
     assert first_not_finite(named) == "two" and first_not_finite(named[:2]) is None
+
+
+def test_a_verdict_that_waited_is_read_once_with_the_norm(monkeypatch):
+    """On a GPU a decoder that runs in the update is not waited for by itself."""
+    seen = []
+
+    def refuse():
+        seen.append("refused")
+        raise NotFiniteError("the decoder")
+
+    waiting = [(torch.tensor(True), refuse), (torch.tensor(False), refuse)]
+    monkeypatch.setattr(decoder, "_unread", waiting)
+    with pytest.raises(NotFiniteError, match="the decoder"):
+        decoder.read_with(torch.tensor(2.5))
+    assert seen == ["refused"] and decoder.read_with(torch.tensor(2.5)) == 2.5

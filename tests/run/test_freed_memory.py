@@ -4,8 +4,19 @@ import os
 import platform
 import subprocess
 import sys
+import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from flowrl.paths import PROJECT
+from flowrl.run import train
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session
+from flowrl.run.state.signals import Interrupt
+from flowrl.run.watch.alarms import Alarms
+from flowrl.settings.read import override, read_run
 
 FAULTS = """
 import ctypes
@@ -46,3 +57,26 @@ def test_blocks_are_not_faulted_in_again() -> None:
     assert kept < 0.05 * plain
     # a user's own setting stays
     assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 0.5 * plain
+
+
+def test_what_an_iteration_made_is_freed_before_the_next_one(monkeypatch) -> None:
+    held: list[weakref.ref] = []
+
+    class Made:
+        """An iteration, whose rows may fill a GPU."""
+
+    def iterate(session: Any, progress: Progress, _: bool) -> Made:
+        assert not any(each() for each in held)
+        progress.iteration += 1
+        made = Made()
+        held.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(train, "iterate", iterate)
+    monkeypatch.setattr(train.TrainingLoop, "finish", lambda *_: None)
+    session = object.__new__(Session)
+    settings = read_run(PROJECT / "configs" / "demo.yaml")
+    few = override(settings, ["--train.iterations", "3"])
+    object.__setattr__(session, "learner", SimpleNamespace(run=few))
+    train.TrainingLoop(session, Progress(), Alarms()).run(Interrupt())
+    assert len(held) == 3

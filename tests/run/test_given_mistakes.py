@@ -121,22 +121,22 @@ def test_completions_that_are_no_texts(folder) -> None:
     )
     chat = [{"role": "user", "content": "a"}]
     file = write(folder, "texts.jsonl", [pair | {"chosen": chat}])
-    assert "does not end with the assistant's" in refused(tree(file, recipe=dpo, model="language"))
+    assert "does not end with an assistant" in refused(tree(file, recipe=dpo, model="language"))
     both = [*chat, {"role": "assistant", "content": "b"}]
     file = write(folder, "texts.jsonl", [pair | {"chosen": both}])
     read = GivenFile.read(run_from(tree(file, recipe=dpo, model="language"), "x"))
     assert [item.sample for item in read.items] == ["b", "c"]
     file = write(folder, "texts.jsonl", [pair | {"rejected": "b"}])
-    assert "the same in all rows" in refused(tree(file, recipe=dpo, model="language"))
+    assert "the same in every row" in refused(tree(file, recipe=dpo, model="language"))
 
 
 @pytest.mark.parametrize(
     ("recipe", "kind", "words"),
     [
-        ("flow_grpo", "pairs", "pairs need a loss of pairs, and flow_grpo has none: set recipe: d"),
+        ("flow_grpo", "pairs", "pairs need a loss of pairs, which flow_grpo does not have: set"),
         ("dpo", "images", "images need a loss on clean samples, one by one, and dpo has none"),
         ("dgpo", "images", "one by one, and dgpo has none"),
-        ("awm", "texts", "texts are not what model.pipeline makes"),
+        ("awm", "texts", "model.pipeline does not generate texts"),
     ],
 )
 def test_recipes_that_cannot_train_on_them(folder, recipe, kind, words) -> None:
@@ -145,12 +145,12 @@ def test_recipes_that_cannot_train_on_them(folder, recipe, kind, words) -> None:
 
 def test_settings_that_nothing_reads(folder) -> None:
     file = write(folder, "pairs.jsonl", [ROW])
-    assert "given.media is not for pairs" in refused(tree(file, media="image"))
-    assert "budget has nothing to choose" in refused(tree(file) | {"budget": {"flat": "resample"}})
-    assert "given.layout: 'hpd' is not known; one of" in refused(tree(file, layout="hpd"))
+    assert "given.media does not apply to pairs" in refused(tree(file, media="image"))
+    assert "leaves budget nothing" in refused(tree(file) | {"budget": {"flat": "resample"}})
+    assert "given.layout: 'hpd' is not known; use one of" in refused(tree(file, layout="hpd"))
     few = tree(file, share=0.9)
     few["prompts"] |= {"train": "configs/prompts/shapes_train.jsonl", "per_iteration": 2}
-    with pytest.raises(UserError, match="leaves no prompt to draw samples for"):
+    with pytest.raises(UserError, match="leaves no prompts to sample"):
         run_from(few, "run.yaml")
 
 

@@ -138,11 +138,11 @@ def test_a_run_with_rewards_on_the_way_resumes_to_the_bit(pipeline, tmp_path):
     [
         (
             {"intermediate_rewards": ["brightness"]},
-            "subtracts rewards on the way from those of the samples",
+            "subtracts intermediate rewards from the samples' rewards",
         ),
-        ({"budget": {"subset": 2}}, "budget.subset: steps of this recipe have credit of their own"),
-        ({"budget": {"replay": 1}}, "budget.replay: steps of this recipe"),
-        ({"intermediate_rewards": ["brightness", "brightness"]}, "are not distinct"),
+        ({"budget": {"subset": 2}}, "budget.subset needs one score per sample"),
+        ({"budget": {"replay": 1}}, "budget.replay needs one score per sample"),
+        ({"intermediate_rewards": ["brightness", "brightness"]}, "are not unique"),
         (
             {"recipe": {"name": "potential_tree"}, "intermediate_rewards": ["brightnes"]},
             "intermediate_rewards: there is no reward 'brightnes'",
@@ -156,8 +156,8 @@ def test_a_run_with_rewards_on_the_way_resumes_to_the_bit(pipeline, tmp_path):
             "2 numbers does not fit 10 steps",
         ),
         ({"recipe": {"name": "pro_grpo", "at": [5, 12]}}, "stopped before the steps [12]"),
-        ({"recipe": {"name": "pro_grpo", "keep": [24, 50]}}, "a group shrinks from 48"),
-        ({"recipe": {"name": "dense_grpo", "completion": 0}}, "a completion needs a step"),
+        ({"recipe": {"name": "pro_grpo", "keep": [24, 50]}}, "group sizes must decrease from 48"),
+        ({"recipe": {"name": "dense_grpo", "completion": 0}}, "a completion needs at least 1 step"),
         ({"steer": {"iterations": [0, 1]}}, "particles are not credited by step"),
     ],
 )
@@ -199,7 +199,7 @@ def test_the_noise_is_calibrated(pipeline, tmp_path, capsys):
     assert runs.flowrl("plan", config, *more) in (0, 1)
     other = runs.write(settings | {"recipe": {"name": "flow_grpo", "steps": 4}}, tmp_path)
     assert runs.flowrl("calibrate", other) == 2
-    assert "no chains that are scored on the way" in capsys.readouterr().err
+    assert "no chains with intermediate rewards" in capsys.readouterr().err
 
 
 def test_the_first_ratio_is_one(pipeline, tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Qwen2Config
 
 from flowrl.errors import UserError
-from flowrl.estimate import memory, sizes
+from flowrl.estimate import fit, memory, sizes
 from flowrl.models.call_sizes import CallSizes
 from flowrl.paths import PROJECT
 from flowrl.run import train
@@ -155,18 +155,18 @@ def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -
     given = run(folders["SD3"], "SD3", tmp_path, lora=None)
     found = memory.estimate(given)
     assert found is not None
-    assert "fits into 1.0 GiB (--memory)" in memory.memory_report(given, memory.limit("1GiB"))
+    assert "fits into 1.0 GiB (--memory)" in fit.memory_report(given, fit.limit("1GiB"))
     small = f"{found.total / 2**20 * 0.8:.1f}MiB"
-    said = memory.memory_report(given, memory.limit(small))
+    said = fit.memory_report(given, fit.limit(small))
     assert "does not fit into" in said
     assert "train.gradient_checkpointing: true (saves about" in said
-    changes = memory.advice(given, 0)
+    changes = fit.advice(given, 0)
     names = [change.split(":")[0] for change in changes]
     assert names[0] == "train.gradient_checkpointing" and "train.optimizer" in names
     assert {"train.rows_per_call", "model.dtype"} <= set(names)
     for wrong in ("24", "24 Gib", "much"):
         with pytest.raises(UserError, match=r"--memory: .* is not a size"):
-            memory.limit(wrong)
+            fit.limit(wrong)
     config = write(runs.tree(folders["SD3"], tmp_path, runs.FLOW_GRPO), tmp_path)
     assert flowrl("plan", config, "--memory", "8GiB") == 0
     assert "memory: about" in capsys.readouterr().out
@@ -175,9 +175,9 @@ def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -
 def test_what_is_not_here_is_said_to_be_unknown(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     tree = runs.tree(Path("nobody/nothing"), tmp_path, runs.NFT)
-    said = memory.memory_report(run_from(tree, "test"), memory.limit("24GiB"))
+    said = fit.memory_report(run_from(tree, "test"), fit.limit("24GiB"))
     assert said.startswith("memory: unknown, since nobody/nothing is not on this machine")
-    assert memory.advice(run_from(tree, "test")) == []
+    assert fit.advice(run_from(tree, "test")) == []
 
 
 def test_a_gguf_file_is_planned_by_its_metadata_or_the_reason_is_said(tmp_path) -> None:
@@ -185,9 +185,9 @@ def test_a_gguf_file_is_planned_by_its_metadata_or_the_reason_is_said(tmp_path) 
     tree = text_runs.tree(tmp_path, tmp_path, text_runs.GRPO)
     tree["model"] |= {"gguf_file": "small.gguf", "lora": {"rank": 2}}
     damaged = run_from(tree, "test")
-    said = memory.memory_report(damaged, memory.limit("24GiB"))
+    said = fit.memory_report(damaged, fit.limit("24GiB"))
     assert "small.gguf cannot be read as GGUF" in said or "pip install 'flowrl[gguf]'" in said
-    assert said.startswith("memory: unknown, since") and memory.fits(damaged, memory.limit("1MiB"))
+    assert said.startswith("memory: unknown, since") and fit.fits(damaged, fit.limit("1MiB"))
     numbers = {"block_count": 2, "context_length": 64, "embedding_length": 32, "vocab_size": 50}
     numbers |= {"feed_forward_length": 48, "attention.head_count": 4, "attention.head_count_kv": 2}
     fields = [(f"llama.{name}", struct.pack("<II", 4, n)) for name, n in numbers.items()]
@@ -197,7 +197,7 @@ def test_a_gguf_file_is_planned_by_its_metadata_or_the_reason_is_said(tmp_path) 
     (tmp_path / "whole.gguf").write_bytes(b"".join([head, *body]))
     tree["model"] |= {"gguf_file": "whole.gguf"}
     whole = run_from(tree, "test")
-    if "pip install" in memory.memory_report(whole, memory.limit(None)):
+    if "pip install" in fit.memory_report(whole, fit.limit(None)):
         pytest.skip("this transformers needs the package gguf")
     found = sizes.of(whole.model, 8)
     attention, feed_forward = 32 * 32 * 2 + 32 * 16 * 2, 3 * 32 * 48
@@ -262,11 +262,11 @@ def test_several_devices_shard_what_does_not_fit(folders, tmp_path) -> None:
     freed = sum(found.parts.values()) - sum(shards.parts.values())
     assert freed == pytest.approx(cut * 3 / 4, abs=len(found.parts))
     assert shards.phases["training"] == found.phases["training"] + found.gathered
-    between = memory.MemoryLimit((found.total + shards.total) // 2, "H100", 4)
-    assert "sharded over 4 processes" in memory.memory_report(given, between)
-    assert memory.fits(given, between)
-    alone = memory.MemoryLimit(between.most, "H100", 1)
-    assert not memory.fits(given, alone)
+    between = fit.MemoryLimit((found.total + shards.total) // 2, "H100", 4)
+    assert "sharded over 4 processes" in fit.memory_report(given, between)
+    assert fit.fits(given, between)
+    alone = fit.MemoryLimit(between.most, "H100", 1)
+    assert not fit.fits(given, alone)
 
 
 def test_shards_leave_embeddings_and_the_head_whole(tmp_path) -> None:

@@ -82,7 +82,7 @@ def test_each_process_copies_its_own_samples(pipeline, tmp_path):
 def test_the_records_of_a_tree_and_of_a_resumed_run(pipeline, tmp_path, capsys):
     whole = tmp_path / "whole"
     start(settings(pipeline, tmp_path, 3), "tiny", whole)
-    assert (whole / "report.html").is_file() and "not renewed" not in capsys.readouterr().err
+    assert (whole / "report.html").is_file() and "not updated" not in capsys.readouterr().err
     assert [each.iteration for each in read_evaluations(whole)] == [0, 2, 3]
     drawn = read_trees(whole)
     assert [each.iteration for each in drawn] == [1, 2, 3]
@@ -125,4 +125,4 @@ def test_a_page_that_cannot_be_made_does_not_end_the_run(pipeline, tmp_path, cap
     result = start(settings(pipeline, tmp_path, 1), "tiny", tmp_path / "run")
     assert result.done and not (tmp_path / "run" / "report.html").exists()
     warnings = [line for line in capsys.readouterr().err.splitlines() if "page" in line]
-    assert warnings and {*warnings} == {"warning: the run's page was not renewed: the disk is full"}
+    assert warnings and {*warnings} == {"warning: the run's page was not updated: the disk is full"}

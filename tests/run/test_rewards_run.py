@@ -8,11 +8,13 @@ import torch
 from flowrl.errors import UserError
 from flowrl.run.evaluate.guard import raised_by_training
 from flowrl.run.save.checkpoint import Progress
+from flowrl.run.start import start
 from flowrl.run.state.session import load_rewards, open_accelerator, open_session, prove_rewards
 from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms, Thresholds
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.read import check_run, dump, run_from
+from rewards.types import MediaForm
 from tests.support import runs
 
 OWN = """
@@ -22,6 +24,11 @@ def constant(samples, value: float = 0.25):
 
 def red(samples):
     return samples.media[:, 0].flatten(1).mean(1)
+
+
+def fails(samples):
+    import json
+    return json.loads(3)
 """
 
 
@@ -38,7 +45,7 @@ def run_with(tmp_path: Path, *rewards: dict, **train: object) -> Run:
 
 def proven(run: Run) -> list[str]:
     prompts = run.prompts.read("train")
-    return list(prove_rewards(load_rewards(run.rewards), run, prompts, "image"))
+    return list(prove_rewards(load_rewards(run.rewards), run, prompts, MediaForm("image")))
 
 
 def test_a_constant_reward_is_refused_before_the_run(tmp_path, own):
@@ -54,6 +61,32 @@ def test_a_constant_reward_is_refused_before_the_run(tmp_path, own):
     assert first.startswith("reward red: 0.4953, 0.7, 0.5") and second.startswith(
         "reward brightness: 0.75"
     )
+
+
+def test_a_reward_that_fails_on_its_first_call_leaves_no_folder(pipeline, tmp_path, own):
+    """With its own line, not that of the library that it called; no checkpoint, so no folder."""
+    tree = runs.tree(pipeline, tmp_path, runs.NFT) | {"rewards": [{"name": f"{own}:fails"}]}
+    with pytest.raises(UserError, match=r"^the reward fails raised .* \(own\.py, 12\)") as caught:
+        start(run_from(tree, "test"), "test", tmp_path / "run")
+    assert type(caught.value) is UserError and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import sys\nsys.exit(3)", r"^reward f: .*odd\.py, line 2: SystemExit: 3"),
+        ("\n\n1 / 0", r"^reward f: .*odd\.py, line 3: ZeroDivisionError: division by zero"),
+        (
+            "def f(samples):\n    return float('x')",
+            r"^the reward f raised ValueError: .* \(odd\.py, 2\); train\.self_test",
+        ),
+    ],
+)
+def test_what_a_users_file_raises_is_told_with_its_line(tmp_path, text, told):
+    (tmp_path / "odd.py").write_text(text)
+    run = run_with(tmp_path, {"name": f"{tmp_path / 'odd.py'}:f"})
+    with pytest.raises(UserError, match=told):
+        proven(run)
 
 
 def test_a_slip_in_a_users_reward_is_told_with_its_place(tmp_path, own):
@@ -91,7 +124,7 @@ def test_a_weight_is_linear_between_its_points():
     assert at == [1, 1, 0.75, 0.5, 1.25, 2, 2]
     assert RewardSpec(name="jpeg", weight=3).weight_at(7) == 3
     for points in ([], [[2, 1.0], [1, 1.0]], [[1, 1.0], [1, 2.0]]):
-        with pytest.raises(ValueError, match="rising order"):
+        with pytest.raises(ValueError, match="increasing iterations"):
             RewardSpec.model_validate({"name": "jpeg", "weight": points})
 
 

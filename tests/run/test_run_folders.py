@@ -45,7 +45,7 @@ def lists(folder: Path, text: str) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "lock": (lambda run: (run / ".lock").write_bytes(b"\xff\xfe\n\x00x"), "held this run"),
+    "lock": (lambda run: (run / ".lock").write_bytes(b"\xff\xfe\n\x00x"), "removed the stale lock"),
     "empty list": (lambda run: lists(run, "[]"), "files.json is not a list of files"),
     "no sums": (lambda run: lists(run, '{"state.json": 3}'), "has no size and sum of state.json"),
     "nested": (lambda run: lists(run, "[" * 100_000), "files.json is not readable"),

@@ -9,8 +9,9 @@ from typing import ClassVar
 import pytest
 import torch
 
-from flowrl.run.experience.score_ahead import ScoreAhead, may_overlap
+from flowrl.run.experience.score_ahead import ScoreAhead
 from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.waiting import may_overlap
 from flowrl.run.train import iterate
 from rewards import Reward, Samples, Scores, score_all
 from rewards.catalogue.ensemble import Ensemble

@@ -2,15 +2,19 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from concurrent.futures import Future
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 import torch
 
+from flowrl.run.experience import units
 from flowrl.run.experience.collect import collect
-from flowrl.run.experience.score_ahead import ScoreParts, asks_server
+from flowrl.run.experience.score_ahead import ScoreAhead, ScoreParts
 from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.waiting import asks_server
 from flowrl.run.train import iterate
 from rewards import Reward, Samples, score_all
 from samplers import FlowSDE, Tree
@@ -151,3 +155,85 @@ def test_an_error_of_a_server_is_raised_with_its_reward(tmp_path):
             parts.on_part(part)
         parts.scores(parts.media(["ab"]))
     assert "far" in str(error.value.__notes__)
+
+
+def on_a_gpu(monkeypatch) -> list[str]:
+    """Let a run on the CPU score as one on a GPU does; its streams and events are noted."""
+    noted: list[str] = []
+
+    class Noted:
+        def __init__(self, *words) -> None:
+            self.name = "stream" if words else "event"
+
+        def record(self) -> None:
+            noted.append("record")
+
+        def wait_event(self, _: object) -> None:
+            noted.append("wait")
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for name in ("Event", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, Noted)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    for name in ("ScoreInTurn", "ScoreParts"):
+        monkeypatch.setattr(units, name, partial(on_device, "cuda"))
+    return noted
+
+
+def on_device(device: str, decode, rewards, score, *_: str) -> ScoreParts:
+    return ScoreParts(decode, rewards, score, device)
+
+
+def test_on_a_gpu_local_rewards_score_parts_in_a_stream_with_the_same_bits(
+    pipeline, tmp_path, monkeypatch
+):
+    def trained():
+        kept, asked = opened(pipeline, tmp_path, runs.FLOW_GRPO, False)
+        metrics = iterate(kept, Progress()).metrics
+        same = {name: value for name, value in metrics.items() if "seconds" not in name}
+        return kept, asked.calls, same
+
+    noted = on_a_gpu(monkeypatch)
+    ahead, calls, metrics = trained()
+    assert calls == [(4, False)] * 4 and noted.count("wait") == noted.count("record") == 4
+    monkeypatch.setattr(ScoreAhead, "_submit", inline)
+    after, inlined, expected = trained()
+    assert [n for n, _ in inlined] == [4] * 4 and all(main for _, main in inlined)
+    assert runs.same_weights(ahead, after)
+    assert metrics == pytest.approx(expected, nan_ok=True, rel=0, abs=0)
+
+
+def inline(self, rewards, samples, _: int) -> Future:
+    done: Future = Future()
+    done.set_result(self.score(rewards, samples))
+    return done
+
+
+def test_on_a_gpu_an_interruption_between_parts_leaves_no_thread(pipeline, tmp_path, monkeypatch):
+    kept, _ = opened(pipeline, tmp_path, runs.FLOW_GRPO, False)
+    on_a_gpu(monkeypatch)
+    real, calls = kept.learner.policy.decode, []
+
+    def decode(*words, **named):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*words, **named)
+
+    kept.learner.policy.decode = decode
+    with pytest.raises(KeyboardInterrupt):
+        collect(kept, 0)
+    assert not [t for t in threading.enumerate() if t.name.startswith("rewards")]
+
+
+def test_on_a_gpu_an_error_of_a_local_reward_is_raised_with_its_name(
+    pipeline, tmp_path, monkeypatch
+):
+    def fails() -> None:
+        raise RuntimeError("no paper")
+
+    kept, _ = opened(pipeline, tmp_path, runs.FLOW_GRPO, False, before=fails)
+    on_a_gpu(monkeypatch)
+    with pytest.raises(RuntimeError, match="no paper") as error:
+        collect(kept, 0)
+    assert "colour" in str(error.value.__notes__)

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
+from flowrl.estimate.memory import estimate
 from flowrl.models.call_sizes import CallSizes, CallTooLarge, bounded_call, out_of_memory
-from flowrl.run.call_search import SHARE, rows_that_fit
+from flowrl.run import call_search
+from flowrl.run.call_search import SHARE, later_bytes, rows_that_fit
 from flowrl.run.evaluate.evaluate import evaluate_and_keep, evaluate_held_out
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
@@ -73,7 +75,7 @@ def test_a_call_that_is_too_large_is_halved_and_all_is_done_again(pipeline, tmp_
     little_memory(little.learner.policy, 2)
     metrics = iterate(little, Progress()).metrics
     assert vars(little.learner.policy.sizes) == {"sampling": 2, "decoding": 8, "training": 2}
-    assert "rows per call: 4 in sampling, 8 in decoding, 8 in training" in capfd.readouterr().err
+    assert "per call are now 4 in sampling, 8 in decoding, 8 in training" in capfd.readouterr().err
     kept.learner.policy.sizes.take({"sampling": 2, "decoding": 8, "training": 2})
     expected = iterate(kept, Progress()).metrics
     assert runs.same_weights(kept, little)
@@ -125,7 +127,7 @@ def test_checkpoints_hold_the_sizes_until_the_setting_changes(pipeline, tmp_path
     state = json.loads((folder / "state.json").read_text())
     state["call_sizes"]["train"]["sampling"] = 0
     (folder / "state.json").write_text(json.dumps(state))
-    with pytest.raises(UserError, match="no number of rows"):
+    with pytest.raises(UserError, match="not a number of rows"):
         checkpoint.restore(again, folder, Alarms())
     state.pop("call_sizes")  # as older versions wrote it
     (folder / "state.json").write_text(json.dumps(state))
@@ -189,3 +191,19 @@ def test_texts_have_sizes_too(tmp_path):
     sizes = kept.learner.policy.sizes
     assert sizes.sampling == 5 and sizes.training == kept.learner.policy.automatic(6)
     assert replace(sizes) == sizes
+
+
+def test_a_search_leaves_room_for_what_a_run_takes_later(pipeline, tmp_path, monkeypatch):
+    kept = runs.session(pipeline, tmp_path, runs.FLOW_GRPO)
+    trained = sum(p.numel() for p in kept.learner.policies.parameters.values())
+    planned = estimate(kept.run)
+    assert planned is not None and planned.parts["states"] > 0
+    later = later_bytes(kept.run, 1)
+    assert later == 3 * 4 * trained + planned.parts["states"]  # a gradient and two moments
+    assert later_bytes(kept.run, 2) == 3 * 4 * trained + -(-planned.parts["states"] // 2)
+    given: list[int] = []
+    monkeypatch.setattr(call_search, "rows_that_fit", lambda peak, free: given.append(free) or 4)
+    monkeypatch.setattr(call_search, "_free", lambda: 10 * later)
+    vars(kept.learner.parallel)["device"] = "cuda"
+    call_search.search_sizes(kept)
+    assert given and set(given) == {9 * later} and kept.learner.policy.sizes.training == 4

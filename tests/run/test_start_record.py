@@ -73,7 +73,7 @@ def test_what_weights_and_states_depend_on_cannot_change(place, capsys, path, va
     before = (run / "run.yaml").read_bytes()
     assert flowrl("train", "--resume", run) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"flowrl: {path}") and "cannot change in a run" in error
+    assert error.startswith(f"flowrl: {path}") and "cannot change within a run" in error
     assert error.count("\n") == 1
     assert (run / "run.yaml").read_bytes() == before
 
@@ -130,7 +130,7 @@ def turn(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        (scale, 2, "is not the one that"),
+        (scale, 2, "is not the one with which"),
         (reorder, 0, "the prompts of prompts.train; the prompts of prompts.held_out"),
         (turn, 0, "the source "),
     ],
@@ -151,7 +151,7 @@ def test_prompts_cannot_change_under_scores_that_are_kept_by_their_place(place, 
     assert flowrl("train", config, "--folder", place / "rated", "--train.iterations", "1") == 0
     reorder(place)
     assert flowrl("train", "--resume", place / "rated") == 2
-    assert "remembers scores of prompts" in capsys.readouterr().err
+    assert "remembers scores by the place of a prompt" in capsys.readouterr().err
 
 
 def test_a_finished_run_is_extended_from_the_command_line(place, capsys):

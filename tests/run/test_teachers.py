@@ -194,13 +194,13 @@ def broken(settings: dict[str, Any], folder: Path, case: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [
-        ("none", "distils a teacher, and the run names none"),
-        ("not asked", "asks none: leave teachers out"),
+        ("none", "distils a teacher, but the run names none"),
+        ("not asked", "uses none: leave teachers out"),
         ("no folder", "teachers.folders.one: no folder nowhere"),
         ("empty", "has neither pytorch_lora_weights.safetensors nor model_index.json"),
-        ("column", "line 1 has no 'kind', the column of its task"),
-        ("unknown task", "line 2: task is 'small', and teachers are big, tall"),
-        ("whole", "full weights, which do not fit into the student's adapters"),
+        ("column", "line 1 has no 'kind', the column of tasks"),
+        ("unknown task", "line 2: task is 'small', but the teachers are big, tall"),
+        ("whole", "full weights, which do not fit the student's adapters"),
         ("weight", "needs a pull towards the teacher"),
     ],
 )
@@ -211,7 +211,7 @@ def test_what_makes_no_sense_is_refused(settings, tmp_path, case, sentence):
 
 def test_adapters_that_do_not_fit_are_refused(settings, tmp_path):
     settings["model"]["lora"] = LORA["small"]
-    with pytest.raises(UserError, match=r"rank 4, and model\.lora\.rank is smaller: .* at least 4"):
+    with pytest.raises(UserError, match=r"rank 4, but model\.lora\.rank is smaller: .* at least 4"):
         runs.opened(settings, tmp_path)
     settings["model"]["lora"] = LORA["big"] | {"targets": ["attn.to_q"]}
     with pytest.raises(UserError, match=r"student has none there: set model\.lora\.targets"):

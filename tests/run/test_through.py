@@ -16,6 +16,7 @@ from flowrl.run.train import iterate
 from flowrl.run.update.minibatches import share_of
 from flowrl.run.update.update import Tally, add_gradients
 from flowrl.settings.read import check_plan, run_from
+from rewards.types import MediaForm
 from tests.support import process_runs, runs, tiny_pipelines_video
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -161,7 +162,7 @@ def test_a_reward_that_breaks_stops_the_run_as_in_other_methods(pipeline, tmp_pa
 
 def test_the_proof_names_the_decoder_and_the_rewards(pipeline, tmp_path):
     kept = runs.session(pipeline, tmp_path, settings("draft"))
-    decoder, reward = prove_gradients(kept, "image")
+    decoder, reward = prove_gradients(kept, MediaForm("image"))
     assert decoder.startswith("decoder with gradients: its slope is right to 0.")
     assert "brightness with gradients: rank correlation 1.0000" in reward
 
@@ -173,7 +174,7 @@ def test_a_video_model_is_trained_through_its_decoder(tmp_path):
     tree["model"]["call"] = {"height": 16, "width": 16, "num_frames": 5}
     tree["model"]["vae"] = {"slicing": True}
     kept = runs.opened(tree, tmp_path)
-    decoder, reward = prove_gradients(kept, "video")
+    decoder, reward = prove_gradients(kept, MediaForm("video"))
     assert "slope is right" in decoder and "brightness with gradients" in reward
     found = iterate(kept, Progress()).metrics
     assert found["grad_norm"] > 0 and math.isfinite(found["loss"])
@@ -185,10 +186,10 @@ REFUSED = [
     ({"rewards": [{"name": "brightness"}, {"name": "jpeg"}]}, "brightness has one"),
     ({"rewards": [{"name": "remote", "url": "http://127.0.0.1:1"}]}, "remote: it offers no grad"),
     ({"rewards": [{"name": "shapes", "kind": "strict"}]}, "it offers no gradient"),
-    ({"budget": {"flat": "drop"}}, "budget.flat: draft follows the slope"),
+    ({"budget": {"flat": "drop"}}, "budget.flat: draft uses the gradient"),
     ({"budget": {"subset": 2}}, "budget.subset"),
     ({"model": {"offload": True}}, "model.offload: draft needs the decoder"),
-    ({"model": {"dtype": "float16"}}, "take bfloat16 or float32"),
+    ({"model": {"dtype": "float16"}}, "use bfloat16 or float32"),
     ({"steer": {"iterations": [0, 2]}}, "steered samples are not the policy's own"),
     ({"recipe": {"last": 4}}, "does not fit 3 steps"),
 ]
@@ -217,4 +218,4 @@ def test_a_users_reward_without_a_gradient_is_named(pipeline, tmp_path):
     tree = runs.tree(pipeline, tmp_path, settings("draft"))
     tree["rewards"] = [{"name": "brightness"}, {"name": f"{own}:grey"}]
     with pytest.raises(UserError, match="grey: it offers no gradient"):
-        list(prove_gradients(runs.opened(tree, tmp_path), "image"))
+        list(prove_gradients(runs.opened(tree, tmp_path), MediaForm("image")))

@@ -51,7 +51,7 @@ def grown_by_hand(rule: Forking, roots: int, length: int, seed: int):
     """Random trees, and beside them every leaf's path as the tokens that it passes."""
     rng = torch.Generator().manual_seed(seed)
     draws = 2
-    grown = Grown.roots(draws, roots, length, torch.device("cpu"))
+    grown = Grown.roots(draws, roots, length)
     ends = torch.randint(1, length + 1, (draws, roots), generator=rng)
     walks = [
         [[(leaf, t) for t in range(end)] for leaf, end in enumerate(row)] for row in ends.tolist()
@@ -241,7 +241,7 @@ def test_a_run_with_forks_has_ratio_one_and_learns(policy, tmp_path):
 
 
 def test_trees_of_few_tokens_fork_at_some_of_them_twice():
-    grown = Grown.roots(1, 1, 4, torch.device("cpu"))
+    grown = Grown.roots(1, 1, 4)
     score = torch.tensor([[[0.1, 0.2, 0.9, 0.9]]])
     leaf, place = choose(grown, score, torch.arange(4)[None, None] < 2, Forking(3, 1))
     assert place.tolist() == [[1, 0, 1]] and not leaf.any(), "what is not written is not chosen"

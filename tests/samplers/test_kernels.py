@@ -18,13 +18,12 @@ from samplers import (
     mean_log_prob,
 )
 from samplers.adapt import (
-    VPSchedule,
     flow_velocity,
     level,
     scale,
     to_vp,
 )
-from samplers.kernels import per_row
+from samplers.kernels import Churn, coefficients, per_row, step
 from tests.support.levels import shifted_levels
 from tests.support.tiny import gaussian_velocity
 
@@ -38,6 +37,29 @@ KERNELS = [
 def xv(dtype=torch.float64):
     g = torch.Generator().manual_seed(0)
     return (torch.randn(4, 3, 2, 2, generator=g, dtype=dtype) for _ in range(2))
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS, Churn(0.2)], ids=repr)
+def test_coefficients_are_the_kernels_step(kernel):
+    """What a GPU computes with: the means of a unit state and of a unit velocity."""
+    x, v = xv()
+    kernel = kernel.bound([*AT.tolist(), 0.0])
+    found = coefficients(kernel, AT.float(), TO.float())
+    assert found is not None and found.dtype == torch.float64
+    of_x, of_v, std = found
+    mean, own = kernel(x, v, AT.float().double(), TO.float().double())
+    torch.testing.assert_close(per_row(of_x, x) * x + per_row(of_v, x) * v, mean)
+    torch.testing.assert_close(std, own)
+
+
+def test_only_linear_kernels_of_known_levels_have_coefficients():
+    class Own(FlowSDE): ...
+
+    assert coefficients(Own(), AT, TO) is None
+    assert coefficients(FlowSDE(), AT.to("meta"), TO.to("meta")) is None
+    x, v = xv()
+    found, own = step(FlowSDE(), x, v, AT, TO), FlowSDE()(x, v, AT, TO)
+    assert all(torch.equal(a, b) for a, b in zip(found, own, strict=True))
 
 
 def test_flow_sde_is_equation_9_of_flow_grpo():
@@ -207,22 +229,19 @@ def test_ddpm_is_the_posterior_of_the_forward_process():
     torch.testing.assert_close(large.std, beta.sqrt().flatten())
 
 
-SCHEDULE = VPSchedule(
-    tuple(float(a) for a in torch.cumprod(1 - torch.linspace(1e-3, 0.03, 200), 0))
-)
+ALPHAS_CUMPROD = torch.cumprod(1 - torch.linspace(1e-3, 0.03, 200), 0).double()
 
 
 def test_every_parametrisation_gives_one_velocity():
     """Round trip in float64: predictions made from one (x0, noise) all mean noise - x0."""
     x0, noise = xv()
     times = torch.tensor([199, 120, 60, 3])
-    abar = torch.tensor(SCHEDULE.alphas_cumprod).double()[times]
+    abar = ALPHAS_CUMPROD[times]
     alpha, s = per_row(abar.sqrt(), x0), per_row((1 - abar).sqrt(), x0)
     sigma = level(abar)
     flow = (1 - per_row(sigma, x0)) * x0 + per_row(sigma, x0) * noise
     x = to_vp(flow, sigma)
     torch.testing.assert_close(x, alpha * x0 + s * noise)
-    assert torch.equal(SCHEDULE.timestep(sigma), times)
     predictions = {"epsilon": noise, "v_prediction": alpha * noise - s * x0, "sample": x0}
     for kind, prediction in predictions.items():
         torch.testing.assert_close(flow_velocity(kind, x, prediction, sigma), noise - x0)
@@ -231,7 +250,7 @@ def test_every_parametrisation_gives_one_velocity():
 def test_an_epsilon_loss_is_a_weighted_velocity_loss():
     x0, noise = xv()
     times = torch.tensor([199, 120, 60, 3])
-    sigma = level(torch.tensor(SCHEDULE.alphas_cumprod).double()[times])
+    sigma = level(ALPHAS_CUMPROD[times])
     flow = (1 - per_row(sigma, x0)) * x0 + per_row(sigma, x0) * noise
     wrong = noise + 0.1 * x0.flip(0)
     v = flow_velocity("epsilon", to_vp(flow, sigma), wrong, sigma)
@@ -240,13 +259,3 @@ def test_an_epsilon_loss_is_a_weighted_velocity_loss():
     torch.testing.assert_close(
         square(wrong - noise), weighting("epsilon")(velocity_error, sigma)[:, 0]
     )
-
-
-def test_a_schedule_finds_its_times_and_refuses_others():
-    times = (199, 150, 7, 0)
-    sigmas = SCHEDULE.sigmas(times)
-    assert sigmas[-1] == 0 and all(a > b for a, b in pairwise(sigmas))
-    assert SCHEDULE.timestep(torch.tensor(sigmas[:-1])).tolist() == list(times)
-    for outside in (1.0, 1e-3):
-        with pytest.raises(ValueError, match="outside the model's training levels"):
-            SCHEDULE.timestep(torch.tensor([outside]))

@@ -173,7 +173,7 @@ def test_a_table_of_noise():
         assert float(std) == pytest.approx((k + 1) / 10 * (LEVELS[k] - LEVELS[k + 1]) ** 0.5)
     cps = as_table(CPS(0.5), LEVELS).table
     assert all(g > 0 for g in cps)
-    with pytest.raises(ValueError, match="4 numbers does not fit 6 steps: take 5"):
+    with pytest.raises(ValueError, match="4 numbers does not fit 6 steps: give 5"):
         TableSDE((0.1,) * 4).bound(LEVELS)
     with pytest.raises(ValueError, match="above 0"):
         TableSDE((0.1, 0.0))
@@ -182,13 +182,13 @@ def test_a_table_of_noise():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Looks((2, 1)), "rising order"),
-        (lambda: Looks((1,), 0), "needs a step"),
+        (lambda: Looks((2, 1)), "increasing order"),
+        (lambda: Looks((1,), 0), "at least 1 step"),
         (lambda: Looking(Chain(FlowSDE(), 2), at=(6,))(LEVELS, 0, 0), "there are steps 0 to 5"),
         (lambda: Looking(Ode(2, DPM2M()), at=(0,))(LEVELS, 0, 0), "completed by Euler steps"),
-        (lambda: Thinning((2,), (4, 2), 6), "1 steps to stop samples at, but 2 sizes"),
-        (lambda: Thinning((4, 2), (4, 2), 6), "rising order"),
-        (lambda: Thinning((2, 4), (4, 5), 6), "shrinks from 6"),
+        (lambda: Thinning((2,), (4, 2), 6), "at which samples stop need as many group sizes"),
+        (lambda: Thinning((4, 2), (4, 2), 6), "must increase"),
+        (lambda: Thinning((2, 4), (4, 5), 6), "must decrease from 6"),
         (
             lambda: Thinned(Chain(FlowSDE(), 2), Thinning((0,), (2,), 6))(LEVELS, 0, 0),
             "from 1 to 5",

@@ -243,6 +243,6 @@ def test_the_velocity_sees_the_level_and_the_draws_place():
 
 def test_draws_must_be_some_and_different():
     plan = Plan(steps_of(SIGMAS))
-    for draws, message in (([], "at least one draw"), ([3, 3], "repeat")):
+    for draws, message in (([], "at least one draw"), ([3, 3], "the same id twice")):
         with pytest.raises(ValueError, match=message):
             roll((plan,), gaussian_velocity, TWO, draws, seed=0, iteration=0)

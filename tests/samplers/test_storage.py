@@ -15,6 +15,7 @@ LEVELS = shifted_levels(4)
 CHAIN, TREE = Chain(FlowSDE(0.7), 4), Tree(FlowSDE(0.7), (0, 1))
 WHOLE = Storage()
 HALF = Storage(torch.bfloat16)
+CPU = torch.device("cpu")
 AWAY = Storage(device=torch.device("meta"))  # a device that is not the one of computation
 
 
@@ -49,7 +50,7 @@ def test_half_precision_halves_states_and_the_ratio_stays_exactly_one(plan, dtyp
         assert len(b.x) > len(a.x_next) or b.x is a.x_next  # one state, kept once
     for rows in credited(Transition(), half):
         assert rows.x.dtype == rows.x_next.dtype == dtype and rows.sigma.dtype == torch.float32
-        found = restored(take(rows, torch.arange(len(rows.x))))
+        found = restored(take(rows, torch.arange(len(rows.x))), CPU)
         again = Transition().evaluate(velocity, found)
         assert torch.equal(again.logp, rows.old.logp)
     moved = (plain.x0 - half.x0).abs().max()
@@ -65,7 +66,7 @@ def test_matching_rows_are_halved_and_agree_with_themselves():
         credited(Matching(levels_per_sample=2), rolled(Ode(2), s)) for s in (WHOLE, HALF)
     )
     for whole, rows in zip(plain, half, strict=True):
-        found = restored(rows)
+        found = restored(rows, CPU)
         for name in ("x", "x0", "noise"):
             few, many = getattr(rows, name), getattr(whole, name)
             assert 2 * few.element_size() == many.element_size()
@@ -89,9 +90,9 @@ def test_states_wait_elsewhere_and_everything_else_stays():
 
 def test_a_call_of_the_update_takes_its_states_to_where_it_computes():
     (rows, *_) = credited(Transition(means=True), rolled(CHAIN, HALF, True))
-    assert restored(take(rows, torch.arange(3))).x.dtype == torch.float32
+    assert restored(take(rows, torch.arange(3)), CPU).x.dtype == torch.float32
     moved = rows.__class__(**{**vars(rows), "sigma": rows.sigma.to("meta")})
-    found = restored(moved)
+    found = restored(moved, torch.device("meta"))
     assert found.x.is_meta and found.x_next.is_meta and found.old.out.is_meta
     (rows, *_) = credited(Transition(), rolled(CHAIN, WHOLE))
-    assert restored(rows) is rows  # nothing is copied where nothing is set
+    assert restored(rows, CPU) is rows  # nothing is copied where nothing is set

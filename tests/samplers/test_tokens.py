@@ -94,12 +94,12 @@ def test_a_tree_is_a_reshape_and_every_token_is_counted_once():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"length": 6, "nodes": (2, 4), "cuts": (6,)}, "must rise between"),
-        ({"length": 6, "nodes": (2, 4, 8), "cuts": (3, 3)}, "must rise between"),
+        ({"length": 6, "nodes": (2, 4), "cuts": (6,)}, "must increase"),
+        ({"length": 6, "nodes": (2, 4, 8), "cuts": (3, 3)}, "must increase"),
         ({"length": 6, "nodes": (2, 3), "cuts": (3,)}, "a multiple of the one before"),
         ({"length": 6, "nodes": (2,), "temperature": -1.0}, "temperature"),
         ({"length": 6, "nodes": (2,), "top_p": 0.0}, "top_p"),
-        ({"length": 0, "nodes": (2,)}, "at least 1 token"),
+        ({"length": 0, "nodes": (2,)}, "length must be at least 1"),
     ],
 )
 def test_plans_that_cannot_be(settings, message):

@@ -77,7 +77,7 @@ def test_what_is_wrong_is_one_sentence_with_both_names(tmp_path):
     wrong = refused(put(tmp_path, a=DEMO + "train: {lrr: 1}\n"))
     assert "a.yaml over " in wrong and "demo.yaml: train.lrr" in wrong and "did you mean" in wrong
     assert "did you mean 'base'?" in refused(put(tmp_path, a="bases: demo.yaml\n"))
-    with pytest.raises(UserError, match="only a run's file can have one"):
+    with pytest.raises(UserError, match="only a run file can have a base"):
         run_from({"base": "demo.yaml"}, "settings")
 
 

@@ -60,13 +60,15 @@ def test_two_that_differ_are_refused_and_equal_ones_are_not(
     Path("prompts.jsonl").write_text((file.parent / "prompts.jsonl").read_text())
     assert read_run(file).prompts.train[0].source == str(file.parent / "prompts.jsonl")
     Path("prompts.jsonl").write_text('{"prompt": "another"}\n')
-    with pytest.raises(UserError, match=r"prompts.jsonl is .*, which differ: write the whole path"):
+    with pytest.raises(
+        UserError, match=r"prompts.jsonl is both .*, and the two differ: write the absolute path"
+    ):
         read_run(file)
     assert command_line("plan", file) == 2
-    assert "which differ" in capsys.readouterr().err
+    assert "the two differ" in capsys.readouterr().err
     Path("prompts.jsonl").unlink()
     Path("model").mkdir()
-    with pytest.raises(UserError, match=r"model is .*, which differ"):
+    with pytest.raises(UserError, match=r"model is both .*, and the two differ"):
         read_run(file)
 
 
@@ -90,6 +92,7 @@ def test_files_of_flowrl_and_other_words_stay_as_written(monkeypatch: pytest.Mon
     assert in_full({"model": "docs"}) == {"model": str(PROJECT / "docs")}
 
 
+@pytest.mark.long
 def test_a_run_keeps_what_another_folder_needs(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,14 +70,14 @@ def test_a_slip_in_the_file_says_where_and_what_would_do(tree, where, value, mes
     [
         ("prompts.train", "nowhere.jsonl", "prompts.train: no such file: nowhere.jsonl"),
         ("prompts.column", "caption", "no column 'caption'; it has prompt"),
-        ("model.pipeline", "./nowhere", "model.pipeline: no folder ./nowhere"),
+        ("model.pipeline", "./nowhere", "model.pipeline: ./nowhere is neither a folder"),
         ("rewards", [{"name": "shape"}], "no reward 'shape'; did you mean 'shapes'"),
         ("rewards", [{"name": "shapes", "knd": 1}], "no setting 'knd'; did you mean 'kind'"),
         ("recipe.group", 1, "group of one"),
-        ("recipe.eta", 0.0, "draws no noise.*cannot branch or be trained on"),
+        ("recipe.eta", 0.0, "adds no noise.*cannot branch or be trained on"),
         ("track", {"with": ["tensorbord"]}, "track.with: .*did you mean 'tensorboard'"),
         ("track", {"with": ["comet_ml"]}, "comet_ml is not installed"),
-        ("train.updates", 99, "train.updates: more optimizer steps than samples"),
+        ("train.updates", 99, "train.updates: there are more optimizer steps than samples"),
     ],
 )
 def test_what_cannot_run_is_refused_before_weights(tree, where, value, message):
@@ -91,7 +91,7 @@ def test_what_cannot_run_is_refused_before_weights(tree, where, value, message):
         ('{"prompt": "a"}\n{"prompt": "  "}\n', "line 2: the prompt is empty"),
         ('{"prompt": null}\n', "line 1: the prompt is empty"),
         ("", "has no prompts"),
-        ("not json\n", "not readable"),
+        ("not json\n", "cannot be read"),
     ],
 )
 def test_bad_prompt_files_are_refused(tree, tmp_path, text, message):

@@ -94,7 +94,7 @@ def _chain(name: str, s: Given) -> tuple[Transform, ...]:
         "population": (total, population),
         "pkpo": (total, PassAtK(s.k)),
         "passk": (total, PassAtK(s.k, "analytic")),
-        "bnpo": (total, BetaNormalize(s.most)),
+        "bnpo": (total, BetaNormalize(s.most, correction=1)),
         "riskpo": (total, risk),
     }
     aliases = {

@@ -1,5 +1,6 @@
 """A run small enough for tests: a tiny random pipeline, brightness as its reward."""
 
+import importlib.util
 import json
 import os
 import socket
@@ -97,3 +98,12 @@ def start(*words: str | Path) -> subprocess.Popen:
 
 def weights(folder: Path, name: str = "adapter") -> dict[str, torch.Tensor]:
     return load_file(folder / name / "pytorch_lora_weights.safetensors")
+
+
+def imported(path: Path) -> Any:
+    """A file as a module of its name, as a script beside it would import it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -28,13 +28,18 @@ def tokenizer(*, pad: bool = True, stop: bool = True, chat: bool = False) -> Fas
 
 
 def llama(
-    *, stop: bool = True, seed: int = 0, positions: int = 64, width: int = 16
+    *,
+    stop: bool = True,
+    seed: int = 0,
+    positions: int = 64,
+    width: int = 16,
+    tied: bool = False,
 ) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=2 + len(LETTERS), hidden_size=width, intermediate_size=32, num_hidden_layers=2,
         num_attention_heads=2, max_position_embeddings=positions, pad_token_id=0,
-        bos_token_id=None, eos_token_id=1 if stop else None,
+        bos_token_id=None, eos_token_id=1 if stop else None, tie_word_embeddings=tied,
     )  # fmt: skip
     return sharpened(LlamaForCausalLM(config))
 

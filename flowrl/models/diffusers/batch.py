@@ -1,18 +1,18 @@
-"""Prompts of a pipeline, encoded once, and the samples made of them."""
+"""Prompts, encoded once, and the samples that steps of a velocity make of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from flowrl.media.statistics import Statistics, image_statistics
+from flowrl.media.statistics import Statistics, image_statistics, tensor_statistics
 from flowrl.models.call_sizes import CallKind, CallSizes
-from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
+from rewards.types import MediaForm
 from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity, roll
 from samplers.host import on_host
 from samplers.parts import DrawsPart, draw_parts, joined_rollout, placed_rollout
@@ -20,16 +20,29 @@ from samplers.storage import Storage
 
 
 class Scales(NamedTuple):
-    """Guidance scales; None for a pipeline that takes none."""
+    """Guidance scales; None for a pipeline without guidance."""
 
     sample: float | None = 1.0
     train: float | None = 1.0
 
 
 @runtime_checkable
-class Driven(Protocol):
-    """The part of `PipelinePolicy` that a batch uses."""
+class Prompted(Protocol):
+    """Encoded prompts, by row. `extras`: columns by which rows must share calls; empty: none."""
 
+    @property
+    def extras(self) -> Sequence[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: Tensor) -> "Prompted": ...
+
+
+@runtime_checkable
+class Driven(Protocol):
+    """A model whose samples are made by steps of a velocity: what a batch uses of it."""
+
+    name: str
     guidance: Scales
     device: torch.device
     sizes: CallSizes
@@ -40,20 +53,33 @@ class Driven(Protocol):
 
     def schedule(self, steps: int) -> PipelineSchedule: ...
 
-    def begin(self, conditioning: Conditioning, steps: int) -> Begin | None: ...
-
-    def latents(self, x: Tensor, steps: int) -> Tensor: ...
+    def encode(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]] = ()
+    ) -> Prompted: ...
 
     def shape(self, steps: int) -> tuple[int, ...]: ...
 
+    def scale(self, guidance: Any) -> float | None: ...
+
+    def pictured(self, conditioning: Any, steps: int) -> bool: ...
+
+    def begin(self, conditioning: Any, steps: int) -> Begin | None: ...
+
+    def latents(self, x: Tensor, steps: int) -> Tensor: ...
+
     def bind(
-        self, conditioning: Conditioning, *, steps: int, guidance: float | None, kind: CallKind
+        self,
+        conditioning: Any,
+        *,
+        steps: int,
+        guidance: float | None,
+        kind: CallKind = "sampling",
     ) -> Velocity: ...
 
     def decode(
         self,
         x0: Tensor,
-        conditioning: Conditioning,
+        conditioning: Any,
         *,
         steps: int,
         guidance: float | None,
@@ -63,18 +89,18 @@ class Driven(Protocol):
 
 @dataclass(frozen=True)
 class MediaBatch:
-    """A `flowrl.models.policy.Batch` of images or videos. `meter` counts sampling; `ending`
-    replaces the velocity of sampling in a part of the loop."""
+    """A `flowrl.models.policy.Batch` of images or videos. `meter` counts sampling evaluations;
+    `ending` replaces the sampling velocity in part of the loop."""
 
     owner: Driven
-    conditioning: Conditioning
+    conditioning: Prompted
     steps: int
     meter: Meter = field(default_factory=Meter)
     ending: "Callable[[MediaBatch, Velocity], Velocity] | None" = None
 
     @property
     def policy(self) -> Velocity:
-        """The velocity at the guidance of training."""
+        """Velocity at the guidance scale of training."""
         return self._bind(self.owner.guidance.train, "training")
 
     def _bind(self, guidance: float | None, kind: CallKind) -> Velocity:
@@ -129,12 +155,12 @@ class MediaBatch:
         return list(draw_parts(plans[0], draws, rows, decoded))
 
     def media(self, rollout: Rollout) -> Tensor:
-        """Decode samples to images, with their own encodings, which some decoders read."""
+        """Decode samples to images, with their prompt encodings, which some decoders need."""
         return self.decode(rollout.x0, rollout.prompt)
 
     def decode(self, x0: Tensor, prompt: Tensor, graded: bool = False) -> Tensor:
-        """Decode what a decoder takes [n *d]; `prompt` [n] are rows of this batch. `graded` keeps
-        the gradient to x0."""
+        """Decode latents [n *d]; `prompt` [n] are rows of this batch. `graded` keeps the gradient
+        with respect to x0."""
         return self.owner.decode(
             x0,
             self.conditioning.take(on_host(prompt)),
@@ -144,9 +170,12 @@ class MediaBatch:
         )
 
     def clean(self, x: Tensor) -> Tensor:
-        """Convert states [n *d] at the last level of the pipeline's schedule to what `decode`
-        takes, with gradients."""
+        """Convert states [n *d] at the schedule's last level to the input of `decode`, with
+        gradients."""
         return self.owner.latents(x, self.steps)
 
     def statistics(self, rollout: Rollout, media: Tensor) -> Statistics:
-        return image_statistics(media, on_host(rollout.prompt)).named("image/")
+        group = on_host(rollout.prompt)
+        if len(media) and MediaForm.of(media[0]).kind == "tensor":
+            return tensor_statistics(media, group).named("sample/")
+        return image_statistics(media, group).named("image/")

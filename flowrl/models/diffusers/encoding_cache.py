@@ -1,4 +1,4 @@
-"""Encodings of prompts: made in calls, or kept across iterations on the CPU or in files."""
+"""Encodings of prompts, kept across iterations on the CPU or in files."""
 
 import fcntl
 import pickle
@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,31 +16,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from flowrl.models.diffusers.call.columns import TEXT_COLUMNS, Extra, by_image
+from flowrl.models.diffusers.call.columns import TEXT_COLUMNS, Extra
 from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.row_calls import Encode
 
-Encode = Callable[[Sequence[str], Sequence[Extra]], Conditioning]
 KeptWhere = Literal["cpu", "disk"]
 MIB = 2**20
 PREFIX, LOCK = "flowrl-encodings-", "lock"  # of temporary folders, and a file in each
 
 
-def encoded_in_calls(
-    encode: Encode, prompts: Sequence[str], extras: Sequence[Extra], size: int
-) -> Conditioning:
-    """Encode prompts in calls of at most `size` rows, which share their images."""
-    groups = by_image(extras) if extras else [list(range(len(prompts)))]
-    chunks = [g[i : i + size] for g in groups for i in range(0, len(g), size)]
-    parts: list[Conditioning] = []
-    for rows in chunks:
-        some = [extras[i] for i in rows] if extras else ()
-        parts.append(encode([prompts[i] for i in rows], some))
-    order = torch.tensor([i for rows in chunks for i in rows]).argsort()
-    return Conditioning.cat(parts).take(order)
-
-
 class EncodingCache:
-    """Encodings of single prompts, the last used ones, up to `most` bytes.
+    """The most recently used encodings of single prompts, up to `most` bytes.
 
     Every prompt is encoded alone, also a new one, so that its bits depend on nothing but itself:
     not on the others of its batch, on the order, or on what is kept. Rows with images of their own
@@ -65,7 +51,7 @@ class EncodingCache:
         extras: Sequence[Extra],
         device: torch.device,
     ) -> Conditioning:
-        """Encode prompts, each alone or from what is kept; the result is on `device`."""
+        """Encode prompts, each alone or from the cache; the result is on `device`."""
         own = list(extras) if extras else [{}] * len(prompts)
         rows = [self._row(encode, *row, bool(extras)) for row in zip(prompts, own, strict=True)]
         return moved(Conditioning.cat(rows), device)
@@ -100,14 +86,15 @@ class EncodingCache:
 
 @dataclass(frozen=True)
 class CachedEncoding:
-    """An encoding of one prompt; one in a file has no values beside it."""
+    """Encoding of one prompt; an encoding in a file has no values in memory."""
 
     encoding: Conditioning
     size: int
     file: Path | None = None
 
     def written(self, file: Path) -> "CachedEncoding":
-        """Move the values to a file. OSError where it cannot be written: the disk may be full."""
+        """Move the values to a file. OSError if it cannot be written, for example on a full
+        disk."""
         plain = self.encoding.plain
         try:
             torch.save((self.encoding.values, None if plain is None else plain.values), file)
@@ -118,7 +105,7 @@ class CachedEncoding:
         return CachedEncoding(replace(self.encoding, values=(), plain=bare), self.size, file)
 
     def read(self) -> Conditioning | None:
-        """The whole encoding; None where its file is damaged or gone."""
+        """Read the whole encoding; None if its file is damaged or missing."""
         if self.file is None:
             return self.encoding
         try:
@@ -131,8 +118,8 @@ class CachedEncoding:
 
 
 def new_folder() -> tuple[Path, IO[str]]:
-    """Make a temporary folder, with a locked file in it, and remove those that killed runs left:
-    nobody holds their locks."""
+    """Create a temporary folder with a locked file in it, and remove folders of killed runs, whose
+    locks nobody holds."""
     for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError), (old / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,21 +140,21 @@ def new_folder() -> tuple[Path, IO[str]]:
 
 
 def encoding_key(prompt: str, extra: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Return what an encoding depends on; None where that is an image too."""
+    """Key of everything that an encoding depends on; None if that includes an image."""
     if all(TEXT_COLUMNS.fullmatch(name) for name in extra):
         return (prompt, *sorted(extra.items()))
     return None
 
 
 def byte_count(conditioning: Conditioning) -> int:
-    """Bytes of the tensors of an encoding."""
+    """Number of bytes in an encoding's tensors."""
     plain = 0 if conditioning.plain is None else byte_count(conditioning.plain)
     leaves = [leaf for leaf in tree_leaves(conditioning.values) if isinstance(leaf, Tensor)]
     return plain + sum(leaf.numel() * leaf.element_size() for leaf in leaves)
 
 
 def moved(conditioning: Conditioning, device: torch.device) -> Conditioning:
-    """The same with its tensors on a device."""
+    """The same encoding with its tensors on a device."""
 
     def there(leaf: Any) -> Any:
         return leaf.to(device) if isinstance(leaf, Tensor) else leaf

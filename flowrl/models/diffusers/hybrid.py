@@ -17,7 +17,7 @@ from samplers import Ode, Velocity
 
 @dataclass(frozen=True)
 class HybridPolicy:
-    """A policy whose last `last` steps of evaluations are the base's.
+    """A policy that uses the base weights in the last `last` steps of evaluations.
 
     base  a policy with the base's weights; None for an adapter, which is off in those steps
     """
@@ -29,11 +29,12 @@ class HybridPolicy:
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
     ) -> MediaBatch:
-        """As `PipelinePolicy.open`. UserError for as many steps of the base as there are steps."""
+        """Open a batch, as `PipelinePolicy.open` does. UserError if no step is left for the
+        trained weights."""
         if not 0 < self.last < steps:
             raise UserError(
-                f"--base-steps {self.last}: a sample has {steps} steps, of which the trained "
-                "weights make at least one; --weights base makes all of them with the base"
+                f"--base-steps {self.last}: at least one of the {steps} steps of a sample must "
+                "use the trained weights; --weights base samples with the base alone"
             )
         policy = self.policy
         return MediaBatch(policy, policy.encode(prompts, meta), steps, ending=self._ended)
@@ -47,7 +48,8 @@ class HybridPolicy:
         begins = self.policy.schedule(steps).sigmas[steps - self.last]
         other = self.policy if self.base is None else self.base
         with self._base_weights():  # which proves a second model too
-            plain = other.bind(painting.conditioning, steps=steps, guidance=guidance)
+            prompts: Any = painting.conditioning
+            plain = other.bind(prompts, steps=steps, guidance=guidance)
 
         def hybrid(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
             late = sigma <= begins * (1 + 1e-6)  # levels are float32 and those of the plan float64

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch
+from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES, Patch, patched
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -28,7 +29,7 @@ CLOSE, CLOSE_HALF = 1e-4, 3e-2  # relative errors of the map, in float32 and in 
 
 
 class DecoderReached(Exception):
-    """Ends a pipeline call at its decoder, with the decoder's input."""
+    """Ends a pipeline call at its decoder, and carries the decoder's input."""
 
     def __init__(self, latents: Tensor) -> None:
         super().__init__("the decoder was called")
@@ -37,7 +38,8 @@ class DecoderReached(Exception):
 
 @dataclass(frozen=True)
 class DecoderInput:
-    """The input of `vae.decode`, flat: z = scale * x[place] + shift, for one sample x [d], flat."""
+    """Map from a sample x [d] to the input of `vae.decode`, both flat: z = scale * x[place] +
+    shift."""
 
     place: Int[Tensor, " d"]
     scale: Float[Tensor, " d"]
@@ -45,23 +47,23 @@ class DecoderInput:
     shape: tuple[int, ...]  # of z with its batch axis, which may hold a video's frames
 
     def inverse(self, z: Tensor) -> Float[Tensor, " d"]:
-        """The latents, flat, whose decoder input is z."""
+        """Latents, flat, whose decoder input is z."""
         x = torch.empty_like(self.scale)
         x[self.place] = (z.detach().flatten().to(self.scale) - self.shift) / self.scale
         return x
 
     @classmethod
     def found(cls, reach: Callable[[Tensor], Tensor], count: int, owner: str) -> "DecoderInput":
-        """Find the map from x [d = count] to the decoder's input by probes of `reach`.
+        """Find the map from x [d = count] to the decoder's input by probing `reach`.
 
-        UserError where a number of the input is not one latent times a scale plus a shift.
+        UserError if a number of the input is not one latent times a scale plus a shift.
         """
         first = reach(torch.zeros(count))
         shift = first.flatten().double()
         scale = reach(torch.ones(count)).flatten().double() - shift
         where = f"{owner}: given images cannot be encoded: its decoder's input"
         if len(shift) != count:
-            raise UserError(f"{where} has {len(shift)} numbers, of {count} latents")
+            raise UserError(f"{where} has {len(shift)} numbers for {count} latents")
         if bool((scale == 0).any()):
             raise UserError(f"{where} does not depend on all of its latents")
         place, power = torch.zeros(count, dtype=torch.long), 1
@@ -71,7 +73,7 @@ class DecoderInput:
             place += seen.round().long().clamp(0, DIGITS - 1) * power
             power *= DIGITS
         if not torch.equal(place.sort().values, torch.arange(count)):
-            raise UserError(f"{where} is no rearrangement of its latents")
+            raise UserError(f"{where} is not a permutation of its latents")
         draws = torch.randn(PROBES, count, generator=generator("given", count))
         draws = draws.bfloat16().double()  # exact in any type
         seen = torch.stack([reach(row.float()).flatten().double() for row in draws])
@@ -82,7 +84,7 @@ class DecoderInput:
         if away() > CLOSE:
             scale, shift = _fitted(draws[:, place], seen)
         if not away() <= CLOSE_HALF:
-            raise UserError(f"{where} is not its latents times a scale plus a shift")
+            raise UserError(f"{where} is not a scaled and shifted copy of its latents")
         return cls(place, scale.float(), shift.float(), tuple(first.shape))
 
 
@@ -95,7 +97,7 @@ def _fitted(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class MediaEncoder:
-    """Encodes images [3 h w] or videos [f 3 h w] in 0..1 to the latents that `decode` takes."""
+    """Encodes images [3 h w] or videos [f 3 h w] in 0..1 to latents that `decode` accepts."""
 
     policy: PipelinePolicy
     steps: int
@@ -104,7 +106,7 @@ class MediaEncoder:
 
     @classmethod
     def of(cls, batch: MediaBatch) -> "MediaEncoder":
-        """Study the decoding of a batch's pipeline. UserError where it cannot be inverted."""
+        """Analyse the decoding of a batch's pipeline. UserError if it cannot be inverted."""
         policy = batch.owner
         assert isinstance(policy, PipelinePolicy)
         vae = vars(policy.pipe).get("vae")
@@ -120,7 +122,7 @@ class MediaEncoder:
         with patched(RecordedNoise(0.0).patches(policy.pipe)):
             quiet = reach(torch.zeros(count)).flatten().float()
         if not torch.allclose(quiet, reach(torch.zeros(count)).flatten().float()):
-            raise UserError(f"given: {policy.name} adds noise before it decodes")
+            raise UserError(f"given: {policy.name} adds noise before decoding")
         decoded = _decoded(batch, policy, torch.zeros(1, *shape))
         return cls(policy, batch.steps, found, tuple(decoded.shape[1:]))
 
@@ -131,7 +133,7 @@ class MediaEncoder:
     @torch.no_grad()
     def __call__(self, media: Tensor) -> Float[Tensor, " *d"]:
         """Return the latents of one sample: the mode of the VAE's posterior. One sample a call, so
-        that neither batches nor processes change a bit. UserError where the VAE cannot encode."""
+        that neither batches nor processes change a bit. UserError if the VAE cannot encode."""
         assert tuple(media.shape) == self.media, (tuple(media.shape), self.media)
         vae: Any = self.policy.pipe.vae
         own = next(vae.parameters()).dtype
@@ -158,14 +160,14 @@ class MediaEncoder:
             self.policy.frozen.rest()
         if tuple(z.shape) != self.given.shape:
             raise UserError(
-                f"given: the VAE of {self.policy.name} encodes to {list(z.shape)}, and its decoder "
-                f"takes {list(self.given.shape)}"
+                f"given: the VAE of {self.policy.name} encodes to {list(z.shape)}, but its "
+                f"decoder takes {list(self.given.shape)}"
             )
         x = self.given.inverse(z.cpu()).view(self.policy.shape(self.steps))
         return x.to(self.policy.device, self.policy.arithmetic)
 
     def round_trip(self, batch: MediaBatch, media: Tensor, x0: Tensor) -> float:
-        """The peak signal-to-noise ratio, in dB, of a decoded sample beside the given one."""
+        """Peak signal-to-noise ratio, in dB, of a decoded sample compared with the given one."""
         again = _decoded(batch, self.policy, x0[None])[0].cpu()
         return float(-10 * (again - media).square().mean().clamp(min=1e-10).log10())
 
@@ -178,11 +180,12 @@ def _mode(output: Any) -> Tensor:
     for name in ("latents", "latent"):
         if name in kept:
             return kept[name]
-    raise UserError(f"given: latents of {type(output).__name__} are not known")
+    raise UserError(f"given: latents of type {type(output).__name__} are not supported")
 
 
 def _decoded(batch: MediaBatch, policy: PipelinePolicy, x: Tensor) -> Tensor:
     row = batch.conditioning.take(torch.zeros(1, dtype=torch.long))
+    assert isinstance(row, Conditioning), "a pipeline encodes to these"
     x = x.to(policy.device, policy.arithmetic)
     return policy.decode(x, row, steps=batch.steps, guidance=policy.guidance.sample)
 
@@ -200,4 +203,4 @@ def _decoder_input(batch: MediaBatch, policy: PipelinePolicy, vae: nn.Module, x:
         return reached.latents
     finally:
         policy.frozen.rest()
-    raise UserError(f"given: {policy.name} does not decode by vae.decode")
+    raise UserError(f"given: {policy.name} does not decode with vae.decode")

@@ -6,8 +6,7 @@ own call for the user's own arguments before it is used (`flowrl.models.diffuser
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,22 @@ from torch import Tensor, nn
 from flowrl.models import savings
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows
 from flowrl.models.diffusers.batch import MediaBatch, Scales
-from flowrl.models.diffusers.call import checks, columns
-from flowrl.models.diffusers.call.checks import its_own
+from flowrl.models.diffusers.call import checks, columns, row_calls
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
 from flowrl.models.diffusers.call.driver import DENOISERS
 from flowrl.models.diffusers.call.experts import RestingExperts
+from flowrl.models.diffusers.call.image_shapes import check_image_sizes
 from flowrl.models.diffusers.call.neutral import neutral_scale
 from flowrl.models.diffusers.call.offload import OffloadedParts, placed_parts
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.signature import Loop
 from flowrl.models.diffusers.call.user_levels import UserLevels
-from flowrl.models.diffusers.encoding_cache import EncodingCache, encoded_in_calls
+from flowrl.models.diffusers.encoding_cache import EncodingCache
 from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.replay import proof
 from flowrl.settings.model import GuidanceScale
 from samplers import Begin, Ode, Velocity
-from samplers.host import on_host, picked, sent
 from samplers.storage import Storage
 
 
@@ -86,7 +84,7 @@ class PipelinePolicy:
         offload_experts: bool = False,
         levels: UserLevels | None = None,
     ) -> "PipelinePolicy":
-        """Load a folder or a hub name. Components that its index does not list are left out."""
+        """Load a folder or hub name. Components that its index does not list are left out."""
         pipe = checks.from_pretrained(source, dtype, levels)
         for module in pipe.components.values():
             if isinstance(module, nn.Module):
@@ -107,13 +105,13 @@ class PipelinePolicy:
         return Ode(group)
 
     def automatic(self, steps: int) -> int:
-        """Rows per call by the size of a row's latents, measured on small models."""
+        """Rows per call for the size of a row's latents, based on measurements of small models."""
         return max(1, min(128, 2**18 // math.prod(self.shape(steps))))
 
     def proofs(
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
-        """The proof at the guidance of sampling and of training.
+        """Prove the pipeline at the guidance scales of sampling and training.
 
         Rows are compared with their neighbours at the higher scale, which has negative prompts too.
         """
@@ -132,17 +130,18 @@ class PipelinePolicy:
         return list(map(str, found))
 
     def scale(self, guidance: GuidanceScale) -> float | None:
-        """The pipeline's own scale for a setting: `none` is the one at which it does not guide."""
+        """The pipeline's own scale for a setting; `none` is the scale at which it applies no
+        guidance."""
         if guidance != "none":
             return guidance
-        with its_own(self.name, self.call):
+        with checks.its_own(self.name, self.call):
             found = neutral_scale(self.loop.driver, self.loop.traits)
         self.frozen.rest()
         return found
 
     @property
     def arithmetic(self) -> torch.dtype:
-        """The dtype of states and velocities: float32 around half-precision networks."""
+        """Dtype of states and velocities: float32 even around half-precision networks."""
         return torch.promote_types(next(self.denoisers[0].parameters()).dtype, torch.float32)
 
     def schedule(self, steps: int) -> PipelineSchedule:
@@ -158,15 +157,15 @@ class PipelinePolicy:
         return start
 
     def check_rows(self, meta: Sequence[Mapping[str, Any]]) -> None:
-        """Raise UserError for rows of prompt files that could not be in one batch."""
+        """UserError for rows of prompt files that cannot share a batch."""
         self.loop.missing.check(self.loop.traits, meta)
-        self.loop.check_image_sizes(meta)
+        check_image_sizes(self.loop, meta)
         self.frozen.rest()
 
     def encode(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]] = ()
     ) -> Conditioning:
-        """Encode prompts as the pipeline's own call does, negative rows included.
+        """Encode prompts as the pipeline's own call does, including negative rows.
 
         `meta` are the prompts' rows of their file: columns named as the pipeline's own arguments
         (negative_prompt, image) are conditioning too.
@@ -175,14 +174,15 @@ class PipelinePolicy:
         assert not extras or len(extras) == len(prompts)
         given = self.loop.encode, prompts, extras
         if self.encoding_cache is None:
-            found = encoded_in_calls(*given, self.sizes.most("sampling", len(prompts)))
+            found = row_calls.encoded_in_calls(*given, self.sizes.most("sampling", len(prompts)))
         else:
             found = self.encoding_cache.encode(*given, self.device)
         self.frozen.rest()
         return found
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
-        """Return the function of noise [n *d] to first states; None if they are the noise itself.
+        """Return the function from noise [n *d] to first states; None if they are the noise
+        itself.
 
         They are the states that the pipeline's own call hands to its network for that noise.
         """
@@ -194,11 +194,11 @@ class PipelinePolicy:
         return None if size == 1.0 else lambda noise, _: size * noise
 
     def pictured(self, conditioning: Conditioning, steps: int) -> bool:
-        """Whether the first states contain an image beside noise (a `strength`)."""
+        """Whether the first states contain an image besides noise (a `strength`)."""
         return self.loop.picture(conditioning, steps) is not None
 
     def latents(self, x: Tensor, steps: int) -> Tensor:
-        """Return what `decode` takes, for states x [n *d] at the schedule's last level.
+        """Latents for `decode`, from states x [n *d] at the schedule's last level.
 
         They are the same but for schedulers that end above 0 (DDIM, set_alpha_to_one false).
         """
@@ -212,7 +212,8 @@ class PipelinePolicy:
         guidance: float | None,
         kind: CallKind = "sampling",
     ) -> Velocity:
-        """(x [n *d], sigma [n], prompt [n]) -> v [n *d] in `arithmetic`, with gradients.
+        """Return the velocity function (x [n *d], sigma [n], prompt [n]) -> v [n *d] in
+        `arithmetic`, with gradients.
 
         `prompt` are rows of the conditioning. Proves the pipeline first, unless that was done.
         """
@@ -222,26 +223,12 @@ class PipelinePolicy:
         for denoiser in self.denoisers:  # dropout would make the ratio of new to old differ from 1
             if any(module.training for module in denoiser.modules()):
                 denoiser.eval()
-        way, take, dtype = proof.to_way, conditioning.take, self.arithmetic
+        loop, way, dtype = self.loop, proof.to_way, self.arithmetic
 
-        def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-            prompt = on_host(prompt)  # encodings are selected by numbers on the CPU
-            chosen = [own[i] for i in prompt.tolist()] if own else []
-            size = self.sizes.most(kind, len(sigma))
-            groups = columns.rows_by_call(
-                on_host(sigma), chosen, mixed=way.mixed, size=size, together=way.together
-            )
-            if len(groups) == 1:  # all rows, in their order
-                return self.loop.velocity(x, sigma, take(prompt), way).to(x.device, dtype)
-            parts: list[Tensor] = []
-            for rows in groups:
-                at = sent(rows, x.device)
-                level = picked(sigma, at)
-                v = self.loop.velocity(x[at], level, take(prompt[rows]), way)
-                parts.append(v.to(x.device, dtype))
-            return torch.cat(parts)[sent(torch.argsort(torch.cat(groups)), x.device)]
+        def most(rows: int) -> int:
+            return self.sizes.most(kind, rows)
 
-        return velocity
+        return row_calls.velocity_in_calls(loop.velocity, conditioning, way, most, dtype)
 
     def decode(
         self,
@@ -252,20 +239,21 @@ class PipelinePolicy:
         guidance: float | None,
         graded: bool = False,
     ) -> Tensor:
-        """x0 [n *d] -> images [n 3 h w] or videos [n f 3 h w], float32 in 0..1.
+        """Decode x0 [n *d] to images [n 3 h w] or videos [n f 3 h w], float32 in 0..1.
 
         Row i of the conditioning belongs to row i of x0. `graded` keeps the gradient to x0.
         """
         assert len(x0) == len(conditioning), "decode takes one row of conditioning a sample"
         proof = self.known_proofs.get((steps, guidance))
         way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
-        zero, size = torch.zeros(len(x0)), self.sizes.most("decoding", len(x0))
-        groups = columns.rows_by_call(
-            zero, conditioning.extras, mixed=True, size=size, together=way.together
+
+        def decode(x: Tensor, rows: Conditioning) -> Tensor:
+            return self.loop.decode(x, rows, way, graded)
+
+        size = self.sizes.most("decoding", len(x0))
+        whole = row_calls.decoded_in_calls(
+            decode, x0, conditioning, size, way.together, graded=graded
         )
-        parts = ((x0[sent(rows, x0.device)], conditioning.take(rows)) for rows in groups)
-        media = (self.loop.decode(*part, way, graded) for part in parts)
-        whole = _in_order(groups, media, graded)
         self.frozen.rest()
         return whole
 
@@ -279,7 +267,7 @@ class PipelinePolicy:
         complete: bool = True,
         gradient: bool = True,
     ) -> proof.Replay:
-        """Compare with the pipeline's own call, step by step. Raises UserError if not equal.
+        """Compare with the pipeline's own call, step by step. UserError unless they are equal.
 
         On two rows: the first prompts, or the only one twice, with the first one's images.
         """
@@ -315,7 +303,7 @@ class PipelinePolicy:
         return self.loop.driver.denoisers
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The adapters' parameters if there are any, else all of the denoisers'."""
+        """The adapters' parameters if there are any, otherwise all of the denoisers'."""
         named = {
             f"{component}.{name}": parameter
             for component, denoiser in self.loop.driver.denoisers.items()
@@ -324,7 +312,7 @@ class PipelinePolicy:
         return {name: p for name, p in named.items() if ".lora_" in name} or named
 
     def train_all(self) -> None:
-        """Full fine-tuning: every parameter of every denoiser takes a gradient."""
+        """Train all weights: every parameter of every denoiser gets a gradient."""
         for denoiser in self.denoisers:
             denoiser.requires_grad_(True)
 
@@ -333,29 +321,15 @@ class PipelinePolicy:
         savings.checkpoint_decoder(self.pipe)
 
     def save(self, folder: Path) -> None:
-        """Save files that plain diffusers loads: `load_lora_weights`, or `from_pretrained`."""
+        """Save files that plain diffusers loads: with `load_lora_weights` or `from_pretrained`."""
         if lora.has_lora(self.loop.driver.denoisers):
             lora.save_lora(self.pipe, self.loop.driver.denoisers, folder)
         else:
             self.pipe.save_pretrained(folder)
 
     def load_weights(self, folder: Path) -> None:
-        """Load what `save` wrote, into a policy with the same base model."""
+        """Load weights that `save` wrote, into a policy with the same base model."""
         lora.load_lora(self.pipe, self.loop.driver.denoisers, folder)
 
     def close(self) -> None:
-        """Do nothing: all that the policy holds is in this process."""
-
-
-def _in_order(groups: Sequence[Tensor], parts: Iterator[Tensor], graded: bool) -> Tensor:
-    """Rows of all groups in their places. Without gradients no part is held twice."""
-    first = next(parts)
-    if len(groups) == 1:
-        return first
-    if graded:
-        order = sent(torch.argsort(torch.cat(list(groups))), first.device)
-        return torch.cat([first, *parts])[order]
-    whole = first.new_empty(sum(map(len, groups)), *first.shape[1:])
-    for rows, part in zip(groups, chain([first], parts), strict=True):
-        whole[sent(rows, part.device)] = part
-    return whole
+        """Do nothing, since the policy holds nothing outside this process."""

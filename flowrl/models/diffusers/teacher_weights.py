@@ -15,15 +15,15 @@ from safetensors import safe_open
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.models.adapters import ADAPTER
 from flowrl.models.diffusers.lora.lora import LORA_FILE, has_lora, lora_files
 from flowrl.models.diffusers.lora.lora_formats import METADATA
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.policy import ADAPTER
 
 
 @dataclass(frozen=True)
 class Delta:
-    """An adapter of one linear layer: what is added to its weight is scale up down."""
+    """Adapter of one linear layer: scale up down is added to its weight."""
 
     down: Tensor  # [rank in]
     up: Tensor  # [out rank]
@@ -31,7 +31,7 @@ class Delta:
 
 
 def teacher_weights(policy: PipelinePolicy, folder: Path, place: str) -> dict[str, Tensor]:
-    """The teacher's values of all trained parameters, by name. UserErrors begin with `place`."""
+    """The teacher's values of all trained parameters by name. UserErrors begin with `place`."""
     own = {name: p.detach() for name, p in policy.trainable().items()}
     adapters = has_lora(policy.roots())
     if not (folder / LORA_FILE).is_file():
@@ -42,7 +42,7 @@ def teacher_weights(policy: PipelinePolicy, folder: Path, place: str) -> dict[st
     layers = {name.removesuffix(end) for name in own for end in ends if name.endswith(end)}
     if others := sorted(set(deltas) - layers):
         raise UserError(
-            f"{place}: {folder} has an adapter on {others[0]}, and this run's student has none "
+            f"{place}: {folder} has an adapter on {others[0]}, but this run's student has none "
             "there: set model.lora.targets as in the teacher's run"
         )
     return _into_adapters(policy, own, deltas, place) if adapters else _merged(own, deltas, place)
@@ -84,7 +84,7 @@ def _into_adapters(
             given = given.to(value)
             if any(a > b for a, b in zip(given.shape, value.shape, strict=True)):
                 raise UserError(
-                    f"{place}: its adapters have rank {len(delta.down)}, and model.lora.rank is "
+                    f"{place}: its adapters have rank {len(delta.down)}, but model.lora.rank is "
                     f"smaller: set it to at least {len(delta.down)}"
                 )
             value[: given.shape[0], : given.shape[1]] = given
@@ -101,7 +101,7 @@ def _merged(
         whole = made[f"{layer}.weight"]
         added = delta.scale * (delta.up.double() @ delta.down.double())
         if added.shape != whole.shape:
-            raise UserError(f"{place}: its adapter of {layer} is for another architecture")
+            raise UserError(f"{place}: its adapter of {layer} belongs to another architecture")
         made[f"{layer}.weight"] = (whole.cpu().double() + added).to(whole.dtype).to(whole)
     return made
 
@@ -120,5 +120,5 @@ def _whole(
     differ = [n for n, p in own.items() if n not in made or made[n].shape != p.shape]
     if differ or len(made) != len(own):
         some = (differ or sorted(set(made) - set(own)))[0]
-        raise UserError(f"{place}: {folder} is of another architecture: {some} differs")
+        raise UserError(f"{place}: {folder} has another architecture: {some} differs")
     return {name: made[name].to(p.device) for name, p in own.items()}

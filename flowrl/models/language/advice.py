@@ -1,13 +1,17 @@
-"""A warning about learning rates that destroy a pretrained language model."""
+"""Warnings about language models: learning rates that destroy one, and mixtures of experts."""
+
+from typing import Any
 
 from flowrl.settings import Run
 
 HIGHEST, USUAL = 1e-5, 1e-6  # of full fine-tuning by policy gradients; the second is TRL's
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # counts
 SMALL = 10_000_000  # weights of models that are made for tests and demos, and learn at 1e-3
 
 
 def learning_rate_warning(run: Run, weights: int) -> str | None:
-    """Return a sentence if all `weights` of a language model train at a rate meant for adapters.
+    """Return a warning if all `weights` of a language model train at a learning rate meant for
+    adapters.
 
     For a tiny model, a rate that the settings name is accepted.
     """
@@ -20,4 +24,19 @@ def learning_rate_warning(run: Run, weights: int) -> str | None:
         f"train.lr: {rate:g} trains all weights of the language model; TRL's default for GRPO is "
         f"{USUAL:g}, and a rate so far above it destroys a pretrained model within a few steps. "
         f"Set train.lr: {USUAL:g}, or train adapters (model.lora)"
+    )
+
+
+def experts_warning(config: Any) -> str | None:
+    """Return a sentence for a transformers configuration of a mixture of experts."""
+    settings = config.get_text_config().to_dict()
+    counts = [settings.get(name) for name in EXPERTS]
+    count = max((n for n in counts if isinstance(n, int)), default=0)
+    if count < 2:
+        return None
+    return (
+        f"the model is a mixture of {count} experts: the router's auxiliary loss is not "
+        "added, and tokens may be routed otherwise in training than in sampling, which moves their "
+        "ratios; watch `mismatch`, prefer ratios of sequences (text_gspo), and keep the router "
+        "frozen (model.lora)"
     )

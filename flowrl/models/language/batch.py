@@ -18,7 +18,6 @@ from flowrl.models.language.token_scores import ScoringPolicy
 from samplers import Sampling
 from samplers.completions import TextPlan, TextPlanner, TextRollout
 from samplers.generate import Sampler, Writer
-from samplers.host import on_host
 from samplers.parts import DrawsPart, draw_parts, joined_texts
 
 
@@ -66,8 +65,8 @@ class TextBatch:
         iteration: int,
         sampling: Sampling[TextRollout] = Sampling(),
     ) -> tuple[TextRollout, ...]:
-        """Sample the plans' completions. Noise is keyed as in `samplers.generate.Writer`, and by
-        the position. Text plans do not steer, so `sampling.score` is unused."""
+        """Sample the completions of the plans. Noise is keyed as in `samplers.generate.Writer`,
+        and by position. Text plans do not steer, so `sampling.score` is unused."""
         assert not sampling.keep_mean, "texts have no means"
         found: list[TextRollout] = []
         plans = plan([0.0] * (self.steps + 1), iteration, seed)
@@ -78,9 +77,8 @@ class TextBatch:
             for part in parts:
                 contexts = self.contexts[part.first : part.first + len(part.draws)]
                 writer = Writer(
-                    self.sampler(each), contexts, part.draws, seed, iteration,
-                    self.model.device, self.answers,
-                )  # fmt: skip
+                    self.sampler(each), contexts, part.draws, seed, iteration, self.answers
+                )
                 rollout = writer.write(each, index)
                 self.meter.add(int(rollout.own.sum()))
                 written.append(replace(rollout, prompt=rollout.prompt + part.first))
@@ -100,9 +98,8 @@ class TextBatch:
         return list(draw_parts(plan, whole.draws, rows))
 
     def media(self, rollout: TextRollout) -> list[str]:
-        """Decode completions without their end (a stop token or text) and special tokens: all turns
-        with the replies between them, or the last turn alone if the environment is set to show
-        that."""
+        """Decode completions without their end (a stop token or text) and special tokens: all
+        turns with the replies between them, or only the last turn if the environment says so."""
         last = rollout.ids.gather(1, (rollout.ends - 1).clamp(min=0)[:, None])[:, 0]
         by_token = rollout.stopped & torch.isin(last, last.new_tensor(list(self.stop)))
         by_text = (rollout.stopped & ~by_token).tolist()
@@ -110,7 +107,7 @@ class TextBatch:
         starts = torch.zeros_like(ends)
         if self.answers is not None and self.answers.by.how.shows == "last":
             assert rollout.from_environment is not None
-            places = torch.arange(1, rollout.ids.shape[1] + 1, device=ends.device)
+            places = torch.arange(1, rollout.ids.shape[1] + 1)
             starts = (places * rollout.from_environment).amax(1)  # after the last reply
         parts = zip(rollout.ids.tolist(), starts.tolist(), ends.tolist(), strict=True)
         rows = [row[start:end] for row, start, end in parts]
@@ -126,20 +123,18 @@ class TextBatch:
         """Text statistics, and `surprise`: minus the sampler's mean log-probability per token, in
         nats. With an environment also `turns`, the model's turns per sample, and `met`, the share
         of turns whose state another turn of the same draw shares."""
-        found = text_statistics(
-            media, on_host(rollout.prompt), on_host(rollout.lengths), on_host(rollout.stopped)
-        )
-        tokens = max(int(on_host(rollout.lengths).sum()), 1)
+        found = text_statistics(media, rollout.prompt, rollout.lengths, rollout.stopped)
+        tokens = max(int(rollout.lengths.sum()), 1)
         means = found.means
-        means["surprise"] = -float(rollout.logp.cpu().double().sum()) / tokens
+        means["surprise"] = -float(rollout.logp.double().sum()) / tokens
         if rollout.exists is not None and rollout.states is not None:
-            means["turns"] = 1 + float(rollout.last.cpu().double().mean())
+            means["turns"] = 1 + float(rollout.last.double().mean())
             means["met"] = _met(rollout.states, rollout.exists, rollout.plan.group)
         return found.named("text/")
 
 
 def _met(states: Int[Tensor, "n k"], exists: Bool[Tensor, "n k"], group: int) -> float:
-    draw = (torch.arange(len(states), device=states.device) // group)[:, None].expand_as(states)
+    draw = (torch.arange(len(states)) // group)[:, None].expand_as(states)
     pairs = torch.stack([draw[exists], states[exists]], 1)
     _, place, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)
     return float((counts[place] > 1).cpu().double().mean())

@@ -9,7 +9,7 @@ from flowrl.prompts import Chat
 
 
 def chat_tokens(tokenizer: Any, prompt: str, system: str | None) -> list[int]:
-    """Tokens of a text as the user's turn, or of a `Chat`, up to the start of the model's turn.
+    """Tokens of a text as a user turn, or of a `Chat`, up to the start of the model's turn.
 
     `system` is the system message of prompts without one. UserError for messages that the template
     refuses, such as two of the same role in a row.
@@ -27,6 +27,6 @@ def chat_tokens(tokenizer: Any, prompt: str, system: str | None) -> list[int]:
         roles = ", ".join(turn["role"] for turn in turns)
         at = prompt.at if isinstance(prompt, Chat) else f"the prompt {prompt[:40]!r}"
         raise UserError(
-            f"{at}: the chat template of model.language refuses messages of {roles} ({error}); "
-            "put them in the order that it expects, or remove model.system"
+            f"{at}: the chat template of model.language rejects messages of {roles} ({error}); "
+            "use the order that it expects, or remove model.system"
         ) from error

@@ -19,7 +19,7 @@ KEYS = ("reply", "state")  # of a mapping that the function returns
 
 @dataclass(frozen=True)
 class Replies:
-    """Calls the user's function and encodes its replies.
+    """Calls the user's function and tokenizes its replies.
 
     `how` names the function; `stop` are tokens that end a turn, `stop_texts` texts that do.
     UserError if nothing ends a turn, or if the chat template cannot render a reply.
@@ -33,7 +33,7 @@ class Replies:
     def __post_init__(self) -> None:
         if not self.stop and self.stop_texts is None:
             raise UserError(
-                "model.environment: no token ends a turn of this model; name one in model.stop"
+                "model.environment: no token ends a turn of this model; add one to model.stop"
             )
         self.encode("a reply")
 
@@ -49,7 +49,7 @@ class Replies:
         return f"{self.how.name} answers {place}: up to {self.how.turns} turns of the model"
 
     def said(self, turn: Sequence[int]) -> str:
-        """The text of a turn, without the stop token or text at its end."""
+        """Text of a turn, without the stop token or text at its end."""
         by_token = turn[-1] in self.stop
         (text,) = self.tokenizer.batch_decode(
             [turn[:-1] if by_token else turn],
@@ -60,7 +60,7 @@ class Replies:
 
     def encode(self, reply: str, by_token: bool = True) -> list[int]:
         """Tokens between the end of the model's turn and the start of its next turn. `by_token`:
-        the turn has its stop token already.
+        the turn already includes its stop token.
 
         The template renders a whole conversation, of which this is the end, so that tokens the
         model has sampled are never tokenized again.
@@ -76,12 +76,12 @@ class Replies:
             )
         except TemplateError as error:
             raise UserError(
-                f"model.environment: the chat template accepts no {self.how.role} turn after the "
+                f"model.environment: the chat template allows no {self.how.role} turn after the "
                 f"model's ({error}); set model.environment.role"
             ) from error
         _, turn, rest = whole.partition(TURN)
         if not turn:
-            raise UserError("model.environment: the chat template omits the model's turns")
+            raise UserError("model.environment: the chat template leaves out the model's turns")
         ends = (self.tokenizer.decode([i]) for i in self.stop)
         if by_token:
             rest = next((rest.removeprefix(end) for end in ends if rest.startswith(end)), rest)
@@ -90,7 +90,8 @@ class Replies:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A `samplers.dialogue.Environment` for a batch of prompts and their rows of the file."""
+    """A `samplers.dialogue.Environment` for a batch of prompts and their rows of the prompt
+    file."""
 
     by: Replies
     prompts: Sequence[str]
@@ -120,8 +121,8 @@ class Conversation:
 
 
 def read_reply(found: Any, name: str) -> tuple[str, str] | None:
-    """The reply, and the name of the state that the model decides in next (by default the reply).
-    None ends the text. UserError for other values; `name` is the function's."""
+    """Read the reply and the name of the next state (by default, the reply). None ends the text.
+    UserError for other values; `name` is the function's."""
     parts = found if isinstance(found, Mapping) else {"reply": found}
     if unknown := [key for key in parts if key not in KEYS]:
         raise UserError(

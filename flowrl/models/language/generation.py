@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -22,22 +22,24 @@ from transformers import (
 
 from flowrl.models.language.stop_texts import StopAtTexts, StopTexts
 from samplers.generate import TokenRequest, WrittenTokens
+from samplers.host import uploaded
 from samplers.token_support import KeptTokens, joined_column, joined_kept
 from samplers.tokens import entropy, gumbel, token_support, warp
 
 
 class Keyed(LogitsProcessor):
-    """Adds each row's own noise to its warped log-probabilities, and records the latter."""
+    """Adds each row's own noise to its warped log-probabilities, and records these."""
 
     def __init__(self, asked: TokenRequest) -> None:
         self.asked, self.position = asked, asked.first
+        self.noise = asked.noise
         self.logp: list[Tensor] = []
         self.kept: list[KeptTokens] = []
         self.spread: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        del input_ids
         asked = self.asked
+        self.noise = uploaded(self.noise, input_ids.device)
         cold = asked.temperature == 0
         logp = warp(scores, 1.0 if cold else asked.temperature)
         kept = token_support(logp, asked.top_p, asked.top_k, asked.min_p)
@@ -46,7 +48,7 @@ class Keyed(LogitsProcessor):
             self.kept.append(KeptTokens.of(kept))
         if asked.spread:
             self.spread.append(entropy(logp))
-        noisy = logp if cold else logp + gumbel(asked.noise, self.position, logp.shape[-1])
+        noisy = logp if cold else logp + gumbel(self.noise, self.position, logp.shape[-1])
         self.position += 1
         token = noisy.argmax(-1, keepdim=True)  # the token that generate picks
         self.logp.append(logp.gather(1, token)[:, 0])
@@ -56,7 +58,7 @@ class Keyed(LogitsProcessor):
 @dataclass(frozen=True)
 class Generation:
     """A `samplers.generate.Sampler` that runs the model, `rows_per_call` rows at a time. `stop`:
-    tokens that end a completion; `texts`: texts that do."""
+    tokens that end a completion; `texts`: texts that do so."""
 
     model: Any
     stop: Sequence[int]
@@ -72,7 +74,7 @@ class Generation:
         return False
 
     def __call__(self, asked: TokenRequest) -> WrittenTokens:
-        rows = torch.arange(len(asked.contexts), device=asked.noise.device)
+        rows = torch.arange(len(asked.contexts))
         parts = [self._part(asked.take(some)) for some in rows.split(self.rows_per_call or 2**31)]
         return joined_rows(parts)
 
@@ -81,21 +83,20 @@ class Generation:
         if self.texts is not None:
             begun = torch.zeros_like(asked.room) if asked.begun is None else asked.begun
             at_texts = StopAtTexts(self.texts, max(map(len, asked.contexts)), begun)
-        ids = self.generated(asked.contexts, keyed, int(asked.room.max()), at_texts)
-        done = ids.new_zeros(ids.shape, dtype=torch.bool)
-        if self.stop:
-            done = torch.isin(ids, torch.tensor(self.stop, device=ids.device))
-        places = torch.arange(ids.shape[1], device=ids.device)
+        there = self.generated(asked.contexts, keyed, int(asked.room.max()), at_texts)
+        columns = [each for each in (keyed.logp, keyed.spread) if each]
+        ids, logp, *spread = downloaded(there, [torch.stack(each, 1) for each in columns])
+        done = torch.isin(ids, torch.tensor(self.stop, dtype=torch.int64))
+        places = torch.arange(ids.shape[1])
         if at_texts is not None:
             done |= places == at_texts.ends[:, None] - 1
         before = done.cumsum(1) - done.long()  # ends before this token
         written = (before == 0) & (places < asked.room[:, None])
-        spread = torch.stack(keyed.spread, 1) if keyed.spread else None
         kept = None
         if keyed.kept:
-            kept = joined_kept(keyed.kept, partial(torch.stack, dim=1)).only(written)
-        logp, stopped = torch.stack(keyed.logp, 1), (done & written).any(1)
-        return WrittenTokens(ids, logp, written.sum(1), stopped, kept, spread)
+            kept = joined_kept(keyed.kept, partial(torch.stack, dim=1)).to("cpu").only(written)
+        stopped = (done & written).any(1)
+        return WrittenTokens(ids, logp, written.sum(1), stopped, kept, *spread)
 
     def generated(
         self,
@@ -104,7 +105,7 @@ class Generation:
         length: int,
         at_texts: StopAtTexts | None = None,
     ) -> Int[Tensor, "m u"]:
-        """Up to `length` tokens per context; those after a row's end are arbitrary."""
+        """Up to `length` tokens per context; tokens after a row's end are arbitrary."""
         ids, mask = left_padded(contexts, self.model.device)
         settings = GenerationConfig(
             max_new_tokens=length,
@@ -123,6 +124,14 @@ class Generation:
         return sequences[:, ids.shape[1] :]
 
 
+def downloaded(ids: Int[Tensor, "m u"], columns: Sequence[Float[Tensor, "m u"]]) -> list[Tensor]:
+    """Tokens, and float32 numbers of each, on the CPU by one copy, which a GPU is waited for."""
+    if ids.device.type == "cpu":
+        return [ids, *columns]
+    whole = torch.stack([ids.int(), *(each.view(torch.int32) for each in columns)]).cpu()
+    return [whole[0].long(), *(each.view(torch.float32) for each in whole[1:])]
+
+
 def joined_rows(parts: Sequence[WrittenTokens]) -> WrittenTokens:
     """Join rows of several requests, padded with zeros to the widest."""
     width = max(part.ids.shape[1] for part in parts)
@@ -139,8 +148,8 @@ def joined_rows(parts: Sequence[WrittenTokens]) -> WrittenTokens:
 def left_padded(
     contexts: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "n w"], Int[Tensor, "n w"]]:
-    """Tokens, padded with zeros on the left, and their attention mask."""
+    """Tokens padded with zeros on the left, and their attention mask."""
     width = max(map(len, contexts))
     ids = [[0] * (width - len(context)) + list(context) for context in contexts]
     mask = [[0] * (width - len(context)) + [1] * len(context) for context in contexts]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+    return uploaded(torch.tensor(ids), device), uploaded(torch.tensor(mask), device)

@@ -11,7 +11,7 @@ from flowrl.models.language.batch import TextBatch
 
 
 def completion_tokens(batch: TextBatch, text: str, length: int) -> list[int]:
-    """The tokens of a completion and of its end, as `batch` would have sampled them.
+    """Tokens of a completion and its end, as `batch` would have sampled them.
 
     The end is the tokenizer's end token if the model stops at it, else the first stop token. A
     completion of more than `length` tokens has the first `length` of them, and no end.
@@ -23,15 +23,15 @@ def completion_tokens(batch: TextBatch, text: str, length: int) -> list[int]:
 
 
 def check_length(batch: TextBatch, text: str, length: int, place: str) -> None:
-    """UserError, beginning with `place`, for a completion without tokens or of more than
-    `length`."""
+    """UserError, beginning with `place`, for an empty completion or one of more than `length`
+    tokens."""
     count = len(completion_tokens(batch, text, 10**9))
     if not batch.tokenizer(text, add_special_tokens=False).input_ids:
         raise UserError(f"{place}: the completion {text!r:.50} has no tokens")
     if count > length:
         raise UserError(
-            f"{place}: the completion has {count} tokens, its end among them, and recipe.length is "
-            f"{length}: raise it, or set given.fit: crop"
+            f"{place}: the completion has {count} tokens, including its end, but recipe.length "
+            f"is {length}: raise it, or set given.fit: crop"
         )
 
 
@@ -47,14 +47,13 @@ def completion_rows(
     width = int(lengths.max())
     padded = torch.tensor([[*each, *[0] * (width - len(each))] for each in ids])
     mask = torch.arange(width) < lengths[:, None]
-    device = batch.model.device
     return TokenRows(
-        prompt=prompt.to(device),
-        advantage=(advantage[:, None] * mask).to(device),
-        mask=mask.to(device),
+        prompt=prompt,
+        advantage=advantage[:, None] * mask,
+        mask=mask,
         old=None,
-        ids=padded.to(device),
-        lengths=lengths.to(device),
+        ids=padded,
+        lengths=lengths,
         temperature=1.0,
         kept=None,
     )

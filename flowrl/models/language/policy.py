@@ -16,6 +16,7 @@ from transformers import (
 
 from flowrl.errors import UserError
 from flowrl.models import savings
+from flowrl.models.adapters import has_adapters, save_adapters
 from flowrl.models.call_sizes import CallSizes, SamplingRows
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
@@ -28,6 +29,7 @@ from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy, has_separate_head
 from flowrl.models.precision import HALF
 from flowrl.prompts import Chat
+from rewards.perception.hub import of_network
 from samplers.completions import Completions
 
 # How far padding may move the distribution of the next token, in total variation. Rounding alone
@@ -78,14 +80,16 @@ class CausalPolicy:
                 config["quantization_config"] = GgufConfig(dequantize=True)
             tokenizer = AutoTokenizer.from_pretrained(source, **gguf)
             model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **gguf, **config)
-        except (OSError, ValueError, ImportError) as error:
+        except Exception as error:
+            if not isinstance(error, ValueError | ImportError) and not of_network(error):
+                raise
             raise UserError(f"model.language: {source} cannot be loaded: {error}") from error
         model.requires_grad_(False)
         return cls(model.to(dtype).to(device), tokenizer)
 
     def configure(self, *, system: str | None, stop: Sequence[str], temperature: float) -> None:
-        """Set a system message for prompts without one, further tokens and texts that end a
-        completion, and the temperature of evaluations."""
+        """Set a system message for prompts without one, additional stop tokens and texts, and the
+        temperature of evaluations."""
         if system is not None and self.tokenizer.chat_template is None:
             raise UserError("model.system: this tokenizer has no chat template; remove the setting")
         long = []
@@ -106,7 +110,7 @@ class CausalPolicy:
         return sorted({i for i in (*listed, self.tokenizer.eos_token_id) if i is not None})
 
     def encode(self, prompt: str) -> list[int]:
-        """Tokens of the prompt: by the chat template if there is one, a text as the user's turn."""
+        """Tokens of a prompt; with a chat template, a text is the user's turn."""
         if self.tokenizer.chat_template is not None:
             ids = chat_tokens(self.tokenizer, prompt, self.system)
         elif isinstance(prompt, Chat):
@@ -141,23 +145,23 @@ class CausalPolicy:
         if long:
             worst = max(long, key=lambda i: len(contexts[i]))
             raise UserError(
-                f"{len(long)} of {len(prompts)} prompts are too long: the model has {self.context} "
-                f"positions, a completion takes up to {steps}, and the prompt "
-                f"{_short(prompts[worst])} has {len(contexts[worst])} tokens; remove such prompts, "
-                "or lower recipe.length"
+                f"{len(long)} of {len(prompts)} prompts are too long: the model has "
+                f"{self.context} positions, a completion takes up to {steps}, and the prompt "
+                f"{_short(prompts[worst])} has {len(contexts[worst])} tokens; remove such "
+                "prompts, or lower recipe.length"
             )
 
     def plain(self, group: int) -> Completions:
         return Completions(group, self.temperature, exact=True)
 
     def automatic(self, steps: int) -> int:
-        """Rows per call: about 16,000 tokens, assuming prompts of 64 tokens."""
+        """Rows per call for about 16,000 tokens, assuming prompts of 64 tokens."""
         return max(1, min(256, 2**14 // (steps + 64)))
 
     def proofs(
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
-        """Check that all prompts fit and that padding does not change the model's predictions."""
+        """Check that all prompts fit and that padding does not change predictions."""
         del meta  # other columns change neither
         contexts = [self.encode(prompt) for prompt in prompts]
         self._check_room(prompts, contexts, steps)
@@ -192,17 +196,17 @@ class CausalPolicy:
         moved = float((self._next(ends).exp() - alone.exp()).abs().sum(-1).max() / 2)
         if not moved <= self._tolerance:
             raise UserError(
-                f"left padding moves {self.name}'s next token by {moved:.1e} "
+                f"left padding changes {self.name}'s next-token distribution by {moved:.1e} "
                 "(total variation): set train.rows_per_call: 1"
             )
-        return f"left padding moves {self.name}'s next token by {moved:.1e} (total variation)"
+        return f"left padding changes {self.name}'s next token by {moved:.1e} (total variation)"
 
     @property
     def _tolerance(self) -> float:
         return HALF_PADDING_TOLERANCE if self.model.dtype in HALF else PADDING_TOLERANCE
 
     def share_prompts(self) -> None:
-        """Evaluate common beginnings of texts once. UserError for a model that cannot."""
+        """Evaluate shared prefixes of texts once. UserError for a model that cannot."""
         self.packing = Packing.of(self.model)
 
     @torch.no_grad()
@@ -235,14 +239,14 @@ class CausalPolicy:
     def add_lora(
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None:
-        """Add adapters to the linear layers named by `targets`; None: to all but the head."""
+        """Add adapters to the linear layers named in `targets`; None: to all but the head."""
         lora.add_text_lora(self.model, rank=rank, alpha=alpha, targets=targets, seed=seed)
 
     def roots(self) -> dict[str, nn.Module]:
         return {"model": self.model.base_model}  # the head is called separately
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The adapters' parameters if there are any, else all of the model's."""
+        """The adapters' parameters if there are any, otherwise all of the model's."""
         named = dict(self.model.named_parameters())
         return {name: p for name, p in named.items() if ".lora_" in name} or named
 
@@ -253,9 +257,9 @@ class CausalPolicy:
         savings.checkpoint_layers(self.model)
 
     def save(self, folder: Path) -> None:
-        """Save files that plain transformers loads: an adapter (peft), or the whole model."""
-        if lora.has_text_lora(self.model):
-            lora.save_text_lora(self.model, folder)
+        """Save files that plain transformers loads: an adapter (peft) or the whole model."""
+        if has_adapters(self.model):
+            save_adapters(self.model, folder)
         else:
             own, self.model.generation_config = self.model.generation_config, self._published
             self.model.save_pretrained(folder)
@@ -263,8 +267,8 @@ class CausalPolicy:
         self.tokenizer.save_pretrained(folder)
 
     def load_weights(self, folder: Path) -> None:
-        """Load what `save` wrote, into a policy with the same base model."""
-        lora.load_text_lora(self.model, folder)
+        """Load weights that `save` wrote, into a policy with the same base model."""
+        lora.load_text_weights(self.model, folder)
 
     def close(self) -> None:
         """Remove the run's adapter from the server, if there is one."""

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.errors import UserError
+from samplers.host import uploaded
 
 # pairs of tokens whose attention costs as much as the layers of one token, over the width: of 0.25
 # to 4, 1 was never slower than texts by themselves on a CPU, at widths of 128 and 512
@@ -26,7 +27,7 @@ ATTENTION = {"sdpa", "eager"}  # transformers' kinds of attention that take a ma
 
 @dataclass(frozen=True)
 class Packed:
-    """Packs of one call. `places` index the p * s tokens; those of padding are 0."""
+    """Packed texts of one call. `places` index the p * s tokens; padding has 0."""
 
     ids: Int[Tensor, "p s"]
     depths: Int[Tensor, "p s"]
@@ -44,7 +45,7 @@ class Packed:
         }
 
     def of_texts(self, hidden: Float[Tensor, "p s d"]) -> Float[Tensor, "b w d"]:
-        """Gather the hidden states of each text's tokens from those of the packed tokens."""
+        """Gather the hidden states of each text's tokens from the packed tokens."""
         # index_select: on a CPU its backward adds in one order, whatever the threads
         flat = hidden.flatten(0, 1).index_select(0, self.places.flatten())
         return flat.unflatten(0, self.places.shape)
@@ -60,7 +61,7 @@ class _Pack:
     paths: list[list[int]] = field(default_factory=list)  # the nodes of each text
 
     def shared(self, text: Sequence[int]) -> list[int]:
-        """Nodes of the tokens with which the text begins, as far as the tree has them."""
+        """Tree nodes of the text's first tokens, as far as the tree has them."""
         found: list[int] = []
         for token in text:
             node = self.child.get((found[-1] if found else -1, token))
@@ -79,7 +80,8 @@ class _Pack:
         self.paths.append(path)
 
     def ancestors(self, width: int) -> np.ndarray:
-        """[width width]. Padding attends to itself, since a softmax over nothing has no value."""
+        """Attention mask [width width]. Padding attends to itself, since softmax needs at least
+        one entry."""
         mask = np.eye(width, dtype=bool)
         done = 0
         for path in self.paths:
@@ -92,7 +94,7 @@ class _Pack:
 
 @dataclass(frozen=True)
 class Packing:
-    """The rule that packs texts: neighbours share a pack while that lowers the cost of a text.
+    """Rule for packing texts: neighbours share a pack if that lowers the cost per text.
 
         cost of a pack of s tokens = s pairs + s^2
 
@@ -104,7 +106,7 @@ class Packing:
 
     @classmethod
     def of(cls, model: Any) -> "Packing":
-        """The rule for a transformers model. UserError for a model that it does not suit."""
+        """Packing for a transformers model. UserError for an unsuitable model."""
         refuse_windows(model)
         return cls(PAIRS_PER_WIDTH * model.config.get_text_config().hidden_size)
 
@@ -140,10 +142,10 @@ class Packing:
                 row += 1
         masks = [pack.ancestors(width) for pack in packs]
         return Packed(
-            _padded([pack.ids for pack in packs], width).to(device),
-            _padded([pack.depths for pack in packs], width).to(device),
-            torch.from_numpy(np.stack(masks)).to(device),
-            places.to(device),
+            uploaded(_padded([pack.ids for pack in packs], width), device),
+            uploaded(_padded([pack.depths for pack in packs], width), device),
+            uploaded(torch.from_numpy(np.stack(masks)), device),
+            uploaded(places, device),
         )
 
 
@@ -153,7 +155,7 @@ def _padded(rows: Sequence[Sequence[int]], width: int) -> Int[Tensor, "p s"]:
 
 
 def refuse_windows(model: Any) -> None:
-    """UserError for a model whose attention is not over all earlier tokens, or takes no mask."""
+    """UserError for a model whose attention is restricted to a window, or that takes no mask."""
     text = model.config.get_text_config()
     settings = text.to_dict()
     kinds = set(settings.get("layer_types") or FULL)
@@ -167,7 +169,7 @@ def refuse_windows(model: Any) -> None:
 
 
 def refuse_moved(model: Any, moved: float, tolerance: float) -> None:
-    """UserError where packing moves the model's predictions, in total variation."""
+    """UserError if packing changes the model's predictions, in total variation."""
     if not moved <= tolerance:
         raise _refusal(
             f"it moves {type(model).__name__}'s next token by {moved:.1e} (total variation)"

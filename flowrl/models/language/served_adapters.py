@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from flowrl.errors import UserError
-from flowrl.models.language import lora
+from flowrl.models.adapters import save_adapters
 from flowrl.models.shards import local_shard
 from rewards.serving.client import Client
 from rewards.serving.requests import Patience
@@ -24,7 +24,7 @@ HASTY = Patience(timeout=30.0, tries=1)  # a server that is down must not delay 
 
 @dataclass
 class Adapters:
-    """The server must see `folder` under the same path.
+    """Adapters on a server, which must see `folder` under the same path.
 
     client   serves completions, and the list of models and adapters
     admin    loads and unloads adapters: below /v1 in vLLM, beside it in SGLang
@@ -44,7 +44,7 @@ class Adapters:
     _unique: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     def current(self) -> str:
-        """The adapter name of the current weights, which are loaded first if they are new.
+        """Adapter name of the current weights; new weights are loaded first.
 
         Code that changes weights (an update, an average for an evaluation, a checkpoint) need not
         announce it: weights are compared with those loaded last.
@@ -55,8 +55,8 @@ class Adapters:
         return f"{self.prefix}{self.loaded}"
 
     def lost(self) -> bool:
-        """Whether the server answers but no longer has the adapter, because it was restarted. The
-        next `current` loads it again."""
+        """Whether the server answers but lost the adapter in a restart. The next `current` loads
+        it again."""
         with suppress(ValueError):  # no server: the request for completions raises the error
             if self.loaded is not None and self.loaded not in served(self.client):
                 self._digest = b""
@@ -73,15 +73,16 @@ class Adapters:
         self._count += 1
         name = f"{self._stem}-{self._unique}-{self._count}"
         path = self.folder.absolute() / name
-        lora.save_text_lora(self.model, path)
+        save_adapters(self.model, path)
         try:
             self.admin.tell("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
         except ValueError as error:
             if not self._has(name):  # a retry after a late answer fails, although it is loaded
                 raise UserError(
-                    f"model.server.sync: {error}; the server must load adapters while it runs "
-                    "(vLLM: --enable-lora, --max-lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True) "
-                    f"and see {path}; or set model.server.sync: none"
+                    f"model.server.sync: {error}; the server must be able to load adapters "
+                    "while it runs (vLLM: --enable-lora, --max-lora-rank, "
+                    f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True) and to see {path}; or set "
+                    "model.server.sync: none"
                 ) from error
         self._sweep(but=name)
         return name
@@ -107,7 +108,7 @@ class Adapters:
 
 
 def served(client: Client) -> list[str]:
-    """Names of the served models and adapters. ValueError if no server answers."""
+    """Names of served models and adapters. ValueError if no server answers."""
     listed = client.get("/models")
     rows = listed.get("data", []) if isinstance(listed, dict) else []
     return [str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row]
@@ -120,8 +121,8 @@ def fingerprint(model: Any) -> bytes:
         if ".lora_" in name:
             if local_shard(parameter) is not parameter:
                 raise UserError(
-                    "model.server.sync: lora needs whole adapters, and FSDP2 shards them; use DDP, "
-                    "or set model.server.sync: none"
+                    "model.server.sync: lora needs whole adapters, but FSDP2 shards them; use "
+                    "DDP, or set model.server.sync: none"
                 )
             numbers = parameter.detach().cpu().contiguous().view(torch.uint8)
             digest.update(name.encode())

@@ -24,6 +24,7 @@ from samplers.generate import TokenRequest, Writer, WrittenTokens
 
 PROMPTS, TOKENS = 8, 8  # of the comparison with the model at the start
 ANOTHER = 1.0  # mean |log p| difference per token, in nats, of another model
+SURE = 1e-3  # a server's log-probability of a sure token may be this far above 0
 STRIDE = 0x9E3779B1  # odd: requests of one key with unlike `first` get unlike seeds
 NUMBERED = re.compile("token_id:([0-9]{1,9})")
 PLAIN_SAMPLING: Mapping[str, Any] = {  # servers default to the model's generation settings
@@ -46,7 +47,7 @@ LogProb = Annotated[float, Field(allow_inf_nan=False)]
 
 class CompletionLogprobs(BaseModel):
     tokens: list[str] = []
-    token_logprobs: list[LogProb | None] = []
+    token_logprobs: list[LogProb | bool | str | None] = []
 
 
 class CompletionChoice(BaseModel):
@@ -57,7 +58,7 @@ class CompletionChoice(BaseModel):
 
     @property
     def ids(self) -> list[int] | None:
-        """Token ids, from either field that servers put them in; None without them."""
+        """Token ids from either field in which servers return them; None without them."""
         if self.token_ids is not None:
             return self.token_ids
         words = [] if self.logprobs is None else self.logprobs.tokens
@@ -80,7 +81,7 @@ DrawnTokens = tuple[list[int], list[float]]  # tokens of one row and their log-p
 
 @dataclass(frozen=True)
 class CompletionsServer:
-    """A `samplers.generate.Sampler`: one request per row, with its own seed.
+    """A `samplers.generate.Sampler` that sends one request per row, each with its own seed.
 
     model        the server's name of the base model
     stop         tokens that end a completion
@@ -114,7 +115,7 @@ class CompletionsServer:
                 f"model.server: {len(failed)} of {len(outcomes)} completions failed at "
                 f"{self.client.url} ({why})"
             )
-        return self._part(drawn, asked.noise.device)
+        return self._part(drawn)
 
     def close(self) -> None:
         """Remove the run's adapters from the server."""
@@ -169,21 +170,28 @@ class CompletionsServer:
             same = read is None or read == len(prompt)
         if not same:
             raise UserError(
-                f"model.server: the server read a prompt of {len(prompt)} tokens differently; it "
-                "must take tokens as they are: switch off its templates and special tokens"
+                f"model.server: the server tokenized a prompt of {len(prompt)} tokens "
+                "differently; it must accept token ids unchanged: switch off its templates and "
+                "special tokens"
             )
         ids, logp = choice.ids, None if choice.logprobs is None else choice.logprobs.token_logprobs
         if ids is None:
             raise UserError(
-                "model.server: its answers do not name tokens by number (return_token_ids); "
-                "use a newer vLLM or SGLang"
+                "model.server: its answers have no token ids (return_token_ids); use a newer "
+                "vLLM or SGLang"
             )
         if not logp or None in logp:
             raise UserError(
                 "model.server: its answers have no log-probabilities of the sampled tokens, which "
                 "training needs; use a server that returns logprobs"
             )
-        values = [value for value in logp if value is not None]
+        values = [v for v in logp if type(v) is float and v <= SURE]
+        if len(values) < len(logp):
+            wrong = next(v for v in logp if type(v) is not float or v > SURE)
+            raise UserError(
+                f"model.server: an answer gives {wrong!r:.60} as the log-probability of a token, "
+                "which is a number of at most 0; use a server that returns logprobs"
+            )
         self._check(ids, values, room, choice.finish_reason)
         end = next((i for i, token in enumerate(ids) if token in self.stop), len(ids) - 1) + 1
         return ids[:end], values[:end]
@@ -191,8 +199,8 @@ class CompletionsServer:
     def _check(self, ids: list[int], logp: list[float], room: int, finish: str | None) -> None:
         if len(ids) != len(logp) or not 0 < len(ids) <= room:
             raise UserError(
-                f"model.server: an answer has {len(ids)} tokens and {len(logp)} log-probabilities, "
-                f"but 1 to {room} of both were requested"
+                f"model.server: an answer has {len(ids)} tokens and {len(logp)} "
+                f"log-probabilities instead of 1 to {room} of both"
             )
         if (most := max(ids)) >= self.vocabulary:
             raise UserError(
@@ -203,33 +211,34 @@ class CompletionsServer:
             return
         if finish == "length":
             raise UserError(
-                f"model.server: it cut a completion at {len(ids)} of {room} tokens; raise its "
-                "limit for prompt and completion (vLLM: --max-model-len)"
+                f"model.server: it cut off a completion after {len(ids)} of {room} tokens; "
+                "raise its limit for prompt and completion (vLLM: --max-model-len)"
             )
         raise UserError(
-            f"model.server: a completion ended ({finish}) at token {ids[-1]}, which is not a stop "
-            "token here; add it to model.stop, or start the server without stop tokens of its own "
-            "(vLLM: --generation-config vllm)"
+            f"model.server: a completion ended ({finish}) at token {ids[-1]}, which is not a "
+            "stop token here; add it to model.stop, or start the server without its own stop "
+            "tokens (vLLM: --generation-config vllm)"
         )
 
-    def _part(self, drawn: Sequence[DrawnTokens], device: torch.device) -> WrittenTokens:
-        lengths = torch.tensor([len(ids) for ids, _ in drawn], device=device)
-        there = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
+    def _part(self, drawn: Sequence[DrawnTokens]) -> WrittenTokens:
+        lengths = torch.tensor([len(ids) for ids, _ in drawn])
+        there = torch.arange(int(lengths.max())) < lengths[:, None]
         flat = [token for ids, _ in drawn for token in ids]
         values = [value for _, logp in drawn for value in logp]
-        ids = torch.zeros(there.shape, dtype=torch.int64, device=device)
-        logp = torch.zeros(there.shape, device=device)
+        ids = torch.zeros(there.shape, dtype=torch.int64)
+        logp = torch.zeros(there.shape)
         return WrittenTokens(
-            ids.masked_scatter(there, torch.tensor(flat, device=device)),
-            logp.masked_scatter(there, torch.tensor(values, device=device)),
+            ids.masked_scatter(there, torch.tensor(flat)),
+            logp.masked_scatter(there, torch.tensor(values)),
             lengths,
-            torch.tensor([ids[-1] in self.stop for ids, _ in drawn], device=device),
+            torch.tensor([ids[-1] in self.stop for ids, _ in drawn]),
         )
 
     def proofs(
         self, model: Any, contexts: Sequence[Sequence[int]], separate_head: bool, steps: int
     ) -> list[str]:
-        """Check that the server runs, serves the model, loads its weights, and agrees on log p."""
+        """Check that the server runs, serves the model, loads adapters, and agrees on
+        log-probabilities."""
         try:
             known = served(self.client)
         except ValueError as error:
@@ -243,7 +252,7 @@ class CompletionsServer:
             )
         spread = [i * len(contexts) // min(PROMPTS, len(contexts)) for i in range(PROMPTS)]
         some = [contexts[i] for i in spread[: len(contexts)]]
-        writer = Writer(self, some, tuple(range(len(some))), 0, 0, model.device)
+        writer = Writer(self, some, tuple(range(len(some))), 0, 0)
         plan = TextPlan(min(TOKENS, steps), (1,), temperature=self.temperature)
         rollout = writer.write(plan)
         return self._compared(ScoringPolicy(model, some, separate_head), rollout)
@@ -257,7 +266,7 @@ class CompletionsServer:
             and float(self._differences(reader, rollout, 1.0).mean()) < mean / 2
         ):
             raise UserError(
-                "model.server: its log-probabilities do not include the temperature, and training "
+                "model.server: its log-probabilities ignore the temperature, but training "
                 f"samples at {self.temperature:g}; start vLLM with --logprobs-mode "
                 "processed_logprobs, or set recipe.temperature: 1"
             )
@@ -284,4 +293,4 @@ class CompletionsServer:
             rollout.prompt, blank, rollout.written, None, rollout.ids, rollout.lengths,
             temperature, None,
         )  # fmt: skip
-        return (reader(rows).logp - rollout.logp).abs()[rollout.written]
+        return (reader(rows).logp.cpu() - rollout.logp).abs()[rollout.written]

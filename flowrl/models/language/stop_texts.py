@@ -15,13 +15,15 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from flowrl.errors import UserError
+from samplers.host import uploaded
 
 _SPARE = 4  # further tokens that are decoded: the first ones may be parts of a letter
 
 
 @dataclass(frozen=True)
 class StopTexts:
-    """UserError for a text with a special token, which no decoded text has."""
+    """Stop texts of a model. UserError for a text with a special token, which decoded text never
+    contains."""
 
     texts: tuple[str, ...]
     tokenizer: Any
@@ -31,34 +33,36 @@ class StopTexts:
             ids = self.tokenizer(text, add_special_tokens=False).input_ids
             if text.strip() not in self.decoded([ids])[0]:
                 raise UserError(
-                    f"model.stop: {text!r} has a special token, which decoded texts leave out: "
-                    "name that token alone"
+                    f"model.stop: {text!r} contains a special token, which decoded texts leave "
+                    "out: give only that token"
                 )
 
     @property
     def tail(self) -> int:
-        """Upper bound on the tokens that one stop text spans: each holds at least one byte."""
+        """Upper bound on the number of tokens in a stop text, since each token holds at least one
+        byte."""
         return max(len(text.encode()) for text in self.texts) + _SPARE
 
     def decoded(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Rows of tokens as texts, without special tokens."""
+        """Decode rows of tokens without special tokens."""
         return self.tokenizer.batch_decode(
             rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
     def found(self, rows: Sequence[Sequence[int]]) -> list[bool]:
-        """Whether the last tokens of each row have one of the texts."""
+        """Whether the last tokens of each row contain one of the texts."""
         tails = self.decoded([row[-self.tail :] for row in rows])
         return [any(text in tail for text in self.texts) for tail in tails]
 
     def before(self, text: str) -> str:
-        """The text of a completion before the stop text that ended it."""
+        """Text of a completion before the stop text that ended it."""
         at = max(text.rfind(stop) for stop in self.texts)
         return text if at < 0 else text[:at]
 
 
 class StopAtTexts(StoppingCriteria):
-    """Ends rows of `generate` at stop texts. `ends` are the new tokens up to there, 0 if none."""
+    """Ends rows of `generate` at stop texts. `ends` counts the new tokens up to there, 0 if
+    none."""
 
     def __init__(self, stop: StopTexts, width: int, begun: Int[Tensor, " m"]) -> None:
         self.stop, self.width, self.begun = stop, width, begun.tolist()
@@ -71,4 +75,4 @@ class StopAtTexts(StoppingCriteria):
         own = [tails[row][-min(self.begun[row] + new, self.stop.tail) :] for row in live]
         for row, ended in zip(live, self.stop.found(own) if live else [], strict=True):
             self.ends[row] = new if ended else 0
-        return self.ends.to(input_ids.device) > 0
+        return uploaded(self.ends > 0, input_ids.device)

@@ -12,10 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from flowrl.likelihoods.rows import Evaluation, TokenRows
+from flowrl.likelihoods.rows import Evaluation, TokenRows, restored
 from flowrl.models.language.prefixes import Packing
+from samplers.host import on_host, sent, uploaded
 from samplers.token_support import KeptTokens
 from samplers.tokens import entropy, warp
+from samplers.untyped import integer_rows, integers
 
 LOGITS_PER_CHUNK = 2**24  # logits that are held at once: 64 MB in float32
 
@@ -37,17 +39,20 @@ class ScoringPolicy:
     packing: Packing | None = None
 
     def __call__(self, rows: TokenRows, entropies: bool = False) -> Evaluation:
-        written = rows.written
-        contexts = [self.contexts[i] for i in rows.prompt.tolist()]
-        starts = torch.tensor([len(c) for c in contexts], device=written.device)
-        row, place = written.nonzero(as_tuple=True)
+        rows = restored(rows, self.model.device)
+        written, device = rows.written, self.model.device
+        contexts = [self.contexts[i] for i in integers(on_host(rows.prompt))]
+        starts = torch.tensor([len(c) for c in contexts])
+        row, place = on_host(written).nonzero(as_tuple=True)
         texts = [
             [*context, *own[: end - 1]]
             for context, own, end in zip(
-                contexts, rows.ids.tolist(), rows.ends.tolist(), strict=True
+                contexts, integer_rows(on_host(rows.ids)), integers(on_host(rows.ends)), strict=True
             )
         ]
-        last = self.last_states(texts, written.device)[row, starts[row] + place - 1]
+        behind = sent(starts[row] + place - 1, device)
+        row, place = sent(row, device), sent(place, device)
+        last = self.last_states(texts, device)[row, behind]
         kept = None if rows.kept is None else rows.kept[row, place]
         logp, spread = self._scores(last, rows.ids[row, place], kept, rows.temperature, entropies)
         zeros = logp.new_zeros(written.shape)
@@ -57,7 +62,7 @@ class ScoringPolicy:
     def last_states(
         self, texts: Sequence[Sequence[int]], device: torch.device
     ) -> Float[Tensor, "b s _"]:
-        """Last hidden states of texts, or logits without a separate head."""
+        """Last hidden states of texts, or logits if there is no separate head."""
         packed = None if self.packing is None else self.packing(texts, device)
         if packed is None:
             return self._called({"input_ids": padded_texts(texts, device)})
@@ -99,15 +104,15 @@ class ScoringPolicy:
 
 
 def padded_texts(texts: Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "b s"]:
-    """Tokens of texts, padded with zeros on the right."""
+    """Tokens of texts padded with zeros on the right."""
     width = max(map(len, texts), default=0)
     padded = [[*text, *[0] * (width - len(text))] for text in texts]
-    return torch.tensor(padded, dtype=torch.int64, device=device).view(len(texts), width)
+    return uploaded(torch.tensor(padded, dtype=torch.int64), device).view(len(texts), width)
 
 
 @torch.no_grad()
 def has_separate_head(model: Any, ids: Sequence[int]) -> bool:
-    """Whether the logits are the head applied to the last hidden states, and nothing more."""
+    """Whether the logits are just the head applied to the last hidden states."""
     head = model.get_output_embeddings()
     if head is None:
         return False

@@ -30,7 +30,7 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
 
 
 def majority_success(answers: Sequence[Hashable | None], success: Sequence[bool]) -> float:
-    """Success of the most frequent answer, with equal shares of a tie; 0 without any answer.
+    """Success of the most frequent answer, with ties sharing equally; 0 without any answer.
 
     Samples without an answer do not vote. An answer is a success if its first sample is.
     """
@@ -47,7 +47,7 @@ def majority_success(answers: Sequence[Hashable | None], success: Sequence[bool]
 
 @dataclass(frozen=True)
 class Attempts:
-    """The choices of `evaluate.pass_at`, `evaluate.majority` and `evaluate.success`."""
+    """Choices from `evaluate.pass_at`, `evaluate.majority` and `evaluate.success`."""
 
     pass_at: tuple[int, ...] = ()
     majority: bool = False
@@ -60,7 +60,8 @@ class Attempts:
     def columns(
         self, rewards: Mapping[str, Reward], samples: Samples, scores: Scores
     ) -> dict[str, Float[Tensor, " n"]]:
-        """`pass@4/REWARD` for each k, and `majority/REWARD` for rewards that find answers."""
+        """Columns `pass@4/REWARD` for each k, and `majority/REWARD` for rewards that find
+        answers."""
         found: dict[str, Tensor] = {}
         prompts = rows_by_prompt(samples.group)
         for i, name in enumerate(scores.names):
@@ -83,7 +84,7 @@ class Attempts:
 
 
 def rows_by_prompt(group: Int[Tensor, " n"]) -> list[list[int]]:
-    """The rows of each prompt, in the order of their first."""
+    """Rows of each prompt, in the order of their first row."""
     places: dict[int, list[int]] = {}
     for row, key in enumerate(group.tolist()):
         places.setdefault(key, []).append(row)
@@ -91,7 +92,7 @@ def rows_by_prompt(group: Int[Tensor, " n"]) -> list[list[int]]:
 
 
 def spread_out(prompts: Sequence[Sequence[int]], values: Sequence[float]) -> Float[Tensor, " n"]:
-    """A column with each prompt's value in all of its rows, as float64."""
+    """Each prompt's value repeated for all of its rows, as float64."""
     column = torch.empty(sum(map(len, prompts)), dtype=torch.float64)
     for rows, value in zip(prompts, values, strict=True):
         column[list(rows)] = value

@@ -17,7 +17,7 @@ from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import EvaluationSampler
 from flowrl.prompts import DATA_SET, PromptSet
 from flowrl.run.evaluate.attempts import Attempts
-from flowrl.run.experience.round import decode_samples_of
+from flowrl.run.experience.units import decode_samples_of
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner, evaluated
@@ -41,7 +41,8 @@ class Trial:
     def of(
         cls, prompts: PromptSet, samples: int, per_prompt: int, steps: int, seed: int
     ) -> "Trial":
-        """Spread about `samples` samples over prompts, with at least `per_prompt` for each."""
+        """A trial with about `samples` samples spread over prompts, with at least `per_prompt`
+        each."""
         count = max(1, min(len(prompts), samples // per_prompt))
         rows = tuple(i * len(prompts) // count for i in range(count))
         return cls(prompts, rows, max(per_prompt, samples // count), steps, seed)
@@ -52,7 +53,7 @@ class Trial:
         )
 
     def noise(self, shape: tuple[int, ...]) -> Tensor:
-        """Return the initial latents [n *shape]. Plain diffusers makes the same images of them."""
+        """Initial latents [n *shape]. Plain diffusers generates the same images from them."""
         keys = [(self.seed, 0, row, "root", g) for row in self.rows for g in range(self.group)]
         return normal(keys, shape)
 
@@ -63,7 +64,7 @@ class TrialSamples(NamedTuple):
 
 
 def draw_trial(policy: EvaluationSampler, trial: Trial) -> TrialSamples:
-    """Sample a trial with the policy's present weights."""
+    """Sample a trial with the policy's current weights."""
     batch = policy.open(*trial.prompts.take(trial.rows), trial.steps)
     plan = policy.plain(trial.group)
     with bounded_call("sampling"):
@@ -74,7 +75,7 @@ def draw_trial(policy: EvaluationSampler, trial: Trial) -> TrialSamples:
 
 @dataclass(frozen=True)
 class HeldOutResult:
-    """Samples of a prompt are contiguous in all columns.
+    """Results on held-out prompts; the samples of a prompt are contiguous in all columns.
 
     metrics    means by reward over all processes, and statistics of the media
     columns    [n] of all processes: scores, NaN where unscored, attempts, and statistics
@@ -92,7 +93,7 @@ class HeldOutResult:
     data_sets: tuple[str, ...] = ()
 
     def by_data_set(self) -> dict[str, dict[str, float]]:
-        """Means of the scores and attempts in each data set; NaN without any."""
+        """Mean scores and attempts of each data set; NaN without any."""
         found: dict[str, dict[str, float]] = {}
         for label in dict.fromkeys(self.data_sets):
             rows = torch.tensor([each == label for each in self.data_sets])
@@ -126,7 +127,7 @@ def score_trial(
 
 
 def known_mean(column: Tensor) -> float:
-    """The mean of the values that are not NaN; NaN without any."""
+    """Mean of the non-NaN values; NaN without any."""
     known = column[~column.isnan()].double()
     return float(known.mean()) if len(known) else math.nan
 
@@ -137,7 +138,7 @@ def merged_trial(
     counts: bool = True,
     more: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> HeldOutResult:
-    """Merge results of all processes, without those of one that does not count.
+    """Merge the results of all processes, except a process that does not count.
 
     `more` are further columns [n] of this process's samples.
     """
@@ -206,7 +207,8 @@ class Evaluated:
 
 
 def evaluate_and_keep(session: Session, progress: Progress) -> Evaluated | None:
-    """Evaluate on the run's held-out prompts, None without any, and keep the best weights."""
+    """Evaluate on the run's held-out prompts and keep the best weights; None without held-out
+    prompts."""
     if session.held_out is None:
         return None
     learner, judged = session.learner, (session.held_out, session.judges)

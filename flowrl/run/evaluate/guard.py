@@ -14,7 +14,7 @@ UNSCORED = (
 
 
 class Raised(NamedTuple):
-    """Sentences of alarms. `signs` end a run with `train.alarms: stop`; `notes` never do."""
+    """Sentences of raised alarms. `signs` end a run with `train.alarms: stop`; `notes` never do."""
 
     notes: list[str]
     signs: list[str]
@@ -27,7 +27,7 @@ class Raised(NamedTuple):
 def raised_by_training(
     session: Session, alarms: Alarms, metrics: dict[str, float], iteration: int
 ) -> Raised:
-    """Signs in an iteration of training, whose metric `alarms` is set here to their number."""
+    """Signs from an iteration of training; also sets its metric `alarms` to their number."""
     if session.run.train.alarms == "off":
         return Raised([], [])
     lost = alarms.unscored(metrics)
@@ -47,7 +47,7 @@ def raised_by_training(
 def raised_by_evaluation(
     session: Session, alarms: Alarms, metrics: dict[str, float], iteration: int
 ) -> Raised:
-    """Signs in an evaluation. `metrics` are those of its iteration's line."""
+    """Signs from an evaluation. `metrics` are from its iteration's line."""
     if session.run.train.alarms == "off":
         return Raised([], [])
     found = alarms.compare(metrics, iteration, judges(session.run))

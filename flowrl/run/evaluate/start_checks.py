@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from accelerate.utils import gather_object
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.batch import Driven
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.language.advice import learning_rate_warning
+from flowrl.models.language.advice import experts_warning, learning_rate_warning
+from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.policy import Policy
 from flowrl.run.experience.reward_gradient import prove_gradients
 from flowrl.run.model_proof import StartProof
@@ -15,7 +17,7 @@ from flowrl.run.state.start_record import source_digests
 from flowrl.run.watch.judges import no_judge, seen_in_training
 from flowrl.run.watch.text_facts import text_length
 from flowrl.settings import Run
-from rewards.types import Kind
+from rewards.types import MediaForm
 from samplers import Plan, evaluations
 
 
@@ -32,35 +34,45 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
     check_levels(session)
     for sentence in counts_on_levels(session):
         session.terminal.say(sentence)
-    weights = sum(p.numel() for p in session.learner.policies.parameters.values())
-    if (warning := learning_rate_warning(session.run, weights)) is not None:
+    for warning in _model_warnings(session):
         session.terminal.warn(warning)
     for sentence in session.parallel.proofs():
         session.terminal.say(sentence)
     if session.given is not None:
         for sentence in session.given.proofs():
             session.terminal.say(sentence)
-    kind = made_kind(session.learner.policy)
-    for sentence in prove_rewards(session.rewards, session.run, session.prompts, kind):
+    form = made_form(session.learner.policy)
+    for sentence in prove_rewards(session.rewards, session.run, session.prompts, form):
         session.terminal.say(sentence)
     if session.run.intermediate_rewards:
         for sentence in prove_rewards(
-            session.intermediate_rewards, session.run, session.prompts, kind
+            session.intermediate_rewards, session.run, session.prompts, form
         ):
             session.terminal.say(sentence)
-    for sentence in prove_gradients(session, kind):
+    for sentence in prove_gradients(session, form):
         session.terminal.say(sentence)
     if session.run.held_out_rewards and session.held_out is not None:
-        for sentence in prove_rewards(session.judges, session.run, session.held_out, kind):
+        for sentence in prove_rewards(session.judges, session.run, session.held_out, form):
             session.terminal.say(sentence)
+
+
+def _model_warnings(session: Session) -> Iterator[str]:
+    """Warn of what does harm to language models."""
+    if session.run.model.language is None:
+        return
+    learner = session.learner
+    weights = sum(p.numel() for p in learner.policies.parameters.values())
+    config = learner.policy.roots()["model"].config
+    found = learning_rate_warning(session.run, weights), experts_warning(config)
+    yield from (warning for warning in found if warning is not None)
 
 
 def check_levels(session: Session) -> None:
-    """Raise a UserError if the plan does not fit the pipeline's own noise levels.
+    """Raise a UserError if the plan does not fit the model's own noise levels.
 
     The settings are checked on evenly spaced levels. A scheduler whose list ends on a level near 0
     has one step less that may be noisy."""
-    if not isinstance(session.learner.policy, PipelinePolicy):
+    if not isinstance(session.learner.policy, Driven):
         return
     steps = session.algorithm.steps
     sigmas = session.learner.policy.schedule(steps).sigmas
@@ -69,36 +81,40 @@ def check_levels(session: Session) -> None:
     except ValueError as problem:
         levels = ", ".join(f"{sigma:.3f}" for sigma in sigmas[-4:])
         raise UserError(
-            f"recipe: the plan does not fit the pipeline's {steps} steps, whose levels end on "
+            f"recipe: the plan does not fit the model's {steps} steps, whose levels end on "
             f"{levels}: {problem}; take more steps or a smaller window"
         ) from problem
 
 
 def check_same_sources(run: Run) -> None:
-    """Raise a UserError if processes have different source files of the run's own parts."""
+    """UserError if processes have different source files of the run's own parts."""
     every = gather_object([source_digests(run)])
     differ = {
         name for each in every for name, digest in each.items() if every[0].get(name) != digest
     }
     if differ:
         raise UserError(
-            f"{', '.join(sorted(differ))}: the processes have different files of this name; copy "
-            "one version to every machine"
+            f"{', '.join(sorted(differ))}: these files differ between processes; copy one "
+            "version to every machine"
         )
 
 
-def made_kind(policy: Policy) -> Kind:
-    """The kind of sample that a proven policy makes."""
+def made_form(policy: Policy) -> MediaForm:
+    """The form of the samples that a proven policy makes."""
+    if isinstance(policy, OwnPolicy):
+        assert policy.form is not None
+        return policy.form
     if not isinstance(policy, PipelinePolicy):
-        return "text"
-    return "video" if any(each.video for each in policy.known_proofs.values()) else "image"
+        return MediaForm("text")
+    moving = any(each.video for each in policy.known_proofs.values())
+    return MediaForm("video" if moving else "image")
 
 
 def counts_on_levels(session: Session) -> Iterator[str]:
-    """A sentence if the model's own noise levels change the work that `flowrl plan` has counted on
-    evenly spaced ones: a level near 0 ends the noise a step earlier."""
+    """A sentence if the model's own noise levels change the work that `flowrl plan` counted on
+    evenly spaced ones: a level near 0 ends the noise one step earlier."""
     run, policy, algorithm = session.run, session.learner.policy, session.algorithm
-    if not isinstance(policy, PipelinePolicy) or run.model.sigmas is not None:
+    if not isinstance(policy, Driven) or run.model.sigmas is not None:
         return
     levels = (policy.schedule(algorithm.steps).sigmas, run.levels(algorithm.steps))
     counts = []

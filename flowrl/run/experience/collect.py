@@ -26,7 +26,7 @@ from samplers import Rollout
 
 @dataclass(frozen=True)
 class FirstSamples:
-    """The samples of an iteration's first plan on this process, for what shows them.
+    """This process's samples from an iteration's first plan, for display.
 
     credit  their advantages and mask [n k]
     plans   of the iteration
@@ -87,21 +87,23 @@ def collect(session: Session, iteration: int) -> Experience:
 def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     """Statistics of the first round's samples, reports of rewards, and counts of all rounds."""
     every = session.parallel.every
-    statistics = rounds.first.statistics
+    statistics = rounds.first.found.statistics
     own_means = (statistics.means, statistics.size) if rounds.first.counts else None
     metrics = merged_means([each for each in every(own_means) if each is not None])
-    metrics |= _mean(every(_guided(rounds))) | _mean(every(reports(session.rewards)))
-    metrics["count/sampling"] = sum(r.batch.meter.total(every) for r in rounds.each)
+    metrics |= _mean(every(_guided(rounds))) | _mean(
+        every(reports(session.rewards) | dict(rounds.first.found.reports))
+    )
+    metrics["count/sampling"] = float(sum(sum(every(r.found.evaluations)) for r in rounds.each))
     own = scored_samples(rounds.each)
     metrics["count/scored"] = float(sum(every(own)))
     return metrics
 
 
 def scored_samples(rounds: Sequence[Any]) -> int:
-    """Samples and clean images of this process that rewards were asked for. A round without draws
-    of its own only keeps the others company."""
+    """Samples and predicted clean images of this process that were scored. Rounds without draws of
+    its own, which only keep the other processes company, do not count."""
     counted = [each for each in rounds if each.counts]
-    return sum(r.looked + sum(len(p.rollout.prompt) for p in r.parts) for r in counted)
+    return sum(r.found.looked + sum(len(p.rollout.prompt) for p in r.parts) for r in counted)
 
 
 def _guided(rounds: Rounds) -> dict[str, float]:
@@ -113,7 +115,7 @@ def _guided(rounds: Rounds) -> dict[str, float]:
 
 
 def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
-    """Compute the credit of one of the plans.
+    """Compute the credit of one plan.
 
     Scores are few numbers: all processes see all of them, compute all credit and keep their share.
     """
@@ -162,7 +164,7 @@ def _budgeted(
 
 
 def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
-    """Gather what credit reads beside the scores, of all draws of all rounds and processes."""
+    """Gather the other inputs of credit from all draws of all rounds and processes."""
 
     gathered, parts = rounds.gathered, rounds.parts(plan)
     rollouts = [part.rollout for part in parts]
@@ -196,7 +198,7 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
 
 
 def handle_failures(scores: Scores, credited: Tensor, skip: bool) -> None:
-    """Stop, or go on without the groups that have no score if `skip` (`train.on_failure`).
+    """Stop if groups have no score, or drop those groups if `skip` (`train.on_failure`).
 
     `credited` [draws]: whether any sample of the group has an advantage.
     """

@@ -15,7 +15,8 @@ from rewards import Samples, Scores
 
 @dataclass(frozen=True)
 class BothCalls:
-    """The model's call for the prompts of two batches: those from `first` on are the second's.
+    """The model's call for the prompts of two batches; prompts from `first` on belong to the
+    second one.
 
     Rows of one call are all of one batch, since they were made together.
     """
@@ -34,7 +35,7 @@ class BothCalls:
 
 
 def collect_given(session: Session, data: GivenSamples, iteration: int) -> Experience:
-    """Collect an iteration of a run with given samples: all of them, or a share."""
+    """Collect an iteration with given samples, for all of its draws or for a share."""
     given = data.rows(iteration)
     if data.settings.share == 1:
         return _given_alone(data, given, iteration)

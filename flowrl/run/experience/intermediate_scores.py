@@ -13,13 +13,13 @@ from samplers import Rollout
 
 
 def looks_of(rollout: RolloutLike) -> int:
-    """Count the clean samples on the way that a rollout's rewards are asked for."""
+    """Number of a rollout's predicted clean samples to score."""
     return sum(len(seen.x0) for seen in rollout.seen) if isinstance(rollout, Rollout) else 0
 
 
 @dataclass(frozen=True)
 class IntermediateScorer:
-    """Add the rewards of a rollout's intermediate samples to its scores."""
+    """Adds the scores of a rollout's intermediate samples to its scores."""
 
     session: Session
     iteration: int
@@ -43,7 +43,7 @@ class IntermediateScorer:
 def intermediate_scores(
     rollout: RolloutLike, score: Callable[[Rollout], Scores]
 ) -> IntermediateScores | None:
-    """Score what a rollout's plan looked at; None if it looked at nothing.
+    """Score a rollout's predicted clean samples; None if its plan asks for none.
 
     Each distinct state is scored once. States of one step are scored together, so that groupwise
     rewards and judges compare states of one noise level, and one step after the other.
@@ -65,7 +65,7 @@ def intermediate_scores(
 
 
 def intermediate_metrics(scores: IntermediateScores) -> dict[str, float]:
-    """`unscored_way`: the share of the leaves' looked-at states that have no score."""
+    """`unscored_way`: share of the leaves' intermediate states without a score."""
     looked = scores.scored.any(0).any(-1)  # steps: those without any score count as not asked
     known = scores.scored[:, looked].all(-1).double()
     return {"unscored_way": float(1 - known.mean()) if known.numel() else 1.0}

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from flowrl.likelihoods.rows import Rows, take
+from flowrl.likelihoods.rows import Evaluation, Rows, take, with_replayed
 from flowrl.models.policy import RolloutLike
 from flowrl.run.state.finite import refuse
 from flowrl.run.state.learner import Learner
@@ -16,7 +16,7 @@ from samplers.host import wide
 
 @runtime_checkable
 class Whole(Protocol):
-    """A likelihood whose samples have a log-probability: the sum of their entries'."""
+    """A likelihood whose samples have a log-probability: the sum over their entries."""
 
     def whole(self, rollout: Any) -> tuple[Rows, Int[Tensor, " b"]]: ...  # and which samples
 
@@ -25,20 +25,21 @@ class Whole(Protocol):
 def reference_log_ratios(
     learner: Learner, policy: Any, rollout: RolloutLike
 ) -> Float[Tensor, "n t"]:
-    """Return log p(entry | sampling policy) - log p(entry | start), in nats.
+    """log p(entry | sampling policy) - log p(entry | initial model), in nats.
 
     This is the k1 estimate of KL(policy | start), of either sign; a sample's estimate is the sum
     over its entries. NaN where no entry is the policy's: after the end, in an environment's replies
     and in samples without rows (greedy ones). NotFiniteError if log-probabilities are not finite.
 
     Stored log-probabilities are the sampler's. They are computed again where another engine sampled
-    or `train.recompute_old` is set.
+    or `train.recompute_old` is set, but for replayed texts.
     """
     likelihood, behaviour = learner.algorithm.likelihood, learner.algorithm.behaviour
     assert isinstance(likelihood, Whole), "Algorithm refuses others"
     rows, samples = likelihood.whole(rollout)
     if rows.old is None or learner.run.recomputes_old:
-        old = _log_probabilities(learner, behaviour, policy, rows)
+        computed = Evaluation(_log_probabilities(learner, behaviour, policy, rows), None)
+        old = with_replayed(computed, rows).logp
     else:
         old = rows.old.logp
     log_ratio = wide(old - _log_probabilities(learner, "ref", policy, rows))
@@ -59,10 +60,10 @@ def _log_probabilities(
     with learner.policies.using(name):
         chunks = torch.arange(len(rows.prompt), device=rows.prompt.device).split(most)
         logps = [likelihood.evaluate(policy, take(rows, chunk)).logp for chunk in chunks]
-    return torch.cat(logps)
+    return torch.cat(logps).cpu()
 
 
 def turns_of(rollout: RolloutLike) -> Int[Tensor, "n t"]:
-    """The turn of each token: only texts have a KL in the reward."""
+    """Turn of each token; only texts can have a KL in the reward."""
     assert isinstance(rollout, TextRollout)
     return rollout.point

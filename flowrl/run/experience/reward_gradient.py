@@ -20,8 +20,7 @@ from flowrl.likelihoods.pathwise import PathRows, Pathwise, velocities_of
 from flowrl.likelihoods.rows import Evaluation, Rows
 from flowrl.losses.base import Entries
 from flowrl.losses.reward import RewardGradient
-from flowrl.models.diffusers.batch import MediaBatch
-from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.batch import Driven, MediaBatch
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.session import Session
 from rewards import Reward, Samples, Scores
@@ -33,7 +32,7 @@ from rewards.checks.gradient_test import (
     slope_error,
 )
 from rewards.checks.self_test import Prompts
-from rewards.types import Kind
+from rewards.types import MediaForm
 from samplers import Rollout, Velocity
 from samplers.host import on_host, picked, sent, uploaded
 from samplers.untyped import integers
@@ -47,7 +46,7 @@ NO_GRADIENT = (
 
 @dataclass(frozen=True)
 class RewardPath:
-    """The way from clean latents to a score, for the prompts of one batch.
+    """The differentiable path from clean latents to a score, for the prompts of one batch.
 
     weights  of the rewards [r]
     size     samples that are decoded with gradients at one time
@@ -70,7 +69,7 @@ class RewardPath:
     def guiding(
         cls, session: Session, batch: Any, rows: Sequence[int], iteration: int
     ) -> "RewardPath":
-        """The path to the rewards on the way, whose slope guides a plan's steps."""
+        """The path to the intermediate rewards whose gradient guides a plan's steps."""
         given = session.intermediate_rewards, session.intermediate_weights(iteration)
         return cls._open(session, batch, rows, *given)
 
@@ -96,14 +95,14 @@ class RewardPath:
         )
 
     def samples(self, media: Tensor, prompt: Tensor, word: str = "") -> Samples:
-        """Samples of these prompts, behind a word if there is one."""
+        """Samples of these prompts, with a word in front of the prompt if there is one."""
         at = integers(on_host(prompt))
         texts = [f"{word} {self.texts[i]}" if word else self.texts[i] for i in at]
         meta = [self.meta[i] for i in at] if self.meta else ()
         return Samples(media.detach(), texts, on_host(prompt), meta)
 
     def total(self, media: Tensor, prompt: Tensor, word: str = "") -> Float[Tensor, " m"]:
-        """The weighted sum of the rewards, with a gradient to the media."""
+        """Weighted sum of the rewards, with a gradient with respect to the media."""
         shown = self.samples(media, prompt, word)
         parts = [
             differentiable_scores(n, r, media, shown).to(media) for n, r in self.rewards.items()
@@ -113,7 +112,7 @@ class RewardPath:
     def score(
         self, media: Tensor, prompt: Tensor, rows: PathRows, words: tuple[str, str] | None
     ) -> Float[Tensor, " m"]:
-        """The score of the loss: the weighted sum, or that of one word less that of another."""
+        """Score for the loss: the weighted sum, or its difference between two words."""
         if words is None:
             return self.total(media, prompt)
         first, second = words[::-1] if rows.swapped else words
@@ -123,7 +122,8 @@ class RewardPath:
     def slopes(
         self, x0: Float[Tensor, "b *d"], rows: PathRows, kept: Tensor, words: tuple[str, str] | None
     ) -> tuple[Float[Tensor, " m"], Float[Tensor, "m *d"]]:
-        """Scores of the kept rows' samples, and their slopes in x0. No gradient is left behind."""
+        """Scores of the kept rows' samples, and their gradients with respect to x0. Leaves no
+        other gradients behind."""
         scores, slopes = [x0.new_zeros(0)], [x0.new_zeros(0, *x0.shape[1:])]
         for at in kept.split(self.size) if len(kept) else ():
             at = sent(at, x0.device)
@@ -142,8 +142,8 @@ class RewardPath:
         find: Callable[[Tensor], Tensor],
         clean: bool = True,
     ) -> tuple[Float[Tensor, " m"], Float[Tensor, "m *d"]]:
-        """Scores `find` of the decoded media, and their slopes in x0. `clean`: x0 are what a
-        decoder takes, not states at the schedule's last level."""
+        """Scores `find` of the decoded media, and their gradients with respect to x0. `clean`: x0
+        is the decoder's input rather than states at the schedule's last level."""
         part = x0.detach().clone().requires_grad_()
         with torch.enable_grad():
             latents = part if clean else self.batch.clean(part)
@@ -160,7 +160,7 @@ class RewardPath:
         return score.detach(), slope
 
     def on_the_way(self, rollout: Rollout) -> Float[Tensor, "n *d"]:
-        """The slopes of the rewards of predicted samples, which guide a plan's steps."""
+        """Gradients of the rewards of predicted samples, which guide a plan's steps."""
         slopes: list[Tensor] = []
         for at in torch.arange(len(rollout.x0)).split(self.size):
             there = sent(at, rollout.x0.device)
@@ -170,7 +170,7 @@ class RewardPath:
 
     @torch.no_grad()
     def agreement(self, samples: Samples, scores: Scores) -> Agreement:
-        """Compare differentiable scores with the plain ones, on samples of the run."""
+        """Compare differentiable scores with plain ones on samples of the run."""
         n = min(CHECKED, len(samples.prompts))
         group, known = len(samples.prompts) // len(self.texts), scores.scored.all(1)
         prompt = torch.arange(n) // group
@@ -184,14 +184,15 @@ class RewardPath:
         return Agreement.of(torch.where(known[:n], plain, torch.nan), graded)
 
     def check(self, samples: Samples, scores: Scores) -> tuple[str, bool]:
-        """A sentence on the agreement in the first iteration, and whether it is close."""
+        """A sentence on this agreement in the first iteration, and whether it is close."""
         near = self.agreement(samples, scores)
         sentence = f"self-check: rewards with gradients, on the first samples: {near}"
         return sentence, near.close
 
 
 def differentiable_rewards(rewards: Mapping[str, Reward]) -> dict[str, DifferentiableScore]:
-    """Rewards as differentiable functions. UserError, naming it, for one without."""
+    """Rewards as differentiable functions. UserError, naming it, for one that is not
+    differentiable."""
     try:
         return {name: differentiable_score(name, reward) for name, reward in rewards.items()}
     except ValueError as error:
@@ -228,8 +229,8 @@ def path_entries(
     return loss(likelihood, evaluations, rows)
 
 
-def prove_gradients(session: Session, kind: Kind) -> Iterator[str]:
-    """Test the decoder's gradient and the rewards' own, before a run: a sentence for each.
+def prove_gradients(session: Session, form: MediaForm) -> Iterator[str]:
+    """Test the gradients of the decoder and the rewards before a run; returns a sentence for each.
 
     UserError for those that fail, or a warning where `train.self_test` says so.
     """
@@ -241,7 +242,7 @@ def prove_gradients(session: Session, kind: Kind) -> Iterator[str]:
     yield decoder_test(session)
     if run.train.self_test == "off":
         return
-    shown = Prompts(session.prompts.texts, session.prompts.meta, kind)
+    shown = Prompts(session.prompts.texts, session.prompts.meta, *form)
     for name in rewards:
         try:
             yield f"reward {gradient_test(name, given[name], shown)}"
@@ -252,11 +253,11 @@ def prove_gradients(session: Session, kind: Kind) -> Iterator[str]:
 
 
 def decoder_test(session: Session) -> str:
-    """Decode one sample of noise with gradients. UserError where there is none, or where it is not
-    what finite differences measure."""
+    """Decode one sample of noise with gradients. UserError if there is none, or if it differs from
+    finite differences."""
     policy, steps = session.learner.policy, session.algorithm.steps
-    assert isinstance(policy, PipelinePolicy)
-    batch = policy.open(*session.prompts.take([0]), steps)
+    assert isinstance(policy, Driven)
+    batch = MediaBatch(policy, policy.encode(*session.prompts.take([0])), steps)
     noise = torch.randn(1, *policy.shape(steps), generator=torch.Generator().manual_seed(0))
     x0 = (0.5 * noise).to(policy.device, policy.arithmetic).requires_grad_()
     prompt = torch.zeros(1, dtype=torch.long)

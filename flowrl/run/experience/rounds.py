@@ -16,7 +16,8 @@ from flowrl.budget.spending import DrawRequest
 from flowrl.likelihoods.rows import Rows, stacked, take
 from flowrl.likelihoods.token import TokenPolicy
 from flowrl.prompts import Draws
-from flowrl.run.experience.round import PlanSamples, Round, sample_round, timed
+from flowrl.run.experience.round import PlanSamples, Round, sample_round
+from flowrl.run.experience.units import timed
 from flowrl.run.state.session import Session
 from flowrl.run.state.smaller_calls import with_smaller_calls
 from samplers import Velocity
@@ -27,7 +28,8 @@ ModelCall = Velocity | TokenPolicy  # what a likelihood evaluates: of images, of
 
 @dataclass(frozen=True)
 class LearnedRows:
-    """Rows to learn from. Their `prompt` is a place in `draws` (ids), which `policy` encoded."""
+    """Rows to train on. Their `prompt` is an index into `draws` (ids), which `policy` has
+    encoded."""
 
     rows: tuple[Rows, ...]
     draws: tuple[int, ...]
@@ -44,7 +46,7 @@ class Rounds:
 
     @classmethod
     def sample(cls, session: Session, iteration: int) -> "Rounds":
-        """Sample rounds until the budget asks for no more; one round without a budget."""
+        """Sample rounds until the budget stops; a single round without a budget."""
         prompts, spending, seconds = session.prompts, session.spending, dict[str, float]()
         weights = session.tracker.weights(len(prompts)) if session.tracker else None
         count, seed = session.run.drawn, session.run.train.seed
@@ -54,7 +56,8 @@ class Rounds:
             return with_smaller_calls(session.learner, session.terminal, sample)
 
         if spending is None:
-            only = sampled(prompts.draw(iteration, count, seed, weights))
+            ahead = None if session.source is None else session.source.draws(iteration)
+            only = sampled(ahead or prompts.draw(iteration, count, seed, weights))
             return cls(session, (only,), torch.ones(len(only.draws.ids), dtype=torch.bool), seconds)
         request = DrawRequest(prompts, count, seed, iteration, weights)
         each: list[Round] = []
@@ -69,17 +72,17 @@ class Rounds:
 
     @property
     def merged_groups(self) -> tuple[int, ...]:
-        """Draws of each group that is kept; a group is kept or not as a whole."""
+        """Number of draws in each kept group; groups are kept or dropped as a whole."""
         counts = [n for r in self.each for n in r.draws.merged]
         whole = self.kept.split(counts)
         return tuple(n for n, part in zip(counts, whole, strict=True) if bool(part[0]))
 
     def parts(self, plan: int) -> list[PlanSamples]:
-        """The samples of a plan, by round."""
+        """Samples of a plan, by round."""
         return [r.parts[plan] for r in self.each]
 
     def gathered(self, columns: Iterable[Tensor | None]) -> Tensor:
-        """Join a column of all rounds and processes, in the order of the draws."""
+        """Gather a column from all rounds and processes, in the order of the draws."""
         parts = []
         for r, column in zip(self.each, columns, strict=True):
             assert column is not None, "all rollouts of a plan have the same columns"
@@ -87,7 +90,7 @@ class Rounds:
         return torch.cat(parts)
 
     def own(self, columns: Sequence[Tensor], group: int) -> list[tuple[Tensor, ...]]:
-        """Cut this process's samples of each round out of columns over all samples."""
+        """This process's part, per round, of columns over all samples."""
         cuts, start = [], 0
         for r in self.each:
             share = slice(*((start + end) * group for end in (r.mine.start, r.mine.stop)))
@@ -96,7 +99,7 @@ class Rounds:
         return cuts
 
     def merged(self, columns: Sequence[Sequence[tuple[Tensor, ...]]]) -> LearnedRows:
-        """Make the rows of all plans. `columns`: per plan and round, advantages and mask [n k]."""
+        """Join the rows of all plans. `columns`: per plan and round, advantages and mask [n k]."""
         likelihood, unit = self.session.algorithm.likelihood, self.session.algorithm.loss.unit
         rows: list[list[Rows]] = [[] for _ in self.each]
         for plan, owns in enumerate(columns):

@@ -7,24 +7,34 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from flowrl.run.state.waiting import asks_server, may_overlap
 from rewards import Reward, Samples, Scores
-from rewards.checks.self_test import Made
 from rewards.guard import SharedState, beside_sampling
-from rewards.types import Cancels, Concurrent, Waits, parts_of
+from rewards.types import Cancels, parts_of
 
 R = TypeVar("R")
 Score = Callable[[Mapping[str, Reward], Samples], Scores]
 
 
-def may_overlap(reward: Reward) -> bool:
-    """Whether a reward, and every part of a composite one, may be called in several threads."""
-    if not isinstance(reward, Concurrent) or not reward.concurrent:
-        return False
-    return not isinstance(reward, Made) or all(map(may_overlap, reward.parts.values()))
+def queued_score(score: Score, device: str) -> Score:
+    """`score` for another thread. On a GPU it has a stream of its own, whose work begins after all
+    that this thread has queued, the decoding of the samples; the next ones are drawn beside it."""
+    if device != "cuda":
+        return score
+    index, decoded = torch.cuda.current_device(), torch.cuda.Event()
+    decoded.record()
+
+    def scored(rewards: Mapping[str, Reward], samples: Samples) -> Scores:
+        stream = torch.cuda.Stream(index)  # a thread's current device may be another one
+        stream.wait_event(decoded)
+        with torch.cuda.stream(stream):
+            return score(rewards, samples)
+
+    return scored
 
 
 class ScoreAhead(Generic[R]):
-    """Media and scores of an iteration's rollouts, in their order.
+    """Media and scores of an iteration's rollouts, in order, computed while sampling continues.
 
     `on_rollout` is called for every rollout but the last. It decodes at once, since decoding needs
     the model, and threads score. Each concurrent reward has a call of its own for each rollout, and
@@ -37,9 +47,13 @@ class ScoreAhead(Generic[R]):
     PATIENCE: ClassVar[float] = 0.1  # seconds until a call that began late is cancelled again
 
     def __init__(
-        self, decode: Callable[[R], Samples], rewards: Mapping[str, Reward], score: Score
+        self,
+        decode: Callable[[R], Samples],
+        rewards: Mapping[str, Reward],
+        score: Score,
+        device: str = "cpu",
     ) -> None:
-        self.decode, self.rewards, self.score = decode, rewards, score
+        self.decode, self.rewards, self.score, self.device = decode, rewards, score, device
         self.overlapping = [{name: each} for name, each in rewards.items() if may_overlap(each)]
         self.here = {name: each for name, each in rewards.items() if not may_overlap(each)}
         self.decoded: list[Samples] = []
@@ -49,7 +63,7 @@ class ScoreAhead(Generic[R]):
         self._before = SharedState.now()
 
     def close(self) -> None:
-        """Drop the calls that wait, cancel those of servers, and wait for those that run here."""
+        """Drop waiting calls, cancel calls of servers, and wait for calls that run here."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         while running := [call for call in self._begun if not call.done()]:
@@ -75,16 +89,17 @@ class ScoreAhead(Generic[R]):
             self._pools[threads] = ThreadPoolExecutor(
                 threads, thread_name_prefix="rewards", initializer=beside_sampling
             )
-        self._begun.append(self._pools[threads].submit(self.score, rewards, samples))
+        score = queued_score(self.score, self.device)
+        self._begun.append(self._pools[threads].submit(score, rewards, samples))
         return self._begun[-1]
 
     def media(self, rollouts: Sequence[R]) -> list[Samples]:
-        """Decode the rollouts that `on_rollout` has not seen; return the samples of all."""
+        """Decode rollouts that `on_rollout` has not received; returns the samples of all."""
         self.decoded += [self.decode(rollout) for rollout in rollouts[len(self.decoded) :]]
         return self.decoded
 
     def scores(self) -> list[Scores]:
-        """Return scores of all media. An error of a reward in a thread is raised here."""
+        """Scores of all media. Raises errors of rewards that occurred in a thread."""
         late = self.decoded[len(self._early) :]
         if (
             not self._early and len(self.overlapping) + bool(self.here) <= 1
@@ -106,7 +121,7 @@ class ScoreAhead(Generic[R]):
 
 
 def joined_columns(columns: Sequence[Scores], names: tuple[str, ...]) -> Scores:
-    """Scores of the same samples by different rewards, in the order of `names`."""
+    """Combine scores of the same samples by different rewards, in the order of `names`."""
     have = [name for each in columns for name in each.names]
     place = [have.index(name) for name in names]
     values, scored = (
@@ -115,29 +130,26 @@ def joined_columns(columns: Sequence[Scores], names: tuple[str, ...]) -> Scores:
     return Scores(values[:, place], scored[:, place], names)
 
 
-def asks_server(reward: Reward) -> bool:
-    """Whether a reward, or every part of a composite one, waits for a server."""
-    if isinstance(reward, Made):
-        return bool(reward.parts) and all(asks_server(part) for part in reward.parts.values())
-    return isinstance(reward, Waits) and reward.waits
-
-
 class ScoreParts(Generic[R]):
-    """Media and scores of an iteration's rollouts: `ScoreAhead`, and parts of a single plan.
+    """Media and scores of an iteration's rollouts: `ScoreAhead`, or parts of a single plan.
 
-    A part is decoded as soon as it is drawn. The rewards that wait for a server are asked at once
-    for its samples; they have all samples of the part's draws. The other rewards score all samples
-    together, so that no batch of theirs is composed otherwise. Use with
+    A part is decoded as soon as it is drawn, and has all samples of its draws. The rewards that
+    wait for a server are asked at once for its samples, and beside a CUDA device so are all others.
+    On a CPU these would share its cores with the model: they score all samples together. Use with
     `contextlib.closing`.
     """
 
     def __init__(
-        self, decode: Callable[[R], Samples], rewards: Mapping[str, Reward], score: Score
+        self,
+        decode: Callable[[R], Samples],
+        rewards: Mapping[str, Reward],
+        score: Score,
+        device: str = "cpu",
     ) -> None:
-        self.rewards, self.score = rewards, score
-        self.asked = {name: reward for name, reward in rewards.items() if asks_server(reward)}
-        self.whole = ScoreAhead(decode, rewards, score)
-        self.parts = ScoreAhead(decode, self.asked, score)
+        self.rewards, self.score, gpu = rewards, score, device == "cuda"
+        self.asked = {n: each for n, each in rewards.items() if gpu or asks_server(each)}
+        self.whole = ScoreAhead(decode, rewards, score, device)
+        self.parts = ScoreAhead(decode, self.asked, score, device)
 
     def close(self) -> None:
         try:
@@ -146,19 +158,23 @@ class ScoreParts(Generic[R]):
             self.whole.close()
 
     @property
+    def on_rollout(self) -> Callable[[R], None]:
+        return self.whole.on_rollout
+
+    @property
     def on_part(self) -> Callable[[R], None] | None:
-        """None if no reward waits: then parts gain nothing."""
+        """None if no reward is asked for parts: then they gain nothing."""
         return self.parts.on_rollout if self.asked else None
 
     def media(self, rollouts: Sequence[R]) -> list[Samples]:
-        """Decode what is not decoded; return the samples of all rollouts."""
+        """Decode what is not yet decoded; returns the samples of all rollouts."""
         if not self.parts.decoded:
             return self.whole.media(rollouts)
         assert len(rollouts) == 1, "parts are of a single plan"
         return [joined_samples(self.parts.decoded)]
 
     def scores(self, samples: Sequence[Samples]) -> list[Scores]:
-        """Return scores of the samples. An error of a reward in the thread is raised here."""
+        """Scores of the samples. Raises an error of a reward that occurred in the thread."""
         if not self.parts.decoded:
             return self.whole.scores()
         here = {name: each for name, each in self.rewards.items() if name not in self.asked}
@@ -166,8 +182,28 @@ class ScoreParts(Generic[R]):
         return [joined_columns([Scores.joined(self.parts.scores()), *found], tuple(self.rewards))]
 
 
+class ScoreInTurn(Generic[R]):
+    """Media and scores of a single plan's rollout whose rewards would gain nothing by threads."""
+
+    on_rollout = on_part = None
+
+    def __init__(
+        self, decode: Callable[[R], Samples], rewards: Mapping[str, Reward], score: Score
+    ) -> None:
+        self.decode, self.rewards, self.score = decode, rewards, score
+
+    def close(self) -> None:
+        """Nothing runs beside."""
+
+    def media(self, rollouts: Sequence[R]) -> list[Samples]:
+        return [self.decode(rollout) for rollout in rollouts]
+
+    def scores(self, samples: Sequence[Samples]) -> list[Scores]:
+        return [self.score(self.rewards, each) for each in samples]
+
+
 def joined_samples(parts: Sequence[Samples]) -> Samples:
-    """All samples of parts, in order."""
+    """All samples of the parts, in order."""
     first = parts[0].media
     if isinstance(first, Tensor):
         media = torch.cat([each for part in parts if isinstance(each := part.media, Tensor)])

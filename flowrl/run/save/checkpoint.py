@@ -30,6 +30,7 @@ from flowrl.settings.run import EVALUATION
 from flowrl.settings.sentences import explain
 
 POLICIES_FILE = "policies.safetensors"
+SAMPLING_FILE = "sampling.safetensors"
 # errors of a checkpoint with other contents than this run's; a missing key or a wrong type are too
 MISFITS = (
     *(OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError),
@@ -39,7 +40,7 @@ MISFITS = (
 
 @dataclass
 class Progress:
-    """Counters and results of a run; every checkpoint holds all of them."""
+    """Counters and results of a run, all of which every checkpoint holds."""
 
     iteration: int = 0  # iterations done
     optimizer_steps: int = 0
@@ -52,7 +53,7 @@ class Progress:
     base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
 
     def forget(self, old: Incomparable) -> None:
-        """Leave out scores that later evaluations cannot be compared with."""
+        """Drop scores with which later evaluations cannot be compared."""
         for name in ("first", "last", "base_scores"):
             known = getattr(self, name) or {}
             kept = {key: value for key, value in known.items() if not old.concerns(key)}
@@ -65,7 +66,8 @@ _PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
 
 
 def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> None:
-    """Write `checkpoints/000010`: weights, averages, optimizer, progress. Keep the newest few.
+    """Write `checkpoints/000010`: weights, averages, optimizer, progress. Keeps only the newest
+    checkpoints.
 
     Weights that are no longer the best are deleted afterwards, because the previous checkpoint
     needs them until then. The state is copied first, because the session's writer may write it
@@ -87,7 +89,11 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
                 "call_sizes": saved_sizes(session.learner),
             }
             budget = session.spending.state() if session.spending else {}
-            saved = SavedState(weights, copied(moments), copied(budget), json.dumps(state))
+            sampling: dict[str, torch.Tensor] = {}
+            if session.source is not None:
+                state["ahead"], sampling = session.source.state(progress.iteration)
+            kept = (weights, copied(moments), copied(budget), sampling)
+            saved = SavedState(*kept, json.dumps(state))
             keep, reached = session.run.checkpoint.keep, replace(progress)
             session.writer.check()
             session.writer.write(lambda: saved.write(session.folder, reached, keep))
@@ -95,14 +101,16 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
 
 @dataclass(frozen=True)
 class SavedState:
-    """The contents of a checkpoint, which nothing else changes.
+    """Contents of a checkpoint, as a copy that nothing else changes.
 
-    state   a JSON object, as text
+    sampling  weights that iterations are sampled with already; none without `workers.lag`
+    state     a JSON object, as text
     """
 
     weights: Mapping[str, torch.Tensor]
     moments: Mapping[str, Any]
     budget: Any
+    sampling: Mapping[str, torch.Tensor]
     state: str
 
     def write(self, run_folder: Path, progress: Progress, keep: int) -> None:
@@ -117,6 +125,8 @@ class SavedState:
 
     def _fill(self, folder: Path) -> None:
         save_file(dict(self.weights), folder / POLICIES_FILE)
+        if self.sampling:
+            save_file(dict(self.sampling), folder / SAMPLING_FILE)
         torch.save(self.moments, folder / "optimizer.pt")
         torch.save(self.budget, folder / "budget.pt")
         (folder / "state.json").write_text(self.state)
@@ -131,7 +141,7 @@ def _moments(state: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
-    """Return the newest whole checkpoint of a run, None if there is none. Warns of damaged ones.
+    """Newest intact checkpoint of a run, None if there is none. Warns about damaged ones.
 
     UserError if there are some, and all of them are damaged.
     """
@@ -141,7 +151,7 @@ def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
         wrong = damage(checkpoint)
         if wrong is None:
             return checkpoint
-        warn(f"{checkpoint} is damaged ({wrong}); going back to the one before")
+        warn(f"{checkpoint} is damaged ({wrong}); falling back to the one before it")
     if checkpoints:
         raise UserError(
             f"no intact checkpoint in {folder / 'checkpoints'} ({wrong}); "
@@ -151,15 +161,17 @@ def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
 
 
 def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
-    """Restore weights, optimizer and counters. Everything is read before anything is changed.
+    """Restore weights, optimizer and counters. Everything is read before anything changes.
 
-    UserError where the checkpoint does not fit, or holds weights that are not finite.
+    UserError if the checkpoint does not fit, or holds weights that are not finite.
     """
     try:
         state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
         weights = load_file(checkpoint / POLICIES_FILE)
         optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
         spent = torch.load(checkpoint / "budget.pt", weights_only=True)
+        ahead: dict[str, Any] = state.get("ahead", {})  # without workers there is none
+        sampling = load_file(checkpoint / SAMPLING_FILE) if ahead else {}
         progress, seen = _checked(state, checkpoint)
         bad = first_not_finite(weights.items())
         if bad is not None:
@@ -182,14 +194,16 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         # a run that was begun without a budget has nothing to remember
         if spent and session.spending:
             session.spending.restore(spent)
+        if ahead and session.source is not None:
+            session.source.restore(ahead, sampling)
         session.learner.scaler.load_state_dict(state["scaler"])
         take_sizes(session.learner, state.get("call_sizes"))  # older versions wrote none
     except NotFiniteError:
         raise
     except MISFITS as error:
         raise UserError(
-            f"{checkpoint} does not fit this run ({reason(error)}); "
-            "delete it to go on from the one before"
+            f"{checkpoint} does not fit this run ({reason(error)}); delete it to resume from "
+            "the one before it"
         ) from error
     return progress
 
@@ -214,7 +228,7 @@ def _checked(state: Mapping[str, Any], checkpoint: Path) -> tuple[Progress, Mapp
 
 
 def check_best(folder: Path, progress: Progress, warn: Callable[[str], None]) -> None:
-    """Forget the best score if its weights are gone or damaged, and say so."""
+    """Forget the best score, with a message, if its weights are missing or damaged."""
     if progress.best_iteration is None:
         return
     best = folder / "best" / f"{progress.best_iteration:06d}"
@@ -226,7 +240,7 @@ def check_best(folder: Path, progress: Progress, warn: Callable[[str], None]) ->
 
 
 def drop_other_best(folder: Path, progress: Progress) -> None:
-    """Remove all weights from `best/` that are not those of the best evaluation."""
+    """Remove all weights from `best/` except those of the best evaluation."""
     if progress.best_iteration is not None:
         for old in numbered_folders(folder / "best"):
             if int(old.name) != progress.best_iteration:
@@ -234,7 +248,7 @@ def drop_other_best(folder: Path, progress: Progress) -> None:
 
 
 def bring(policy: Policy, run: Run, checkpoint: Path) -> None:
-    """Load the weights that evaluations use into a policy that was just opened."""
+    """Load the weights that evaluations use into a freshly opened policy."""
     name = "current" if run.evaluate.average is None else EVALUATION
     try:
         state = load_file(checkpoint / POLICIES_FILE)
@@ -246,7 +260,8 @@ def bring(policy: Policy, run: Run, checkpoint: Path) -> None:
 
 
 def export(learner: Learner, folder: Path, which: str | None = None, listed: bool = False) -> None:
-    """Write what plain diffusers loads: the adapter, or the whole pipeline after full training.
+    """Write what plain diffusers loads: the adapter, or the whole pipeline if all weights are
+    trained.
 
     `which` of the policies; by default the one that evaluations use. `listed` adds a list of sums.
     NotFiniteError on all processes, and no file, for weights that are not finite.
@@ -263,7 +278,8 @@ def export(learner: Learner, folder: Path, which: str | None = None, listed: boo
 
 
 def export_last(learner: Learner, run_folder: Path) -> Path:
-    """Export the last weights. If those are an average, also the raw ones, to `adapter_raw`."""
+    """Export the final weights. If these are an average, also export the raw ones to
+    `adapter_raw`."""
     folder = run_folder / learner.run.exported
     export(learner, folder)
     if evaluated(learner.run) != "current":

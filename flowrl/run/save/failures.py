@@ -5,19 +5,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch.distributed
-
 from flowrl.errors import NotFiniteError, Stopped, UserError
+from flowrl.processes.meeting import lost
 from flowrl.run.atomic import numbered_folders, reason
 from flowrl.run.state.live import of_callback
+from rewards.combine import blamed
 
 TRACE = "error.txt"
-REWARD = "in reward "  # how `rewards.score_all` notes whose error it is
 
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """Raise `Stopped` for errors inside, and write their traceback to a file of the run's folder.
+    """Turn errors in the body into `Stopped`, and write their traceback to a file in the run's
+    folder.
 
     Unexpected errors propagate unchanged, with their traceback: they are bugs of this program, or
     of a callback.
@@ -33,12 +33,12 @@ def resumable(folder: Path) -> Iterator[None]:
 
 
 class Mistake(UserError):
-    """A mistake in settings or files that the start of a resumed run found. Exit code 2."""
+    """A mistake in settings or files, found when a run resumes. Exit code 2."""
 
 
 @contextmanager
 def starting(folder: Path) -> Iterator[None]:
-    """Raise `Mistake` for user errors inside, if there is a checkpoint to resume from."""
+    """Turn user errors in the body into `Mistake` if there is a checkpoint to resume from."""
     newest = _newest(folder)
     try:
         yield
@@ -89,24 +89,12 @@ def _sentence(error: Exception) -> str | None:
     """Describe an expected error in one sentence; None for an unexpected one."""
     if isinstance(error, Stopped | Mistake | BrokenPipeError) or of_callback(error):
         return None
-    notes: list[str] = getattr(error, "__notes__", [])
-    whose = next((n.removeprefix(REWARD).strip("'") for n in notes if n.startswith(REWARD)), None)
-    if whose is not None:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return f"the reward {whose} raised {what} ({Path(place.filename).name}, {place.lineno})"
+    if (of_reward := blamed(error)) is not None:
+        return of_reward
     if isinstance(error, UserError):
         return str(error).rstrip(".")
     if isinstance(error, OSError):
         return f"a file could not be written or read: {reason(error)}"
-    if _lost(error):
+    if lost(error):
         return f"another process of this run is gone ({reason(error)[:200]})"
     return None
-
-
-def _lost(error: Exception) -> bool:
-    """Whether a collective failed because a process died. gloo reports that in words only."""
-    text = str(error).lower()
-    by_name = isinstance(error, torch.distributed.DistError)
-    words = ("connection closed by peer", "connection reset by peer", "connection refused")
-    return by_name or (isinstance(error, RuntimeError) and any(word in text for word in words))

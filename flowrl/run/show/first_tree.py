@@ -14,7 +14,7 @@ from samplers import Rollout
 
 @dataclass(frozen=True)
 class FirstTree:
-    """Leaves [g] and decision points [k] of one draw of an iteration's first plan.
+    """Leaves [g] and decision points [k] of one draw from an iteration's first plan.
 
     start       place of its first leaf among this process's samples
     node        place of each leaf's node at each decision point
@@ -37,8 +37,8 @@ class FirstTree:
 
 
 def first_tree(session: Session, first: FirstSamples) -> FirstTree:
-    """Read the tree of this process's first draw whose scores differ, since equal ones teach
-    nothing; the first of all if there is none."""
+    """Tree of this process's first draw whose scores differ, or of its first draw if none do,
+    since equal scores teach nothing."""
     part = first.part
     rollout, columns = part.rollout, part.rollout.columns
     group, points = columns.group, len(columns.nodes)

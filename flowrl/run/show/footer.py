@@ -18,7 +18,7 @@ _SAVE, _RESTORE, _WHOLE, _CLEAR_LINE, _CLEAR_BELOW = "\x1b7", "\x1b8", "\x1b[r",
 
 def suits(stream: Any, height: int) -> bool:
     """Whether a text stream (notebooks have their own kinds) is a terminal with room for `height`
-    lines, and this job is in front."""
+    lines and this job is in the foreground."""
     if not stream.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         return False
     if (stream.encoding or "").lower().replace("-", "") != "utf8":
@@ -32,7 +32,7 @@ def suits(stream: Any, height: int) -> bool:
 
 def in_front(file: int) -> bool:
     """Whether this job runs in its terminal's foreground; True if another session owns the
-    terminal, as it does for a launcher's processes."""
+    terminal, as with a launcher's processes."""
     try:
         return os.tcgetpgrp(file) == os.getpgrp()
     except OSError:
@@ -44,7 +44,7 @@ def _has_room(size: os.terminal_size, height: int) -> bool:
 
 
 class Footer:
-    """`height` lines, drawn every second by a thread from `lines(width)`.
+    """The bottom `height` lines of a terminal, drawn every second by a thread from `lines(width)`.
 
     Nothing is drawn while the terminal is too small or another job is in its foreground. `close`
     clears the lines and resets the terminal; it runs at the latest when the interpreter exits.
@@ -61,7 +61,7 @@ class Footer:
         self._thread.start()
 
     def close(self) -> None:
-        """Clear the lines and give all rows back to other output. A second call does nothing."""
+        """Clear the lines and return all rows to other output. A second call does nothing."""
         self._ended.set()
         atexit.unregister(self.close)
         with self._lock, suppress(OSError):  # the terminal may be gone

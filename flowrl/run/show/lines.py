@@ -18,12 +18,11 @@ from flowrl.run.show.panel import (
     MOST_REWARDS,
     HeldOutScore,
     PanelFacts,
-    clock,
     given_line,
     panel_lines,
 )
 from flowrl.run.state.session import Session
-from flowrl.run.watch.record import Terminal
+from flowrl.run.watch.record import Terminal, clock
 from flowrl.settings import Run
 
 TREND = (
@@ -33,7 +32,7 @@ TREND = (
 
 
 class Lines:
-    """A line per iteration of a run of `iterations`, or a panel while it is drawn."""
+    """Shows a run of `iterations` as one line per iteration, or as a live panel."""
 
     def __init__(self, terminal: Terminal, iterations: int) -> None:
         self.terminal, self.iterations = terminal, iterations
@@ -43,7 +42,7 @@ class Lines:
 
     @contextmanager
     def panel(self, facts: PanelFacts, device: str) -> Iterator[None]:
-        """Draw one live panel instead of a line per iteration, if standard output is a terminal.
+        """Draw a live panel instead of a line per iteration, if standard output is a terminal.
 
         All other output scrolls above it. The last iteration's line remains on the terminal.
         """
@@ -120,7 +119,7 @@ class Lines:
 
 
 class TerminalObserver(Observer):
-    """A run on the terminal of the main process. `track.panel` allows the panel."""
+    """Shows a run on the main process's terminal. `track.panel` allows the panel."""
 
     def __init__(self, session: Session, progress: Progress) -> None:
         self.session, self.progress = session, progress
@@ -165,13 +164,13 @@ def panel_facts(session: Session, progress: Progress) -> PanelFacts:
 
 
 def on_policy(run: Run, algorithm: Algorithm) -> bool:
-    """Whether each row is trained on once, by the very policy that sampled it."""
+    """Whether each row is trained on once, by the policy that sampled it."""
     own = algorithm.behaviour == "current" and run.model.server is None
-    return own and run.train.updates == 1 and not run.budget.replay
+    return own and run.train.optimizer_steps == 1 and not run.budget.replay
 
 
 def held_out_scores(session: Session, progress: Progress) -> tuple[HeldOutScore, ...]:
-    """The last evaluation's scores for the panel. The reward that decides has its best one."""
+    """Scores of the last evaluation for the panel; the deciding reward also has its best score."""
     if progress.first is None or progress.last is None:
         return ()
     labels = [spec.label for spec in session.run.judges]

@@ -22,7 +22,7 @@ Call = tuple[str, Callable[[], object]]  # the tracker's name, and what calls it
 
 
 class Mirror:
-    """Calls trackers in a thread, in the order of the records."""
+    """Calls trackers in a thread, in the order of their records."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self.warn = warn
@@ -45,7 +45,7 @@ class Mirror:
         return future.result()
 
     def pass_on(self, name: str, do: Callable[[], object]) -> None:
-        """Call a tracker later. A record that finds no place is lost."""
+        """Queue a call of a tracker. The record is lost if the queue is full."""
         self.passed[name] += 1
         try:
             self._calls.put_nowait((name, do))
@@ -53,7 +53,7 @@ class Mirror:
             self._lose(name, f"it is slower than the run: {MOST_WAITING} records wait")
 
     def end(self, calls: Sequence[Call], seconds: float) -> None:
-        """Make the last calls, wait for all of them at most so many seconds, and name losses."""
+        """Make the remaining calls within so many seconds in total, and report losses."""
         until = time.monotonic() + seconds
         try:
             for call in (*calls, None):
@@ -64,13 +64,13 @@ class Mirror:
         if self._thread.is_alive():
             names = ", ".join(dict.fromkeys(name for name, _ in calls))
             self.warn(
-                f"trackers: {names} did not end within {seconds:g} s; what they lack is in "
-                "metrics.jsonl"
+                f"trackers: {names} did not finish within {seconds:g} s; metrics.jsonl has what "
+                "they lack"
             )
         for name, lost in self.lost.items():
             self.warn(
-                f"tracker {name}: {lost} of {self.passed[name]} records are missing there; "
-                "metrics.jsonl has all"
+                f"tracker {name}: {lost} of {self.passed[name]} records are missing; "
+                "metrics.jsonl has all of them"
             )
 
     def _work(self) -> None:
@@ -85,7 +85,7 @@ class Mirror:
         self.lost[name] += 1
         if self.lost[name] == 1:
             self.warn(
-                f"tracker {name}: a record was not taken ({why}); the run goes on, and "
+                f"tracker {name}: a record was lost ({why}); the run continues, and "
                 "metrics.jsonl has all of them"
             )
 
@@ -96,7 +96,7 @@ def one_line(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class MirroredTracker:
-    """A tracker of accelerate behind the mirror."""
+    """A tracker of accelerate that is called through the mirror."""
 
     inner: Any
     mirror: Mirror
@@ -110,5 +110,5 @@ class MirroredTracker:
         self.pass_on(lambda tracker: tracker.log(copied, step=step, **more))
 
     def pass_on(self, do: Callable[[Any], object]) -> None:
-        """Call `do` with the tracker later."""
+        """Queue a call of `do` with the tracker."""
         self.mirror.pass_on(self.name, lambda: do(self.inner))

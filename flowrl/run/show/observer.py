@@ -12,7 +12,7 @@ from flowrl.run.update.update import Updated
 
 @dataclass(frozen=True)
 class Iteration:
-    """An iteration as it was made.
+    """A finished iteration.
 
     number   iterations done, with this one
     metrics  of its line in `metrics.jsonl`, those of alarms included
@@ -25,26 +25,26 @@ class Iteration:
 
 
 class Observer:
-    """Reads what a run makes, and changes nothing of it. All processes call each method, so that
-    one may gather; those that an observer leaves out do nothing."""
+    """Reads what a run produces without changing it. Every process calls each method, so that an
+    observer can gather; methods that it leaves out do nothing."""
 
     reads_values: ClassVar[bool] = False  # whether the update keeps the values of all entries
 
     def on_start(self, resumed: bool) -> None:
-        """The model and the rewards are proven; the base is not evaluated."""
+        """Called once the model and rewards are proven, before the base is evaluated."""
 
     def during(self) -> AbstractContextManager[object]:
-        """A context that is open while iterations are made, and closed by whatever ends them."""
+        """A context that stays open during all iterations, and closes however they end."""
         return nullcontext()
 
     def on_iteration(self, made: Iteration) -> None:
-        """An iteration is made, before it is recorded."""
+        """Called after an iteration, before it is recorded."""
 
     def on_evaluation(self, made: Evaluated) -> None:
-        """An evaluation is made, before it is recorded."""
+        """Called after an evaluation, before it is recorded."""
 
     def on_alarms(self, texts: Sequence[str]) -> None:
-        """The last iteration or evaluation has raised alarms."""
+        """Called when the last iteration or evaluation raised alarms."""
 
     def on_record(self) -> None:
-        """`metrics.jsonl` holds an evaluation, or the run's last line."""
+        """Called when `metrics.jsonl` contains an evaluation, or the run's last line."""

@@ -19,7 +19,7 @@ from flowrl.run.state.session import Session
 
 
 def open_observers(session: Session, progress: Progress) -> list[Observer]:
-    """Make them, in the order in which they are called."""
+    """Create the observers in the order in which they are called."""
     observers: list[Observer] = []
     if session.parallel.main and session.run.track.training:
         observers.append(TrainingPages(session))
@@ -32,7 +32,7 @@ def open_observers(session: Session, progress: Progress) -> list[Observer]:
 
 
 class RunPage(Observer):
-    """The run's page, and the records that it is made of."""
+    """The run's page and its records."""
 
     def __init__(self, session: Session, progress: Progress) -> None:
         self.session, self.progress = session, progress
@@ -41,7 +41,7 @@ class RunPage(Observer):
         record_start(self.session, self.progress.iteration, resumed)
 
     def on_iteration(self, made: Iteration) -> None:
-        """The tree of one draw, at the first iteration and at those of evaluations."""
+        """Record the tree of one draw, in the first iteration and at evaluations."""
         run = self.session.run
         ends = (1, run.train.iterations)
         if made.number in ends or made.number % run.evaluate.every == 0:
@@ -58,7 +58,7 @@ class RunPage(Observer):
 
 
 class Histograms(Observer):
-    """Histograms of advantages and ratios, for the trackers that show them."""
+    """Histograms of advantages and ratios, for trackers that show them."""
 
     reads_values = True
 

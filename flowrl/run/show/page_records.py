@@ -5,7 +5,7 @@ No failure of these ends a run: each is one warning that names the reason.
 
 import math
 import platform
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.media.thumbnails import small_copy
-from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.batch import Driven
 from flowrl.pages.records import (
     MOST_TEXT,
     AlarmRecord,
@@ -39,7 +39,7 @@ from flowrl.prompts.prompt_set import IMAGE_COLUMNS
 from flowrl.run.atomic import reason
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial
 from flowrl.run.experience.collect import Experience
-from flowrl.run.experience.round import totals
+from flowrl.run.experience.units import totals
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.show.first_tree import first_tree
 from flowrl.run.state.session import Session
@@ -62,19 +62,19 @@ def _harmless(session: Session) -> Iterator[None]:
     except Exception as error:
         ours = isinstance(error, OSError | UserError)
         text = reason(error) if ours else f"{type(error).__name__}: {reason(error)}"
-        session.terminal.warn(f"the run's page was not renewed: {text}")
+        session.terminal.warn(f"the run's page was not updated: {text}")
 
 
 def renew_page(session: Session) -> None:
-    """Write `report.html` from what the folder holds now, on the main process."""
+    """Write `report.html` from the folder's current contents, on the main process."""
     if session.accelerator.is_main_process:
         with _harmless(session):
             write_report(session.folder)
 
 
 def record_start(session: Session, iteration: int, resumed: bool) -> None:
-    """Remove the records of iterations that are done again, and add this start: the machine and
-    the plan."""
+    """Remove records of iterations that will be repeated, and add this start with its machine and
+    plan."""
     if not session.accelerator.is_main_process:
         return
     with _harmless(session):
@@ -103,7 +103,7 @@ def _facts(session: Session) -> Iterator[tuple[str, str]]:
 def _plan_text(session: Session, iteration: int) -> str:
     """The plan of the next iteration, on the model's own noise levels."""
     algorithm, levels = session.algorithm, [1.0, 0.0]
-    if isinstance(session.learner.policy, PipelinePolicy):
+    if isinstance(session.learner.policy, Driven):
         levels = session.learner.policy.schedule(algorithm.steps).sigmas
     plans = algorithm.plan(levels, iteration, session.run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
@@ -111,7 +111,7 @@ def _plan_text(session: Session, iteration: int) -> str:
 
 
 def record_alarms(session: Session, iteration: int, texts: Sequence[str]) -> None:
-    """Add the sentences of the alarms of an iteration, with their numbers."""
+    """Record the alarms of an iteration with their numbers."""
     if texts and session.accelerator.is_main_process:
         with _harmless(session):
             for text in texts:
@@ -120,7 +120,8 @@ def record_alarms(session: Session, iteration: int, texts: Sequence[str]) -> Non
 
 @dataclass(frozen=True)
 class ShownPlaces:
-    """Places, among the samples of all processes, of those that an evaluation's record shows."""
+    """Indices, among the samples of all processes, of the samples that an evaluation's record
+    shows."""
 
     same: list[int]
     best: list[int]
@@ -128,7 +129,7 @@ class ShownPlaces:
 
     @classmethod
     def of(cls, scores: Tensor, per_prompt: int, most: int) -> "ShownPlaces":
-        """For scores [n] with NaN where unscored; nothing is shown where `most` is 0."""
+        """Places chosen by scores [n], NaN for unscored samples; none if `most` is 0."""
         count, order = min(SAME, most, len(scores)), scores.argsort(stable=True).tolist()
         some = EXTREMES if count else 0
         known = [i for i in order if not math.isnan(scores[i])]
@@ -146,7 +147,7 @@ class ShownPlaces:
 def record_evaluation(
     session: Session, result: HeldOutResult, key: str, progress: Progress
 ) -> None:
-    """Write an evaluation's scores, and copies of some samples unless `track.images` is 0. All
+    """Record an evaluation's scores, and copies of some samples unless `track.images` is 0. All
     processes call it: each copies its own samples, and the main process writes."""
     assert session.held_out is not None
     e, run = session.run.evaluate, session.run
@@ -154,7 +155,7 @@ def record_evaluation(
     places = ShownPlaces.of(result.columns[key], trial.group, run.track.images)
     own: dict[int, SampleRecord] = {}
     with _harmless(session):
-        own = own_samples(session.parallel, result, trial, places.every)
+        own = own_samples(session.parallel, result, trial, places.every, session.drawn)
     shown = {place: each for part in session.parallel.every(own) for place, each in part.items()}
     if not session.accelerator.is_main_process:
         return
@@ -179,13 +180,17 @@ def record_evaluation(
 
 
 def own_samples(
-    parallel: Parallel, result: HeldOutResult, trial: Trial, places: Set[int]
+    parallel: Parallel,
+    result: HeldOutResult,
+    trial: Trial,
+    places: Set[int],
+    draw: Callable[[Samples], Samples] = lambda samples: samples,
 ) -> dict[int, SampleRecord]:
-    """Copies of this process's samples at these places, with the images of their rows."""
+    """Copies of this process's samples at these indices, with the images of their rows."""
     mine, counts = parallel.share(len(trial.rows))
     first, side = mine.start * trial.group, _side(result.samples)
     here = [i for i in range(len(result.samples.prompts)) if counts and first + i in places]
-    found = _samples(result.samples, result.scores, here, side)
+    found = _samples(draw, result.samples, result.scores, here, side)
     rows = result.samples.meta
     return {
         first + i: replace(
@@ -202,7 +207,7 @@ def _of_different_prompts(places: Sequence[int], per_prompt: int) -> list[int]:
 
 
 def record_tree(session: Session, experience: Experience, iteration: int) -> None:
-    """Write the tree of one draw, if credit has compared this process's own samples."""
+    """Record the tree of one draw, if credit compared this process's own samples."""
     if experience.first is None or not session.accelerator.is_main_process:
         return
     with _harmless(session):
@@ -233,7 +238,7 @@ def record_tree(session: Session, experience: Experience, iteration: int) -> Non
             tree.plans,
             tree.roots,
             levels,
-            _samples(samples, experience.scores, leaves, LEAF_SIDE),
+            _samples(session.drawn, samples, experience.scores, leaves, LEAF_SIDE),
             _numbers(weighted[tree.start : tree.start + group]),
         )
         write_record(session.folder, record)
@@ -245,19 +250,23 @@ def _first_leaves(node: Tensor) -> list[int]:
 
 
 def _samples(
-    samples: Samples, scores: Scores, places: Sequence[int], side: int
+    draw: Callable[[Samples], Samples],
+    samples: Samples,
+    scores: Scores,
+    places: Sequence[int],
+    side: int,
 ) -> list[SampleRecord]:
-    found = []
-    for i in places:
+    found, shown = [], draw(samples.take(places))
+    for i, media in zip(places, shown.media, strict=True):
         each = zip(scores.names, scores.values[i].tolist(), scores.scored[i].tolist(), strict=True)
         known = {name: _number(value) if there else None for name, value, there in each}
         prompt = shortened(str(samples.prompts[i]), MOST_TEXT // 10)
-        found.append(SampleRecord(i, prompt, known, **_media(samples.media[i], side)))
+        found.append(SampleRecord(i, prompt, known, **_media(media, side)))
     return found
 
 
 def images_of_row(row: Mapping[str, Any], side: int) -> list[GivenImage]:
-    """Copies of the images that a prompt's row names, without its videos."""
+    """Copies of the images, but not videos, in a prompt's row."""
     found: list[GivenImage] = []
     for name, value in row.items():
         paths = [value] if isinstance(value, str) else value
@@ -279,7 +288,8 @@ def _media(media: Any, side: int) -> Mapping[str, Any]:
 
 
 def _kind(samples: Samples) -> Any:
-    return samples.kind
+    """The kind of the samples as a page shows them: a tensor is drawn."""
+    return "image" if samples.kind == "tensor" else samples.kind
 
 
 def _side(samples: Samples) -> int:

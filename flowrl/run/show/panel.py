@@ -12,6 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from flowrl.run.watch.record import clock
+
 HEIGHT = 8  # lines, with the frame
 MOST_REWARDS = 40  # of the last iterations, in the curve
 _GIB = 2**30
@@ -21,7 +23,7 @@ _PHASES = ("encode", "sample", "decode", "score", "ref", "update")
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """A reward's mean over held-out samples, and the base model's."""
+    """Mean of a reward over held-out samples, with the base model's."""
 
     name: str
     value: float
@@ -32,7 +34,7 @@ class HeldOutScore:
 
 @dataclass(frozen=True)
 class PanelFacts:
-    """The numbers on the panel. Each change makes a new one, since another thread draws it."""
+    """Numbers on the panel. Every change creates a new object, since another thread draws it."""
 
     name: str  # of the run
     recipe: str
@@ -72,14 +74,14 @@ def panel_lines(facts: PanelFacts, device: str, width: int, console: Console) ->
 
 
 def curve(values: Sequence[float]) -> str:
-    """Draw numbers as bars, from the lowest to the highest of them."""
+    """Draw numbers as bars between their minimum and maximum."""
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 
 
 def memory_in_use(device: str) -> str:
-    """Memory of the device in use by this process, or of the process itself on a CPU."""
+    """Device memory that this process uses, or the process's own memory on a CPU."""
     if device == "cuda":
         whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         now, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
@@ -92,7 +94,7 @@ def memory_in_use(device: str) -> str:
 
 
 def given_line(m: Mapping[str, float]) -> str:
-    """The update's numbers in an iteration whose samples are all given, without a reward."""
+    """Numbers of the update for an iteration of given samples, which has no reward."""
     right = f", {100 * m['won']:.0f} % of pairs in order" if "won" in m else ""
     return f"given: loss {m['loss']:.4f}{right}, epochs {m['given/epochs']:.2f}"
 
@@ -165,10 +167,3 @@ def _progress(facts: PanelFacts) -> Text:
         left = facts.elapsed / facts.done * (facts.iterations - facts.done)
         text.append(f", {clock(max(0.0, left - since))} left", style="default")
     return text
-
-
-def clock(seconds: float) -> str:
-    """Format seconds as m:ss, or h:mm:ss."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

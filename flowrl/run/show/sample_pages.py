@@ -14,7 +14,7 @@ from flowrl.media import pictures
 from flowrl.pages.sample_files import Page
 from flowrl.run.evaluate.evaluate import Evaluated, HeldOutResult
 from flowrl.run.experience.collect import Experience
-from flowrl.run.experience.round import totals
+from flowrl.run.experience.units import totals
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.show.observer import Iteration, Observer
 from flowrl.run.show.track import ShownSamples, show_samples, shows_samples
@@ -27,7 +27,7 @@ TABLE = "table.jsonl"
 
 
 class TrainingPages(Observer):
-    """Pages of training samples (`track.training`), on the main process."""
+    """Writes pages of training samples (`track.training`), on the main process."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -37,7 +37,7 @@ class TrainingPages(Observer):
 
 
 class HeldOutPages(Observer):
-    """Pages of evaluations' samples (`track.images`), on the main process."""
+    """Writes pages of evaluation samples (`track.images`), on the main process."""
 
     def __init__(self, session: Session, progress: Progress) -> None:
         self.session, self.progress = session, progress
@@ -49,14 +49,14 @@ class HeldOutPages(Observer):
 
 
 def spread_over(samples: int, most: int) -> list[int]:
-    """Places of at most so many samples: a spread over the prompts shows more than the samples of
-    the first one."""
+    """Indices of at most so many samples, spread over prompts, which shows more than one prompt's
+    samples."""
     count = min(most, samples)
     return [i * samples // count for i in range(count)]
 
 
 def save_samples(session: Session, made: Evaluated, iteration: int, name: str) -> None:
-    """Write `track.images` held-out samples of this process on a page of that name."""
+    """Write `track.images` held-out samples of this process to a page of that name."""
     result, key = made.result, made.key
     pick = spread_over(len(result.samples.prompts), session.run.track.images)
     if not pick:
@@ -67,7 +67,7 @@ def save_samples(session: Session, made: Evaluated, iteration: int, name: str) -
         for i in pick
     ]
     title = f"{session.folder.name}, iteration {iteration}: {key} {result.metrics[key]:.3f}"
-    samples, folder = result.samples.take(pick), session.folder / "samples"
+    samples, folder = session.drawn(result.samples.take(pick)), session.folder / "samples"
     page = Page(samples, scores, title)
     rows = [_shown_row(result, i) for i in pick]
     columns = ("prompt", *(f"held_out/{each}" for each in result.scores.names))
@@ -96,7 +96,8 @@ def save_training_samples(session: Session, experience: Experience, iteration: i
     if not pick:
         return
     lines = list(_lines(session, experience, iteration, pick))
-    folder, samples = session.folder / "samples" / "training", experience.samples.take(pick)
+    folder = session.folder / "samples" / "training"
+    samples = session.drawn(experience.samples.take(pick))
     title = f"{session.folder.name}, training, iteration {iteration}"
     page = Page(samples, [line["reward"] for line in lines], title)
 
@@ -127,7 +128,7 @@ class PageRows:
     rows: list[list[Any]]
 
     def shown(self, page: Path) -> ShownSamples:
-        """Samples and their page for trackers; texts become a column of the table."""
+        """Samples and their page for trackers; texts become a table column."""
         if self.samples.kind == "text":
             pairs = zip(self.rows, self.samples.media, strict=True)
             rows = [[*row, text] for row, text in pairs]
@@ -141,8 +142,8 @@ class PageRows:
 def save_page(
     session: Session, save: Callable[[], Path], rows: PageRows | None, iteration: int
 ) -> None:
-    """Call `save`, which draws a page and returns its path: by the session's writer, or at once
-    where a tracker shows the page."""
+    """Call `save`, which draws a page and returns its path, in the session's writer thread, or at
+    once if a tracker shows the page."""
     if rows is None or not shows_samples(session.accelerator):
         session.writer.write(save)
         return

@@ -51,7 +51,7 @@ class ShownSamples:
 
     @property
     def markdown(self) -> str:
-        """The rows as a table. A cell of it is one line."""
+        """The rows as a Markdown table, each cell on one line."""
         head = [self.columns, ["---"] * len(self.columns)]
         cells = [[_short(value) for value in row] for row in self.rows]
         escaped = [[" ".join(c.replace("|", "\\|").split()) for c in row] for row in cells]
@@ -59,7 +59,7 @@ class ShownSamples:
 
 
 def open_trackers(run: Run, folder: Path, accelerator: Accelerator, first: int) -> None:
-    """Start the trackers of `track.with`, or resume their runs; `first`: the next iteration.
+    """Start the trackers of `track.with`, or resume their runs; `first` is the next iteration.
 
     Runs on the main process. UserError for a tracker that does not start.
     """
@@ -79,8 +79,8 @@ def open_trackers(run: Run, folder: Path, accelerator: Accelerator, first: int) 
         ids = mirror.start(begin)
     except (Exception, SystemExit) as error:  # a service's own code, which may raise anything
         raise UserError(
-            f"track.with: {', '.join(track.trackers)} did not start ({one_line(error)}); "
-            "log in to the service, use it offline (WANDB_MODE=offline), or leave it out"
+            f"track.with: {', '.join(track.trackers)} did not start ({one_line(error)}); log in "
+            "to the service, use it offline (WANDB_MODE=offline), or leave it out"
         ) from error
     accelerator.trackers = [
         each if each.name == "jsonl" else MirroredTracker(each, mirror)  # type: ignore[list-item]
@@ -92,7 +92,7 @@ def open_trackers(run: Run, folder: Path, accelerator: Accelerator, first: int) 
 
 @contextmanager
 def finishing(accelerator: Accelerator) -> Iterator[None]:
-    """End the trackers' runs on the way out; after an error W&B shows the run as failed."""
+    """End the trackers' runs on exit; after an error, W&B marks the run as failed."""
     try:
         yield
     except BaseException as error:

@@ -22,7 +22,7 @@ MODEL = ("height", "width", "call", "sigmas", "system", "stop", "environment")
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Scores of evaluations before a checkpoint that say nothing of later ones.
+    """Scores before a checkpoint with which later evaluations cannot be compared.
 
     every   all of them, and the statistics: other prompts, noise or samples
     labels  of held-out rewards that are gone, or score otherwise now
@@ -35,7 +35,7 @@ class Incomparable:
 
     @classmethod
     def of(cls, run: Run, checkpoint: Path) -> "Incomparable":
-        """Compare a run's settings and files with those of a checkpoint, where it has a record."""
+        """Compare a run's settings and files with the record of a checkpoint, if there is one."""
         before = StartRecord.read(checkpoint)
         if before is None:
             return cls()
@@ -69,7 +69,7 @@ class Incomparable:
         return self.every or bool(self.labels) or self.best
 
     def concerns(self, name: str) -> bool:
-        """Whether a score, an attempt's (`pass@4/NAME`) or a statistic cannot be compared."""
+        """Whether a score, an attempt (`pass@4/NAME`) or a statistic cannot be compared."""
         return self.every or name in self.labels or name.partition("/")[2] in self.labels
 
 

@@ -27,7 +27,7 @@ def refuse(what: str, plural: bool = False) -> NoReturn:
 
 @torch.no_grad()
 def first_not_finite(named: Named) -> str | None:
-    """Name the first tensor that holds NaN or infinity. A GPU is waited for once per dtype."""
+    """Name of the first tensor that contains NaN or infinity. Waits for a GPU once per dtype."""
     parts = ((name, tensor.detach()) for name, tensor in named)
     held = [(name, part) for name, part in parts if part.numel() and part.is_floating_point()]
     kinds: dict[tuple[torch.device, torch.dtype], list[tuple[str, Tensor]]] = {}
@@ -51,7 +51,8 @@ def _largest(values: list[Tensor]) -> Tensor:
 
 
 def check_samples(rollout: RolloutLike, media: object, place: str) -> None:
-    """Check latents, which decoders may hide, and media. NotFiniteError names `place`."""
+    """Check media and also latents, whose faults decoders may hide. NotFiniteError names
+    `place`."""
     parts = media if isinstance(media, list | tuple) else [media]
     named = [("the samples", part) for part in parts if isinstance(part, Tensor)]
     if isinstance(rollout, Rollout):
@@ -63,8 +64,8 @@ def check_samples(rollout: RolloutLike, media: object, place: str) -> None:
 def check_iteration(
     rows: Iterable[Rows], weights: Named, metrics: Mapping[str, float], iteration: int
 ) -> None:
-    """End an iteration: one reduction on each process, one exchange of verdicts, and all processes
-    raise the same NotFiniteError or none. `metrics` are those of all processes."""
+    """Check an iteration: one reduction per process and one exchange of verdicts, after which all
+    processes raise the same NotFiniteError or none. `metrics` cover all processes."""
     for name, what in _METRICS.items():
         skipped = name == "loss" and metrics["skipped"] > 0
         there = name in metrics  # an iteration whose groups are all flat has no loss

@@ -13,7 +13,7 @@ LARGEST_BLOCK = 32 * 2**20  # the most that glibc takes, and where its own rule 
 
 
 def keep_freed_memory() -> None:
-    """Let the process keep freed blocks of up to 32 MiB.
+    """Make the process keep freed blocks of up to 32 MiB.
 
     Do nothing without glibc, or if the user has set glibc's environment variables."""
     own = ("MALLOC_", "GLIBC_TUNABLES")

@@ -23,7 +23,7 @@ def check_given(run: Run) -> None:
 
 
 def described_given(run: Run) -> Iterator[str]:
-    """A line on the given samples, if their file can be read."""
+    """A line about the given samples, if their file can be read."""
     if run.given is not None:
         try:
             yield GivenFile.read(run).described(run.given, run.prompts.per_iteration)
@@ -32,24 +32,26 @@ def described_given(run: Run) -> Iterator[str]:
 
 
 def check_choices(run: Run, given: GivenSettings) -> None:
-    """UserError for a kind of given samples that the recipe or the model cannot train on."""
+    """UserError for a kind of given samples that does not fit the recipe or the model."""
     algorithm, name = run.algorithm(), run.recipe.name  # type: ignore[attr-defined]
     _check_recipe(algorithm, given, name)
     wrong = {"texts": "pipeline", "images": "language"}.get(given.kind)
     if wrong is not None and getattr(run.model, wrong) is not None:
-        raise UserError(f"given.kind: {given.kind} are not what model.{wrong} makes")
+        raise UserError(f"given.kind: model.{wrong} does not generate {given.kind}")
     if run.model.environment is not None:
-        raise UserError("given: completions of one turn; leave model.environment out")
+        raise UserError("given: completions have only one turn; leave model.environment out")
     if given.share == 1 and (run.budget != BudgetSettings() or run.steer is not None):
         place = "steer" if run.steer is not None else "budget"
         raise UserError(
-            f"given: all samples are given, so that {place} has nothing to choose: leave {place} "
-            "out, or lower given.share"
+            f"given: all samples are given, which leaves {place} nothing to choose: leave "
+            f"{place} out, or lower given.share"
         )
     unused = ("layout", "label") if given.kind != "pairs" else ("media",)
     for setting in (*unused, *(("layout", "label", "folder") if algorithm.text else ())):
         if getattr(given, setting) is not None:
-            raise UserError(f"given.{setting} is not for {given.kind} of this model: leave it out")
+            raise UserError(
+                f"given.{setting} does not apply to {given.kind} of this model: leave it out"
+            )
 
 
 def _check_recipe(algorithm: Algorithm, given: GivenSettings, name: str) -> None:
@@ -58,8 +60,8 @@ def _check_recipe(algorithm: Algorithm, given: GivenSettings, name: str) -> None
     paired = isinstance(likelihood, Matching | Token) and likelihood.paired
     if pairs and not paired:
         raise UserError(
-            f"given.kind: pairs need a loss of pairs, and {name} has none: set recipe: "
-            f"{'text_dpo' if text else 'dpo'}"
+            f"given.kind: pairs need a loss of pairs, which {name} does not have: set recipe: "
+            f"{('text_dpo' if text else 'dpo')}"
         )
     if not pairs and (not isinstance(likelihood, Matching | Token) or likelihood.unit > 1):
         raise UserError(

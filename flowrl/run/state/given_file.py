@@ -26,7 +26,7 @@ EVEN = 0.5
 
 @dataclass(frozen=True)
 class GivenItem:
-    """One given sample: its source or its text, and its place in the file for messages."""
+    """A given sample: its source or text, and its place in the file for messages."""
 
     sample: Source | str
     place: str
@@ -51,7 +51,7 @@ class GivenFile:
 
     @classmethod
     def read(cls, run: Run) -> "GivenFile":
-        """Read `given.file`. UserError, with the file and the line or row, where it cannot be."""
+        """Read `given.file`. UserError, with the file and the line or row, if it cannot be read."""
         given = run.given
         assert given is not None
         if run.model.language is not None:
@@ -59,7 +59,7 @@ class GivenFile:
         return _pairs(given) if given.kind == "pairs" else _media(given)
 
     def described(self, given: GivenSettings, draws: int) -> str:
-        """A line on the file, and on an iteration with `draws` prompts in all."""
+        """A line about the file, and about an iteration with `draws` prompts in total."""
         pairs = given.kind == "pairs"
         what, count = "pairs" if pairs else given.kind, given.count(draws)
         less = f", {self.left_out} ties and rows without a judgement left out" * bool(self.left_out)
@@ -74,7 +74,9 @@ class GivenFile:
 def _pairs(given: GivenSettings) -> GivenFile:
     """Pairs of images or videos, by the readers of `flowrl evaluate-rewards`."""
     if given.layout is not None and given.layout not in LAYOUTS:
-        raise UserError(f"given.layout: {given.layout!r} is not known; one of {', '.join(LAYOUTS)}")
+        raise UserError(
+            f"given.layout: {given.layout!r} is not known; use one of {', '.join(LAYOUTS)}"
+        )
     folder = None if given.folder is None else find(given.folder)
     try:
         read = load_preferences(find(given.file), ReadOptions(given.layout, given.label, folder))
@@ -82,7 +84,7 @@ def _pairs(given: GivenSettings) -> GivenFile:
         raise UserError(f"{GIVEN_FILE}: {error}") from error
     above = [(i, j, p) for i, j, p in zip(read.a, read.b, read.label, strict=True) if p != EVEN]
     if not above:
-        raise UserError(f"{GIVEN_FILE}: {given.file}: all its pairs are ties, which teach nothing")
+        raise UserError(f"{GIVEN_FILE}: {given.file}: all pairs are ties, which teach nothing")
     rows = tuple((int(i), int(j)) if p > EVEN else (int(j), int(i)) for i, j, p in above)
     texts = tuple(read.items[row[0]].prompt for row in rows)
     meta = tuple(_row_of(read, row[0], find(given.file).parent) for row in rows)
@@ -137,7 +139,9 @@ def _texts(given: GivenSettings) -> GivenFile:
         rows.append(tuple(range(len(items), len(items) + len(names))))
         items += [GivenItem(text, _place(row)) for text in texts]
     if not rows:
-        raise UserError(f"{GIVEN_FILE}: {given.file}: chosen and rejected are the same in all rows")
+        raise UserError(
+            f"{GIVEN_FILE}: {given.file}: chosen and rejected are the same in every row"
+        )
     texts, meta = prompts.take(kept)
     return GivenFile(PromptSet(tuple(texts), tuple(meta)), tuple(rows), tuple(items), same)
 
@@ -146,7 +150,7 @@ def _completion(value: Any, at: str) -> str:
     """A text, or the assistant's message at the end of a chat."""
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         if value[-1].get("role") != "assistant":
-            raise UserError(f"{at}: the chat does not end with the assistant's message")
+            raise UserError(f"{at}: the chat does not end with an assistant message")
         value = value[-1].get("content")
     if not isinstance(value, str) or not value:
         raise UserError(f"{at} is {value!r:.50}, not a text")
@@ -154,7 +158,7 @@ def _completion(value: Any, at: str) -> str:
 
 
 def read_sample(item: GivenItem, frames: int) -> Tensor:
-    """An image [3 h w], or a video [f 3 h w] of at most `frames` frames, in 0..1.
+    """Read an image [3 h w], or a video [f 3 h w] of at most `frames` frames, in 0..1.
 
     UserError, with the file and the row, if it cannot be read."""
     assert isinstance(item.sample, Source)
@@ -165,8 +169,8 @@ def read_sample(item: GivenItem, frames: int) -> Tensor:
 
 
 def check_samples_of(file: GivenFile, given: GivenSettings, size: tuple[int | None, ...]) -> None:
-    """UserError for a sample that is missing, damaged or, with `fit: exact`, not of the `size`
-    (height, width), where that is known. The first DECODED files are decoded whole."""
+    """UserError for a sample that is missing, damaged or, with `fit: exact`, not of the known
+    `size` (height, width). Only the first DECODED files are decoded completely."""
     seen = set[object]()
     for item in file.items:
         source = item.sample
@@ -184,7 +188,7 @@ def check_samples_of(file: GivenFile, given: GivenSettings, size: tuple[int | No
 
 
 def wrong_size(item: GivenItem, have: Sequence[int], want: Sequence[int | None]) -> str:
-    """The sentence on a given sample of another size (height, width) than the run's."""
+    """Error message for a given sample whose size (height, width) differs from the run's."""
     assert isinstance(item.sample, Source)
     return (
         f"{item.place}: {item.sample.name} has {have[1]} x {have[0]} pixels, and the run's samples "

@@ -35,7 +35,7 @@ ROUND_TRIPS = 4  # given samples that are decoded again at the start
 
 @dataclass
 class KeptLatents:
-    """The encoder of a run's pipeline, and the samples that it has encoded."""
+    """The encoder of a run's pipeline, and its cached latents."""
 
     encoder: MediaEncoder | None = None  # once it is needed
     latents: OrderedDict[int, Tensor] = field(default_factory=OrderedDict[int, Tensor])
@@ -46,7 +46,7 @@ class KeptLatents:
         return self.encoder
 
     def keep(self, item: int, latents: Tensor) -> None:
-        """Keep the newest samples, of at most KEPT_BYTES."""
+        """Cache the newest latents, up to KEPT_BYTES."""
         self.latents[item] = latents
         if len(self.latents) * latents.numel() * latents.element_size() > KEPT_BYTES:
             self.latents.popitem(last=False)
@@ -65,7 +65,7 @@ class GivenRows:
 
 @dataclass(frozen=True)
 class GivenSamples:
-    """The given samples of a run, with those that were encoded."""
+    """Given samples of a run, with the latents that were encoded."""
 
     file: GivenFile
     settings: GivenSettings
@@ -80,7 +80,7 @@ class GivenSamples:
         return cls(GivenFile.read(learner.run), learner.run.given, learner)
 
     def draws(self, iteration: int) -> Draws:
-        """Draw the given prompts of an iteration; an epoch has each once, in a new order."""
+        """Draw the given prompts of an iteration; an epoch contains each once, in a new order."""
         count = self.settings.count(self.learner.run.prompts.per_iteration)
         return self.file.prompts.draw(iteration, count, self.learner.run.train.seed)
 
@@ -89,8 +89,8 @@ class GivenSamples:
         return self.learner.policy.open(texts, meta, self.learner.algorithm.steps)
 
     def rows(self, iteration: int) -> GivenRows:
-        """Make the rows of an iteration's given samples. A process without a share has rows of the
-        first one, which are masked."""
+        """Rows of an iteration's given samples. A process without a share gets masked rows of the
+        first one."""
         draws, learner = self.draws(iteration), self.learner
         mine, counts = learner.parallel.share(len(draws.ids))
         ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
@@ -134,7 +134,7 @@ class GivenSamples:
         return [*algorithm.likelihood.rows(rollout, advantage[:, None], some)]
 
     def encoded(self, batch: MediaBatch, item: int) -> Tensor:
-        """The latents of a sample, encoded the first time that it is drawn."""
+        """Latents of a sample, encoded when it is first drawn."""
         known = self.kept.latents.get(item)
         if known is None:
             encode = self.kept.encode(batch)
@@ -157,8 +157,8 @@ class GivenSamples:
         return cropped(media, want[-2], want[-1])
 
     def proofs(self) -> list[str]:
-        """Check the given samples with the model; a sentence per finding. UserError if the pipeline
-        cannot encode them, or if a completion is too long."""
+        """Check the given samples with the model; returns a sentence per finding. UserError if the
+        pipeline cannot encode them or a completion is too long."""
         shown = [*range(min(ROUND_TRIPS, len(self.file.rows)))]
         said = [self.file.described(self.settings, self.learner.run.prompts.per_iteration)]
         if not isinstance(self.learner.policy, PipelinePolicy):
@@ -177,7 +177,7 @@ class GivenSamples:
 
 
 def cropped(media: Tensor, height: int, width: int) -> Tensor:
-    """An image or a video [... 3 h w], scaled so that it covers the size, cut around its centre."""
+    """Scale an image or video [... 3 h w] until it covers the size, then crop its centre."""
     h, w = media.shape[-2:]
     scale = max(height / h, width / w)
     size = max(height, round(h * scale)), max(width, round(w * scale))

@@ -23,7 +23,7 @@ from flowrl.settings.run import EVALUATION
 
 @dataclass(frozen=True)
 class Learner:
-    """The part of a run that losses and updates see, without prompts, rewards and folder.
+    """The part of a run that losses and updates need, without prompts, rewards and folder.
 
     evaluator   the policy at the guidance and the size of evaluations: the same weights
     """
@@ -64,17 +64,18 @@ class Learner:
         """Device, precision and trained parameters in one line."""
         m, device = self.run.model, self.parallel.device
         name = f" ({torch.cuda.get_device_name()})" if device == "cuda" else ""
+        tf32 = " by TF32" if device == "cuda" and torch.backends.cuda.matmul.allow_tf32 else ""
         trained = sum(p.numel() for p in self.policies.network.values())
         whole = sum(p.numel() for root in self.policy.roots().values() for p in root.parameters())
         how = "all weights" if m.lora is None else f"LoRA of rank {m.lora.rank}"
         return (
-            f"device {device}{name}, {m.dtype}; trained: {how}, {trained / 1e6:.4g} of "
+            f"device {device}{name}, {m.dtype}{tf32}; trained: {how}, {trained / 1e6:.4g} of "
             f"{whole / 1e6:.4g} million parameters"
         )
 
 
 def load_policy(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
-    """Load the model, with new adapters or with all weights trained."""
+    """Load the model with new adapters, or with all weights trainable."""
     m = run.model
     policy = open_model(run, device, folder)
     policy.sizes = call_sizes(run, policy.automatic(run.algorithm().steps))
@@ -93,5 +94,5 @@ def load_policy(run: Run, device: torch.device, folder: Path | None = None) -> P
 
 
 def evaluated(run: Run) -> str:
-    """Name the policy that evaluations and exports use."""
+    """Name of the policy that evaluations and exports use."""
     return EVALUATION if run.evaluate.average is not None else "current"

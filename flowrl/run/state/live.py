@@ -21,7 +21,7 @@ CALLBACK = "in a callback of the run"  # the note of an error, which then propag
 
 @dataclass(frozen=True)
 class Event:
-    """A moment of a run, for its callbacks.
+    """Something that happened in a run, for its callbacks.
 
     kind       iteration: its metrics, without those of an evaluation
                evaluation: `held_out/...` metrics; iteration 0 is the base model
@@ -39,7 +39,7 @@ class Event:
 
 @runtime_checkable
 class Callback(Protocol):
-    """A function that a run calls at every `Event`, on the main process. Its result is not read.
+    """A function that a run calls at every `Event`, on the main process. Its result is ignored.
 
     An exception ends the run with its own traceback, and the run can be resumed.
     """
@@ -49,7 +49,7 @@ class Callback(Protocol):
 
 @dataclass(frozen=True)
 class Live:
-    """Parts of a run that were handed over in Python.
+    """Parts of a run that were passed from Python.
 
     rewards    by label
     files      a folder whose contents move into the run's folder; the settings name them in here
@@ -60,7 +60,7 @@ class Live:
     files: Path | None = None
 
     def call(self, event: Event) -> None:
-        """Call all callbacks, and mark their errors as theirs."""
+        """Call all callbacks, and mark errors as theirs."""
         for callback in self.callbacks:
             try:
                 callback(event)
@@ -69,7 +69,7 @@ class Live:
                 raise
 
     def placed(self, run: Run, folder: Path) -> Run:
-        """The run with its files in the run's folder."""
+        """The run with its files placed in the run's folder."""
         if self.files is None:
             return run
         place = str(folder.absolute() / GIVEN_FOLDER)

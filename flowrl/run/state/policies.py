@@ -21,7 +21,8 @@ NamedWeights = dict[str, Tensor]
 
 
 class Policies:
-    """Names: "current", "ref" (the frozen start), those of `averages`, and of `loaded` weights.
+    """Weights of all policies: "current", "ref" (the frozen start), those of `averages`, and of
+    `loaded` weights.
 
     `keep_start` is false if nothing reads "ref": full weights are then held once.
     The optimizer and the averages follow `parameters`: float32 masters where the network's own
@@ -61,7 +62,7 @@ class Policies:
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
-        """Run the modules with the weights of a policy. Calls do not nest."""
+        """Run modules with the weights of a policy. Calls cannot be nested."""
         assert self.inside == "current", f"already using {self.inside!r}"
         self.put(name)
         try:
@@ -71,8 +72,8 @@ class Policies:
 
     @torch.no_grad()
     def put(self, name: str) -> None:
-        """Activate a policy, whichever is active. Only `flowrl.processes.lockstep` calls this
-        directly; all others call `using`."""
+        """Activate a policy, whichever is active now. Only `flowrl.processes.lockstep` calls this
+        directly; others call `using`."""
         if name == self.inside:
             return
         if self._switch is not None and "ref" in (name, self.inside):
@@ -96,7 +97,7 @@ class Policies:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Round the masters into the network, after an optimizer step."""
+        """Round the masters into the network after an optimizer step."""
         for name, p in self.network.items():
             if p is not self.parameters[name]:
                 p.copy_(self.parameters[name])
@@ -104,7 +105,7 @@ class Policies:
 
     @torch.no_grad()
     def follow(self, optimizer_steps: int) -> None:
-        """Update averages: average <- d average + (1 - d) current; d is the decay at this step."""
+        """Update averages: average <- d average + (1 - d) current, where d is this step's decay."""
         for average in self.averages:
             d = average.decay(optimizer_steps)
             slow = self._weights[average.name]
@@ -114,8 +115,8 @@ class Policies:
 
     @torch.no_grad()
     def equal_to_current(self) -> set[str]:
-        """Names of the averages whose weights are the current ones, to the bit, on this process:
-        NFT's follows without a lag at first, for 75 steps with the settings for OCR."""
+        """Names of averages whose weights are bit-identical to the current ones on this process:
+        NFT's average follows without lag at first, for 75 steps with the settings for OCR."""
         return {average.name for average in self.averages if self._is_current(average.name)}
 
     def _is_current(self, name: str) -> bool:
@@ -125,8 +126,8 @@ class Policies:
         return bool(torch.stack(same).all())
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of all weights on the CPU as `policy/parameter` -> whole tensor, without
-        the start and the teachers, which are loaded again. Collective: all processes call it."""
+        """CPU copies of all weights as `policy/parameter` -> whole tensor, except the start and
+        the teachers, which are loaded again. Collective: all processes call it."""
         averages = {each.name: self._weights[each.name] for each in self.averages}
         kept = {"current": self.parameters, **averages}
         return {
@@ -136,14 +137,14 @@ class Policies:
         }
 
     def local(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """This process's parts of weights: all of them, unless blocks are sharded."""
+        """This process's part of the weights: all of them unless blocks are sharded."""
         if not self.sharded:
             return weights
         return {name: local_shard(weight.detach()) for name, weight in weights.items()}
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this process's part of every weight that changes, with a name for messages: first
-        the trained weights, then the averages."""
+        """Yield this process's part of every weight that changes, with a name for messages:
+        trained weights first, then averages."""
         network = self.local(self.network)
         for name, p in self.local(self.parameters).items():
             yield f"weight {name}", p

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.budget.spending import Rationed, open_budget
 from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.errors import UserError
+from flowrl.models.own.policy import shown_by
 from flowrl.processes.parallel import Parallel
 from flowrl.prompts import PromptSet
 from flowrl.run.state.freed_memory import keep_freed_memory
@@ -18,21 +20,24 @@ from flowrl.run.state.given_samples import GivenSamples
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.live import NOTHING_LIVE, Live
 from flowrl.run.state.start_record import StartRecord
+from flowrl.run.state.units import UnitSource
+from flowrl.run.state.waiting import scores_in_turn
 from flowrl.run.state.writer import FileWriter
 from flowrl.run.watch.record import JsonlTracker, Terminal
 from flowrl.settings import RewardSpec, Run
 from rewards import Reward, Samples, Scores, load, score_all
 from rewards.checks.self_test import Prompts, check_sum, self_test
+from rewards.combine import blamed
 from rewards.load import check_sources
-from rewards.types import Kind
+from rewards.types import MediaForm
 
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 @dataclass(frozen=True)
 class Session:
-    """All objects of a run, for the loop and for checkpoints. A function that needs the policy
-    alone takes the `Learner`."""
+    """All objects of a run, for the loop and checkpoints. Functions that only need the policy take
+    the `Learner`."""
 
     learner: Learner
     folder: Path
@@ -49,6 +54,7 @@ class Session:
     live: Live = NOTHING_LIVE
     given: GivenSamples | None = None
     writer: FileWriter = field(default_factory=FileWriter)
+    source: UnitSource | None = None  # of samples; None: this process samples
 
     @property
     def run(self) -> Run:
@@ -62,18 +68,29 @@ class Session:
     def parallel(self) -> Parallel:
         return self.learner.parallel
 
+    @cached_property
+    def scores_in_turn(self) -> bool:
+        """Whether samples are scored once all are drawn, a reward at a time: not beside a GPU."""
+        in_turn = scores_in_turn(self.rewards, len(self.algorithm.plans))
+        return in_turn and self.parallel.device != "cuda"
+
+    def drawn(self, samples: Samples) -> Samples:
+        """The samples as pages show them: tensors of a model of one's own as images."""
+        return shown_by(self.learner.policy, samples)
+
     def weights(self, iteration: int) -> torch.Tensor:
-        """Return the weights [r] of the rewards."""
+        """Weights [r] of the rewards."""
         return torch.tensor([spec.weight_at(iteration) for spec in self.run.rewards])
 
     def intermediate_weights(self, iteration: int) -> torch.Tensor:
-        """Return the weights [r] of the rewards on the way."""
+        """Weights [r] of the intermediate rewards."""
         return torch.tensor([spec.weight_at(iteration) for spec in self.run.asked_intermediate])
 
 
 def score_once(parallel: Parallel, rewards: Mapping[str, Reward], samples: Samples) -> Scores:
-    """Score samples. Only the leader of a context-parallel group calls the rewards: its members
-    have the same samples. The others get unscored ones, which `Parallel.every` leaves out."""
+    """Score samples. Only the leader of a context-parallel group calls the rewards, since its
+    members have the same samples; the others get unscored ones, which `Parallel.every` leaves
+    out."""
     if parallel.leads:
         return score_all(rewards, samples)
     nothing = torch.zeros(len(samples.prompts), len(rewards), dtype=torch.float64)
@@ -81,7 +98,7 @@ def score_once(parallel: Parallel, rewards: Mapping[str, Reward], samples: Sampl
 
 
 def check_reward_sources(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE) -> None:
-    """UserError if a reward's model is in no folder or cache and the hub does not answer."""
+    """UserError if a reward's model is neither local nor cached and the hub does not answer."""
     for spec in specs:
         if spec.label in live.rewards:
             continue
@@ -92,8 +109,8 @@ def check_reward_sources(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE)
 
 
 def load_rewards(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE) -> dict[str, Reward]:
-    """Load rewards by label; those from Python are there. UserError if one cannot be loaded or
-    reached."""
+    """Load rewards by label; Python objects are already loaded. UserError if one cannot be loaded
+    or reached."""
     rewards = {}
     for spec in specs:
         try:
@@ -106,13 +123,13 @@ def load_rewards(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE) -> dict
 
 
 def prove_rewards(
-    rewards: Mapping[str, Reward], run: Run, prompts: PromptSet, kind: Kind
+    rewards: Mapping[str, Reward], run: Run, prompts: PromptSet, form: MediaForm
 ) -> Iterator[str]:
-    """Test rewards on samples of the kind that the model makes: a sentence for each that passes;
+    """Test rewards on samples of the form that the model makes: a sentence for each that passes;
     UserError, or a warning, for others."""
     if run.train.self_test == "off":
         return
-    shown = Prompts(prompts.texts, prompts.meta, kind)
+    shown = Prompts(prompts.texts, prompts.meta, *form)
     tests: list[Callable[[], str | None]] = [
         lambda name=name, reward=reward: f"reward {self_test(name, reward, shown)}"
         for name, reward in rewards.items()
@@ -126,8 +143,13 @@ def prove_rewards(
                 yield sentence
         except ValueError as error:
             if run.train.self_test == "raise":
-                raise UserError(f"{error}; train.self_test: warn makes this a warning") from error
+                what = blamed(error) or error
+                raise UserError(f"{what}; train.self_test: warn makes this a warning") from error
             yield f"warning: {error}"
+        except Exception as error:
+            if (what := blamed(error)) is None:
+                raise
+            raise UserError(f"{what}, at the first samples that it was shown") from error
 
 
 def open_session(
@@ -157,12 +179,12 @@ def open_session(
 
 
 def on_cpu(run: Run) -> bool:
-    """Whether a run uses the CPU. UserError if `model.device` is unknown or not there."""
+    """Whether a run uses the CPU. UserError if `model.device` is unknown or unavailable."""
     device, cuda = run.model.device, torch.cuda.is_available()
     if device not in _DEVICES:
         raise UserError(
-            f"model.device: {device!r} is not known; one of {', '.join(_DEVICES)} "
-            "(CUDA_VISIBLE_DEVICES chooses among several GPUs)"
+            f"model.device: {device!r} is not known; use one of {', '.join(_DEVICES)} "
+            "(CUDA_VISIBLE_DEVICES selects among several GPUs)"
         )
     there = {"auto": True, "cpu": True, "cuda": cuda, "mps": torch.backends.mps.is_available()}
     if not there[device]:

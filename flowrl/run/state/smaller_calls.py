@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from flowrl.errors import UserError
-from flowrl.estimate import memory
+from flowrl.estimate import fit, memory
 from flowrl.models.call_sizes import CallTooLarge, HasSizes, out_of_memory
 from flowrl.models.policy import Policy
 from flowrl.run.state.learner import Learner
@@ -24,8 +24,7 @@ T = TypeVar("T")
 def with_smaller_calls(
     learner: Learner, terminal: Terminal, do: Callable[[], T], policy: Policy | None = None
 ) -> T:
-    """Call `do` again, from its start, with fewer rows per call of `policy` while it needs too
-    much memory.
+    """Call `do`, and restart it with fewer rows per call of `policy` while it runs out of memory.
 
     Results depend on the sizes alone, so a run that is resumed with the lowered sizes of its
     checkpoint has the same bits. All processes lower and repeat together: `Parallel.together`
@@ -34,18 +33,18 @@ def with_smaller_calls(
     """
     sizes = (learner.policy if policy is None else policy).sizes
     while True:
-        before = str(sizes)
         try:
             return do()
         except CallTooLarge as error:
             agreed = error.agreed or learner.parallel.processes == 1
             if not (agreed and error.repeatable):
                 raise
+            before = str(sizes)
             lowered = [sizes.lower(kind) for kind in sorted(error.kinds)]
             if False in lowered:
                 raise
             reason = str(error).split(". ")[0].splitlines()[0][:200]
-        terminal.warn(f"out of memory ({reason}); rows per call: {sizes}, before {before}")
+        terminal.warn(f"out of memory ({reason}); rows per call are now {sizes}, before {before}")
         _free()
 
 
@@ -57,14 +56,14 @@ def _free() -> None:
 
 
 def saved_sizes(learner: Learner) -> dict[str, Any]:
-    """The sizes as a checkpoint holds them, with the setting that they come from."""
+    """Call sizes for a checkpoint, with the setting that they come from."""
     policies = {"train": learner.policy, "evaluate": learner.evaluator}
     found = {name: vars(policy.sizes) for name, policy in policies.items()}
     return {**found, "setting": _setting(learner)}
 
 
 def take_sizes(learner: Learner, saved: Mapping[str, Any] | None) -> bool:
-    """Take the sizes of a checkpoint; False where it has none, or `train.rows_per_call` has
+    """Restore call sizes from a checkpoint; False if it has none, or `train.rows_per_call` has
     changed since."""
     if saved is None or saved["setting"] != _setting(learner):
         return False
@@ -79,9 +78,8 @@ def _setting(learner: Learner) -> Any:
 
 @contextmanager
 def explained(run: Run, policy: HasSizes | None = None) -> Iterator[None]:
-    """Turn an out-of-memory error of the run itself into a UserError that names settings to
-    change, from the sizes of calls that the policy has by now. An error of a reward, a judge or a
-    callback passes."""
+    """Turn an out-of-memory error of the run into a UserError that names settings to change, based
+    on the policy's current call sizes. Errors of rewards, judges and callbacks pass through."""
     try:
         yield
     except Exception as error:
@@ -90,7 +88,7 @@ def explained(run: Run, policy: HasSizes | None = None) -> Iterator[None]:
         if policy is not None:
             now = {kind: rows for kind, rows in vars(policy.sizes).items() if rows is not None}
             run = override(run, ["--train.rows-per-call", json.dumps(now)] if now else [])
-        needed, changes = memory.estimate(run), memory.advice(run)
+        needed, changes = memory.estimate(run), fit.advice(run)
         about = "" if needed is None else f"; the run needs about {memory.size(needed.total)}"
         rows = "train.rows_per_call lower, train.gradient_checkpointing: true"
         way = ", ".join(changes) if changes else f"{rows}, model.offload: true"

@@ -40,24 +40,26 @@ class StartRecord:
     prompts: dict[str, str]  # setting -> digest
     sources: dict[str, str]  # source file of a reward, recipe, part or environment -> digest
     shared_states: bool = False  # evaluated once and dealt together: older versions did not
+    texts_by_length: bool = False  # in calls of the update: older versions took the order of draws
 
     @classmethod
     def of(cls, run: Run, processes: int) -> "StartRecord":
-        """Take the record now. Files that are not on this machine are left out."""
-        folder = local_folder(run.model.pipeline or run.model.language or "")
+        """Create the record now. Files that are not on this machine are left out."""
+        folder = None if run.model.own is not None else local_folder(run.model.source)
         return cls(
             settings=dump(run),
             processes=processes,
             revision=folder.name if folder and folder.parent.name == "snapshots" else None,
-            base=dict(_base(folder)) if folder else {},
+            base=dict(_base(folder)) if folder else _own_base(run),
             prompts=dict(prompt_digests(run)),
             sources=source_digests(run),
             shared_states=True,
+            texts_by_length=True,
         )
 
     @classmethod
     def read(cls, checkpoint: Path) -> "StartRecord | None":
-        """Read the record of a checkpoint; None where it has none, or one that cannot be read."""
+        """Read the record of a checkpoint; None if it is missing or unreadable."""
         try:
             state = json.loads((checkpoint / "state.json").read_text())["origin"]
             record = cls(**state)
@@ -72,12 +74,12 @@ class StartRecord:
 
 
 def source_digests(run: Run) -> dict[str, str]:
-    """Digests of the source files that a run's file names, and of its rewards."""
+    """Digests of the source files that a run file names, and of its rewards."""
     return {name: _digest(path) for name, path in _sources(run) if path.is_file()}
 
 
 def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[str]:
-    """Compare a run with its checkpoint, and return the differences: a sentence each.
+    """Compare a run with its checkpoint; returns one sentence per difference.
 
     UserError for a change with which a run cannot resume.
     """
@@ -93,9 +95,9 @@ def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[st
             f"checkpoint {checkpoint.name} does not record its initial settings, so "
             "changes of settings and files are not noticed"
         )
-        return [unknown, *_sharing(False, run)]
+        return [unknown, *_moved(None, run)]
     allowed = [*_settings(before, run, folder), *_files(before, now, run, folder)]
-    lines = [*_sharing(before.shared_states, run)]
+    lines = [*_moved(before, run)]
     lines += (
         [f"changed since checkpoint {checkpoint.name}: {'; '.join(allowed)}"] if allowed else []
     )
@@ -107,10 +109,15 @@ def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[st
     return lines
 
 
-def _sharing(before: bool, run: Run) -> Iterator[str]:
-    """A line where an older version evaluated the states of this run's plan once per sample."""
+def _moved(before: StartRecord | None, run: Run) -> Iterator[str]:
+    """Lines where an older version took this run's samples in other steps or calls."""
+    if run.algorithm().text and not (before and before.texts_by_length):
+        yield (
+            "the checkpoint is from an older version: calls of the update now have texts of like "
+            "lengths, so results differ from those of an uninterrupted run by rounding"
+        )
     plans = [plan for plan in run.algorithm().plans if isinstance(plan, Plan)]
-    if not before and any(plan.shares_states for plan in plans):
+    if not (before and before.shared_states) and any(plan.shares_states for plan in plans):
         yield (
             "the checkpoint is from an older version: samples that continue from one state now "
             "stay in one optimizer step, so results differ from those of an uninterrupted run"
@@ -126,14 +133,14 @@ def _settings(before: StartRecord, run: Run, folder: Path) -> Iterator[str]:
         name, kind = ".".join(path), on_resume(run, path)
         if name == "rewards" and run.budget.replay and _labels(was) != _labels(value):
             raise UserError(
-                f"rewards: {_labels(was)} cannot become {_labels(value)}, since budget.replay has "
-                "stored scores of them; set them back, or begin a new run"
+                f"rewards: {_labels(was)} cannot become {_labels(value)}, since budget.replay "
+                "has stored their scores; change them back, or start a new run"
             )
         if kind is OnResume.NEVER:
             raise UserError(
-                f"{name} cannot change in a run: {folder} was begun with {_shown(was)}, and "
-                f"{folder / 'run.yaml'} or the command line has {_shown(value)}; set it back, or "
-                "begin a new run"
+                f"{name} cannot change within a run: {folder} was started with {_shown(was)}, "
+                f"but {folder / 'run.yaml'} or the command line has {_shown(value)}; change it "
+                "back, or start a new run"
             )
         if kind is OnResume.SAID:
             texts = _shown(was), _shown(value)
@@ -146,9 +153,9 @@ def _files(before: StartRecord, now: StartRecord, run: Run, folder: Path) -> Ite
         revisions = before.revision, now.revision
         which = f" (revisions {revisions[0]} and {revisions[1]})" if None not in revisions else ""
         raise UserError(
-            f"the base model {run.model.pipeline or run.model.language} is not the one that "
-            f"{folder} was begun with: {', '.join(sorted(changed)[:3])} differs{which}; bring it "
-            "back, or begin a new run"
+            f"the base model {run.model.source} is not the one with which "
+            f"{folder} was started: {', '.join(sorted(changed)[:3])} differs{which}; restore it, "
+            "or start a new run"
         )
     if before.base and not now.base:
         yield "the files of the base model are not on this machine and were not compared"
@@ -156,8 +163,8 @@ def _files(before: StartRecord, now: StartRecord, run: Run, folder: Path) -> Ite
         if before.prompts.get(name, digest) != digest:
             if name == "prompts.train" and remembers_prompts(run):
                 raise UserError(
-                    f"{name}: the prompts have changed, and this run remembers scores of prompts "
-                    "by their place; bring them back, or begin a new run"
+                    f"{name}: the prompts have changed, but this run remembers scores by the "
+                    "place of a prompt; restore them, or start a new run"
                 )
             yield f"the prompts of {name}"
     for name, digest in now.sources.items():
@@ -173,7 +180,8 @@ def remembers_prompts(run: Run) -> bool:
 
 
 def on_resume(run: Run, path: tuple[str, ...]) -> OnResume:
-    """Look up whether a setting may change; a part of a run applies to all that is inside it."""
+    """Whether a setting may change on resume; the answer for a section applies to everything in
+    it."""
     kind, place = OnResume.SAID, run
     for name in path:
         if isinstance(place, Settings):
@@ -211,9 +219,15 @@ def _base(folder: Path) -> Iterator[tuple[str, str]]:
             yield name, _digest(path)
 
 
+def _own_base(run: Run) -> dict[str, str]:
+    """The digest of the weights of a model of one's own."""
+    weights = run.model.weights
+    return {} if weights is None else {Path(weights).name: _digest(find(weights))}
+
+
 def prompt_digests(run: Run) -> Iterator[tuple[str, str]]:
-    """Digests of the files of prompts, and of the chosen rows of data sets of the hub, which may
-    have a new revision. Those that are not on this machine are left out."""
+    """Digests of prompt files and of the chosen rows of hub data sets, which may have a new
+    revision. Those that are not on this machine are left out."""
     for place in run.prompts.given:
         parts = []
         for each in getattr(run.prompts, place):
@@ -257,6 +271,8 @@ def _sources(run: Run) -> Iterator[tuple[str, Path]]:
         for spec in (*run.rewards, *run.judges, *run.intermediate_rewards)
     ]
     named.append(run.model.sigmas)
+    if run.model.own is not None:
+        named.append([run.model.own.name, run.model.own.settings])
     if run.model.environment is not None:
         named.append(run.model.environment.name)
     yield from files_named(named)
@@ -264,7 +280,7 @@ def _sources(run: Run) -> Iterator[tuple[str, Path]]:
 
 
 def files_named(value: Any, rewards_too: bool = True) -> Iterator[tuple[str, Path]]:
-    """Find the source files that a value of the settings names, at any depth."""
+    """Source files that a value of the settings names, at any depth."""
     named = [value]
     while named:
         value = named.pop()

@@ -16,8 +16,8 @@ from flowrl.settings import Run
 
 
 def load_teachers(run: Run, policy: Policy) -> dict[str, NamedWeights]:
-    """The weights of all teachers, by policy name (`teacher/TASK`). UserError for those that do
-    not fit the student."""
+    """Load the weights of all teachers, by policy name (`teacher/TASK`). UserError if they do not
+    fit the student."""
     if run.teachers is None:
         return {}
     from flowrl.models.diffusers.teacher_weights import teacher_weights
@@ -35,7 +35,7 @@ def policy_name(task: str) -> str:
 
 @torch.no_grad()
 def judged_by_teachers(learner: Any, policy: Any, rows: Rows, tasks: Sequence[str]) -> Evaluation:
-    """Evaluate each row under the teacher of its prompt. `tasks`: those of the batch's prompts."""
+    """Evaluate each row with its prompt's teacher. `tasks`: those of the batch's prompts."""
     prompts: list[int] = rows.prompt.tolist()
     own = [tasks[place] for place in prompts]
     parts, places = list[Evaluation](), list[Tensor]()

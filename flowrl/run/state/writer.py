@@ -12,7 +12,7 @@ WAITING = 1  # writes that wait for the one under way: more would hold more copi
 
 
 class FileWriter:
-    """Writes in the order of the calls, one at a time.
+    """Writes files in the order of the calls, one at a time.
 
     A write must hold all that it writes: copies of what the run changes afterwards. Outside of
     `beside` it is done at once. A failure is kept, and raised by the next `check` or `wait`.
@@ -24,8 +24,8 @@ class FileWriter:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Write in a thread inside. On the way out all writes are completed; after Ctrl-C or an
-        exit, only the one under way."""
+        """Write in a thread inside the body. On exit all writes are completed; after Ctrl-C or an
+        exit, only the current one."""
         with ThreadPoolExecutor(1, thread_name_prefix="files") as pool:
             self._pool, hurried = pool, True
             try:
@@ -40,7 +40,7 @@ class FileWriter:
                 self._writes.clear()
 
     def write(self, do: Callable[[], object]) -> None:
-        """Do it in the thread. Waits while there is a write that has not begun."""
+        """Queue a write. Waits while another write has not started yet."""
         if self._pool is None:
             do()
             return
@@ -50,7 +50,7 @@ class FileWriter:
         self._writes.append(self._pool.submit(do))
 
     def check(self) -> None:
-        """Raise the failure of a write that has ended."""
+        """Raise the failure of a finished write."""
         while self._writes and self._writes[0].done():
             self._writes.popleft().result()
 
@@ -61,7 +61,7 @@ class FileWriter:
 
 
 def copied(value: Any) -> Any:
-    """Copy a state of plain values and tensors, the tensors onto the CPU."""
+    """Copy a state of plain values and tensors, with tensors moved to the CPU."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

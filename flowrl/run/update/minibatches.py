@@ -25,18 +25,21 @@ from flowrl.run.experience.collect import Experience
 from flowrl.run.state.learner import Learner
 from samplers.host import on_host, picked, sent
 from samplers.noise import generator
+from samplers.untyped import integers
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The rows of one call. They are copied when they are due, so that states are held once.
+    """Rows of one call. They are copied only when needed, so that states are held once.
 
+    device     that calls run on
     old        the evaluation of the policy that sampled, if the update has computed it
     uncertain  marks of tokens, if the update has set them
     """
 
     whole: Rows
     index: Int[Tensor, " m"]
+    device: torch.device
     old: Evaluation | None = None
     uncertain: Bool[Tensor, "m t"] | None = None
 
@@ -49,7 +52,7 @@ class Chunk:
         return self.old is not None or self.whole.old is not None
 
     def rows(self) -> Rows:
-        rows = restored(take(self.whole, self.index))
+        rows = restored(take(self.whole, self.index), self.device)
         if self.old is not None:
             rows = replace(rows, old=self.old)
         if self.uncertain is not None:
@@ -59,11 +62,13 @@ class Chunk:
 
 
 Chunks = list[Chunk]
+PROMPT_TOKENS, MOST_TEXTS = 64, 256  # as `CausalPolicy.automatic` assumes and allows
+FEW_TOKENS, PADDING = 512, 0.1  # a call of fewer tokens costs more than its padding
 
 
 @dataclass(frozen=True)
 class RowAssignment:
-    """The rule that deals the inputs of an iteration into `updates` optimizer steps."""
+    """Assigns the inputs of an iteration to `updates` optimizer steps."""
 
     seed: int
     iteration: int
@@ -72,8 +77,8 @@ class RowAssignment:
     def steps(
         self, rows: Rows, inputs: Int[Tensor, " b"], draws: Sequence[int], place: int, unit: int
     ) -> Int[Tensor, " b"]:
-        """The optimizer step of each row. `inputs` are those of `input_of` on the CPU; `place` is
-        that of the rows among the iteration's."""
+        """Optimizer step of each row. `inputs` come from `input_of`, on the CPU; `place` is the
+        rows' place in the iteration."""
         prompt = on_host(rows.prompt)[first_rows(inputs)]
         dealt = torch.empty_like(prompt)
         for at, draw in enumerate(draws):
@@ -86,16 +91,17 @@ class RowAssignment:
 
 
 def share_of(learner: Learner, experience: Experience, iteration: int, number: int) -> Chunks:
-    """Return the rows of an optimizer step, in chunks of one (rollout, step) each."""
+    """Rows of an optimizer step, in chunks of one (rollout, step) each."""
     return shares_of(learner, experience, iteration)[number]
 
 
 def shares_of(learner: Learner, experience: Experience, iteration: int) -> list[Chunks]:
-    """Return the rows of all optimizer steps."""
+    """Rows of all optimizer steps."""
     settings, unit = learner.run.train, learner.algorithm.loss.unit
     rows_per_call = learner.policy.sizes.training
     assert rows_per_call is not None  # `load_policy` chose it
     assignment = RowAssignment(settings.seed, iteration, settings.updates)
+    device = next(iter(learner.policies.parameters.values())).device
     shares: list[Chunks] = [[] for _ in range(settings.updates)]
     for place, rows in enumerate(experience.rows):
         inputs = input_of(rows, unit)
@@ -103,15 +109,63 @@ def shares_of(learner: Learner, experience: Experience, iteration: int) -> list[
         for number, share in enumerate(shares):
             index = (dealt == number).nonzero()[:, 0]
             parts = calls(index, inputs, max(1, rows_per_call // unit))
-            share += [Chunk(rows, sent(part, rows.prompt.device)) for part in parts]
+            if isinstance(rows, TokenRows) and not settings.share_prompts:
+                longest, most = learner.algorithm.steps, rows_per_call // unit
+                bound = TextCalls(
+                    max(1, most), longest, settings.rows_by_kind["training"] == "auto"
+                )
+                parts = bound.of(index, inputs, integers(on_host(rows.ends)))
+            share += [Chunk(rows, sent(part, rows.prompt.device), device) for part in parts]
     return shares
+
+
+@dataclass(frozen=True)
+class TextCalls:
+    """The rule that sorts texts by length, longest first, and cuts them into calls.
+
+    most      inputs of a call, if all have `length` tokens
+    tokens    shorter texts: as many more as have those tokens, at most MOST_TEXTS
+
+    A call ends too where more than PADDING of its positions, of at least FEW_TOKENS, would be
+    padding. Calls are a pure function of lengths; texts of one length stay in their order.
+    """
+
+    most: int
+    length: int
+    tokens: bool
+
+    def of(
+        self, index: Int[Tensor, " m"], inputs: Int[Tensor, " b"], ends: Sequence[int]
+    ) -> list[Int[Tensor, " _"]]:
+        """Cut the rows `index`, each input with all of its rows. `ends`: tokens of each row."""
+        rows = dict[int, list[int]]()
+        for row, number in zip(integers(index), integers(inputs[index]), strict=True):
+            rows.setdefault(number, []).append(row)
+        width = {number: max(ends[row] for row in own) for number, own in rows.items()}
+        parts, tokens = list[list[int]](), 0
+        for number in sorted(rows, key=lambda n: (-width[n], n)):
+            if not parts or self._full(parts[-1], tokens, width[number], width):
+                parts.append([])
+                tokens = 0
+            parts[-1].append(number)
+            tokens += width[number]
+        return [torch.tensor([row for n in part for row in rows[n]]) for part in parts]
+
+    def _full(self, part: list[int], tokens: int, new: int, width: dict[int, int]) -> bool:
+        longest, count = width[part[0]], len(part) + 1
+        most = self.most
+        if self.tokens:
+            more = most * (self.length + PROMPT_TOKENS) // (longest + PROMPT_TOKENS)
+            most = max(most, min(more, MOST_TEXTS))
+        padding = longest * count - tokens - new
+        return count > most or (tokens >= FEW_TOKENS and padding > PADDING * longest * count)
 
 
 def calls(
     index: Int[Tensor, " m"], inputs: Int[Tensor, " b"], most: int
 ) -> list[Int[Tensor, " _"]]:
-    """Cut rows into calls of at most `most` inputs, each with all of its rows in `index`. Calls are
-    in the order of inputs."""
+    """Cut rows into calls of at most `most` inputs, each with all of its rows in `index`, in the
+    order of inputs."""
     index = index[inputs[index].argsort(stable=True)]
     _, places = inputs[index].unique_consecutive(return_inverse=True)
     return list(index.split((places // most).bincount().tolist()))

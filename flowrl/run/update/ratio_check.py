@@ -15,7 +15,7 @@ UNCLIPPED = 0.01  # noise of log-ratios that a loss without a clip range takes w
 
 @torch.no_grad()
 def noise_floor(learner: Learner, experience: Experience) -> float | None:
-    """Return the largest |log-ratio| of recomputed to stored densities, over the first step.
+    """Largest |log-ratio| between recomputed and stored densities in the first step.
 
     None where rows carry no stored densities: matching losses evaluate old and new together.
     """
@@ -33,13 +33,13 @@ def noise_floor(learner: Learner, experience: Experience) -> float | None:
 
 
 def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) -> float | None:
-    """Print the noise floor and the clip range. Warn above that range, UserError far above it."""
+    """Print the noise floor and the clip range. Warns above that range; UserError far above it."""
     if experience.reward_path is not None:
         sentence, close = experience.reward_path.check(experience.samples, experience.scores)
         terminal.say(sentence)
         if not close:
             terminal.warn(
-                "the gradient is that of a score which differs from the one that is logged: see "
+                "the loss uses a score's gradient that differs from the logged score: see "
                 "`differentiable` in docs/own_rewards.md"
             )
         return None
@@ -63,13 +63,13 @@ def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) ->
     if clip is None:
         if floor > UNCLIPPED and "old" in loss.roles:
             terminal.warn(
-                f"the noise floor {floor:.1e} multiplies ratios that no clip bounds; {advice}"
+                f"the noise floor {floor:.1e} scales ratios that are not clipped; {advice}"
             )
         return floor
     if floor > FAR_ABOVE_CLIP * min(clip):
         raise UserError(
             f"the noise floor of log-densities, {floor:.1e}, is far above the clip range "
-            f"{min(clip):g}: ratios would be noise; {advice}"
+            f"{min(clip):g}, so ratios would be noise; {advice}"
         )
     if floor > min(clip):
         terminal.warn(

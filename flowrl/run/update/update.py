@@ -10,11 +10,13 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowrl.errors import NotFiniteError
-from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, without_old
+from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, with_replayed, without_old
+from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import TEACHER
-from flowrl.losses.base import Counts, Entries, entropies, entropy_share, reduced
+from flowrl.losses.base import Counts, Entries, entropies, reduced
 from flowrl.losses.weights import share_bound
 from flowrl.models.call_sizes import CallTooLarge, bounded_call
+from flowrl.models.diffusers.call.decoder import read_with
 from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip
 from flowrl.run.experience.collect import Experience
@@ -31,7 +33,7 @@ SKIPPED_STEPS = 3  # optimizer steps in a row without a finite gradient
 
 @dataclass
 class Tally:
-    """Keep sums over masked entries, so that means over chunks, steps, processes are exact."""
+    """Sums over masked entries, from which means over chunks, steps and processes are exact."""
 
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
@@ -40,11 +42,11 @@ class Tally:
     waiting: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # on the device
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """Keep values until `settle`: to read one of them would wait for a GPU."""
+        """Keep values until `settle`, because reading them would wait for a GPU."""
         self.waiting.append((name, values.detach().expand(mask.shape), mask))
 
     def settle(self) -> None:
-        """Bring all values to the CPU in one transfer, and add them up in their order."""
+        """Move all values to the CPU in one transfer and add them in order."""
         if not self.waiting:
             return
         names, values, masks = zip(*self.waiting, strict=True)
@@ -63,8 +65,8 @@ class Tally:
         self.lowest[name] = min(self.lowest.get(name, math.inf), float(kept.min()))
 
     def means(self) -> dict[str, float]:
-        """Means over all processes, the extremes of `ratio` and the largest `mismatch`. Processes
-        that share rows report equal sums, so means stay right."""
+        """Means over all processes, extremes of `ratio` and the largest `mismatch`. Processes that
+        share rows report equal sums, which leaves means correct."""
         self.settle()
         total = Tally()
         for part in gather_object([self]):
@@ -83,7 +85,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Updated:
-    """Metrics and values of the optimizer steps of an iteration.
+    """Metrics and values of an iteration's optimizer steps.
 
     metrics  over all processes
     values   of all entries in the loss, where something shows them
@@ -110,14 +112,16 @@ def update(
     with (
         learner.parallel.together(),
         bounded_call("training"),
-    ):  # only the first may wait for the weights that sampled
-        shares[1:] = [with_old(learner, experience, share) for share in shares[1:]]
-    shares = with_uncertain(learner, experience, shares)
+    ):  # a first step may wait for the weights that sampled, unless its rows come again
+        waits = 1 if learner.run.train.epochs == 1 else 0
+        shares[waits:] = [with_old(learner, experience, share) for share in shares[waits:]]
+    if (part := learner.algorithm.entropy_share) is not None:
+        shares = with_uncertain(learner, experience, shares, part)
     equal = set.intersection(*learner.parallel.every(learner.policies.equal_to_current()))
     norms: list[float] = []
-    for share in shares:
+    for number, share in enumerate(shares * learner.run.train.epochs):
         try:
-            before = None if share is not shares[0] else frozenset(equal)
+            before = None if number else frozenset(equal)
             add_gradients(learner, experience, share, before, tally, seen)
         except CallTooLarge as error:
             error.repeatable = not norms  # a step has changed the weights that sampled
@@ -148,7 +152,7 @@ def add_gradients(
     seen: IterationValues | None,
 ) -> None:
     """Add the gradients of one optimizer step's chunks, and their metrics to `tally` and `seen`.
-    `equal`: see `chunk_loss`; None for later steps than the iteration's first."""
+    `equal`: see `chunk_loss`; None after the iteration's first step."""
     counts = denominators(learner, share)
     with learner.parallel.together(), bounded_call("training"):
         for chunk in share:
@@ -164,7 +168,7 @@ def add_gradients(
 
 @torch.no_grad()
 def with_old(learner: Learner, experience: Experience, chunks: Chunks) -> Chunks:
-    """Evaluate the policy that sampled, for rows without its evaluation."""
+    """Evaluate the sampling policy for rows that lack its evaluation."""
     if "old" not in learner.algorithm.loss.roles:
         return chunks
     likelihood = learner.algorithm.likelihood
@@ -172,23 +176,26 @@ def with_old(learner: Learner, experience: Experience, chunks: Chunks) -> Chunks
         return [
             chunk
             if chunk.has_old
-            else replace(chunk, old=likelihood.evaluate(experience.policy, chunk.rows()))
+            else replace(chunk, old=evaluated_old(likelihood, experience, chunk.rows()))
             for chunk in chunks
         ]
 
 
+def evaluated_old(likelihood: Likelihood, experience: Experience, rows: Rows) -> Evaluation:
+    return with_replayed(likelihood.evaluate(experience.policy, rows), rows)
+
+
 @torch.no_grad()
-def with_uncertain(learner: Learner, experience: Experience, shares: list[Chunks]) -> list[Chunks]:
-    """Mark the iteration's tokens of highest entropy under the policy that sampled, where the loss
-    trains on a share of them: once, so that neither chunks nor processes change the choice."""
-    part = entropy_share(learner.algorithm.loss)
-    if part is None:
-        return shares
+def with_uncertain(
+    learner: Learner, experience: Experience, shares: list[Chunks], part: float
+) -> list[Chunks]:
+    """Mark the iteration's tokens of highest entropy under the policy that sampled, of whose share
+    the loss learns: once, so that neither chunks nor processes change the choice."""
     chunks = [chunk for share in shares for chunk in share]
     using = learner.policies.using(learner.algorithm.behaviour)
     with learner.parallel.together(), bounded_call("training"), using:
         values = [_entropies(learner, experience, chunk.rows()) for chunk in chunks]
-    own = [column[chunk.mask].cpu() for chunk, column in zip(chunks, values, strict=True)]
+    own = [column.cpu()[on_host(c.mask)] for c, column in zip(chunks, values, strict=True)]
     every = torch.cat(learner.parallel.every(torch.cat([torch.empty(0), *own])))
     if len(every) == 0:
         return shares
@@ -208,7 +215,7 @@ def _entropies(learner: Learner, experience: Experience, rows: Rows) -> Tensor:
 def chunk_loss(
     learner: Learner, experience: Experience, chunk: Rows, equal: frozenset[str] | None = None
 ) -> tuple[Entries, Tensor]:
-    """Return the loss on a chunk: evaluate every role that the loss reads, the trained one last.
+    """Loss of a chunk: evaluate every policy that the loss reads, the trained one last.
 
     equal: the policies whose weights are still the trained ones; None once an optimizer step was
            taken since the samples were drawn. They are not evaluated: they share the trained one's
@@ -232,13 +239,15 @@ def chunk_loss(
     fresh = algorithm.behaviour in same and chunk.old is None
     if "old" in loss.roles and not fresh:
         with torch.no_grad(), policies.using(algorithm.behaviour):
-            evaluations["old"] = chunk.old or likelihood.evaluate(experience.policy, chunk)
+            evaluations["old"] = chunk.old or evaluated_old(likelihood, experience, chunk)
     new = evaluations["new"] = likelihood.evaluate(experience.policy, chunk)
     if fresh:  # before the first step the policy is the one that sampled: no second evaluation
         shared |= {"old"}
     for role in sorted(shared & loss.roles):
         out = None if new.out is None else new.out.detach()
         evaluations[role] = Evaluation(new.logp.detach(), out)
+    if fresh and "old" in evaluations:
+        evaluations["old"] = with_replayed(evaluations["old"], chunk)
     entries = loss(likelihood, evaluations, chunk)
     if "old" in evaluations:
         stored = (
@@ -252,8 +261,8 @@ def chunk_loss(
 def mismatch_metric(
     chunk: Rows, evaluations: Mapping[str, Evaluation], stored: bool
 ) -> dict[str, Tensor]:
-    """`mismatch`: |log p_trainer - log p_sampler| of each entry, in nats, under the weights that
-    sampled.
+    """`mismatch`: |log p_trainer - log p_sampler| of each entry, in nats, under the sampling
+    weights.
 
     stored: compare log-probabilities that rows carry as `old` with the trained weights, which are
     still those that sampled
@@ -268,7 +277,7 @@ def mismatch_metric(
 
 
 def denominators(learner: Learner, share: Chunks) -> Counts:
-    """Count what sums are divided by, over the whole optimizer step and all processes."""
+    """Denominators of all sums, over the whole optimizer step and all processes."""
     own = Counts.of([chunk.mask for chunk in share])
     return Counts(*torch.tensor(learner.parallel.every(tuple(own))).sum(0).tolist())
 
@@ -278,7 +287,7 @@ def optimizer_step(learner: Learner, progress: Progress) -> float:
     parameters, scale = learner.policies.parameters, learner.scaler.get_scale()
     learner.parallel.sum_gradients(parameters)
     learner.scaler.unscale_(learner.optimizer)
-    norm = float(clip(parameters.values(), learner.run.train.max_grad_norm))
+    norm = read_with(clip(parameters.values(), learner.run.train.max_grad_norm))
     if math.isfinite(norm):
         learner.scaler.step(learner.optimizer)
         learner.policies.publish()

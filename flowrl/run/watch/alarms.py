@@ -19,7 +19,7 @@ _ITERATION = "iteration"
 
 
 class Unclear(str):
-    """A clause on samples that change while no judge says whether they are better."""
+    """A clause about samples that change without a judge to say whether they improve."""
 
 
 class Sign(NamedTuple):
@@ -60,7 +60,7 @@ class Gain(NamedTuple):
 
 @dataclass
 class Alarms:
-    """Compares evaluations with the base's, and training with its start and best state.
+    """Compares evaluations with the base's, and training with its beginning and its best state.
 
     The state is plain numbers, for checkpoints.
     """
@@ -75,7 +75,7 @@ class Alarms:
     flat: dict[str, int] = field(default_factory=dict)  # iterations in a row without any spread
 
     def constant(self, metrics: Metrics) -> list[str]:
-        """Names of rewards with a single score for `window` iterations; each is returned once.
+        """Names of rewards with the same score for `window` iterations; each is returned once.
 
         Reads `reward_std/NAME` and `reward/NAME`.
         """
@@ -92,8 +92,8 @@ class Alarms:
         return names
 
     def unscored(self, metrics: Metrics) -> list[str]:
-        """The sign that many samples of the last iterations and this one, which `watch` adds later,
-        have no score: as a clause."""
+        """A clause, if many samples of the last iterations are unscored, including this one, which
+        `watch` adds later."""
         shares = [row["unscored_share"] for row in self.recent[1 - self.at.window :]]
         share = fmean([*shares, metrics.get("unscored_share", 0.0)])
         if share <= self.at.unscored:
@@ -101,7 +101,7 @@ class Alarms:
         return self._new([Sign("unscored", f"{100 * share:.0f} % of the samples have no score")])
 
     def watch(self, metrics: Metrics, iteration: int) -> list[str]:
-        """Add an iteration of training; return the new signs, each as a clause.
+        """Add an iteration of training; returns new signs, each as a clause.
 
         Without a reward, where all samples are given, there is nothing to compare.
         """
@@ -122,8 +122,8 @@ class Alarms:
     def compare(
         self, metrics: Metrics, iteration: int, judges: Collection[str] | None = None
     ) -> list[str]:
-        """Add the evaluation after some iterations, to be compared with the first and the last one;
-        return the new signs as clauses.
+        """Add an evaluation and compare it with the first and the previous one; returns new signs
+        as clauses.
 
         `judges` are the held-out rewards that are not trained on; None: all of them. A gain of one
         excuses changed samples. One of a training reward excuses nothing, since a hacked reward
@@ -243,8 +243,8 @@ class Alarms:
         return [Sign("reward", f"the reward fell from {best:.3f} to {now:.3f}")]
 
     def forget(self, concerns: Callable[[str], bool]) -> None:
-        """Leave out held-out scores and statistics that later evaluations cannot be compared with,
-        by their names."""
+        """Drop held-out scores and statistics, by name, with which later evaluations cannot be
+        compared."""
         for place in (self.base, self.last):
             for key in [key for key in place if concerns(key.partition("/")[2])]:
                 del place[key]
@@ -259,7 +259,8 @@ class Alarms:
         return {name: value for name, value in vars(self).items() if name != "at"}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Take up a checkpoint's state; False, and nothing, for that of an older version."""
+        """Restore a checkpoint's state; False, without effect, for the state of an older
+        version."""
         if state.keys() != self.state().keys():
             return False
         for name, value in state.items():
@@ -269,7 +270,7 @@ class Alarms:
     def check(self, iteration: int) -> None:
         """ValueError for a state after `iteration` whose parts contradict each other."""
         if len({frozenset(row) for row in (*self.start, *self.recent)}) > 1:
-            raise ValueError("state.json: alarms have iterations of different statistics")
+            raise ValueError("state.json: alarms has iterations with different statistics")
         for name in self.base:
             if name.startswith("held_out_std/") and _held_out(name) not in self.base:
                 raise ValueError(f"state.json: alarms.base has {name} without a score")

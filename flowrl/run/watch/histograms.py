@@ -29,12 +29,12 @@ class Histogram(NamedTuple):
 
 @dataclass
 class IterationValues:
-    """Values of all entries in the loss. Names end on the noise level where a step has one."""
+    """Values of all entries in the loss. Names end with the noise level if a step has one."""
 
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, chunk: Rows, metrics: Mapping[str, Tensor]) -> None:
-        """Add a chunk's advantages, and the logarithms of the ratios that its loss has seen."""
+        """Add a chunk's advantages and the log-ratios from its loss."""
         level = (
             f"/noise_{float(on_host(chunk.sigma)[0]):.3f}"
             if isinstance(chunk, TransitionRows)
@@ -46,7 +46,7 @@ class IterationValues:
             self._keep(f"histogram/log_ratio{level}", log_ratio, chunk.mask)
 
     def _keep(self, name: str, values: Tensor, mask: Tensor) -> None:
-        kept = values.detach().expand(mask.shape)[mask].cpu().double()
+        kept = values.detach().expand(mask.shape).cpu()[on_host(mask)].double()
         if len(kept):
             self.parts.setdefault(name, []).append(kept)
 
@@ -83,8 +83,8 @@ def _summed(parts: Sequence[Histogram]) -> Histogram:
 
 
 def histogram_image(histograms: Mapping[str, Histogram]) -> Image.Image:
-    """One RGB image of all histograms, below each other: a line with the name, the number of
-    values, the lowest and the highest, and a bar per bin, relative to the fullest one."""
+    """One RGB image of all histograms, one below the other: a line with the name, the number of
+    values, minimum and maximum, and a bar per bin, relative to the fullest one."""
     each_tall = _TALL + 2 * _TEXT
     image = Image.new("RGB", (BINS * _BAR, max(1, len(histograms)) * each_tall), "white")
     draw, font = ImageDraw.Draw(image), ImageFont.load_default()

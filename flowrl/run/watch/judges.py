@@ -20,7 +20,7 @@ def judges(run: Run) -> tuple[str, ...]:
 
 
 def no_judge(run: Run) -> Iterator[str]:
-    """A sentence for a run whose samples nothing scores but the rewards of training."""
+    """A sentence for a run whose samples are scored only by its training rewards."""
     if judges(run) and run.prompts.held_out is not None:
         return
     lacks = "a reward that is not trained on (held_out_rewards)"
@@ -33,7 +33,7 @@ def no_judge(run: Run) -> Iterator[str]:
 
 
 def seen_in_training(prompts: PromptSet, held_out: PromptSet | None) -> Iterator[str]:
-    """A sentence if training sees every held-out prompt."""
+    """A sentence if every held-out prompt is also a training prompt."""
     seen = {str(text) for text in prompts.texts}
     if held_out is not None and all(str(text) in seen for text in held_out.texts):
         yield (

@@ -15,7 +15,7 @@ METRICS = "metrics.jsonl"
 
 
 class JsonlTracker(GeneralTracker):
-    """The authoritative record: one JSON object per iteration. Other trackers mirror it.
+    """The authoritative record: one JSON object per iteration. Other trackers copy it.
 
     Line 0 is the base model before any update; evaluations are columns of their iteration's line.
     """
@@ -33,7 +33,7 @@ class JsonlTracker(GeneralTracker):
         return self.path
 
     def store_init_configuration(self, values: dict) -> None:
-        """Do nothing: settings are in run.yaml."""
+        """Do nothing, since settings are in run.yaml."""
 
     def log(self, values: dict, step: int | None = None, **_: Any) -> None:
         with self.path.open("a") as file:
@@ -42,7 +42,7 @@ class JsonlTracker(GeneralTracker):
 
 
 def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
-    """Keep the lines up to an iteration, since later ones will be done again.
+    """Keep only lines up to an iteration, since later ones will be repeated.
 
     A line that cannot be read is left out with a warning, but for the last one: a killed process
     may leave it torn, and its iteration is done again. UserError if the file cannot be read.
@@ -59,14 +59,14 @@ def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
     for number, line in enumerate(lines, 1):
         done = iteration_of(line)
         if done is None and number < len(lines):
-            warn(f"{path}, line {number} is damaged and left out; the lines after it are kept")
+            warn(f"{path}, line {number} is damaged and was left out; the lines after it are kept")
         if done is not None and done <= iteration:
             kept.append(line.decode())
     replace(path, "".join(line + "\n" for line in kept))
 
 
 def iteration_of(line: bytes) -> int | None:
-    """Read the iteration of a line; None for a line that is not one of a record."""
+    """Iteration of a line; None for a line that is not a record."""
     try:
         entry = json.loads(line.decode())
     except (ValueError, RecursionError):
@@ -76,7 +76,7 @@ def iteration_of(line: bytes) -> int | None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file completely or not at all."""
     beside = path.with_name(path.name + ".tmp")
     with beside.open("w") as file:
         file.write(text)
@@ -84,8 +84,15 @@ def replace(path: Path, text: str) -> None:
     beside.rename(path)
 
 
+def clock(seconds: float) -> str:
+    """Format seconds as m:ss, or h:mm:ss."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
 class Terminal:
-    """Messages, printed on the main process only."""
+    """Prints messages on the main process only."""
 
     def __init__(self, loud: bool) -> None:
         self.loud = loud

@@ -9,14 +9,15 @@ from flowrl.likelihoods.token import Token
 from flowrl.models.description import local_folder
 from flowrl.prompts import PromptSet
 from flowrl.settings import Run
-from rewards.types import Kind
+from rewards.types import MediaForm
 
 PADDED = "max_sequence_length"  # diffusers' name
 
 
 def text_length(run: Run, prompts: PromptSet | None) -> Iterator[str]:
-    """A line on the tokens of texts: those that every prompt is padded or cut to, if the pipeline
-    is on this machine; for a language model, the most of a completion and what happens there.
+    """A line about text tokens: the length to which every prompt is padded or cut, if the pipeline
+    is on this machine; for a language model, the longest completion and what happens at that
+    length.
 
     `prompts`: those of training, if they can be read.
     """
@@ -52,7 +53,7 @@ def _completions(run: Run) -> str:
 
 
 def pipeline_call(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
-    """Class and parameters of the pipeline's own call; none where it is not on this machine."""
+    """Class and parameters of the pipeline's own call; none if it is not on this machine."""
     import diffusers
 
     folder = None if run.model.pipeline is None else local_folder(run.model.pipeline)
@@ -63,9 +64,9 @@ def pipeline_call(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
     return name, {} if kind is None else inspect.signature(kind.__call__).parameters
 
 
-def likely_kind(run: Run) -> Kind:
-    """The kind of sample that a run's model makes, by the pipeline's class."""
+def likely_form(run: Run) -> MediaForm:
+    """The form of a pipeline's samples, by its class, or of a language model's."""
     if run.model.language is not None:
-        return "text"
+        return MediaForm("text")
     name, parameters = pipeline_call(run)
-    return "video" if "Video" in name or "num_frames" in parameters else "image"
+    return MediaForm("video" if "Video" in name or "num_frames" in parameters else "image")

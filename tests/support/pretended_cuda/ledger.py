@@ -1,6 +1,7 @@
 """Counts of what a GPU waits for and copies, by phase and by the line of ours that asked for it."""
 
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from flowrl.paths import PROJECT
 
 HERE = str(Path(__file__).parent)
 OWN = tuple(str(PROJECT / name) + "/" for name in ("flowrl", "samplers", "rewards"))
+HELPERS = tuple(str(PROJECT / "samplers" / name) for name in ("host.py", "untyped.py"))
 NETWORKS = ("/diffusers/models/", "/transformers/models/", "/transformers/masking_utils", "/peft/")
 OTHER = "other"
 
@@ -41,6 +43,7 @@ class Ledger:
     phases: Mapping[CodeType, str] = field(default_factory=dict)
     backward: str = OTHER
     on: bool = False
+    warns: bool = False  # of what waits, as torch.cuda.set_sync_debug_mode("warn") lets torch do
     counts: Counter[tuple[str, Place]] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)  # of trained networks, by phase
     mixes: list[str] = field(default_factory=list)
@@ -49,10 +52,14 @@ class Ledger:
     in_backward: int = 0
 
     def add(self, kind: str, number: int = 1) -> None:
+        if self.warns and kind == "sync" and number:
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
         if self.on:
             self.counts[kind, self.place()] += number
 
     def copied(self, kind: str, size: int) -> None:
+        if self.warns and kind == "upload":
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
         if self.on:
             place = self.place()
             self.counts[kind, place] += 1
@@ -98,7 +105,7 @@ class Ledger:
             if own is None and not name.startswith(HERE) and "/torch/" not in name:
                 if library is None:
                     library = f"{_short(name)}:{frame.f_lineno}", name
-                if name.startswith(OWN):
+                if name.startswith(OWN) and name not in HELPERS:
                     own = f"{_short(name)}:{frame.f_lineno}"
             frame = frame.f_back
         if phase is None:

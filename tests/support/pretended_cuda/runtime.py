@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
+from torch.optim import optimizer as optimizers  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils import _foreach_utils
 
 from tests.support.pretended_cuda.ledger import Ledger
@@ -24,19 +25,28 @@ ANSWERS = {
 }
 NOTHING = (
     "_lazy_init", "set_device", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all",
-    "seed", "set_rng_state", "set_rng_state_all", "reset_peak_memory_stats",
-    "reset_max_memory_allocated",
+    "seed", "set_rng_state", "set_rng_state_all", "reset_max_memory_allocated",
 )  # fmt: skip
 
 
 class _Entered:
-    """`torch.cuda.device(...)`: there is one device."""
+    """`torch.cuda.device(...)` and `torch.cuda.stream(...)`: there is one of each."""
 
     def __init__(self, *_): ...
 
     def __enter__(self): ...
 
     def __exit__(self, *_): ...
+
+
+class _Queue:
+    """A stream or an event: all work is finished."""
+
+    def __init__(self, *_, **__): ...
+
+    def record(self, *_): ...
+
+    def wait_event(self, *_): ...
 
 
 def install() -> Ledger:
@@ -49,10 +59,15 @@ def install() -> Ledger:
         "max_memory_reserved": lambda *_: LEDGER.peak,
         "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
         "synchronize": lambda *_: LEDGER.add("sync"),
+        "set_sync_debug_mode": lambda mode: vars(LEDGER).update(warns=mode == "warn"),
+        "reset_peak_memory_stats": lambda *_: vars(LEDGER).update(peak=LEDGER.live),
         "get_device_properties": lambda *_: SimpleNamespace(
             total_memory=MEMORY, name=NAME, major=9, minor=0, multi_processor_count=132, uuid="0"
         ),
         "device": _Entered,
+        "stream": _Entered,
+        "Stream": _Queue,
+        "Event": _Queue,
     }
     known = {name: (lambda *_, answer=answer, **__: answer) for name, answer in ANSWERS.items()}
     quiet = {name: (lambda *_, **__: None) for name in NOTHING}
@@ -60,7 +75,8 @@ def install() -> Ledger:
         patch.object(torch.cuda, name, replacement).start()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device) is made, then copied
     torch.__future__.set_overwrite_module_params_on_conversion(True)
-    _foreach_utils._foreach_supported_types.append(CudaTensor)
+    for own in (_foreach_utils, optimizers):  # each has a list of its own
+        own._foreach_supported_types.append(CudaTensor)
     patch.object(threading.Thread, "run", _in_mode(threading.Thread.run)).start()
     patch.object(torch.autograd, "backward", _noted(torch.autograd.backward)).start()
     OnDevice().__enter__()

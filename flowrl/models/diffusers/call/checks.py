@@ -18,6 +18,7 @@ from flowrl.models.diffusers.call.driver import DENOISERS, ENCODERS
 from flowrl.models.diffusers.call.schedule import ModelOutput
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.user_levels import UserLevels, refuse_levels
+from rewards.perception.hub import of_network
 
 # arguments of __call__ that flowrl sets itself
 OURS = frozenset(
@@ -33,12 +34,12 @@ Parameters = Mapping[str, inspect.Parameter]
 
 
 def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserError:
-    return UserError(f"{owner} refuses its arguments {call}: {type(error).__name__}: {error}")
+    return UserError(f"{owner} rejects its arguments {call}: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
 class its_own(AbstractContextManager[None]):  # noqa: N801 it reads as a word
-    """Turns errors in a pipeline's own code into a UserError that names its arguments.
+    """Turns errors in a pipeline's own code into UserErrors that name its arguments.
 
     Some pipelines raise a plain Exception: it counts here, its subclasses do not.
     """
@@ -63,7 +64,8 @@ def refuse_class(kind: type) -> None:
             )
     if "latents" not in parameters and "prepare_latents" not in dir(kind):
         raise UserError(
-            f"{name} takes no `latents` and has no prepare_latents: it does not accept a state"
+            f"{name} has neither an argument `latents` nor prepare_latents: it cannot be given "
+            "a state"
         )
     if not set(ENCODERS) & set(dir(kind)):
         raise UserError(f"{name} has no encode_prompt: prompts cannot be encoded once")
@@ -81,19 +83,21 @@ def refuse_pipeline(pipe: Any) -> None:
     refuse_class(type(pipe))
     step = getattr(vars(pipe).get("scheduler"), "step", None)
     if not callable(step):
-        raise UserError(f"{name} has no scheduler with a `step`: what it integrates cannot be seen")
+        raise UserError(
+            f"{name} has no scheduler with a `step`: its integration cannot be observed"
+        )
     takes = inspect.signature(step).parameters
     if not {"model_output", "timestep", "sample"} <= set(takes):
         raise UserError(
-            f"{name}: its scheduler's step takes {', '.join(takes)}, not model_output, timestep "
-            "and sample: what it integrates cannot be seen"
+            f"{name}: its scheduler's step takes {', '.join(takes)} instead of model_output, "
+            "timestep and sample: its integration cannot be observed"
         )
 
 
 def prediction(scheduler: Any, owner: str) -> ModelOutput:
-    """Return the kind of a model's prediction, from its scheduler's configuration.
+    """Kind of a model's prediction, from its scheduler's configuration.
 
-    Raises UserError where the configuration does not determine it, or changes the prediction.
+    Raises UserError if the configuration does not determine it, or changes the prediction.
     """
     kind, config = type(scheduler).__name__, scheduler.config
     says = config.get("prediction_type")
@@ -105,20 +109,25 @@ def prediction(scheduler: Any, owner: str) -> ModelOutput:
                 f"{owner}: {kind} has {setting} on, which changes the predicted clean sample: set "
                 f"{setting} to false in scheduler/scheduler_config.json"
             )
+    if kind == "PNDMScheduler" and not config.get("skip_prk_steps"):
+        raise UserError(
+            f"{owner}: {kind} begins with Runge-Kutta steps of four calls each, which no plan of "
+            "steps has: set skip_prk_steps to true in scheduler/scheduler_config.json"
+        )
     if says in ("epsilon", "v_prediction", "sample") and "alphas_cumprod" in vars(scheduler):
         return says
     if says is None and "alphas_cumprod" not in vars(scheduler) and "sigmas" in vars(scheduler):
         return "flow"  # the replay refuses it if its first step is not that of a flow
     raise UserError(
-        f"{owner}: {kind} with prediction_type {says!r} does not determine its model's process: "
-        "use one of diffusers' FlowMatch, DDIM, DDPM, Euler, DPM-Solver schedulers"
+        f"{owner}: {kind} with prediction_type {says!r} does not determine the model's process: "
+        "use one of diffusers' FlowMatch, DDIM, DDPM, Euler or DPM-Solver schedulers"
     )
 
 
 def scheduler_of(pipe: Any, levels: UserLevels | None) -> Any:
-    """Return the scheduler of driven calls: the pipeline's own, or a copy for levels of the user's.
+    """Scheduler for driven calls: the pipeline's own, or a copy with the user's levels.
 
-    Raises UserError where those cannot be set.
+    Raises UserError if those cannot be set.
     """
     if levels is None:
         return pipe.scheduler
@@ -128,7 +137,7 @@ def scheduler_of(pipe: Any, levels: UserLevels | None) -> Any:
 
 
 def needed_images(parameters: Parameters) -> list[list[str]]:
-    """Return sets of images that a pipeline may require, the likeliest first.
+    """Sets of images that a pipeline may require, the most likely first.
 
     Those without a default; one image, one video, with a mask or a control; all that it takes.
     """
@@ -149,7 +158,7 @@ def needed_images(parameters: Parameters) -> list[list[str]]:
 
 
 def guidance_argument(parameters: Parameters, denoisers: Sequence[nn.Module]) -> str | None:
-    """Name of the argument that `guidance` stands for; None if there is none.
+    """Name of the argument that `guidance` sets; None if there is none.
 
     Models with an embedded scale take it as `guidance_scale`; beside them `true_cfg_scale` is the
     classifier-free one (FLUX, Qwen-Image).
@@ -162,7 +171,7 @@ def guidance_argument(parameters: Parameters, denoisers: Sequence[nn.Module]) ->
 def arguments(
     owner: str, call: Mapping[str, Any], parameters: Parameters, guidance: str | None
 ) -> dict[str, Any]:
-    """The user's arguments of `__call__`, checked by name."""
+    """The user's arguments of `__call__`, with their names checked."""
     for key in call:
         if key not in parameters:
             close = get_close_matches(key, list(parameters), n=1)
@@ -174,13 +183,13 @@ def arguments(
             raise UserError(f"{key!r} of {owner} is set by {said}: leave it out of `call`")
         if key in PARTIAL and call[key] is not None:
             raise UserError(
-                f"{owner}: {key!r} leaves a part of the noise levels to another pipeline, and "
-                "flowrl samples all of them: leave it out of `call`"
+                f"{owner}: {key!r} leaves some noise levels to another pipeline, but flowrl "
+                "samples all of them: leave it out of `call`"
             )
         if key.startswith(("prompt_embeds", "pooled_prompt_embeds")) and call[key] is not None:
             raise UserError(
-                f"{owner}: {key!r} of `call` would stand for every prompt: leave it out, and give "
-                "the prompts themselves"
+                f"{owner}: {key!r} in `call` would apply to every prompt: leave it out, and "
+                "give the prompts themselves"
             )
         if "ip_adapter" in key:
             raise UserError(f"{owner}: conditioning on {key!r} is not supported")
@@ -196,18 +205,20 @@ def arguments(
 
 
 def from_pretrained(source: str, dtype: torch.dtype, levels: UserLevels | None = None) -> Any:
-    """A pipeline; components that its index does not list are left out.
+    """Load a pipeline; components that its index does not list are left out.
 
     Raises UserError, before weights are read, if `levels` cannot be set.
     """
     try:
         index: Any = DiffusionPipeline.load_config(source)
-    except OSError as error:
-        raise UserError(f"no diffusers pipeline at {source!r}: {error}") from error
+    except Exception as error:
+        if not of_network(error):
+            raise
+        raise UserError(f"{source!r} is not a diffusers pipeline: {error}") from error
     if not isinstance(index.get("_class_name"), str):
         raise UserError(
             f"{source}: model_index.json must name a class of diffusers, not "
-            f"{index.get('_class_name')!r}: pipelines of custom code cannot be loaded"
+            f"{index.get('_class_name')!r}: pipelines with custom code cannot be loaded"
         )
     kind = getattr(diffusers, index["_class_name"], None)
     if kind is None:

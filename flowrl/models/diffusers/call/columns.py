@@ -33,7 +33,7 @@ def images(names: Iterable[str]) -> list[str]:
 
 
 def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tuple[Extra, ...]:
-    """Return the arguments of each prompt's row. A text that others have and it lacks is None.
+    """Arguments from each prompt's row. A text that the row lacks but others have is None.
 
     Raises UserError, with the row's place in the prompt file, for an image that cannot be read and
     for a row without an image that others have.
@@ -48,13 +48,13 @@ def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tupl
 
 
 def texts_of(parameters: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The pipeline's texts beside the prompt that some rows have."""
+    """Texts of the pipeline, besides the prompt, that some rows have."""
     texts = [name for name in parameters if TEXT_COLUMNS.fullmatch(name) and name != "prompt"]
     return [name for name in texts if any(row.get(name) for row in rows)]
 
 
 def places(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The place of each row in its prompt file, for messages."""
+    """Place of each row in its prompt file, for messages."""
     return [
         row.place if isinstance(row, PromptRow) else f"prompt {i + 1} of the batch"
         for i, row in enumerate(rows)
@@ -77,7 +77,8 @@ def _value(name: str, value: Any, place: str) -> Any:
 
 
 def open_image(path: str) -> Image.Image:
-    """Return the same object for the same path, by which rows are grouped, until the file changes.
+    """Open an image. The same path returns the same object, by which rows are grouped, until the
+    file changes.
 
     Transparent parts are white, as rewards and the page of a run read them.
     Raises ValueError, one sentence with the path, for a file that `open_image_file` refuses.
@@ -102,8 +103,8 @@ def _all_opened(paths: tuple[str, ...], stamps: tuple[Stamp | None, ...]) -> lis
 
 
 def by_image(extras: Sequence[Extra], together: Sequence[str] = ()) -> list[list[int]]:
-    """Group rows that have the same images, in order of their first; of the columns `together`,
-    rows whose images have the same form."""
+    """Group rows with the same images, in order of their first row; for the columns `together`,
+    images of the same form are enough."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, extra in enumerate(extras):
         names = [name for name in extra if not TEXT_COLUMNS.fullmatch(name)]
@@ -114,36 +115,15 @@ def by_image(extras: Sequence[Extra], together: Sequence[str] = ()) -> list[list
 
 
 def image_form(value: Any) -> Any:
-    """Size and mode of an image, or of each of several; any other value is a form of its own."""
+    """Size and mode of an image, or of each of several; any other value counts as its own form."""
     if isinstance(value, list):
         return tuple(image_form(each) for each in value)
     return (value.size, value.mode) if isinstance(value, Image.Image) else id(value)
 
 
-def rows_by_call(
-    sigma: torch.Tensor,
-    extras: Sequence[Extra],
-    *,
-    mixed: bool,
-    size: int,
-    together: Sequence[str] = (),
-) -> list[torch.Tensor]:
-    """Group rows by call: rows of the same images, of one sigma unless `mixed`, at most `size`.
-
-    Of the columns `together`, rows with images of the same form share a call.
-    """
-    alike = by_image(extras, together) if extras else [list(range(len(sigma)))]
-    groups = [torch.tensor(rows, dtype=torch.long) for rows in alike]
-    if not mixed and len(sigma):
-        found, place = torch.unique(sigma.detach().cpu(), return_inverse=True)
-        levels = range(len(found) - 1, -1, -1)  # falling, as a loop
-        groups = [rows[place[rows] == i] for i in levels for rows in groups]
-    return [part for group in groups if len(group) for part in group.split(size)]
-
-
 def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
-    """Return the arguments of one call: texts as a list, images that all rows share once or once
-    per row, other images once per row."""
+    """Arguments of a single call: texts as a list; images shared by all rows once or once per row;
+    other images once per row."""
     if not extras:
         return {}
     given: dict[str, Any] = {}
@@ -157,7 +137,7 @@ def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
 
 
 def another_image(value: Any) -> Any:
-    """Return noise in the form of an image, or of each of several; other values as they are."""
+    """Noise in the form of an image, or of each of several; other values unchanged."""
     if isinstance(value, list):
         return [another_image(each) for each in value]
     if not isinstance(value, Image.Image):
@@ -168,7 +148,7 @@ def another_image(value: Any) -> Any:
 
 
 def reshaped(value: Any, ratio: Fraction) -> Any:
-    """Resize an image, or each of several, to a ratio of width to height.
+    """Resize an image, or each of several, to a given aspect ratio.
 
     The shorter side keeps its length.
     """
@@ -181,13 +161,13 @@ def reshaped(value: Any, ratio: Fraction) -> Any:
 
 
 def shared_images(call: Mapping[str, Any]) -> Extra:
-    """Return the images among the arguments of `call`, which all rows share."""
+    """Images among the arguments of `call`, which all rows share."""
     names = images(name for name, value in call.items() if value is not None)
     return {name: _value(name, call[name], "model.call") for name in names}
 
 
 def placeholder_images(names: Iterable[str], width: int, height: int, frames: int = 9) -> Extra:
-    """Return some image for each name, for trial calls before a prompt is known."""
+    """Placeholder images for trial calls, made before any prompt is known."""
     draws = torch.Generator().manual_seed(0)
 
     def picture() -> Image.Image:

@@ -23,7 +23,7 @@ Calls = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Slot:
-    """The cut of one output into rows. Without `axis` and `listed`, all rows share the output."""
+    """Split of one output into rows. Without `axis` and `listed`, all rows share the output."""
 
     axis: int | None = None  # of the rows, in a tensor
     blocks: int = 1  # all rows, then all of them again: prompts behind negative ones, in one tensor
@@ -35,7 +35,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class EncodingLayout:
-    """The cuts of all outputs of all `encode_prompt` calls that one pipeline call makes."""
+    """Split of the outputs of all `encode_prompt` calls in a pipeline call into rows."""
 
     counts: tuple[int | None, ...]  # outputs of each call; None: a bare value, not a tuple
     slots: tuple[Slot, ...]
@@ -51,7 +51,7 @@ SINGLE = EncodingLayout((), (Slot(listed=True),))
 
 @dataclass(frozen=True)
 class Conditioning:
-    """The rows of a batch of prompts, encoded once. Row i belongs to prompt i.
+    """Encoded rows of a batch of prompts. Row i belongs to prompt i.
 
     `extras` are the arguments of the pipeline's call that a row has for itself: a negative prompt,
     a conditioning image. Rows have the same names, or there are no extras. `plain` is the same
@@ -72,7 +72,7 @@ class Conditioning:
         return len(self.prompts)
 
     def take(self, rows: Tensor | Sequence[int]) -> "Conditioning":
-        """Return the given rows, in that order; rows may repeat."""
+        """Select rows in the given order; rows may repeat."""
         index = on_host(torch.as_tensor(rows, dtype=torch.long))
         places = index.tolist()
         if places and not 0 <= min(places) <= max(places) < self.rows:
@@ -86,7 +86,7 @@ class Conditioning:
 
     @staticmethod
     def cat(parts: Sequence["Conditioning"]) -> "Conditioning":
-        """Stack rows. Shorter token axes are padded with zeros, which the mask marks.
+        """Concatenate rows. Shorter token axes are padded with zeros, which the mask excludes.
 
         Raises UserError if lengths differ and the pipeline returns no mask.
         """
@@ -105,7 +105,7 @@ class Conditioning:
         return Conditioning(layout, values, prompts, extras, plain)
 
     def calls(self, *, guided: bool = True) -> Calls:
-        """Return the outputs in the form in which `encode_prompt` returned them."""
+        """Outputs in the form in which `encode_prompt` returned them."""
         if self.plain is not None and not guided:
             return self.plain.calls()
         if self.layout is SINGLE:
@@ -121,14 +121,14 @@ class Conditioning:
 
 
 def flatten(calls: Calls) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
-    """Return the number of outputs of each call, and all outputs in one tuple."""
+    """Number of outputs per call, and all outputs in one tuple."""
     counts = tuple(len(call) if isinstance(call, tuple) else None for call in calls)
     values = [v for call in calls for v in (call if isinstance(call, tuple) else (call,))]
     return counts, tuple(values)
 
 
 def same_form(a: Calls, b: Calls) -> bool:
-    """Whether two sets of outputs have the same form; an output that is absent matches any."""
+    """Whether two sets of outputs have the same form; a missing output matches anything."""
     (counts, values), (others, against) = flatten(a), flatten(b)
     pairs = [(_form(v), _form(w)) for v, w in zip(values, against, strict=False)]
     return counts == others and all(v == w for v, w in pairs if v is not None and w is not None)
@@ -141,17 +141,18 @@ def _form(value: Any) -> Any:
 
 
 def check_constants(layout: EncodingLayout, values: Sequence[Any], owner: str) -> None:
-    """Raise UserError for a tensor where no probe returned one: whether it has rows is unknown."""
+    """Raise UserError for a tensor where no probe returned one, since its rows are unknown."""
     for i, (slot, value) in enumerate(zip(layout.slots, values, strict=True)):
         if slot.absent and value is not None:
             raise UserError(
-                f"{owner}: output {i} of encode_prompt is {type(value).__name__} for these prompts "
-                "but was None for all probed prompts: its rows are unknown"
+                f"{owner}: output {i} of encode_prompt is {type(value).__name__} for these "
+                "prompts but was None for all probes: its rows are unknown"
             )
 
 
 def learn(encode: Callable[[Sequence[str]], Calls], owner: str) -> EncodingLayout:
-    """Probe `encode` with 1, 2 and 3 equal prompts, with a short one, and with two lengths at once.
+    """Probe `encode` with 1, 2 and 3 equal prompts, with a short one, and with prompts of two
+    lengths.
 
     Raises UserError for an output that is neither constant nor one row per prompt.
     """
@@ -184,7 +185,7 @@ def _slot(column: Sequence[Any], name: str) -> Slot:
         # a mask that is left out where nothing is padded (Qwen-Image)
         if mixed.ndim != 2 or len(mixed) != 2:
             raise UserError(
-                f"{name} of encode_prompt is None for equal prompts, else {mixed.shape}"
+                f"{name} of encode_prompt is None for equal prompts, but {mixed.shape} for others"
             )
         return Slot(axis=0, length=1, mask=mixed.dtype)
     if all(isinstance(v, Tensor) for v in column):
@@ -193,7 +194,7 @@ def _slot(column: Sequence[Any], name: str) -> Slot:
         return Slot(listed=True)
     if all(type(v) is type(one) and not isinstance(v, Tensor) and v == one for v in column):
         return Slot(absent=one is None)
-    raise UserError(f"{name} of encode_prompt has no row for each prompt: {type(one).__name__}")
+    raise UserError(f"{name} of encode_prompt has no row per prompt: {type(one).__name__}")
 
 
 def _tensor_slot(column: Sequence[Tensor], name: str) -> Slot:
@@ -207,7 +208,7 @@ def _tensor_slot(column: Sequence[Tensor], name: str) -> Slot:
     blocks = one.shape[axis] if axis is not None else 1
     grows = [a for a in range(one.ndim) if one.shape[a] != short.shape[a]]
     if len(grows) > 1:
-        raise UserError(f"{name} of encode_prompt changes along axes {grows} with the prompt")
+        raise UserError(f"{name} of encode_prompt varies along axes {grows} with the prompt")
     if axis is None:
         if grows or not torch.equal(one, three):
             raise UserError(f"{name} of encode_prompt depends on the prompts but has no rows")

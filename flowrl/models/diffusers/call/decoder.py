@@ -1,12 +1,33 @@
-"""A decoder's own output is checked before a pipeline clamps it: infinity would become white."""
+"""Decoded media: finite before a pipeline clamps it, and the result of a call as tensors.
 
-from collections.abc import Iterator
-from typing import Any
+Infinity would become white. A decoder of a gradient method runs in the update, which waits for a
+GPU once, for the norm of the gradient: verdicts on the device are kept until then, and `read_with`
+reads all of them at once.
+"""
 
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from flowrl.models.diffusers.call.proof_checks import NotFinitePartError, refuse_weights
 from flowrl.models.diffusers.call.scheduler_standin import Patch
+
+_unread: list[tuple[Tensor, Callable[[], NoReturn]]] = []  # verdicts, and who raises them
+
+
+def read_with(value: Tensor) -> float:
+    """A number of the device, after the decoders' verdicts since the last call. NotFinitePartError
+    for the first bad one."""
+    late, _unread[:] = tuple(_unread), []
+    verdicts = [verdict.to(value.dtype) for verdict, _ in late]
+    number, *fine = torch.stack([value, *verdicts]).tolist() if late else [float(value)]
+    for good, (_, refuse) in zip(fine, late, strict=True):
+        if not good:
+            refuse()
+    return number
 
 
 def finite_decoder(pipe: Any) -> list[Patch]:
@@ -19,14 +40,21 @@ def finite_decoder(pipe: Any) -> list[Patch]:
 def _checked(pipe: Any, name: str, part: Any) -> Any:
     real = part.decode
 
+    def refuse() -> NoReturn:
+        refuse_weights(type(pipe).__name__, {name: part})
+        raise NotFinitePartError(
+            f"{type(pipe).__name__}: its decoder {name} makes NaN or infinity, which would be "
+            "white or black: lower train.lr, or decode in float32 (model.dtype: float32)"
+        )
+
     def decode(*args: Any, **named: Any) -> Any:
         output = real(*args, **named)
-        if not all(bool(values.isfinite().all()) for values in _tensors(output)):
-            refuse_weights(type(pipe).__name__, {name: part})
-            raise NotFinitePartError(
-                f"{type(pipe).__name__}: its decoder {name} makes NaN or infinity, which would be "
-                "white or black: lower train.lr, or decode in float32 (model.dtype: float32)"
-            )
+        for values in _tensors(output):
+            verdict = values.detach().isfinite().all()
+            if values.device.type == "cuda" and values.requires_grad:
+                _unread.append((verdict, refuse))
+            elif not verdict:
+                refuse()
         return output
 
     return decode
@@ -39,3 +67,19 @@ def _tensors(output: Any) -> Iterator[Tensor]:
         return
     values = output if isinstance(output, tuple) else vars(output).values()
     yield from (value for value in values if isinstance(value, Tensor))
+
+
+def media_of(result: Any, double: bool = False) -> Tensor:
+    """Images as tensors; some pipelines return channels-last arrays for everything but PIL.
+
+    A list has the images of each row (layers of one). What is transparent is shown on white.
+    `double` keeps float64, which is float32 otherwise.
+    """
+    if isinstance(result, np.ndarray):
+        result = torch.from_numpy(result).movedim(-1, -3)
+    media = torch.stack([*result]) if isinstance(result, list | tuple) else result
+    media = media if double and media.dtype == torch.float64 else media.float()
+    if media.ndim > 3 and media.shape[-3] == 4:
+        colours, seen = media.split((3, 1), -3)
+        media = colours * seen + (1 - seen)
+    return media

@@ -53,7 +53,7 @@ NEVER_STOP = 2**31  # of a denoiser that stays stubbed
 
 @dataclass(frozen=True)
 class Target:
-    """The point where a driven call stops."""
+    """The point at which a driven call stops."""
 
     times: Tensor  # [] or [n]
     index: int | None = None  # of the loop's steps: fast-forward to it
@@ -61,7 +61,7 @@ class Target:
 
 @dataclass(frozen=True)
 class PipelineCall:
-    """One call of the pipeline: its arguments, what stands for its encoders, its first state."""
+    """One call of the pipeline: its arguments, stand-ins for its encoders, and its first state."""
 
     arguments: Mapping[str, Any]
     encoded: Calls = ()
@@ -72,8 +72,8 @@ class PipelineCall:
 
 
 class Driver:
-    """Runs one pipeline's `__call__` on a stand-in for `scheduler`, which may be another than its
-    own, and always cleans up after it."""
+    """Runs a pipeline's `__call__` with a stand-in for `scheduler`, which may differ from its own,
+    and always restores the pipeline."""
 
     def __init__(self, pipe: Any, scheduler: Any) -> None:
         self.pipe, self.real = pipe, scheduler
@@ -93,7 +93,7 @@ class Driver:
         self._place: tuple[torch.device, torch.device] | None = None
 
     def encoded(self, arguments: Mapping[str, Any]) -> Calls:
-        """Outputs of the real `encode_prompt`; the call ends where it reaches a denoiser."""
+        """Outputs of the real `encode_prompt`; the call ends when it reaches a denoiser."""
 
         def stop(*_: Any, **__: Any) -> Any:
             raise Stop
@@ -105,7 +105,7 @@ class Driver:
         return tuple(outputs)
 
     def first(self, call: PipelineCall, draws: RecordedNoise, *, native_scale: bool) -> Received:
-        """Return what the loop's first `step` receives; the denoiser is stubbed.
+        """Arguments of the loop's first `step`; the denoiser is stubbed.
 
         Noise comes from `draws`. With `native_scale` the real scheduler scales the noise and the
         denoiser's input, as in the pipeline's own call, and `state` is that input.
@@ -116,7 +116,7 @@ class Driver:
         return stop.received
 
     def received(self, call: PipelineCall, target: Target | None) -> Received:
-        """Return what `step` receives at the target, or at the first step if there is none.
+        """Arguments of `step` at the target, or at the first step without a target.
 
         Where the target is None the denoiser is a stub: only the state is of interest.
         """
@@ -130,13 +130,13 @@ class Driver:
             stop = self._driven(call, Control(pinned=pinned), self._whole_list())
         if not isinstance(stop, Stop) or stop.received is None:
             raise UserError(
-                f"{type(self.pipe).__name__} ended without the expected call of "
-                "scheduler.step: it cannot be driven"
+                f"{type(self.pipe).__name__} ended without the expected call of scheduler.step: "
+                "it cannot be driven"
             )
         return stop.received
 
     def finished(self, call: PipelineCall, *, decodes_in_loop: bool, graded: bool = False) -> Any:
-        """Return the result of a call whose state never moves, so that it is decoded.
+        """Result of a call whose state never moves, so that the given state is decoded.
 
         The loop is skipped, or runs with stubbed denoisers where a pipeline needs that. `graded`
         keeps the gradient to the state.
@@ -147,7 +147,8 @@ class Driver:
             return self._driven(call, Control(pinned=torch.empty(0)), [])
 
     def visited(self, call: PipelineCall, draws: RecordedNoise) -> list[Received]:
-        """All that the loop's steps receive, in order; the scheduler's own lists are set then.
+        """Arguments of all steps of the loop, in order; afterwards the scheduler's own lists are
+        set.
 
         Denoisers are stubbed, states do not move, and noise comes from `draws`.
         """
@@ -157,7 +158,7 @@ class Driver:
             return control.records
 
     def recorded(self, arguments: Mapping[str, Any]) -> tuple[list[Received], Any, bool]:
-        """Run the pipeline's own call, its own scheduler stepping.
+        """Run the pipeline's own call with its own scheduler.
 
         Return all that `step` saw, the result, and whether a step made twice had equal results.
         """
@@ -166,7 +167,7 @@ class Driver:
         return control.records, result, control.repeatable
 
     def find_entry(self, call: PipelineCall, shape: tuple[int, ...]) -> Entry:
-        """Find the entry by which a step sees a given state [1 *shape]."""
+        """Find the way to make a step receive a given state [1 *shape]."""
         return injected(
             lambda x, entry: self.received(replace(call, x=x, entry=entry), None).folded(1).sample,
             lambda: self.prepared(call),
@@ -176,7 +177,7 @@ class Driver:
         )
 
     def takes_stubs(self, call: PipelineCall) -> bool:
-        """Whether the loop reaches a step with denoisers that return zeros."""
+        """Whether the loop reaches a step if denoisers return zeros."""
         try:
             self.received(call, None)
         except torch.OutOfMemoryError:
@@ -186,7 +187,7 @@ class Driver:
         return True
 
     def prepared(self, call: PipelineCall) -> list[Any]:
-        """Outputs of the calls of prepare_latents, if there is one, for no given state."""
+        """Outputs of the calls of prepare_latents, if there are any, without a given state."""
         if "prepare_latents" not in dir(self.pipe):
             return []
         patch, outputs = self._kept("prepare_latents")
@@ -268,7 +269,7 @@ class Driver:
         def stub(*_: Any, **__: Any) -> Any:
             if not queue:
                 raise UserError(
-                    f"{type(self.pipe).__name__} encodes prompts more often than at load"
+                    f"{type(self.pipe).__name__} encodes prompts more often than it did at load"
                 )
             return queue.pop(0)
 
@@ -294,6 +295,6 @@ class Driver:
         for name, denoiser in self.denoisers.items():
             if isinstance(denoiser, CacheMixin) and denoiser.is_cache_enabled:
                 raise UserError(
-                    f"{type(self.pipe).__name__}.{name} keeps a cache between calls, so a velocity "
-                    f"would depend on earlier ones: call pipe.{name}.disable_cache()"
+                    f"{type(self.pipe).__name__}.{name} keeps a cache between calls, so "
+                    f"velocities would depend on earlier ones: call pipe.{name}.disable_cache()"
                 )

@@ -23,8 +23,8 @@ class Expert:
     graded: int = 0  # calls whose gradients were not computed yet
 
     def resting(self) -> Iterator[Tensor]:
-        """Tensors that rest with it. The first parameter stays: it says on which device the module
-        runs."""
+        """Tensors that are moved with an expert. Its first parameter stays and marks the module's
+        device."""
         first, *others = self.module.parameters()
         del first
         yield from (p for p in others if not p.requires_grad)
@@ -35,25 +35,26 @@ class Expert:
 
 
 def move_weight(tensor: Tensor, device: torch.device) -> None:
-    """Move the data of a weight."""
+    """Move the data of a weight to a device."""
     tensor.data = tensor.data.to(device)
 
 
 @dataclass
 class RestingExperts:
-    """Moves an expert to the device before it is called, and all others back to the CPU. One with a
-    graph that waits for `backward` stays: backward reads its weights."""
+    """Moves an expert to the device before it is called, and all others back to the CPU. An expert
+    whose graph waits for `backward` stays, since backward needs its weights."""
 
     device: torch.device = CPU
     experts: list[Expert] = field(default_factory=list[Expert])
 
     @classmethod
     def of(cls, denoisers: Mapping[str, nn.Module], device: torch.device) -> "RestingExperts":
-        """Put hooks on the denoisers, which are on the CPU still. UserError for a single one."""
+        """Add hooks to the denoisers, which are still on the CPU. UserError for a single
+        denoiser."""
         if len(denoisers) < 2:
             raise UserError(
-                f"model.offload_experts: the pipeline has one denoiser ({', '.join(denoisers)}), "
-                "which every step calls: leave it out"
+                "model.offload_experts: the pipeline has only one denoiser "
+                f"({', '.join(denoisers)}), which every step calls: leave it out"
             )
         made = cls(device, [Expert(module) for module in denoisers.values()])
         for expert in made.experts:
@@ -63,7 +64,7 @@ class RestingExperts:
         return made
 
     def settle(self) -> None:
-        """Bring all that stays to the device: call it again when adapters were added."""
+        """Move everything that stays to the device: call this again after adding adapters."""
         for expert in self.experts:
             rests = {id(tensor) for tensor in expert.resting()}
             for tensor in (*expert.module.parameters(), *expert.module.buffers()):
@@ -73,7 +74,7 @@ class RestingExperts:
             expert.awake = False
 
     def wake(self, own: Expert) -> None:
-        """Before a call of an expert."""
+        """Prepare an expert for a call."""
         for other in self.experts:
             if other is not own and other.awake and not other.graded:
                 other.move(CPU)
@@ -83,7 +84,7 @@ class RestingExperts:
             own.awake = True
 
     def called(self, own: Expert, result: Any) -> None:
-        """After a call: count it until its gradient is computed."""
+        """Count a finished call until its gradient is computed."""
         if not torch.is_grad_enabled():
             return
         first = result[0] if isinstance(result, tuple) else result.sample
@@ -92,5 +93,5 @@ class RestingExperts:
             first.register_hook(lambda _: self.done(own))
 
     def done(self, own: Expert) -> None:
-        """At the start of an expert's backward, which ends before the next call."""
+        """Count the start of an expert's backward pass, which ends before the next call."""
         own.graded -= 1

@@ -43,7 +43,7 @@ class Posterior(DiagonalGaussianDistribution):
 
 
 class Memo:
-    """The kept encodings of one pipeline."""
+    """Cached encodings of one pipeline."""
 
     def __init__(self, pipe: Any):
         self.pipe = pipe

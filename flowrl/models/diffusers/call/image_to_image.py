@@ -20,14 +20,15 @@ NEAR_STATE = 5e-3  # of the noise's size from the level's: some schedulers round
 
 
 class RecordedNoise:
-    """Stands for `randn_tensor`: returns the same numbers times `size`, and keeps them."""
+    """A replacement for `randn_tensor` that returns the same numbers times `size` and records
+    them."""
 
     def __init__(self, size: float):
         self.size = size
         self.drawn: list[Tensor] = []
 
     def patches(self, pipe: Any) -> list[Patch]:
-        """Patches of every module of diffusers that a method of the pipeline comes from."""
+        """Patches for every diffusers module that defines a method of the pipeline."""
         modules = {kind.__module__: sys.modules[kind.__module__] for kind in type(pipe).__mro__}
         return [
             Patch(module, "randn_tensor", self._of(vars(module)["randn_tensor"]))
@@ -44,7 +45,8 @@ class RecordedNoise:
 
 
 class CleanPart(NamedTuple):
-    """The flow state without its noise [1 *d]. `scale` turns the loop's state into a flow state."""
+    """The flow state without its noise [1 *d]. `scale` converts the loop's state to a flow
+    state."""
 
     state: Tensor
     scale: float
@@ -53,9 +55,9 @@ class CleanPart(NamedTuple):
 def clean_part(
     first: Callable[[RecordedNoise], Tensor], sigma: float, owner: str
 ) -> CleanPart | None:
-    """The clean part of the flow state at `sigma`; None where a loop begins at noise alone.
+    """Clean part of the flow state at `sigma`; None if the loop starts from noise alone.
 
-    `first` returns the loop's first state [1 *d] under some draws. Raises UserError where that is
+    `first` returns the loop's first state [1 *d] under some draws. Raises UserError if that is
     no sum of an image and of noise as large as the level says.
     """
     nothing = first(RecordedNoise(0.0))
@@ -66,21 +68,23 @@ def clean_part(
     drawn = [values for values in once.drawn if values.numel() == noise.numel()]
     away = (first(twice) - nothing - 2 * noise).abs().max()
     if not drawn or float(away) > NEAR_STATE * float(noise.abs().max()):
-        raise UserError(f"{owner} begins at an image without the noise that our samplers draw")
+        raise UserError(
+            f"{owner} starts from an image, but without the noise that our samplers draw"
+        )
     size = float(noise.float().std() / drawn[-1].float().std())
     # of a flow, of alpha x0 + s noise, of x0 + (s / alpha) noise
     known = [sigma, sigma / math.hypot(sigma, 1 - sigma)]
     known += [sigma / (1 - sigma)] if sigma < 1 else []
     if not any(math.isclose(size, one, rel_tol=NEAR_STATE) for one in known):
         raise UserError(
-            f"{owner} begins with noise of size {size:.4g} on an image, at the level {sigma:.4g}: "
-            "our samplers would begin elsewhere"
+            f"{owner} starts from an image with noise of size {size:.4g} at the level "
+            f"{sigma:.4g}: our samplers would start elsewhere"
         )
     return CleanPart(nothing * (sigma / size), sigma / size)
 
 
 def noise_sizes(first: Tensor, seen: Tensor, drawn: Sequence[Tensor]) -> tuple[float, float]:
-    """Return the size of the pipeline's noise, and what the denoiser first sees as a share of it.
+    """Size of the pipeline's noise, and of the denoiser's first input relative to it.
 
     `first` is the loop's first state on a stand-in that scales nothing, `seen` what the denoiser
     sees in the pipeline's own call, both of the draws `drawn`. Measured, not derived: schedulers

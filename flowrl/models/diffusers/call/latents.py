@@ -21,7 +21,8 @@ BASE = 128  # digits below it are exact in bfloat16
 
 @dataclass(frozen=True)
 class Entry:
-    """`place` None: the argument `latents`. Else the output of prepare_latents that is the state.
+    """Entry of a state into the loop. `place` None: the argument `latents`; otherwise the output of
+    prepare_latents that is the state.
 
     `index` says where in a row of that output each number of a row of ours goes; None: all are
     the same, in the same order.
@@ -33,7 +34,8 @@ class Entry:
     def around(
         self, prepare: Callable[..., Any], x: Tensor, dtype: torch.dtype | None = None
     ) -> Callable[..., Any]:
-        """Return prepare_latents with x [n *d] as the state, in a dtype if one is named.
+        """A replacement for prepare_latents that returns x [n *d] as the state, in a given dtype
+        if there is one.
 
         Without a place, x is among its arguments already.
         """
@@ -51,7 +53,7 @@ class Entry:
         return put
 
     def fill(self, prepared: Tensor, x: Tensor) -> Tensor:
-        """Return the prepared state with our numbers in it."""
+        """The prepared state filled with our numbers."""
         flat, ours = prepared.flatten(1), x.flatten(1).to(prepared)
         index = torch.arange(flat.shape[1]) if self.index is None else self.index
         if ours.shape != (len(flat), len(index)):
@@ -73,7 +75,7 @@ def injected(
     takes_latents: bool,
     owner: str,
 ) -> Entry:
-    """Find the entry by which the first step sees exactly the given state.
+    """Find the entry through which the first step receives exactly the given state.
 
     `step` returns what the first step sees [1 *shape] of a state that an entry puts in; `prepared`
     returns the outputs of each call of prepare_latents. Raises UserError if there is no such entry.
@@ -94,7 +96,7 @@ def injected(
                     continue
             return entry
     raise UserError(
-        f"{owner}: a state cannot be put into its loop: its steps see neither `latents` nor the "
+        f"{owner}: no state can be put into its loop: its steps see neither `latents` nor the "
         "output of prepare_latents"
     )
 

@@ -22,14 +22,14 @@ EMPTY, PROMPT = "", "prompt"  # beside the names of other texts of the row
 
 
 class MissingTexts:
-    """Texts for rows that lack them; which ones is found once for each set of texts."""
+    """Texts for rows that lack them; the choice is made once for each set of texts."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._known: dict[tuple[tuple[str, ...], str], str | None] = {}
 
     def check(self, traits: Traits, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Raise UserError for a row whose missing text is like none that could be given."""
+        """UserError for a row whose missing text is not equivalent to any given text."""
         names = texts_of(self.driver.parameters, rows)
         seen: set[tuple[bool, ...]] = set()
         for row, place in zip(rows, places(rows), strict=True):
@@ -39,7 +39,7 @@ class MissingTexts:
                 self.filled(traits, {name: row.get(name) or None for name in names}, "", place)
 
     def filled(self, traits: Traits, extra: Extra, prompt: str, place: str) -> Extra:
-        """The row's arguments with a text for each that is None."""
+        """The row's arguments with a text in place of each None."""
         lacking = [name for name, value in extra.items() if value is None]
         if not lacking:
             return extra
@@ -52,8 +52,8 @@ class MissingTexts:
                 self._known[key] = self._source(traits, tuple(given), name)
             if (source := self._known[key]) is None:
                 raise UserError(
-                    f"{place} has no {name}, but other rows have one, and {traits.name} does not "
-                    "treat a missing text as an empty one: give every row one, or set "
+                    f"{place} has no {name}, but other rows have one, and {traits.name} does "
+                    "not treat a missing text as an empty one: add one to every row, or set "
                     f"model.call.{name}"
                 )
             given[name] = {EMPTY: EMPTY, PROMPT: prompt, **given}[source]

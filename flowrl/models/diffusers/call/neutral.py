@@ -26,7 +26,7 @@ NO_EFFECT = 1e-3  # of the velocity: what rounding may leave of a negative promp
 
 @contextmanager
 def counted_rows(denoisers: Mapping[str, nn.Module]) -> Iterator[list[int]]:
-    """Collect the rows of each call of a denoiser meanwhile."""
+    """Collect the number of rows in each denoiser call inside the body."""
     rows: list[int] = []
 
     def count(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -42,18 +42,18 @@ def counted_rows(denoisers: Mapping[str, nn.Module]) -> Iterator[list[int]]:
 
 
 def neutral_scale(driver: Driver, traits: Traits) -> float | None:
-    """Return the scale at which another negative prompt changes nothing, at the least cost.
+    """The cheapest guidance scale at which the negative prompt has no effect.
 
     None for a pipeline without an argument for it. A model that takes the scale as an input, in
-    one evaluation, has 1. Raises UserError where no scale is without guidance.
+    one evaluation, has 1. Raises UserError if no scale is without guidance.
     """
     if traits.guidance is None:
         rows = _first_velocity(driver, traits, None)[1]
         if rows == 1:
             return None
         raise UserError(
-            f"guidance none: {traits.name} makes {rows} evaluations per row by a part of its own, "
-            "and its call takes no scale: change that part, or leave guidance out (null)"
+            f"guidance none: a component of {traits.name} makes {rows} evaluations per row, and "
+            "its call takes no scale: change that component, or leave guidance out (null)"
         )
     guided = _first_velocity(driver, traits, TRIAL_GUIDANCE)[1]
     if guided == 1:  # its scale is an input, or it has no negative prompt
@@ -71,8 +71,8 @@ def neutral_scale(driver: Driver, traits: Traits) -> float | None:
     if found:
         return found[min(found)]
     raise UserError(
-        f"guidance none: {traits.name} guides at the scales 1 and 0 too: give a number, or leave "
-        "guidance out (null)"
+        f"guidance none: {traits.name} also applies guidance at scales 1 and 0: give a number, "
+        "or leave guidance out (null)"
     )
 
 

@@ -12,7 +12,8 @@ from flowrl.models.diffusers.call.experts import RestingExperts
 
 
 class Waking(ModelHook):
-    """Moves its module to the device when it is called; `OffloadedParts.rest` moves it back.
+    """A hook that moves its module to the device when it is called; `OffloadedParts.rest` moves it
+    back.
 
     accelerate's CpuOffload sends it back when the next module of a fixed sequence is called. Here
     parts are called in chunks and in any order. diffusers reads `execution_device` to place inputs,
@@ -32,7 +33,7 @@ class Waking(ModelHook):
 
 @dataclass(frozen=True)
 class OffloadedParts:
-    """The offloaded parts of a pipeline; empty for one that is not offloaded."""
+    """Offloaded parts of a pipeline; empty without offloading."""
 
     parts: Mapping[str, tuple[nn.Module, Waking]] = field(default_factory=dict)
 
@@ -40,8 +41,7 @@ class OffloadedParts:
     def of(
         cls, pipe: Any, denoisers: Collection[str], device: torch.device, placed: bool = True
     ) -> "OffloadedParts":
-        """Move the denoisers to the device if they are to be placed, and put hooks on all other
-        modules.
+        """Move the denoisers to the device if requested, and add hooks to all other modules.
 
         A call of a denoiser moves these back to the CPU, too.
         """
@@ -55,7 +55,7 @@ class OffloadedParts:
         return frozen
 
     def rest(self) -> None:
-        """Move the parts that were used back to the CPU."""
+        """Move parts that were used back to the CPU."""
         for module, hook in self.parts.values():
             if hook.awake:
                 module.to("cpu")
@@ -65,7 +65,7 @@ class OffloadedParts:
 def placed_parts(
     pipe: Any, denoisers: Collection[str], device: torch.device, offload: bool, experts: bool
 ) -> tuple[OffloadedParts, RestingExperts]:
-    """Move a pipeline to the device, without the parts that are to rest on the CPU."""
+    """Move a pipeline to the device, except parts that stay on the CPU until used."""
     modules = {n: m for n, m in pipe.components.items() if isinstance(m, nn.Module)}
     frozen, resting = OffloadedParts(), RestingExperts()
     if experts:

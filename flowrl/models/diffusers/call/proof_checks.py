@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from flowrl.errors import NotFiniteError, UserError
@@ -13,26 +11,26 @@ from flowrl.models.diffusers.call.scheduler_standin import Received
 
 
 class NotFinitePartError(NotFiniteError):
-    """A weight, or a decoder's output, that is NaN or infinity."""
+    """A weight, or a decoder's output, is NaN or infinite."""
 
 
 def check_states(owner: str, own: Sequence[Received], steps: int, visits: int, rows: int) -> None:
-    """Check that there is one state per prompt, and as many steps as scheduled."""
+    """Check that there is one state per prompt and as many steps as scheduled."""
     if len(own) != visits:
         raise UserError(
             f"{owner} calls scheduler.step {len(own)} times in {steps} steps, but its loop "
-            f"{visits} times: pipelines of several states or loops cannot be driven"
+            f"{visits} times: pipelines with several states or loops cannot be driven"
         )
     seen = {len(tensor) for step in own for tensor in (step.sample, step.output)}
     if seen != {rows}:
         raise UserError(
-            f"{owner} steps {sorted(seen)} states for {rows} prompts: pipelines of several states "
-            "or loops cannot be driven"
+            f"{owner} steps {sorted(seen)} states for {rows} prompts: pipelines with several "
+            "states or loops cannot be driven"
         )
 
 
 def finite(owner: str, parts: Mapping[str, Any], predicted: Sequence[Tensor]) -> None:
-    """UserError that names the first weight that is not finite, if a prediction is not."""
+    """If a prediction is not finite, raise UserError naming the first weight that is not."""
     if all(bool(values.isfinite().all()) for values in predicted):
         return
     refuse_weights(owner, parts)
@@ -55,20 +53,20 @@ def refuse_weights(owner: str, parts: Mapping[str, Any]) -> None:
 
 
 def unbroken(owner: str, own: Sequence[Received]) -> None:
-    """UserError for a loop that changes its state between steps (inpainting)."""
+    """UserError for a loop that changes its state between steps, as inpainting does."""
     for step, (received, after) in enumerate(pairwise(own)):
         assert received.following is not None
         shapes = tuple(received.following.shape), tuple(after.sample.shape)
         if shapes[0] != shapes[1]:
             raise UserError(
-                f"{owner} steps several states in turn (of shapes {shapes[0]} and {shapes[1]}): "
-                "our samplers have one"
+                f"{owner} steps several states in turn (of shapes {shapes[0]} and {shapes[1]}), "
+                "but our samplers have only one"
             )
         away = largest_difference(received.following.to(after.sample.dtype), after.sample)
         if away != 0:
             raise UserError(
                 f"{owner} changes its state between steps (by {away:.3g} after step {step}), as "
-                "inpainting does: our samplers would leave that out"
+                "inpainting does; our samplers would omit that"
             )
 
 
@@ -76,25 +74,9 @@ def coloured(owner: str, media: Tensor) -> None:
     """Raise UserError for media that no reward can score."""
     if media.ndim not in (4, 5) or media.shape[-3] != 3:
         raise UserError(
-            f"{owner} makes {tuple(media.shape)} of {len(media)} prompts: rewards need RGB, [n 3 h "
-            "w] or [n f 3 h w]"
+            f"{owner} returns {tuple(media.shape)} for {len(media)} prompts: rewards need RGB, "
+            "[n 3 h w] or [n f 3 h w]"
         )
-
-
-def media_of(result: Any, double: bool = False) -> Tensor:
-    """Images as tensors; some pipelines give arrays of channels last for all but PIL.
-
-    A list has the images of each row (layers of one). What is transparent is shown on white.
-    `double` keeps float64, which is float32 otherwise.
-    """
-    if isinstance(result, np.ndarray):
-        result = torch.from_numpy(result).movedim(-1, -3)
-    media = torch.stack([*result]) if isinstance(result, list | tuple) else result
-    media = media if double and media.dtype == torch.float64 else media.float()
-    if media.ndim > 3 and media.shape[-3] == 4:
-        colours, seen = media.split((3, 1), -3)
-        media = colours * seen + (1 - seen)
-    return media
 
 
 def shown(media: Tensor) -> bool:
@@ -102,7 +84,7 @@ def shown(media: Tensor) -> bool:
 
 
 def largest_difference(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference; infinite where shapes differ or a value is not a number."""
+    """Largest difference; infinite if shapes differ or a value is NaN."""
     if ours.shape != theirs.shape:
         return float("inf")
     away = (ours.float() - theirs.float().to(ours.device)).abs().max()

@@ -23,7 +23,7 @@ ModelOutput = Literal["flow", "inverted"] | Prediction
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """The scheduler's own lists for a resolution and number of steps, dynamic shifting included.
+    """The scheduler's own lists for a resolution and number of steps, including dynamic shifting.
 
     sigmas     steps + 1 falling noise levels; the last is where the scheduler ends, 0 for flows
     timesteps  [steps] the values that the loop passes for them, in its own dtype
@@ -44,7 +44,7 @@ class PipelineSchedule:
     def of(
         cls, scheduler: Any, visited: Sequence[Any], kind: ModelOutput, owner: str
     ) -> "PipelineSchedule":
-        """Read the lists of a scheduler after a call has set its steps and visited them.
+        """Read a scheduler's lists after a call has set and visited its steps.
 
         Raises UserError for levels that do not fall to 0 and for a noise prediction at sigma = 1.
         """
@@ -61,11 +61,11 @@ class PipelineSchedule:
         away = [s for s in visits if s not in sigmas]
         if away or len(sigmas) < 2 or not all(a > b for a, b in pairwise(sigmas)):
             raise UserError(
-                f"{owner}: {name} visits the levels {visits}, which do not fall to 0: use another "
-                "scheduler, such as FlowMatchEulerDiscreteScheduler or DDIMScheduler"
+                f"{owner}: {name} visits the levels {visits}, which do not fall to 0: use "
+                "another scheduler, such as FlowMatchEulerDiscreteScheduler or DDIMScheduler"
             )
         if sigmas[0] > 1.0:
-            raise UserError(f"{owner}: its first sigma is {sigmas[0]}, a flow's is at most 1")
+            raise UserError(f"{owner}: its first sigma is {sigmas[0]}, but a flow's is at most 1")
         if kind == "epsilon" and sigmas[0] >= 1.0:
             raise UserError(
                 f"{owner}: {name} starts at pure noise, where the predicted noise does not "
@@ -76,7 +76,7 @@ class PipelineSchedule:
         return cls(sigmas, passed[first], train, tuple(visits), levels, kind == "inverted")
 
     def index(self, sigma: Tensor) -> Tensor:
-        """[n] place of each sigma in the list, -1 for others."""
+        """Index [n] of each sigma in the list, -1 for others."""
         found = [self._places.get(s, -1) for s in sigma.detach().float().tolist()]
         return torch.tensor(found, dtype=torch.long)
 
@@ -87,11 +87,12 @@ class PipelineSchedule:
         return {s: k for k, s in enumerate(known.tolist())}
 
     def place(self, index: int) -> int:
-        """Return the number of the first call of `scheduler.step` at this level."""
+        """Index of the first call of `scheduler.step` at this level."""
         return self.visits.index(self.sigmas[index])
 
     def times(self, sigma: Tensor) -> Tensor:
-        """[n] timesteps: the scheduler's own value where sigma is in the list, else the model's."""
+        """Timesteps [n]: the scheduler's own value if sigma is in the list, otherwise the
+        model's."""
         index = self.index(sigma)
         if bool((index >= 0).all()):
             return self.timesteps[index]
@@ -123,8 +124,9 @@ class PipelineSchedule:
         ours, times = (1 - known if self.inverted else known) * self.train, self.timesteps.float()
         if bool(((ours - times).abs() > 1).any()):
             raise UserError(
-                f"the loop's timesteps {times.tolist()} are not a multiple of its sigmas: it has "
-                "velocities at its own levels only, so choose matching times from the plan's grid"
+                f"the loop's timesteps {times.tolist()} are not a multiple of its sigmas, so it "
+                "has velocities only at its own levels: choose matching times from the plan's "
+                "grid"
             )
         return 1 - sigma if self.inverted else sigma
 
@@ -167,9 +169,9 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float
         start += 1
     if len(places) < len(passed):
         raise UserError(
-            "loops of several states (a video with sound, frames at levels of their own) cannot "
-            f"be driven: it steps at the times {passed.tolist()}, those of its "
-            f"{type(scheduler).__name__} are {listed.tolist()}"
+            "loops with several states (a video with sound, frames at different levels) cannot "
+            f"be driven: this one steps at the times {passed.tolist()}, but its "
+            f"{type(scheduler).__name__} has {listed.tolist()}"
         )
     found = sigmas[places]
     if levels is not None:  # its sigmas are s / alpha
@@ -179,7 +181,7 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float
 
 @dataclass(frozen=True)
 class Start:
-    """The loop's first state: its schedule, and the shape [*d] of a row, its dtype and device.
+    """First state of the loop: its schedule, and the shape [*d], dtype and device of a row.
 
     `noise` is the size of that state for standard normal noise, as a flow state: a model of a
     variance-preserving process is handed N(0, 1), which is alpha + s times a flow state. `scale`
@@ -197,7 +199,8 @@ class Start:
 
 @dataclass(frozen=True)
 class Way:
-    """The way to a velocity. `forward`: fast-forward to the step's index, else pinned."""
+    """Settings to reach a velocity. `forward`: skip to the step's index; otherwise the scheduler is
+    pinned."""
 
     steps: int
     guidance: float | None

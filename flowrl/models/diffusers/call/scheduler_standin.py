@@ -22,7 +22,7 @@ FAILURES = (
 
 
 class Received(NamedTuple):
-    """Arguments of one `scheduler.step`, and in the pipeline's own call its result."""
+    """Arguments of one `scheduler.step`, and its result in the pipeline's own call."""
 
     output: Tensor
     timestep: Any
@@ -35,7 +35,7 @@ class Received(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence["Received"]) -> "Received":
-        """Join rows that were called one by one."""
+        """Join rows that were called one at a time."""
         first = parts[0]
         return first._replace(
             output=torch.cat([part.output for part in parts]),
@@ -46,7 +46,7 @@ class Received(NamedTuple):
         )
 
     def folded(self, rows: int) -> "Received":
-        """Return one row per sample: some loops step the frames of all videos as rows."""
+        """One row per sample: some loops step the frames of all videos as rows."""
         return self._replace(
             output=_folded(self.output, rows),
             sample=_folded(self.sample, rows),
@@ -68,14 +68,15 @@ def _folded(value: Tensor, rows: int) -> Tensor:
 
 
 class Stop(BaseException):
-    """Ends a pipeline call. Not an Exception: a pipeline that catches errors must not catch it."""
+    """Ends a pipeline call. Not an Exception, so that pipelines that catch errors do not catch
+    it."""
 
     def __init__(self, received: Received | None = None):
         self.received = received
 
 
 class PerRow(Tensor):
-    """A vector of timesteps that stands for the loop's scalar `t`.
+    """A vector of timesteps in place of the loop's scalar `t`.
 
     Most loops broadcast `t` by `expand` to the rows that the denoiser sees. Here `expand` repeats
     the vector instead, so that guidance's doubled batch gets each row's own time twice.
@@ -94,13 +95,13 @@ class PerRow(Tensor):
 
 
 class OneStep(list):
-    """A loop of one step whose timestep is a vector: for a tensor of shape [1]."""
+    """A one-step loop whose timestep is a vector: for a tensor of shape [1]."""
 
     shape = (1,)
 
 
 class Unmoved(tuple):
-    """The result of a step that was not made, in every form that pipelines read.
+    """Result of a step that leaves the state unchanged, in every form that pipelines read.
 
     CogVideoX's takes two values: the state, and the last prediction of the clean sample.
     """
@@ -117,7 +118,7 @@ class Unmoved(tuple):
 
 @dataclass
 class Control:
-    """Mode of the stand-in. Shared with copies that a pipeline makes of its scheduler.
+    """Mode of the stand-in, shared with copies that a pipeline makes of its scheduler.
 
     own    the real scheduler steps, and each step's arguments and result are recorded
     stop   the call ends at step number `stop_at`; states do not move before it
@@ -138,7 +139,7 @@ class Control:
 
 
 def stand_in(real: Any, control: Control) -> Any:
-    """A deep copy of the scheduler whose class is swapped for a subclass that `control` steers.
+    """A deep copy of the scheduler, with its class replaced by a subclass that `control` steers.
 
     `isinstance`, the config, the signatures and settings made after construction (a shift) all
     hold. Outside its own call latents are handed through as the denoiser sees them, never scaled.
@@ -264,7 +265,7 @@ def _moved(result: Any) -> Tensor:
 
 @contextmanager
 def placed(pipe: Any, device: torch.device) -> Iterator[None]:
-    """Fix the pipeline's `_execution_device` for one call, by a swap of its class, and hand it one
+    """For one call, fix the pipeline's `_execution_device` by replacing its class, and use a
     silent progress bar.
 
     diffusers searches every module for hooks each time that it reads this property, several times
@@ -290,7 +291,7 @@ def _placed(kind: Any, device: torch.device) -> type:
 
 @dataclass(frozen=True)
 class Patch:
-    """An instance attribute that is replaced for one call."""
+    """An instance attribute that is replaced during one call."""
 
     owner: Any
     name: str
@@ -299,7 +300,7 @@ class Patch:
 
 @contextmanager
 def patched(patches: Iterable[Patch]) -> Iterator[None]:
-    """Set the attributes, then restore what was there, which may be nothing.
+    """Set attributes in the body, then restore what was there, which may be nothing.
 
     Through `vars`: a pipeline's own setattr would also rewrite its config.
     """

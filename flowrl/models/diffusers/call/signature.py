@@ -15,13 +15,12 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.call import checks, columns
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import (
-    SHORT_PROMPT,
     Conditioning,
     EncodingLayout,
     check_constants,
     flatten,
 )
-from flowrl.models.diffusers.call.decoder import finite_decoder
+from flowrl.models.diffusers.call.decoder import finite_decoder, media_of
 from flowrl.models.diffusers.call.driver import Driver, PipelineCall, Target
 from flowrl.models.diffusers.call.image_to_image import (
     CleanPart,
@@ -30,8 +29,7 @@ from flowrl.models.diffusers.call.image_to_image import (
     noise_sizes,
 )
 from flowrl.models.diffusers.call.missing_texts import MissingTexts
-from flowrl.models.diffusers.call.proof_checks import media_of
-from flowrl.models.diffusers.call.schedule import ModelOutput, PipelineSchedule, Start, Way
+from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.scheduler_standin import Received, patched
 from flowrl.models.diffusers.call.traits import (
     TRIAL_GUIDANCE,
@@ -48,7 +46,8 @@ from samplers.host import on_host, sent
 
 
 class Loop:
-    """Raises UserError, with the reason, for a pipeline that cannot be driven.
+    """Calls the loop of one pipeline. UserError, with the reason, for a pipeline that cannot be
+    driven.
 
     `traits` is a frozen record. It is replaced when prompts first bring other arguments of their
     own, and by what only the pipeline's own call shows (see `Traits`).
@@ -67,10 +66,6 @@ class Loop:
         self._starts: dict[int, Start] = {}
         self._noise: dict[tuple[tuple[str, ...], int], bool] = {}  # first states are noise alone
 
-    @property
-    def kind(self) -> ModelOutput:
-        return self.traits.kind
-
     def arguments(
         self,
         prompts: Sequence[str],
@@ -78,7 +73,7 @@ class Loop:
         guidance: float | None,
         extras: Sequence[Extra] = (),
     ) -> dict[str, Any]:
-        """Arguments of the pipeline's own call for a sample of each prompt."""
+        """Arguments of the pipeline's own call that make one sample per prompt."""
         if extras:
             self._encoding(extras)
         return self.traits.arguments(prompts, steps, guidance, extras)
@@ -92,7 +87,7 @@ class Loop:
         return self.traits.encodings[tuple(extra)]
 
     def encode(self, prompts: Sequence[str], extras: Sequence[Extra]) -> Conditioning:
-        """Encode prompts in one call. Rows of `extras`, if there are any, have the same images."""
+        """Encode prompts in one call. If there are rows of `extras`, they share their images."""
         with checks.its_own(self.name, self.call):
             form = self._encoding(extras)
             whole = self._cut(form.layout, prompts, extras, TRIAL_GUIDANCE)
@@ -115,9 +110,9 @@ class Loop:
     def extras(
         self, meta: Sequence[Mapping[str, Any]], prompts: Sequence[str]
     ) -> tuple[Extra, ...]:
-        """Return each prompt's own arguments: columns of its row, and the images that all share.
+        """Arguments of each prompt: columns of its row, and images that all prompts share.
 
-        Raises UserError where an image is missing that the pipeline cannot go without, and for a
+        Raises UserError if an image is missing that the pipeline cannot go without, and for a
         text that only other rows have and that nothing can stand for.
         """
         found = columns.extras(meta, self.driver.parameters)
@@ -130,39 +125,15 @@ class Loop:
             raise UserError(f"{self.name} needs {names}: add a prompt column, or set it in `call`")
         return whole if whole and whole[0] else ()
 
-    def check_image_sizes(self, meta: Sequence[Mapping[str, Any]]) -> None:
-        """UserError for a row whose image makes latents of another shape than the placeholder's,
-        of a pipeline whose call takes no size (image to image)."""
-        names = columns.images(self.driver.parameters)
-        if {"height", "width"} & set(self.driver.parameters) or not names:
-            return
-        seen: set[Any] = set()
-        for extra, place in zip(
-            self.extras(meta, [""] * len(meta)), columns.places(meta), strict=False
-        ):
-            form = tuple(columns.image_form(extra[name]) for name in columns.images(extra))
-            if not form or form in seen:
-                continue
-            seen.add(form)
-            begun = self.encode([SHORT_PROMPT], (extra,))
-            steps = self.traits.steps
-            own, known = tuple(self.first(begun, steps).shape[1:]), self.start(steps).shape
-            if own != known:
-                raise UserError(
-                    f"{place}: {self.name} takes no height and width, and makes latents "
-                    f"{list(own)} of this image, {list(known)} of others: give all images one "
-                    "size, and one of them as model.call.image too, which sets it"
-                )
-
     def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
-        """Two rows with the first one's images and own texts; without any, with placeholders."""
+        """Two rows with the first prompt's images and texts; placeholders if it has none."""
         if not extras:
             return (self.traits.required,) * 2 if self.traits.required else ()
         pictures = {name: extras[0][name] for name in columns.images(extras[0])}
         return tuple({**extra, **pictures} for extra in extras)
 
     def start(self, steps: int) -> Start:
-        """Return the schedule and the form of first states, found once per number of steps."""
+        """Schedule and form of the first states, found once per number of steps."""
         if steps not in self._starts:
             call, draws = self._trial(self.traits.blank, steps), RecordedNoise(1.0)
             with torch.no_grad(), checks.its_own(self.name, self.call):
@@ -172,7 +143,9 @@ class Loop:
                 visited = self.driver.visited(call, draws)
             assert seen is not None
             first, times = visited[0].folded(1).sample, [step.timestep for step in visited]
-            schedule = PipelineSchedule.of(self.driver.scheduler, times, self.kind, self.name)
+            schedule = PipelineSchedule.of(
+                self.driver.scheduler, times, self.traits.kind, self.name
+            )
             if len(schedule.sigmas) != steps + 1 and "strength" not in self.driver.parameters:
                 raise UserError(
                     f"{self.name} visits the levels {schedule.sigmas} in {steps} steps: use "
@@ -194,7 +167,7 @@ class Loop:
         return self.traits.trial_call(conditioning, steps)
 
     def first(self, conditioning: Conditioning, steps: int) -> Tensor:
-        """Return the first states [n *d], unscaled, of the noise of the pipeline's own call."""
+        """First states [n *d], unscaled, for given noise of the pipeline's own call."""
         if self.traits.single and len(conditioning) > 1:
             rows = range(len(conditioning))
             return torch.cat([self.first(conditioning.take([i]), steps) for i in rows])
@@ -203,7 +176,7 @@ class Loop:
             return self.driver.received(call, None).folded(len(conditioning)).sample
 
     def first_flow(self, conditioning: Conditioning, steps: int) -> Tensor:
-        """Return the flow states with which our samplers begin for that noise."""
+        """Flow states from which our samplers start for that noise."""
         start, part = self.start(steps), self.picture(conditioning, steps)
         factor = start.scale if part is None else part.scale
         return factor * self.first(conditioning, steps).to(
@@ -211,32 +184,16 @@ class Loop:
         )
 
     def state(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """Return the states that the denoiser sees for flow states x [n *d] at sigma [n]."""
-        return x if self.kind in ("flow", "inverted") else to_vp(x, sigma.to(x.device))
+        """States that the denoiser receives for flow states x [n *d] at sigma [n]."""
+        return x if self.traits.kind in ("flow", "inverted") else to_vp(x, sigma.to(x.device))
 
     def latents(self, x: Tensor, steps: int) -> Tensor:
-        """Return the latents to decode, for flow states x [n *d] at the schedule's last level."""
+        """Latents to decode, for flow states x [n *d] at the schedule's last level."""
         last = self.start(steps).schedule.sigmas[-1]
         return x if last == 0 else to_vp(x, torch.full((len(x),), last, device=x.device))
 
-    def follows_pictures(self, extra: Extra) -> bool:
-        """Whether images of other shapes make latents of other shapes; never where a size is given.
-
-        Tried with `columns.RATIOS`: lists of allowed sizes tell wide images from tall ones.
-        """
-        names = columns.images(extra)
-        sized = {"height", "width"} <= set(self.call)
-        if sized or not names or not {"height", "width"} <= set(self.driver.parameters):
-            return False
-        shapes = set()
-        for ratio in columns.RATIOS:
-            other = {name: columns.reshaped(extra[name], ratio) for name in names}
-            conditioning = self.encode([SHORT_PROMPT], ({**extra, **other},))
-            shapes.add(self.first(conditioning, self.traits.steps).shape)
-        return len(shapes) > 1
-
     def picture(self, conditioning: Conditioning, steps: int) -> CleanPart | None:
-        """Return the first flow states [n *d] without their noise; None if they are noise alone."""
+        """First flow states [n *d] without their noise; None if they are pure noise."""
         if not conditioning.extras or not columns.images(conditioning.extras[0]):
             return None
         if self._noise_alone(conditioning, steps):
@@ -270,14 +227,14 @@ class Loop:
         return state if len(state) == 1 else state[None]
 
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
-        """Return v [n *d] at flow states x [n *d], sigma [n]; rows have the same images,
-        or images of one size where the way says so."""
+        """Velocities v [n *d] at flow states x [n *d], sigma [n]; rows share their images, or have
+        images of one size if the way allows it."""
         state, levels = self.state(x, sigma), on_host(sigma)
         return self.read(state, self.received(state, levels, conditioning, way).output, sigma)
 
     def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
-        """Convert the model output that a step receives at a loop state to the flow's velocity."""
-        kind = self.kind
+        """Convert the model output of a step at a loop state to the flow's velocity."""
+        kind = self.traits.kind
         if kind in ("flow", "inverted"):
             return output if self.traits.sign > 0 else -output
         if output.shape[1] == 2 * state.shape[1]:  # a learned variance comes behind
@@ -285,7 +242,7 @@ class Loop:
         return flow_velocity(kind, state.to(output.device), output, sigma.to(output.device))
 
     def received(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Received:
-        """Return what `scheduler.step` receives at these states, in one call if possible."""
+        """Arguments of `scheduler.step` at these states, in one call if possible."""
         if self.traits.single and len(x) > 1:
             rows = [slice(i, i + 1) for i in range(len(x))]
             parts = [self.received(x[i], sigma[i], conditioning.take([i.start]), way) for i in rows]
@@ -296,8 +253,8 @@ class Loop:
             index = set(places.tolist())
             if len(index) != 1 or -1 in index:
                 raise UserError(
-                    f"{self.name} with {self.call} depends on the step's index: a call has "
-                    f"velocities at one of its own {way.steps} sigmas only, not at "
+                    f"{self.name} with {self.call} depends on the step's index: it has "
+                    f"velocities only at its own {way.steps} sigmas, one per call, not at "
                     f"{sigma.tolist()}"
                 )
             target = Target(torch.empty(0), start.schedule.place(index.pop()))
@@ -314,8 +271,8 @@ class Loop:
     def decode(
         self, x0: Tensor, conditioning: Conditioning, way: Way, graded: bool = False
     ) -> Tensor:
-        """x0 [n *d] -> [n 3 h w] or [n f 3 h w], float32; rows have the same images. `graded` keeps
-        the gradient to x0, where the pipeline has one."""
+        """Decode x0 [n *d] to [n 3 h w] or [n f 3 h w], float32; rows share their images. `graded`
+        keeps the gradient with respect to x0 if the pipeline has one."""
         if self.traits.single and len(x0) > 1:
             each = [(x0[[i]], conditioning.take([i])) for i in range(len(x0))]
             return torch.cat([self.decode(*row, way, graded) for row in each])
@@ -328,7 +285,7 @@ class Loop:
     def record(
         self, prompts: Sequence[str], extras: Sequence[Extra], steps: int, guidance: float | None
     ) -> tuple[list[Received], Tensor, bool]:
-        """Make the pipeline's own call as a user would.
+        """Make the pipeline's own call, as a user would.
 
         Return its steps, its media, and whether its scheduler's step draws no noise.
         """

@@ -14,13 +14,14 @@ from flowrl.models.diffusers.call.scheduler_standin import Control, Patch
 
 @dataclass(frozen=True)
 class Stubs:
-    """Zeros in the form that each denoiser returned in its first call with such inputs."""
+    """Zeros in the form that each denoiser returned in its first call with similar inputs."""
 
     denoisers: Mapping[str, nn.Module]
     forms: dict[tuple[str, str], Any] = field(default_factory=dict)  # of outputs, by inputs' forms
 
     def patches(self, control: Control, index: int) -> list[Patch]:
-        """Denoisers that return zeros before the loop's step `index`, and run from it on."""
+        """Patches that make denoisers return zeros before the loop's step `index` and run from it
+        on."""
         return [
             Patch(denoiser, "forward", self._stub(name, denoiser.forward, control, index))
             for name, denoiser in self.denoisers.items()
@@ -28,7 +29,8 @@ class Stubs:
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Keep the forms of what denoisers return meanwhile, so that no stub has to call them."""
+        """Record the forms of the denoisers' outputs in the body, so that stubs need not call
+        them."""
 
         def keep(name: str, args: Any, named: Any, output: Any) -> None:
             self.forms.setdefault(_key(name, args, named), tree_map(_form, output))

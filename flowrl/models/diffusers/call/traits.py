@@ -42,7 +42,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Encoding:
-    """Form of the calls that pass one set of own arguments per row (a negative prompt, an image).
+    """Form of calls that pass the same kind of extra arguments with each row (a negative prompt,
+    an image).
 
     layout  the cut of the outputs of `encode_prompt` into rows
     plain   the same without guidance, if it differs: older pipelines return negative prompts and
@@ -59,7 +60,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Traits:
-    """The findings about one pipeline, for the arguments `call` of a user.
+    """Facts about one pipeline, for the user's arguments `call`.
 
     name       of its class
     call       the user's arguments without images
@@ -103,7 +104,8 @@ class Traits:
 
     @property
     def trial_guidance(self) -> float | None:
-        """Above 1: some pipelines cannot be called without guidance (Ideogram 4)."""
+        """A guidance scale above 1 for trials: some pipelines cannot be called without guidance
+        (Ideogram 4)."""
         return None if self.guidance is None else TRIAL_GUIDANCE
 
     def arguments(
@@ -113,7 +115,7 @@ class Traits:
         guidance: float | None,
         extras: Sequence[Extra] = (),
     ) -> dict[str, Any]:
-        """Arguments of the pipeline's own call for a sample of each prompt.
+        """Arguments of the pipeline's own call that make one sample per prompt.
 
         `extras` are arguments per row, whose encoding is known. Raises UserError for guidance of a
         pipeline that has none.
@@ -138,13 +140,13 @@ class Traits:
         return given
 
     def trial_call(self, conditioning: Conditioning, steps: int) -> PipelineCall:
-        """A call for trials, with their guidance: only its states are read, not its result."""
+        """A call for trials with their guidance: only its states are read, not its result."""
         rows = conditioning.prompts, steps, self.trial_guidance, conditioning.extras
         return PipelineCall(self.arguments(*rows), conditioning.calls(), stubs=self.stubs)
 
     @property
     def turned(self) -> "Traits":
-        """With the other sign of the flow's velocity."""
+        """The same traits with the opposite sign of the flow's velocity."""
         return replace(self, sign=-1 if self.sign > 0 else 1)
 
     def knowing(self, extra: Extra, encoding: Encoding) -> "Traits":
@@ -152,7 +154,7 @@ class Traits:
 
 
 def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None) -> Traits:
-    """Find the traits of a pipeline. Raises UserError, with the reason, if it cannot be driven."""
+    """Determine a pipeline's traits. UserError, with the reason, if it cannot be driven."""
     name, parameters = type(driver.pipe).__name__, driver.parameters
     kind = checks.prediction(driver.pipe.scheduler, name)
     guidance = checks.guidance_argument(parameters, tuple(driver.denoisers.values()))
@@ -177,7 +179,7 @@ def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None)
 
 
 def discover_encoding(driver: Driver, traits: Traits, extra: Extra) -> Encoding:
-    """Find how rows with own arguments of these names are passed and encoded."""
+    """Determine how rows with extra arguments of these names are passed and encoded."""
     choices = (False, True) if columns.images(extra) else (False,)
     return _first_to_work(partial(_encoding, driver, traits, extra, each) for each in choices)
 
@@ -189,7 +191,7 @@ def encoded(
     extras: Sequence[Extra],
     scale: float = TRIAL_GUIDANCE,
 ) -> Calls:
-    """Return the outputs of `encode_prompt`, at a guidance scale if the pipeline has one."""
+    """Outputs of `encode_prompt`, at a guidance scale if the pipeline has one."""
     guidance = None if traits.guidance is None else scale
     return driver.encoded(traits.arguments(prompts, traits.steps, guidance, extras))
 

@@ -29,22 +29,22 @@ _NEAR = 1e-6  # rounding to float32
 
 @dataclass(frozen=True)
 class UserLevels:
-    """`at` maps a number of steps to the levels without the final 0; `trial` is a number of steps
-    for which it has some, for trial calls."""
+    """Noise levels of the user. `at` maps a number of steps to levels without the final 0; `trial`
+    is a number of steps that it accepts, for trial calls."""
 
     at: Callable[[int], tuple[float, ...]]
     trial: int
 
     def scheduler(self, real: Any, kind: ModelOutput, owner: str) -> Any:
-        """A copy of the scheduler that visits the levels as they are given.
+        """A copy of the scheduler that visits exactly these levels.
 
         UserError for one that takes no levels, and for models that are no flows.
         """
         name = type(real).__name__
         if kind != "flow":
             raise UserError(
-                f"model.sigmas: {owner} predicts {kind}, and its levels are those of its "
-                f"{name}: leave sigmas out"
+                f"model.sigmas: {owner} predicts {kind}, so its levels are those of its {name}: "
+                "leave sigmas out"
             )
         if "sigmas" not in inspect.signature(type(real).set_timesteps).parameters:
             raise UserError(f"model.sigmas: the {name} of {owner} takes no levels: leave it out")
@@ -52,14 +52,14 @@ class UserLevels:
         return type(real).from_config(real.config, **known)
 
     def check(self, schedule: PipelineSchedule, steps: int, owner: str) -> None:
-        """UserError where the call visits other levels. A `strength` leaves out the first ones."""
+        """UserError if the call visits other levels. A `strength` skips the first ones."""
         wanted = torch.tensor(self.at(steps), dtype=torch.float64)
         visited = torch.tensor(schedule.sigmas[:-1], dtype=torch.float64)
         last = wanted[-len(visited) :]
         if len(last) < len(visited) or not torch.allclose(last, visited, rtol=0, atol=_NEAR):
             raise UserError(
-                f"model.sigmas: {owner} visits the levels {_shown(visited)} where "
-                f"{_shown(wanted)} are set: leave sigmas out"
+                f"model.sigmas: {owner} visits the levels {_shown(visited)} instead of "
+                f"{_shown(wanted)}: leave sigmas out"
             )
 
 
@@ -68,7 +68,7 @@ def refuse_levels(owner: str, parameters: Mapping[str, Any]) -> None:
     if "sigmas" not in parameters:
         raise UserError(
             f"model.sigmas: the call of {owner} takes no `sigmas`, so its levels are its "
-            "scheduler's own: leave sigmas out"
+            "scheduler's: leave sigmas out"
         )
 
 

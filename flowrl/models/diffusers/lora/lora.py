@@ -16,7 +16,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from flowrl.errors import UserError
-from flowrl.models.policy import ADAPTER
+from flowrl.models.adapters import ADAPTER
 from samplers.noise import generator
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that load_lora_weights looks for
@@ -37,7 +37,7 @@ class Spec:
 
 
 def add_lora(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
-    """Freeze the denoisers and put float32 adapters on them: A ~ N(0, 1 / rank^2), B = 0.
+    """Freeze the denoisers and add float32 adapters: A ~ N(0, 1 / rank^2), B = 0.
 
     A is drawn by parameter name from the seed, so that neither earlier draws nor the device nor
     the order of modules changes it. Raises UserError for targets that name nothing.
@@ -45,7 +45,7 @@ def add_lora(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
     if spec.rank < 1:
         raise UserError(f"lora rank must be at least 1, not {spec.rank}")
     if has_lora(denoisers):
-        raise UserError("the model has adapters already: add_lora is for a model without any")
+        raise UserError("the model already has adapters: add_lora needs a model without any")
     _check_saving(pipe, denoisers, spec)
     for component, denoiser in denoisers.items():
         denoiser.requires_grad_(False)
@@ -73,7 +73,7 @@ def has_lora(denoisers: Mapping[str, nn.Module]) -> bool:
 
 
 def default_targets(denoiser: nn.Module) -> list[str]:
-    """Names, below their block, of the blocks' attention and feed-forward linears."""
+    """Names, within a block, of the attention and feed-forward linears."""
     lists = [name for name, module in denoiser.named_modules() if isinstance(module, nn.ModuleList)]
     blocks = [a for a in lists if not any(a.startswith(b + ".") for b in lists)]
     inside = {}
@@ -96,7 +96,7 @@ def _shortest(denoiser: nn.Module, ends: list[str], linears: Iterable[str]) -> l
 
 
 def save_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
-    """Write files that a plain pipeline's `load_lora_weights` reads, alpha included.
+    """Write files, alpha included, that a plain pipeline's `load_lora_weights` reads.
 
     One file, or one for each expert (`SECOND`).
     """
@@ -117,8 +117,8 @@ def save_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> No
 def lora_files(
     pipe: Any, denoisers: Mapping[str, nn.Module]
 ) -> list[tuple[list[str], str, str | None]]:
-    """(denoisers, file name, the argument of save_lora_weights that they take the place of) of each
-    file of a saved adapter."""
+    """(denoisers, file name, argument of save_lora_weights that receives them) for each file of a
+    saved adapter."""
     if len(denoisers) == 2 and isinstance(pipe, TWO_FILES):
         first, second = denoisers
         return [([first], LORA_FILE, None), ([second], SECOND, first)]
@@ -126,7 +126,7 @@ def lora_files(
 
 
 def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
-    """Load what `save_lora` or `save_pretrained` wrote, replacing present adapters."""
+    """Load adapters that `save_lora` or `save_pretrained` wrote, replacing existing ones."""
     if (folder / LORA_FILE).is_file():
         if has_lora(denoisers):
             pipe.unload_lora_weights()

@@ -26,14 +26,15 @@ METADATA = "lora_adapter_metadata"  # diffusers' name of the settings in a file
 
 
 class AdapterLayer(NamedTuple):
-    """The adapter of one layer: down [rank in], up [out rank]; the change is scale * up down."""
+    """Adapter of one layer: down [rank in], up [out rank]; it changes the weight by scale * up
+    down."""
 
     down: Tensor
     up: Tensor
     scale: float
 
     def change(self) -> Tensor:
-        """The difference that the adapter makes to the layer's weight [out in], in float64."""
+        """The adapter's change of the layer's weight [out in], in float64."""
         return self.scale * (self.up.double() @ self.down.double())
 
 
@@ -75,7 +76,8 @@ def write_adapter(file: Path, adapter: AdapterLayers, denoiser: nn.Module, form:
 
 
 def fused(layer: OriginalLayer, adapter: AdapterLayers, denoiser: nn.Module) -> AdapterLayer:
-    """One adapter of a fused layer: the ranks of its parts beside each other, `up` block by block.
+    """Join adapters into one for a fused layer: their ranks side by side, with `up` block by
+    block.
 
     The parts' scales must be one, as they are in an adapter of one rank and alpha.
     """
@@ -118,7 +120,7 @@ def _name(denoiser: nn.Module, layer: str, form: KeyFormat) -> str:
 def check_written(
     file: Path, adapter: AdapterLayers, denoiser: nn.Module, form: KeyFormat
 ) -> float:
-    """Read a written file back, layer by layer, and compare its changes of the weights.
+    """Read a written file back and compare its weight changes layer by layer.
 
     Returns the largest difference, relative to a layer's largest change. UserError for a file that
     lacks a layer, has another one, or differs by more than rounding.
@@ -132,7 +134,7 @@ def check_written(
         worst = max(worst, _difference(read, layer, adapter, denoiser))
     if tensors or not worst < 1e-6:
         raise UserError(
-            f"{file} differs from the adapter by {worst:.1e} ({len(tensors)} keys more)"
+            f"{file} differs from the adapter by {worst:.1e} ({len(tensors)} extra keys)"
         )
     return worst
 

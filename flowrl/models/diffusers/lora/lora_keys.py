@@ -20,15 +20,16 @@ from flowrl.errors import UserError
 
 
 class OriginalLayer(NamedTuple):
-    """A layer of the original code. `parts` are the diffusers layers that are its rows, in order;
-    one where nothing is fused."""
+    """A layer of the original code. `parts` are the diffusers layers that form its rows, in order;
+    just one if nothing is fused."""
 
     name: str
     parts: tuple[str, ...]
 
 
 class KeyRule(NamedTuple):
-    """Layers of diffusers, with N for the block's number, and the layer that they are part of."""
+    """Maps diffusers layers, with N for the block's number, to the original layer that contains
+    them."""
 
     parts: tuple[str, ...]
     original: str
@@ -89,15 +90,15 @@ KNOWN = ("Stable Diffusion 1.5, XL, 3 and 3.5", "FLUX.1", "Wan 2.1 and 2.2", "Qw
 
 
 def original_layers(denoiser: nn.Module, adapted: Sequence[str]) -> list[OriginalLayer]:
-    """The original code's layers of which a part has an adapter, in the order of `adapted`.
+    """Layers of the original code that contain an adapted layer, in the order of `adapted`.
 
     UserError for a denoiser without a known map, and for a layer that its map does not have.
     """
     kind = type(denoiser).__name__
     if kind not in RULES and kind not in SAME_NAMES:
         raise UserError(
-            f"the names that ComfyUI and kohya's tools give the layers of {kind} are not known; "
-            f"they are known of {', '.join(KNOWN)}: export with --formats diffusers"
+            f"the names of {kind}'s layers in ComfyUI's and kohya's formats are not known, only "
+            f"those of {', '.join(KNOWN)}: export with --formats diffusers"
         )
     if kind in SAME_NAMES:
         return [OriginalLayer(_unet(denoiser, name), (name,)) for name in adapted]
@@ -140,6 +141,6 @@ def _unet(denoiser: nn.Module, name: str) -> str:
     if match := re.match(r"up_blocks\.(\d+)\.attentions\.(\d+)\.(.*)", name):
         return f"output_blocks.{stride * int(match[1]) + int(match[2])}.1.{match[3]}"
     raise UserError(
-        f"the adapted layer {name} is in no attention block, and only those have names in "
-        "ComfyUI's and kohya's formats here: export with --formats diffusers"
+        f"the adapted layer {name} is in no attention block, but ComfyUI's and kohya's formats "
+        "here only name layers of those: export with --formats diffusers"
     )

@@ -22,6 +22,7 @@ from flowrl.models.diffusers.call import proof_checks
 from flowrl.models.diffusers.call.checks import its_own
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.image_shapes import follows_pictures
 from flowrl.models.diffusers.call.neutral import counted_rows
 from flowrl.models.diffusers.call.proof_checks import largest_difference, shown
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Way
@@ -35,7 +36,7 @@ from flowrl.models.diffusers.replay.replay import Replay
 
 @dataclass(frozen=True)
 class Subject:
-    """A loop to be proved, with two prompts (and their images), steps and guidance.
+    """A loop to prove, with two prompts (and their images), steps and guidance.
 
     `complete`: also check what is the same at every guidance, the first state, and that rows do
     not depend on each other. `gradient`: also check that a gradient comes through.
@@ -50,9 +51,9 @@ class Subject:
     gradient: bool = True
 
     def prove(self) -> Replay:
-        """Replay every step of an own call.
+        """Prove a pipeline by replaying every step of its own call.
 
-        Raises UserError where neither way reproduces what the pipeline's own steps received, where
+        Raises UserError if neither way reproduces what the pipeline's own steps received, where
         the first state or the decoder differs, where the state changes between steps, where rows
         depend on each other, where the prediction is not what the scheduler takes it for, where
         guidance has no effect, and where no gradient comes through.
@@ -79,7 +80,7 @@ class Subject:
             way="forward" if way.forward else "pinned",
             mixed=way.mixed,
             euler=steps.euler(),
-            kind=self.loop.kind,
+            kind=self.loop.traits.kind,
             first=first,
             decodes_in_loop=decodes_in_loop,
             noisy=not self.recorded[2],
@@ -101,7 +102,7 @@ class Subject:
 
     @cached_property
     def recorded(self) -> tuple[list[Received], Tensor, bool]:
-        """The pipeline's own call: its steps, its media, whether it draws no noise."""
+        """The pipeline's own call: its steps, its media, and whether it draws no noise."""
         call = (self.prompts, self.extras, self.steps, self.guidance)
         steps, media, repeatable = self.loop.record(*call)
         predicted = [media, *(step.output for step in steps)]
@@ -123,7 +124,7 @@ class Subject:
         return torch.full((len(self.prompts),), self.schedule.visits[step])
 
     def state(self, step: int) -> Tensor:
-        """The state [n *d] at a step, as the denoiser saw it."""
+        """State [n *d] at a step, as the denoiser received it."""
         state = self.own[step].state
         assert state is not None
         return state
@@ -140,10 +141,10 @@ class Subject:
         if self._takes_later():
             return self._way()
         raise UserError(
-            f"{self.loop.name} cannot be driven with {self.loop.call}, guidance {self.guidance}, "
-            f"{self.steps} steps: driven from outside, its steps receive something else "
-            f"({'; '.join(reasons)}). Leave arguments out one by one to find the cause, or use "
-            "another pipeline"
+            f"{self.loop.name} cannot be driven with {self.loop.call}, guidance "
+            f"{self.guidance}, {self.steps} steps: driven from outside, its steps receive other "
+            f"values ({'; '.join(reasons)}). Leave arguments out one by one to find the cause, "
+            "or use another pipeline"
         )
 
     def _takes_later(self) -> bool:
@@ -200,9 +201,9 @@ class Subject:
         all of them to one size passes; an image of a shape between or beyond them that it maps to
         another ends the run with a sentence.
         """
-        if self.extras and self.loop.follows_pictures(self.extras[0]):
+        if self.extras and follows_pictures(self.loop, self.extras[0]):
             raise UserError(
-                f"{self.loop.name} makes latents of its image's shape, so images of other "
+                f"{self.loop.name} makes latents in its image's shape, so images of different "
                 "shapes could not be trained on together: set height and width"
             )
 
@@ -229,7 +230,7 @@ class Subject:
         return True
 
     def _decoder(self, way: Way) -> bool:
-        """Whether decoding needs the loop to run; UserError where both ways differ."""
+        """Whether decoding needs the loop to run; UserError if both ways differ."""
         last, reasons = self.own[-1].following, []
         assert last is not None
         for through in (False, True):
@@ -247,7 +248,7 @@ class Subject:
                 return through
             if away == 0:
                 raise UserError(
-                    f"{self.loop.name} decodes to numbers from {float(decoded.min()):.3g} to "
+                    f"{self.loop.name} decodes to values from {float(decoded.min()):.3g} to "
                     f"{float(decoded.max()):.3g}, not to images in 0..1"
                 )
             reasons.append(f"is off by {away:.3g}")
@@ -284,5 +285,5 @@ class Subject:
             driven = self.loop.received(x, self.sigma(0)[:1], taken, way)
         if not driven.output.requires_grad:
             raise UserError(
-                f"{self.loop.name} cuts the gradient inside its loop: it cannot be trained"
+                f"{self.loop.name} detaches the gradient inside its loop: it cannot be trained"
             )

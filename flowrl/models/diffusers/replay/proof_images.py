@@ -23,8 +23,8 @@ from flowrl.models.diffusers.call.signature import Loop
 
 @dataclass(frozen=True)
 class OtherImages:
-    """Two rows with the same images. `extras` are their arguments, `states` are [2 *d] of the loop,
-    with their levels."""
+    """Two rows with the same images. `extras` are their arguments; `states` are [2 *d] of the
+    loop, with their levels."""
 
     loop: Loop
     prompts: Sequence[str]
@@ -33,8 +33,8 @@ class OtherImages:
     way: Way
 
     def shared(self) -> tuple[str, ...]:
-        """The columns of images if rows with other images may share a call; else none, and each
-        image has calls of its own.
+        """The columns of images if rows with different images can share a call; otherwise none,
+        and each image needs its own calls.
 
         Predictions and media must be those of calls with one image. Predictions must also depend
         on the image: where they do not (a loop that only begins at it), equality shows nothing.

@@ -30,7 +30,8 @@ SAME_SHAPES = 1 / 8  # times one unit of rounding, where shapes, and so kernels,
 
 @dataclass(frozen=True)
 class Neighbours:
-    """`states` are [3 *d] of the loop, with their levels; `extras` are of the prompt's row."""
+    """Three rows in one call. `states` are [3 *d] of the loop, with their levels; `extras` come
+    from the prompt's row."""
 
     loop: Loop
     prompt: str
@@ -39,10 +40,10 @@ class Neighbours:
     way: Way
 
     def check(self) -> float | None:
-        """The share of a prediction that depends on the prompts encoded with its own.
+        """Share of a prediction that depends on the other prompts encoded with it.
 
         That is diffusers' own padding to the longest prompt without a mask (CogView4); None where
-        it is rounding. Raises UserError where the network mixes rows.
+        it is rounding. Raises UserError if the network mixes rows.
         """
         joint, alone = self.joint(), self.loop.encode([self.prompt], self.extras[:1])
         x, sigma = self.states[0]
@@ -76,7 +77,7 @@ class Neighbours:
             return self.loop.encode(*three_rows(self.prompt, self.extras, LONG_PROMPT))
 
     def changed(self, joint: Conditioning) -> tuple[float, Tensor]:
-        """(what another first row changes in the others, the first state's prediction with it).
+        """(change of the other rows if the first row changes, prediction for the first state).
 
         The longest row stays, so that all shapes do, and with them the kernels.
         """
@@ -89,8 +90,8 @@ class Neighbours:
 
     def refuse(self, reason: str, away: float, size: float) -> None:
         raise UserError(
-            f"{self.loop.name}: the prediction for a prompt depends on {reason} (by {away:.3g}, in "
-            f"predictions of size {size:.3g}): its ratios of densities would be wrong"
+            f"{self.loop.name}: the prediction for a prompt depends on {reason} (by {away:.3g}, "
+            f"for predictions of size {size:.3g}): density ratios would be wrong"
         )
 
     def predict(self, x: Tensor, sigma: float, conditioning: Conditioning) -> Tensor:
@@ -100,21 +101,21 @@ class Neighbours:
 
 
 def nudged(x: Tensor, unit: float) -> Tensor:
-    """States moved up or down by one unit of rounding, number by number, in at least float32."""
+    """States with every number moved up or down by one rounding unit, in at least float32."""
     draws = torch.Generator().manual_seed(0)
     signs = torch.randint(0, 2, x.shape, generator=draws).to(x.device) * 2 - 1
     return (wide(x) * (1 + unit * signs)).to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rounding_unit(loop: Loop) -> float:
-    """One unit of rounding of the network's dtype, the coarsest of its weights'."""
+    """Rounding unit of the network's dtype, the coarsest among its weights."""
     networks = loop.driver.denoisers.values()
     kinds = {p.dtype for network in networks for p in network.parameters()}
     return max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)
 
 
 def rms(values: Tensor) -> float:
-    """Infinite where a value is not a number."""
+    """Root mean square; infinite if any value is NaN."""
     size = float(values.float().square().mean().sqrt())
     return size if size == size else float("inf")
 
@@ -122,7 +123,8 @@ def rms(values: Tensor) -> float:
 def three_rows(
     prompt: str, extras: Sequence[Extra], long: str
 ) -> tuple[list[str], tuple[Extra, ...]]:
-    """(prompts, extras). Other texts, such as negative prompts, get other lengths."""
+    """(prompts, extras) of three rows. Other texts, such as negative prompts, also get other
+    lengths."""
     prompts = [SHORT_PROMPT, prompt, long]
     if not extras:
         return prompts, ()

@@ -42,7 +42,8 @@ EULER = (
 
 @dataclass(frozen=True)
 class StepProof:
-    """Compares a recorded call's states and steps with flowrl's. `quiet`: no step draws noise."""
+    """Compares the states and steps of a recorded call with flowrl's. `quiet`: no step draws
+    noise."""
 
     loop: Loop
     own: Sequence[Received]
@@ -58,7 +59,7 @@ class StepProof:
         return STEP_TOLERANCE[self.own[0].output.dtype]
 
     def check_start(self, conditioning: Conditioning, steps: int) -> None:
-        """Raise UserError where flowrl's first state is not the one of the pipeline's own call.
+        """UserError if flowrl's first state differs from the one in the pipeline's own call.
 
         Both are made of the same noise; the difference allowed is rounding.
         """
@@ -70,12 +71,12 @@ class StepProof:
         size = float(theirs.abs().max())
         if not away <= ROUNDINGS * torch.finfo(theirs.dtype).eps * size:
             raise UserError(
-                f"{self.loop.name}: flowrl's first state is {away:.3g} away from the one that its "
-                f"own call hands to its network, in states of size {size:.3g}"
+                f"{self.loop.name}: flowrl's first state is {away:.3g} away from the one that "
+                f"its own call passes to its network, for states of size {size:.3g}"
             )
 
     def first(self) -> float | None:
-        """Distance of the scheduler's first step from ours, as a share of the state.
+        """Distance of the scheduler's first step from ours, relative to the state.
 
         None where its step draws noise, or visits its first level twice. Raises UserError for a
         prediction that is not what it is taken for: a first step is of first order, so it is ours,
@@ -85,7 +86,8 @@ class StepProof:
             return None
         away, size = self.step(0)
         turned, _ = self.step(0, -1)
-        if turned < away and self.loop.kind == "flow":  # its loop hands on -v, or its step adds v
+        flow = self.loop.traits.kind == "flow"
+        if turned < away and flow:  # its loop hands on -v, or its step adds v
             self.loop.traits = self.loop.traits.turned
             away, turned = turned, away
         if self.quiet and turned >= away and self.reads_alike():
@@ -94,12 +96,12 @@ class StepProof:
             raise UserError(
                 f"{self.loop.name}: the first step of {type(self.scheduler).__name__} is "
                 f"{away:.3g} away from the flow's, in states of size {size:.3g}: its prediction is "
-                f"not the {self.loop.kind} that it is taken for"
+                f"not the {self.loop.traits.kind} that it is taken for"
             )
         return away / size
 
     def reading(self) -> float | None:
-        """Distance of the scheduler's own clean sample from ours, as a share of it.
+        """Distance of the scheduler's own clean sample from ours, relative to it.
 
         It shows how the prediction is read where the step draws noise. None where the scheduler
         does not return its clean sample. Raises UserError for another reading.
@@ -112,12 +114,12 @@ class StepProof:
             raise UserError(
                 f"{self.loop.name}: {type(self.scheduler).__name__} reads a clean sample from the "
                 f"prediction that is {away:.3g} away from ours, of size {size:.3g}: the prediction "
-                f"is not the {self.loop.kind} that it is taken for"
+                f"is not the {self.loop.traits.kind} that it is taken for"
             )
         return away / size
 
     def reads_alike(self) -> bool:
-        """Whether the scheduler's own clean sample is known, and ours."""
+        """Whether the scheduler's clean sample is known and equal to ours."""
         clean, state = self.own[0].clean, self.own[0].state
         if clean is None or state is None:
             return False
@@ -129,12 +131,12 @@ class StepProof:
         sigma = torch.full((len(state),), self.schedule.visits[0])
         v = self.loop.read(state, self.own[0].output, sigma).float().cpu()
         x = state.float().cpu()
-        x = x if self.loop.kind in ("flow", "inverted") else from_vp(x, sigma)
+        x = x if self.loop.traits.kind in ("flow", "inverted") else from_vp(x, sigma)
         ours = x - sigma.view(-1, *[1] * (x.ndim - 1)) * v
         return largest_difference(ours, clean.cpu()), float(clean.abs().max())
 
     def euler(self) -> float | None:
-        """Largest difference of our Euler steps from the scheduler's own, as a share of the state.
+        """Largest difference of our Euler steps from the scheduler's own, relative to the state.
 
         None for a scheduler whose steps are others. Raises UserError for a flow's Euler scheduler
         in a loop that steps by something else.
@@ -144,15 +146,15 @@ class StepProof:
         away, size = max(self.step(step) for step in range(len(self.own)))
         if type(self.scheduler) is FLOW_EULER and away > self.tolerance * size:
             raise UserError(
-                f"{self.loop.name}: a step of its scheduler is {away:.3g} away from Euler's, in "
-                f"states of size {size:.3g}: its loop steps in another way"
+                f"{self.loop.name}: a step of its scheduler is {away:.3g} away from Euler's, "
+                f"for states of size {size:.3g}: its loop steps differently"
             )
         return away / size
 
     def step(self, step: int, sign: int = 1) -> tuple[float, float]:
         """(largest difference of our Euler step from the scheduler's, size of the state).
 
-        With `sign` -1 the one against the velocity, which must be farther away.
+        With `sign` -1, the step goes against the velocity and must end farther away.
         """
         received, state = self.own[step], self.own[step].state
         levels = (*self.schedule.visits, self.schedule.sigmas[-1])
@@ -160,7 +162,7 @@ class StepProof:
         sigma, following = (torch.full((len(state),), levels[k]) for k in (step, step + 1))
         v = sign * self.loop.read(state, received.output, sigma).float().cpu()
         x, theirs = state.float().cpu(), received.following.cpu()
-        if self.loop.kind in ("flow", "inverted"):
+        if self.loop.traits.kind in ("flow", "inverted"):
             ours = euler(x, v, sigma, following).to(theirs.dtype)
             return largest_difference(ours, theirs), float(theirs.abs().max())
         ours = euler(from_vp(x, sigma), v, sigma, following)

@@ -12,7 +12,7 @@ EXACT = 1e-4  # of the state: Euler steps this near are the scheduler's own, but
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of one proof, for one pipeline, dtype, number of steps and guidance.
+    """Result of a proof, for one pipeline, dtype, number of steps and guidance.
 
     Predictions and decoder differ by 0 from the pipeline's own call and the first state by
     rounding, or there is no Replay. The first step of a scheduler that draws no noise is of first
@@ -47,7 +47,7 @@ class Replay:
 
     @property
     def own_steps(self) -> bool:
-        """Whether flowrl's Euler steps are the scheduler's own, but for rounding of its dtype."""
+        """Whether flowrl's Euler steps equal the scheduler's own, up to rounding in its dtype."""
         rounding = 2 * torch.finfo(getattr(torch, self.dtype)).eps
         return self.euler is not None and self.euler <= max(EXACT, rounding)
 
@@ -85,6 +85,6 @@ class Replay:
         if self.own_steps:
             return f"Euler steps are {name}'s own (to {self.euler:.1g})"
         return (
-            f"Euler steps stand in for {name}, which rounds its levels: its own steps differ by "
-            f"{self.euler:.1g}"
+            f"Euler steps stand in for {name}, which rounds its levels, or steps to others than "
+            f"the next of its list (DDIM: t - 1000 / n): its own steps differ by {self.euler:.1g}"
         )

@@ -49,7 +49,7 @@ LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 
 @dataclass(frozen=True)
 class CachedProof:
-    """The proofs of one start: what it printed, by which way each (steps, guidance) is driven.
+    """Proofs of one start: the printed text, and how each (steps, guidance) is driven.
 
     `traits` are those that only the proof's own call shows. `whole` are the proofs over whole
     samples, which `flowrl prove` makes.
@@ -70,7 +70,7 @@ class CachedProof:
         return cls(made, tuple(sentences), replays, _traits(policy.loop), tuple(whole))
 
     def use(self, policy: PipelinePolicy) -> None:
-        """Bring a policy into the state that it has after these proofs."""
+        """Bring a policy into its state after these proofs."""
         _settle(policy.loop, self.traits)
         for replay in self.replays:
             policy.known_proofs[replay.steps, replay.guidance] = replay
@@ -82,12 +82,12 @@ class CachedProof:
 
 
 def folder() -> Path:
-    """The folder of the proofs in flowrl's cache."""
+    """Folder of the proofs in flowrl's cache."""
     return cache_folder() / "proofs"
 
 
 def read(digest: str) -> CachedProof | None:
-    """The proof of a digest; None where there is none, or a damaged one."""
+    """Read the proof of a digest; None if it is missing or damaged."""
     try:
         written = json.loads(_file(digest).read_text(encoding="utf-8"))
         if written["sum"] != _sum(written["proof"]):
@@ -105,7 +105,7 @@ def read(digest: str) -> CachedProof | None:
 
 
 def keep(digest: str, proof: CachedProof) -> None:
-    """Keep a proof, whole or not at all. A folder that cannot be written keeps none."""
+    """Store a proof, completely or not at all. A folder that cannot be written stores none."""
     path, plain = _file(digest), json.loads(json.dumps(asdict(proof)))
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with suppress(OSError):
@@ -123,7 +123,7 @@ def digest(
     prompts: Sequence[str],
     meta: Sequence[Mapping[str, Any]],
 ) -> str:
-    """The digest of a start. `settings`: everything that the policy itself does not show."""
+    """Digest of a start. `settings`: everything that the policy itself does not show."""
     loop, classes = policy.loop, {type(policy.pipe)}
     parts: dict[str, Any] = {}
     for name, component in policy.pipe.components.items():

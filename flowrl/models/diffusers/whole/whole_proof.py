@@ -43,7 +43,7 @@ HEADER = ("steps", "guidance", "quantity", "(a)", "(b)", "alone", "rounding")
 
 @dataclass(frozen=True)
 class Deviation:
-    """Largest differences: of latents as a share of their size, of media in 0..1."""
+    """Largest differences: of latents relative to their size, of media in 0..1."""
 
     latents: float
     media: float
@@ -56,7 +56,7 @@ class Deviation:
 
 @dataclass(frozen=True)
 class WholeProof:
-    """One whole sample at a number of steps and a guidance.
+    """Proof of a whole sample at one number of steps and one guidance scale.
 
     own       claim (a); None where the scheduler's draws are not known
     flowrl    claim (b)
@@ -79,7 +79,7 @@ class WholeProof:
 
     @property
     def unshown(self) -> str | None:
-        """The reason why neither claim is shown; None where they are."""
+        """Why neither claim can be shown; None if they can."""
         if not self.repeated:
             return "the pipeline's own call, made twice, differs from itself"
         for away in (self.rounding.latents, self.rounding.media):
@@ -88,7 +88,7 @@ class WholeProof:
         return None
 
     def failure(self) -> str | None:
-        """A sentence on a claim that does not hold; None where all do, or none can be shown."""
+        """A sentence on a claim that does not hold; None if all hold or none can be shown."""
         if self.unshown is not None:
             return None
         claims = {"its own scheduler with flowrl's velocities makes": (self.own, 1.0)}
@@ -106,7 +106,7 @@ class WholeProof:
         return None
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The rows of the table under HEADER."""
+        """Rows of the table below HEADER."""
         made = []
         for what in ("latents", "media"):
             cells = [
@@ -126,7 +126,7 @@ def prove_whole(
     meta: Sequence[Mapping[str, object]],
     replay: Replay,
 ) -> WholeProof:
-    """Make the whole samples of some prompts in one batch, with the first one's images.
+    """Sample some prompts in one batch, with the first one's images, both ways.
 
     `replay` is the proof of the steps and the guidance.
     """
@@ -164,7 +164,7 @@ def prove_whole(
 
 
 def deviations(proofs: Sequence[WholeProof]) -> str:
-    """The deviations as text, a line for latents and one for media of each proof."""
+    """Deviations as text, a line for latents and a line for media of each proof."""
     lines = [HEADER, *(row for proof in proofs for row in proof.rows())]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [[c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines]

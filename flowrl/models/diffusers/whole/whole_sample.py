@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from flowrl.models.diffusers.batch import MediaBatch
+from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.decoder import media_of
 from flowrl.models.diffusers.call.driver import PipelineCall
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise
-from flowrl.models.diffusers.call.proof_checks import media_of
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES, patched
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_neighbours import nudged
@@ -33,7 +34,8 @@ StepCall = Callable[
 
 @dataclass(frozen=True)
 class WholeSample:
-    """`draws` are the prompts' places: the noise is keyed by (seed, 0, draw), as a rollout's."""
+    """A whole sample. `draws` are the prompts' indices: as in a rollout, noise is keyed by (seed,
+    0, draw)."""
 
     policy: PipelinePolicy
     batch: MediaBatch
@@ -41,8 +43,14 @@ class WholeSample:
     guidance: float | None
 
     @property
+    def conditioning(self) -> Conditioning:
+        made = self.batch.conditioning
+        assert isinstance(made, Conditioning), "a pipeline encodes to these"
+        return made
+
+    @property
     def rows(self) -> Tensor:
-        return torch.arange(len(self.batch.conditioning))
+        return torch.arange(len(self.conditioning))
 
     @cached_property
     def noise(self) -> Tensor:
@@ -52,15 +60,17 @@ class WholeSample:
 
     @cached_property
     def first(self) -> Tensor:
-        """flowrl's first flow states: of the keyed noise, or of the noise that the call draws."""
+        """flowrl's first flow states, from the keyed noise or from the noise that the call
+        draws."""
         if self.given is None:
-            return self.policy.loop.first_flow(self.batch.conditioning, self.batch.steps)
-        begin = self.policy.begin(self.batch.conditioning, self.batch.steps)
+            return self.policy.loop.first_flow(self.conditioning, self.batch.steps)
+        begin = self.policy.begin(self.conditioning, self.batch.steps)
         return self.noise if begin is None else begin(self.noise, self.rows)
 
     @cached_property
     def given(self) -> Tensor | None:
-        """`latents`; None where a call cannot be given its noise, and draws it from its seed."""
+        """The argument `latents`; None if a call cannot be given its noise and draws it from its
+        seed."""
         try:
             return self.latents
         except ValueError:
@@ -68,17 +78,17 @@ class WholeSample:
 
     @cached_property
     def latents(self) -> Tensor:
-        """The argument `latents` for which the loop's first state is `noise`, unscaled.
+        """The value of `latents` for which the loop's first state is `noise`, unscaled.
 
         That is the noise itself, prepare_latents' own output with the noise in it (fixed frames),
-        or the noise as it is before it is packed. ValueError where there is none.
+        or the noise as it is before it is packed. ValueError if there is none.
         """
         draws, loop, shape = RecordedNoise(1.0), self.policy.loop, self.noise.shape
         entry = loop.traits.entry
         if "latents" not in loop.driver.parameters or self.policy.pictured(
-            self.batch.conditioning, self.batch.steps
+            self.conditioning, self.batch.steps
         ):
-            raise ValueError(f"{loop.traits.name} takes no latents that hold the noise alone")
+            raise ValueError(f"{loop.traits.name} takes no latents that hold only the noise")
         assert self._seen(None, draws).shape == shape
         if entry.place is None:
             return self.noise
@@ -96,7 +106,7 @@ class WholeSample:
             seen = self._try(latents)
             if seen is not None and torch.equal(seen, self.noise.to(seen)):
                 return latents
-        raise ValueError(f"{loop.name} takes its latents in an unknown form")
+        raise ValueError(f"{loop.name} takes latents in an unknown form")
 
     def own(self, unit: float = 0.0) -> tuple[Tensor, Tensor]:
         """(latents, media) of the pipeline's own call.
@@ -114,9 +124,10 @@ class WholeSample:
         return self._own_call(step, unit)
 
     def stepped(self) -> Tensor:
-        """Latents under the pipeline's own scheduler: its own call, our predictions, our start."""
+        """Latents with our predictions and first state, but the pipeline's own call and
+        scheduler."""
         loop, steps = self.policy.loop, self.batch.steps
-        velocity = self.policy.bind(self.batch.conditioning, steps=steps, guidance=self.guidance)
+        velocity = self.policy.bind(self.conditioning, steps=steps, guidance=self.guidance)
         visits = self.policy.schedule(steps).visits
 
         def step(real: Any, given: inspect.BoundArguments, index: int) -> Any:
@@ -129,7 +140,7 @@ class WholeSample:
             sigma = torch.full((len(sample),), visits[index])
             if index == 0:
                 sample = (loop.state(self.first, sigma) / unit).to(sample)
-            flow, vp = sample * unit, loop.kind not in ("flow", "inverted")
+            flow, vp = sample * unit, loop.traits.kind not in ("flow", "inverted")
             flow = from_vp(flow, sigma) if vp else flow
             with torch.no_grad():
                 v = velocity(flow, sigma, self.rows)
@@ -144,9 +155,9 @@ class WholeSample:
         return self._own_call(step)[0]
 
     def flowrl(self) -> Tensor:
-        """Latents under flowrl's Euler steps."""
+        """Latents after flowrl's Euler steps."""
         steps, policy = self.batch.steps, self.policy
-        velocity = policy.bind(self.batch.conditioning, steps=steps, guidance=self.guidance)
+        velocity = policy.bind(self.conditioning, steps=steps, guidance=self.guidance)
         (rollout,) = roll(
             Ode(1)(policy.schedule(steps).sigmas, 0, self.seed),
             velocity,
@@ -158,7 +169,7 @@ class WholeSample:
         return policy.latents(rollout.x0, steps)
 
     def media(self, latents: Tensor) -> Tensor:
-        conditioning, steps = self.batch.conditioning, self.batch.steps
+        conditioning, steps = self.conditioning, self.batch.steps
         return self.policy.decode(latents, conditioning, steps=steps, guidance=self.guidance)
 
     def _own_call(self, step: StepCall, unit: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -197,7 +208,7 @@ class WholeSample:
 
     def _prediction(self, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
         """The model output that the scheduler reads as a flow velocity v at flow states x."""
-        kind, s = self.policy.loop.kind, per_row(sigma, x)
+        kind, s = self.policy.loop.traits.kind, per_row(sigma, x)
         if kind in ("flow", "inverted"):
             return self.policy.loop.traits.sign * v
         x0, noise = x - s * v, x + (1 - s) * v
@@ -207,13 +218,13 @@ class WholeSample:
         return known[kind]
 
     def _arguments(self, guidance: float | None) -> dict[str, Any]:
-        c = self.batch.conditioning
+        c = self.conditioning
         return self.policy.loop.arguments(c.prompts, self.batch.steps, guidance, c.extras)
 
     def _call(self, latents: Tensor | None) -> PipelineCall:
         given = self._arguments(self.policy.loop.traits.trial_guidance)
         given |= {} if latents is None else {"latents": latents}
-        return PipelineCall(given, self.batch.conditioning.calls())
+        return PipelineCall(given, self.conditioning.calls())
 
     def _seen(self, latents: Tensor | None, draws: RecordedNoise) -> Tensor:
         with torch.no_grad():

@@ -4,23 +4,64 @@ import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
 from flowrl.models.adapters import adapter_switch
-from rewards import Samples
-from rewards.guard import guarded_call
-from scripts.benchmarks.suite_runs import Opened
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.run.train import iterate
+from flowrl.settings import Run
+from rewards import Samples, score_all
 
-Counts = Counter[tuple[str, int, bool]]  # calls by network, rows and gradients
+CallCounts = Counter[tuple[str, int, bool]]  # calls by network, rows and gradients
+
+
+def seconds_now(device: str) -> float:
+    """CPU seconds of this process; on another device seconds of the clock, its work finished."""
+    if device == "cpu":
+        return time.process_time()
+    (torch.mps if device == "mps" else torch.cuda).synchronize()
+    return time.perf_counter()
 
 
 @dataclass
-class Call:
+class Opened:
+    """An opened run whose iterations are timed. `samples` are the last one's; the rest of what it
+    made is let go, as it would fill a GPU."""
+
+    session: Session
+    progress: Progress = field(default_factory=Progress)
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    samples: Samples | None = None
+
+    @classmethod
+    def of(cls, run: Run, folder: Path) -> "Opened":
+        """Open a run and do an iteration that is not counted."""
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = cls(open_session(run, folder, open_accelerator(run, folder)))
+        kept.turn()
+        return kept
+
+    @property
+    def device(self) -> str:
+        return self.session.parallel.device
+
+    def turn(self) -> float:
+        """Do an iteration; return its seconds."""
+        began = seconds_now(self.device)
+        made = iterate(self.session, self.progress)
+        self.metrics.append(made.metrics)
+        self.samples = made.experience.samples
+        return seconds_now(self.device) - began
+
+
+@dataclass
+class RecordedCall:
     """A call of a network with its inputs, to be made again."""
 
     name: str
@@ -42,29 +83,16 @@ class Call:
 
 
 @dataclass
-class Scored:
-    """A reward with samples that it scored, to be asked again."""
-
-    reward: Any
-    samples: Samples
-
-    def again(self) -> float:
-        began = time.process_time()
-        self.reward(self.samples)
-        return time.process_time() - began
-
-
-@dataclass
 class Floor:
     """Two arms on the same networks, whose calls are counted by hooks: `iteration`, always the same
     one of the run, and `plain`, its calls made again in a loop. `scoring` are the seconds of the
-    rewards among those of the last plain loop."""
+    rewards among those of the last plain loop. For runs of one plan."""
 
     kept: Opened
-    calls: list[Call] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
+    calls: list[RecordedCall] = field(default_factory=list)
+    samples: Samples | None = None
     scoring: float = 0.0
-    counts: Counts = field(default_factory=Counter)
+    counts: CallCounts = field(default_factory=Counter)
     recording: bool = False
     a_call: list[float] = field(default_factory=list)  # seconds without gradients, of a denoiser
 
@@ -75,14 +103,10 @@ class Floor:
         for name, module in found.networks().items():
             module.register_forward_hook(found.hook(name), with_kwargs=True)
         found.recording = True
-        with patch("rewards.combine.guarded_call", found.asked):
-            found.iteration()
+        found.iteration()
         found.recording = False
+        found.samples = kept.samples
         return found
-
-    def asked(self, name: str, reward: Any, samples: Samples, *rest: Any) -> Any:
-        self.scored.append(Scored(reward, samples))
-        return guarded_call(name, reward, samples, *rest)
 
     def networks(self) -> dict[str, nn.Module]:
         """The denoisers, encoders and decoder of the run's pipeline."""
@@ -103,19 +127,19 @@ class Floor:
             if self.recording:
                 start = self.kept.session.learner.policies.inside == "ref"
                 given = tree_map(_plain, (tuple(args), dict(named)))
-                self.calls.append(Call(name, module, given, graded, start))
+                self.calls.append(RecordedCall(name, module, given, graded, start))
 
         return called
 
     def iteration(self) -> float:
-        """Do the same iteration of the run; return its CPU seconds."""
+        """Do the same iteration of the run; return its seconds."""
         self.kept.progress.iteration = 1
         return self.kept.turn()
 
     def plain(self) -> float:
-        """Make the recorded calls again, and score again; return their CPU seconds."""
+        """Make the recorded calls again, and score again; return their seconds."""
+        began = seconds_now(self.kept.device)
         switch = adapter_switch(self.kept.session.learner.policy.roots().values())
-        total = 0.0
         for call in self.calls:
             if call.start and switch is not None:
                 switch(False)
@@ -124,18 +148,21 @@ class Floor:
                 switch(True)
             if call.name.startswith("denoiser") and not call.graded:
                 self.a_call.append(seconds)
-            total += seconds
         for call in self.calls:
             call.module.zero_grad(set_to_none=True)
-        self.scoring = sum(scored.again() for scored in self.scored)
-        return total + self.scoring
+        called = seconds_now(self.kept.device)
+        if self.samples is not None:
+            score_all(self.kept.session.rewards, self.samples)
+        ended = seconds_now(self.kept.device)
+        self.scoring = ended - called
+        return ended - began
 
     def by_turns(self, repeats: int) -> tuple[list[float], list[float]]:
-        """CPU seconds of iterations and of the plain loop. AssertionError unless both make the same
+        """Seconds of iterations and of the plain loop. AssertionError unless both make the same
         calls: as many, of as many rows, with and without gradients."""
         found: tuple[list[float], list[float]] = ([], [])
         for _ in range(repeats):
-            seen: list[Counts] = []
+            seen: list[CallCounts] = []
             for seconds, arm in zip(found, (self.iteration, self.plain), strict=True):
                 self.counts = Counter()
                 seconds.append(arm())

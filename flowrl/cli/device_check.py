@@ -1,0 +1,311 @@
+"""`flowrl doctor --device`: what a device does with short runs of the demo, or with a run of yours.
+
+Every row of the table has passed, failed, or was not run, and says why.
+"""
+
+import io
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils._triton import has_triton
+
+from flowrl.cli.app import version
+from flowrl.errors import UserError
+from flowrl.estimate.memory import estimate, size
+from flowrl.paths import find, run_file
+from flowrl.run.experience.collect import collect
+from flowrl.run.floor import Floor, Opened
+from flowrl.run.model_proof import StartProof
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.learner import load_policy
+from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.run.update.ratio_check import FAR_ABOVE_CLIP, noise_floor
+from flowrl.run.update.update import update
+from flowrl.settings import Run
+from flowrl.settings.read import override, read_run
+from samplers import Sampling
+
+Outcome = Literal["passed", "failed", "not run"]
+
+DEMO = "demo_flow_grpo"
+SMALL_DEMO = [
+    *("--recipe.steps", "4", "--recipe.group", "4", "--prompts.per-iteration", "4"),
+    *("--model.lora.rank", "8", "--train.updates", "1", "--train.schedule.warmup", "0"),
+]
+QUIET = ["--train.alarms", "off", "--train.self-test", "off", "--track.trackers", "[]"]
+ROUNDING = 10.0  # times the CPU's own rounding: kernels of a device add up in another order
+FLOOR_RATIO = (
+    1.25  # an iteration to its plain loop; calls of the demo are short, so it is a high one
+)
+PEAK_SHARE = 0.2  # between a measured peak and its estimate
+SMALL_PEAK = 256 * 2**20  # below it libraries' own buffers outweigh a run's
+WAIT = "called a synchronizing CUDA operation"  # of torch.cuda.set_sync_debug_mode
+FLOOR_TURNS = 3
+# what a check on a broken device may raise: the other checks are run all the same
+BROKEN = (RuntimeError, ValueError, TypeError, AssertionError, OSError, ImportError)
+
+
+class Failed(Exception):
+    """A check has another result than it must have."""
+
+
+class NotRun(Exception):
+    """A check has nothing to be run on."""
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    check: str
+    verdict: Outcome
+    detail: str
+
+    def __str__(self) -> str:
+        detail = " ".join(self.detail.replace("|", "/").split())
+        return f"| {self.check} | {self.verdict} | {detail} |"
+
+
+@dataclass
+class DeviceTrial:
+    """A device, and the settings of the runs that it tries, in bfloat16. None is the demo."""
+
+    device: str
+    chosen: str | None
+    folder: Path
+    turns: int = FLOOR_TURNS
+    opened: dict[str, Opened] = field(default_factory=dict)
+
+    @property
+    def cuda(self) -> bool:
+        return self.device == "cuda"
+
+    @cached_property
+    def run(self) -> Run:
+        small = SMALL_DEMO if self.chosen is None else []
+        words = ["--model.device", self.device, "--model.dtype", "bfloat16", *small, *QUIET]
+        return override(read_run(run_file(self.chosen or DEMO)), words)
+
+    def open(self, run: Run, name: str) -> Session:
+        folder = self.folder / name
+        folder.mkdir()
+        return open_session(run, folder, open_accelerator(run, folder))
+
+    @cached_property
+    def session(self) -> Session:
+        return self.open(self.run, "run")
+
+    @cached_property
+    def kept(self) -> Opened:
+        """The run after its first iteration."""
+        kept = Opened(self.session)
+        kept.turn()
+        return kept
+
+
+def same_samples(trial: DeviceTrial) -> str:
+    if trial.device == "cpu":
+        raise NotRun("the device is the CPU")
+
+    def latents(device: str, dtype: str) -> Tensor:
+        words = ["--model.device", device, "--model.dtype", dtype, *SMALL_DEMO, *QUIET]
+        run = override(read_run(run_file(DEMO)), words)
+        policy, prompts = load_policy(run, torch.device(device)), run.prompts.read("train")
+        batch = policy.open(*prompts.take([0, 1]), run.algorithm().steps)
+        (rollout,) = batch.rollouts(run.algorithm().plan, [0, 1], seed=0, iteration=0)
+        return rollout.x0.double().cpu()
+
+    plain = latents("cpu", "float32")
+    rounding = float((plain - latents("cpu", "float64")).abs().max())
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        difference = float((plain - latents(trial.device, "float32")).abs().max())
+    found = f"latents differ by {difference:.1e}; float32 from float64 on the CPU by {rounding:.1e}"
+    if not difference <= ROUNDING * rounding:
+        raise Failed(f"{found}: above {ROUNDING:g} times that")
+    return found
+
+
+def proof(trial: DeviceTrial) -> str:
+    made = StartProof(trial.session, cache=False)
+    made.prove()
+    return made.sentences[0]
+
+
+def ratio(trial: DeviceTrial) -> str:
+    session = trial.session
+    floor = noise_floor(session.learner, collect(session, 0))
+    if floor is None:
+        raise NotRun("the loss of this recipe computes old and new on the same rows")
+    clip = vars(session.algorithm.loss).get("clip")
+    found = f"largest difference of log-densities, sampled to recomputed, {floor:.1e}"
+    if session.run.recomputes_old:
+        return f"{found}; the update uses the recomputed ones, so its first ratio is 1"
+    least = min(clip) if clip else 1.0
+    if not floor <= FAR_ABOVE_CLIP * least:
+        raise Failed(f"{found}: far above the clip range {least:g}")
+    return f"{found}; clip range {least:g}"
+
+
+def waits(trial: DeviceTrial) -> str:
+    if not trial.cuda:
+        raise NotRun("torch counts waits of CUDA alone")
+    session, kept = trial.session, trial.kept
+    policy, algorithm = session.learner.policy, session.algorithm
+    batch = policy.open(*session.prompts.take([0, 1]), algorithm.steps)
+    with session.learner.policies.using(algorithm.behaviour), _waits() as sampling:
+        batch.rollouts(
+            algorithm.plan, [0, 1], seed=0, iteration=0,
+            sampling=Sampling(algorithm.likelihood.keep_mean),
+        )  # fmt: skip
+    experience = collect(session, kept.progress.iteration)
+    with _waits() as training:
+        update(session.learner, experience, Progress())
+    steps = session.run.train.updates
+    found = f"sampling {sampling.total()}, update {training.total()} with {steps} optimizer steps"
+    lines = [f"{line} ({n})" for line, n in (sampling + training).most_common(5)]
+    if sampling.total() or training.total() > steps + 2:
+        raise Failed(f"{found}; may be 0 and {steps + 2}: {', '.join(lines)}")
+    return found
+
+
+@contextmanager
+def _waits() -> Iterator[Counter[str]]:
+    """Count by line what the host waits for, inside."""
+    found = Counter[str]()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    for each in caught:
+        if WAIT in str(each.message):
+            found[f"{'/'.join(Path(each.filename).parts[-3:])}:{each.lineno}"] += 1
+
+
+def floor(trial: DeviceTrial) -> str:
+    arms = Floor.of(trial.kept).by_turns(trial.turns)
+    ratios = [above / below for above, below in zip(*arms, strict=True)]
+    middle = statistics.median(ratios)
+    spread = f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    found = (
+        f"an iteration {statistics.median(arms[0]):.2f} s, {spread} of a plain loop of its calls"
+    )
+    if middle > FLOOR_RATIO:
+        raise Failed(f"{found}: above {FLOOR_RATIO:g}")
+    return found
+
+
+def memory(trial: DeviceTrial) -> str:
+    if not trial.cuda:
+        raise NotRun("only a GPU counts its bytes")
+    planned, kept = estimate(trial.run), trial.kept
+    if planned is None:
+        raise NotRun("the sizes of this model are not known")
+    torch.cuda.reset_peak_memory_stats()
+    kept.turn()
+    peak = torch.cuda.max_memory_allocated()
+    found = f"peak {size(peak)}, `flowrl plan` {size(planned.total)}"
+    if peak < SMALL_PEAK:
+        raise NotRun(f"{found}: too small to compare; --run names a larger model")
+    if abs(planned.total / peak - 1) > PEAK_SHARE:
+        raise Failed(f"{found}: {planned.total / peak:.2f} of the peak")
+    return f"{found}: {planned.total / peak:.2f} of the peak"
+
+
+def compiled(trial: DeviceTrial) -> str:
+    if not trial.cuda:
+        raise NotRun("model.compile is for GPUs")
+    if not has_triton():
+        raise NotRun("torch finds no Triton for this device")
+    session = trial.open(override(trial.run, ["--model.compile", "true"]), "compiled")
+    first = noise_floor(session.learner, collect(session, 0))
+    kept = Opened(session)
+    slow, *rest = [kept.turn() for _ in range(1 + trial.turns)]
+    whole = statistics.median(trial.kept.turn() for _ in range(trial.turns))
+    ratios = "" if first is None else f", largest difference of log-densities {first:.1e}"
+    took = f"first iteration {slow:.0f} s, then {statistics.median(rest):.2f} s"
+    return f"{took}; uncompiled {whole:.2f} s{ratios}"
+
+
+def shared(trial: DeviceTrial) -> str:
+    if (count := torch.cuda.device_count() if trial.cuda else 0) < 2:
+        raise NotRun(f"needs two GPUs, {count} visible")
+    return sharded("configs/accelerate/fsdp2.yaml", trial.device, trial.folder / "shared")
+
+
+def sharded(config: str, device: str, folder: Path) -> str:
+    """Train the demo on two processes under FSDP2."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file",
+               str(find(config)), "--num_processes", "2", "--main_process_port", "0",
+               "-m", "flowrl", "train", DEMO, "--folder", str(folder), "--model.device", device,
+               *SMALL_DEMO, *QUIET, "--train.iterations", "1",
+               "--evaluate.samples", "8"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+    if done.returncode:
+        raise Failed(f"exit code {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    return f"an iteration of {last['seconds']:.1f} s, gradient norm {last['grad_norm']:.2g}"
+
+
+CHECKS: dict[str, tuple[Callable[[DeviceTrial], str], str]] = {
+    "same samples": (same_samples, "the demo in float32 on the CPU and on the device"),
+    "proof": (proof, "the pipeline's replay beside its own call, in bfloat16"),
+    "ratio": (ratio, "log-densities of sampling, computed again by the update, in bfloat16"),
+    "waits": (waits, "what the host waits for, by torch.cuda.set_sync_debug_mode"),
+    "floor": (floor, "seconds of an iteration beside a plain loop of its calls"),
+    "memory": (memory, "the peak of an iteration beside `flowrl plan`"),
+    "compile": (compiled, "the same with model.compile"),
+    "two GPUs": (shared, "an iteration under FSDP2 on two processes"),
+}
+
+
+def check_device(device: str, chosen: str | None = None) -> int:
+    """Print the table. Returns 1 if a check has failed, 2 if the device is not there."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(),
+             "mps": torch.backends.mps.is_available()}  # fmt: skip
+    if device not in there:
+        raise UserError(f"doctor: --device {device[:60]!r} is not known; one of {', '.join(there)}")
+    name = torch.cuda.get_device_name() if device == "cuda" and there[device] else device
+    built = f"CUDA {torch.version.cuda}, " if device == "cuda" else ""
+    where = f"{built}Python {platform.python_version()}, {platform.system()}"
+    print(f"{name}: flowrl {version()}, torch {torch.__version__}, {where}, run {chosen or DEMO}\n")
+    print("| check | result | detail |\n|---|---|---|")
+    if not there[device]:
+        for check, (_, what) in CHECKS.items():
+            print(CheckRow(check, "not run", what))
+        print(f"\nPyTorch sees no device {device}: nothing was run")
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        trial, rows = DeviceTrial(device, chosen, Path(folder)), []
+        for check in CHECKS:
+            rows.append(_row(check, trial))
+            print(rows[-1], flush=True)
+    failed = [row.check for row in rows if row.verdict == "failed"]
+    print(f"\nfailed: {', '.join(failed)}" if failed else "\nno check has failed")
+    return int(bool(failed))
+
+
+def _row(check: str, trial: DeviceTrial) -> CheckRow:
+    try:
+        with redirect_stdout(io.StringIO()):  # what starts print
+            return CheckRow(check, "passed", CHECKS[check][0](trial))
+    except NotRun as why:
+        return CheckRow(check, "not run", str(why))
+    except (Failed, UserError, *BROKEN) as error:
+        kind = "" if isinstance(error, Failed | UserError) else f"{type(error).__name__}: "
+        return CheckRow(check, "failed", f"{kind}{error}"[:600])

@@ -1,0 +1,75 @@
+"""REINFORCE on samples of older policies: the REC family (arXiv:2509.24203)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.likelihoods.rows import Evaluations, Rows
+from flowrl.losses.base import PolicyTerm, RatioLoss
+
+
+@dataclass(frozen=True)
+class REC(RatioLoss):
+    """Group-relative REINFORCE on samples of any age: the REC family (arXiv:2509.24203).
+
+        loss = -A w log p kept + pull log(r)^2,  kept and w without gradient, r = p / p_old
+
+    keep    one_side  r <= 1 + high where A >= 0, r >= 1 - low where A <= 0: REC-OneSide
+            two_side  1 - low <= r <= 1 + high
+            ring      two_side, and where the way back is far: r <= 1 - far_low where A >= 0,
+                      r >= 1 + far_high where A <= 0
+            all       every entry: OPMD with a `pull` (Kimi k1.5, arXiv:2501.12599, whose tau / 2
+                      it is), AsymRE (arXiv:2506.20520) with a shift of `GroupBaseline`
+    factor  w is 1 (none), r (ratio: importance sampling) or exp(A / temperature) (advantage)
+
+    The ratio has the likelihood's level: with `ratio: sequence` whole completions are kept or not.
+    Its gradient stands for that of log p, so the loss fits denoising steps too, whose ratios need
+    `low` and `high` of about 1e-4.
+    """
+
+    keep: Literal["one_side", "two_side", "ring", "all"] = "one_side"
+    low: float = 0.2
+    high: float = 0.2
+    far_low: float = 0.6
+    far_high: float = 2.0
+    factor: Literal["none", "ratio", "advantage"] = "none"
+    temperature: float = 1.0
+    pull: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 < self.low <= self.far_low <= 1 and 0 < self.high <= self.far_high):
+            raise UserError(
+                f"REC's range ({self.low}, {self.high}) and far range ({self.far_low}, "
+                f"{self.far_high}): 0 < low <= far_low <= 1 and 0 < high <= far_high"
+            )
+        if self.temperature <= 0 or self.pull < 0:
+            raise UserError(
+                f"REC's temperature {self.temperature} must be above 0, its pull {self.pull} at "
+                "least 0"
+            )
+
+    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
+        ratio, a = log_ratio.detach().exp(), rows.advantage
+        kept = self._kept(ratio, a)
+        weight = kept.to(a)
+        if self.factor == "ratio":
+            weight = torch.where(kept, ratio, 0.0)
+        elif self.factor == "advantage":
+            weight = weight * (a / self.temperature).exp()
+        value = -a * weight * log_ratio + self.pull * log_ratio.square()
+        return value, {"left_out": (~kept).to(a)}
+
+    def _kept(self, ratio: Tensor, a: Tensor) -> Tensor:
+        below, above = ratio >= 1 - self.low, ratio <= 1 + self.high
+        if self.keep == "all":
+            return torch.ones_like(below)
+        if self.keep == "one_side":
+            return (above & (a >= 0)) | (below & (a <= 0))
+        if self.keep == "two_side":
+            return below & above
+        back = ((a >= 0) & (ratio <= 1 - self.far_low)) | ((a <= 0) & (ratio >= 1 + self.far_high))
+        return (below & above) | back

@@ -1,0 +1,111 @@
+"""Rows of a batch in calls of bounded size, whose results come back in the rows' own order."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from flowrl.models.diffusers.call.columns import Extra, by_image
+from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.schedule import Way
+from samplers import Velocity
+from samplers.host import on_host, picked, sent
+
+Encode = Callable[[Sequence[str], Sequence[Extra]], Conditioning]
+Evaluate = Callable[[Tensor, Tensor, Conditioning, Way], Tensor]  # x, sigma -> v
+
+
+def rows_by_call(
+    sigma: torch.Tensor,
+    extras: Sequence[Extra],
+    *,
+    mixed: bool,
+    size: int,
+    together: Sequence[str] = (),
+) -> list[torch.Tensor]:
+    """Group rows by call: same images, one sigma unless `mixed`, and at most `size` rows.
+
+    Of the columns `together`, rows with images of the same form share a call.
+    """
+    alike = by_image(extras, together) if extras else [list(range(len(sigma)))]
+    groups = [torch.tensor(rows, dtype=torch.long) for rows in alike]
+    if not mixed and len(sigma):
+        found, place = torch.unique(sigma.detach().cpu(), return_inverse=True)
+        levels = range(len(found) - 1, -1, -1)  # falling, as a loop
+        groups = [rows[place[rows] == i] for i in levels for rows in groups]
+    return [part for group in groups if len(group) for part in group.split(size)]
+
+
+def encoded_in_calls(
+    encode: Encode, prompts: Sequence[str], extras: Sequence[Extra], size: int
+) -> Conditioning:
+    """Encode prompts in calls of at most `size` rows that share their images."""
+    groups = by_image(extras) if extras else [list(range(len(prompts)))]
+    chunks = [g[i : i + size] for g in groups for i in range(0, len(g), size)]
+    parts: list[Conditioning] = []
+    for rows in chunks:
+        some = [extras[i] for i in rows] if extras else ()
+        parts.append(encode([prompts[i] for i in rows], some))
+    order = torch.tensor([i for rows in chunks for i in rows]).argsort()
+    return Conditioning.cat(parts).take(order)
+
+
+def velocity_in_calls(
+    evaluate: Evaluate,
+    conditioning: Conditioning,
+    way: Way,
+    most: Callable[[int], int],
+    dtype: torch.dtype,
+) -> Velocity:
+    """(x [n *d], sigma [n], prompt [n]) -> v [n *d] in `dtype`, with gradients.
+
+    `prompt` are rows of the conditioning; `most` bounds the rows of a call by how many there are.
+    """
+    own, take = conditioning.extras, conditioning.take
+
+    def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+        prompt = on_host(prompt)  # encodings are selected by numbers on the CPU
+        chosen = [own[i] for i in prompt.tolist()] if own else []
+        size, levels = most(len(sigma)), on_host(sigma)
+        groups = rows_by_call(levels, chosen, mixed=way.mixed, size=size, together=way.together)
+        if len(groups) == 1:  # all rows, in their order
+            return evaluate(x, sigma, take(prompt), way).to(x.device, dtype)
+        parts: list[Tensor] = []
+        for rows in groups:
+            at = sent(rows, x.device)
+            v = evaluate(x[at], picked(sigma, at), take(prompt[rows]), way)
+            parts.append(v.to(x.device, dtype))
+        return torch.cat(parts)[sent(torch.argsort(torch.cat(groups)), x.device)]
+
+    return velocity
+
+
+def decoded_in_calls(
+    decode: Callable[[Tensor, Conditioning], Tensor],
+    x0: Tensor,
+    conditioning: Conditioning,
+    size: int,
+    together: Sequence[str],
+    *,
+    graded: bool,
+) -> Tensor:
+    """Decode x0 [n *d] in calls of at most `size` rows. Without gradients no part is held twice."""
+    zero, extras = torch.zeros(len(x0)), conditioning.extras
+    groups = rows_by_call(zero, extras, mixed=True, size=size, together=together)
+    parts = (decode(x0[sent(rows, x0.device)], conditioning.take(rows)) for rows in groups)
+    return _in_order(groups, parts, graded)
+
+
+def _in_order(groups: Sequence[Tensor], parts: Iterator[Tensor], graded: bool) -> Tensor:
+    """Rows of all groups in their places."""
+    first = next(parts)
+    if len(groups) == 1:
+        return first
+    if graded:
+        order = sent(torch.argsort(torch.cat(list(groups))), first.device)
+        return torch.cat([first, *parts])[order]
+    whole = first.new_empty(sum(map(len, groups)), *first.shape[1:])
+    for rows, part in zip(groups, chain([first], parts), strict=True):
+        whole[sent(rows, part.device)] = part
+    return whole

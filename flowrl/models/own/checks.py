@@ -1,0 +1,142 @@
+"""Checks of a model of one's own before a run: shapes, numbers, chance, and rows of a batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.own.policy import OwnConditioning, OwnPolicy
+from flowrl.models.precision import HALF
+from samplers.noise import normal
+
+ROWS = 3  # of the batch whose rows are compared with the same alone
+TURNED = 64  # noise states that the sign of the velocity is read from
+# allowed differences of a row alone and in a batch, relative to the largest number: rounding
+ROUNDING, HALF_ROUNDING = 1e-4, 0.05
+
+
+def checked(
+    policy: OwnPolicy, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Call the model on some of these prompts, and return a sentence per finding.
+
+    UserError for a prediction or sample of a wrong shape or with numbers that are not finite, for
+    one that changes from call to call or with its neighbours in the batch, for a velocity of the
+    wrong sign, and for trained weights that get no gradient.
+    """
+    chosen = [prompts[i % len(prompts)] for i in (0, -1, 0)][:ROWS]
+    rows = [meta[i % len(meta)] for i in (0, -1, 0)] if meta else []
+    encoded = policy.encode(chosen, rows)
+    alone = [policy.encode([p], rows[i : i + 1]) for i, p in enumerate(chosen)]
+    _check_encoded(policy, encoded, alone)
+    sigmas = policy.schedule(steps).sigmas
+    levels = [sigmas[0], sigmas[len(sigmas) // 2 - 1], sigmas[-2]]
+    keys = [(0, "own", i) for i in range(ROWS)]
+    x = normal(keys, policy.row_shape).to(policy.device, policy.arithmetic)
+    sigma = torch.tensor(levels, dtype=policy.arithmetic, device=policy.device)
+    velocity = policy.bind(encoded, steps=steps)
+    with torch.no_grad():
+        moved = _compare(
+            f"{policy.name}.forward",
+            lambda at: velocity(x[at], sigma[at], at),
+            x.device,
+            _room(policy),
+        )
+        _check_sign(policy, encoded, sigmas[0], steps)
+        policy.decode(x, encoded, steps=steps)
+        _compare(
+            f"{policy.name}.decode",
+            lambda at: policy.decode(x[at], encoded.take(at), steps=steps),
+            x.device,
+            _room(policy),
+        )
+    _check_gradient(policy, velocity(x, sigma, torch.arange(ROWS)))
+    size = sum(p.numel() for p in policy.model.parameters()) / 1e6
+    states = ", ".join(map(str, policy.row_shape))
+    return [
+        f"{policy.name}: {size:.3g} million weights, predicts {policy.scheduled.prediction} at "
+        f"states [{states}]; samples are {policy.form}s; alone and in a batch, rows differ by "
+        f"{moved:.1e}"
+    ]
+
+
+def _room(policy: OwnPolicy) -> float:
+    return HALF_ROUNDING if policy.dtype in HALF else ROUNDING
+
+
+def _check_encoded(
+    policy: OwnPolicy, encoded: OwnConditioning, alone: Sequence[OwnConditioning]
+) -> None:
+    """UserError for encodings that are not finite, or that depend on the other prompts."""
+    for name, whole in encoded.parts.items():
+        parts = [each.parts[name] for each in alone]
+        if any(part.shape[1:] != whole.shape[1:] for part in parts):
+            raise UserError(
+                f"{policy.name}.encode: {list(whole.shape)} for {len(whole)} prompts, and "
+                f"{list(parts[0].shape)} for one: pad prompts to one length"
+            )
+        _same(f"{policy.name}.encode", whole, torch.cat(parts), _room(policy))
+
+
+def _compare(
+    what: str, call: Callable[[Tensor], Tensor], device: torch.device, room: float
+) -> float:
+    """Call for all rows twice, and for each alone; the largest relative difference of the last."""
+    every = torch.arange(ROWS, device=device)
+    whole = call(every)
+    if not bool(whole.isfinite().all()):
+        raise UserError(f"{what}: it returns numbers that are not finite, for states of noise")
+    if not torch.equal(whole, call(every)) and whole.device.type == "cpu":
+        raise UserError(
+            f"{what}: two equal calls differ; it must not draw random numbers, nor remember calls"
+        )
+    return _same(what, whole, torch.cat([call(every[i : i + 1]) for i in range(ROWS)]), room)
+
+
+def _same(what: str, whole: Tensor, alone: Tensor, room: float) -> float:
+    if not bool(whole.double().isfinite().all()):
+        raise UserError(f"{what}: it returns numbers that are not finite")
+    largest = float(whole.double().abs().max()) if whole.numel() else 0.0
+    moved = float((whole.double() - alone.double()).abs().max()) if whole.numel() else 0.0
+    if moved > room * max(largest, 1e-12):
+        raise UserError(
+            f"{what}: a row differs by {moved:.2g} (of at most {largest:.2g}) alone and in a batch "
+            "of three: rows must not depend on one another (no batch norm, no mean over rows)"
+        )
+    return moved / max(largest, 1e-12)
+
+
+def _check_sign(policy: OwnPolicy, encoded: OwnConditioning, sigma: float, steps: int) -> None:
+    """UserError for velocities at the first level that point away from the noise: there noise - x0
+    grows with the noise, by 1, and x0 - noise falls."""
+    noise = normal([(1, "own", i) for i in range(TURNED)], policy.row_shape).to(policy.device)
+    begin, first = policy.begin(encoded, steps), torch.zeros(TURNED, dtype=torch.long)
+    x = noise.to(policy.arithmetic)
+    x = x if begin is None else begin(x, first)
+    at = torch.full((TURNED,), sigma, dtype=policy.arithmetic, device=policy.device)
+    v = policy.bind(encoded, steps=steps)(x, at, first.to(policy.device))
+    centred, grown = (a.double() - a.double().mean(0) for a in (x, v))
+    slope = float((centred * grown).sum() / centred.square().sum())
+    if slope < -0.5:
+        raise UserError(
+            f"{policy.name}.forward: at noise its velocity falls as the noise grows (slope "
+            f"{slope:.2g}), and noise - x0 grows with it (slope 1): return minus the velocity of a "
+            "flow from noise to samples, at sigma = 1 - t"
+        )
+
+
+def _check_gradient(policy: OwnPolicy, made: Tensor) -> None:
+    """UserError if no trained weight has a gradient."""
+    trained = [p for p in policy.trainable().values() if p.requires_grad]
+    if not trained:
+        return  # a model that is only sampled from
+    found: Sequence[Tensor | None] = (None,)
+    if made.requires_grad:
+        found = torch.autograd.grad(made.square().sum(), trained, allow_unused=True)
+    if all(each is None for each in found):
+        raise UserError(
+            f"{policy.name}.forward: its prediction has no gradient to the trained weights: "
+            "remove torch.no_grad or detach, or name other modules in `trained`"
+        )

@@ -1,0 +1,366 @@
+"""A model of one's own as a policy of flows: the same batches, plans and losses as a pipeline's."""
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from PIL.Image import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+
+from flowrl.errors import UserError
+from flowrl.media.tensors import drawn
+from flowrl.models.adapters import ADAPTER_WEIGHTS, has_adapters, load_adapters, save_adapters
+from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows, out_of_memory
+from flowrl.models.diffusers.batch import MediaBatch, Scales
+from flowrl.models.diffusers.call.schedule import PipelineSchedule
+from flowrl.models.own.lora import add_own_lora
+from flowrl.models.own.protocol import Decodes, Drawable, EncodedPrompts, OwnModel, Trains
+from flowrl.models.own.schedule import Levels, Scheduled
+from flowrl.settings.model import GuidanceScale
+from flowrl.settings.part_trials import own_error
+from rewards import Samples
+from rewards.types import MediaForm
+from samplers import Begin, Ode, Velocity
+from samplers.host import on_host
+from samplers.storage import Storage
+
+MODEL_FILE = "model.safetensors"  # of all weights
+
+
+@dataclass(frozen=True)
+class OwnConditioning:
+    """n encoded prompts: tensors [n *c] by name, with the name "" for a single one."""
+
+    parts: Mapping[str, Tensor]
+    extras: tuple[Any, ...] = ()  # no columns that the rows of a call must share
+
+    @property
+    def encoded(self) -> EncodedPrompts:
+        """The rows as `encode` returned them."""
+        return self.parts.get("", self.parts)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values())))
+
+    def take(self, rows: Tensor) -> "OwnConditioning":
+        at = on_host(rows)
+        return OwnConditioning({n: part[at.to(part.device)] for n, part in self.parts.items()})
+
+
+class OwnPolicy:
+    """Velocities, decoded samples and trainable weights of a module with the members of `OwnModel`.
+
+    `levels` are noise levels in place of evenly spaced ones. UserError for a module without those
+    members, or whose parametrization makes no velocity.
+    """
+
+    rows_per_call = SamplingRows()
+
+    def __init__(self, model: Any, *, name: str = "", levels: Levels | None = None) -> None:
+        self.name = name or type(model).__name__
+        if not (isinstance(model, nn.Module) and isinstance(model, OwnModel)):
+            raise UserError(
+                f"{self.name}: a model of one's own is a torch.nn.Module with state, encode(prompts"
+                ", rows) and forward(x, sigma, encoded); see docs/own_models.md"
+            )
+        self.model: Any = model.eval()
+        self.sizes = CallSizes()
+        self.guidance = Scales(None, None)  # a model guides itself, if it does
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.storage = Storage()
+        self.scheduled = Scheduled.of(self.name, model, levels)
+        self.trained = _trained(self.name, model)
+        self.row_shape = _state_shape(self.name, model.state)
+        self.form: MediaForm | None = None  # of its samples, once they were made
+
+    def load_file(self, file: Path) -> None:
+        """Load all weights from a safetensors file. UserError for those of another model."""
+        try:
+            load_model(self.model, str(file))
+        except (RuntimeError, SafetensorError, OSError) as error:
+            why = " ".join(str(error).split())[:300]
+            raise UserError(f"model.weights: {file} does not fit {self.name}: {why}") from error
+
+    def place(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the model, all of its weights frozen."""
+        self.model.requires_grad_(False)
+        self.model.to(device=device, dtype=dtype)
+        self.device = device
+
+    # what a `MediaBatch` uses
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        floats = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return next(floats, torch.float32)
+
+    @property
+    def arithmetic(self) -> torch.dtype:
+        """Dtype of states and velocities: float32 even around half-precision networks."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def schedule(self, steps: int) -> PipelineSchedule:
+        return self.scheduled.schedule(steps)
+
+    def shape(self, steps: int) -> tuple[int, ...]:
+        del steps
+        return self.row_shape
+
+    def begin(self, conditioning: OwnConditioning, steps: int) -> Begin | None:
+        """The function of noise [n *d] to first states; None if they are the noise itself."""
+        del conditioning
+        if self.scheduled.levels is None:
+            return None
+        sigma = self.schedule(steps).sigmas[0]
+        return lambda noise, _: self.scheduled.begin(noise, sigma)
+
+    def scale(self, guidance: GuidanceScale) -> None:
+        """No scale. UserError for a guidance, which a model of one's own has in its `forward`."""
+        if guidance not in (None, "none", 1.0):
+            raise UserError(
+                f"guidance {guidance}: {self.name} is a model of one's own, which guides itself in "
+                "its forward, if at all: leave guidance out"
+            )
+
+    def pictured(self, conditioning: OwnConditioning, steps: int) -> bool:
+        """Whether the first states contain an image beside noise: never."""
+        del conditioning, steps
+        return False
+
+    def latents(self, x: Tensor, steps: int) -> Tensor:
+        del steps
+        return x
+
+    @torch.no_grad()
+    def encode(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]] = ()
+    ) -> OwnConditioning:
+        """Encode prompts. UserError for something else than tensors with a row per prompt."""
+        rows = list(meta) or [{} for _ in prompts]
+        with self._named("encode"):
+            encoded = self.model.encode(list(prompts), rows)
+        parts = encoded if isinstance(encoded, Mapping) else {"": encoded}
+        for name, part in parts.items():
+            if not isinstance(part, Tensor) or part.ndim < 1 or len(part) != len(prompts):
+                what = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
+                of = f" {name!r}" if name else ""
+                raise UserError(
+                    f"{self.name}.encode:{of} wanted a tensor with a row for each of "
+                    f"{len(prompts)} prompts, not {what}"
+                )
+        return OwnConditioning({name: part.to(self.device) for name, part in parts.items()})
+
+    def bind(
+        self,
+        conditioning: OwnConditioning,
+        *,
+        steps: int,
+        guidance: float | None = None,
+        kind: CallKind = "sampling",
+    ) -> Velocity:
+        """Return the velocity function (x [n *d], sigma [n], prompt [n]) -> v [n *d] in
+        `arithmetic`, with gradients."""
+        del guidance
+        if any(module.training for module in self.model.modules()):
+            self.model.eval()  # dropout would make the ratio of new to old differ from 1
+        schedule, dtype = self.schedule(steps), self.dtype
+
+        def part(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+            state, time = self.scheduled.asked(x, sigma, schedule)
+            predicted = self.call(state.to(dtype), time, conditioning.take(prompt))
+            return self.scheduled.velocity(x, sigma, predicted.to(x.dtype))
+
+        def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+            size = self.sizes.most(kind, len(sigma))
+            if len(x) <= size:
+                return part(x, sigma, prompt)
+            rows = zip(x.split(size), sigma.split(size), prompt.split(size), strict=True)
+            return torch.cat([part(*each) for each in rows])
+
+        return velocity
+
+    def call(self, x: Tensor, sigma: Tensor, conditioning: OwnConditioning) -> Tensor:
+        """One call of `forward`. UserError for an error in it, or another shape."""
+        with self._named("forward"):
+            made = self.model(x, sigma, conditioning.encoded)
+        if not isinstance(made, Tensor) or made.shape != x.shape:
+            what = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            raise UserError(
+                f"{self.name}.forward: wanted a prediction of the states' shape {list(x.shape)}, "
+                f"not {what}"
+            )
+        return made
+
+    def decode(
+        self,
+        x0: Tensor,
+        conditioning: OwnConditioning,
+        *,
+        steps: int,
+        guidance: float | None = None,
+        graded: bool = False,
+    ) -> Tensor:
+        """Clean states [n *d] as samples, float32 at least. `graded` keeps the gradient to x0."""
+        del steps, guidance
+        size, dtype = self.sizes.most("decoding", len(x0)), self.dtype
+        parts: list[Tensor] = []
+        with torch.set_grad_enabled(graded):
+            for at in torch.arange(len(x0)).split(size):
+                there = x0[at.to(x0.device)]
+                if isinstance(self.model, Decodes):
+                    with self._named("decode"):
+                        there = self.model.decode(there.to(dtype), conditioning.take(at).encoded)
+                    self._check_media(there, len(at))
+                parts.append(there.to(torch.promote_types(there.dtype, torch.float32)))
+        media = torch.cat(parts) if parts else x0
+        self.form = self.form or self._formed(media)
+        return media
+
+    def _check_media(self, media: Any, rows: int) -> None:
+        if not isinstance(media, Tensor) or media.ndim < 2 or len(media) != rows:
+            what = list(media.shape) if isinstance(media, Tensor) else type(media).__name__
+            raise UserError(f"{self.name}.decode: wanted a tensor [{rows} ...], not {what}")
+
+    def _formed(self, media: Tensor) -> MediaForm:
+        try:
+            return MediaForm.of(media[0])
+        except ValueError as error:
+            raise UserError(f"{self.name}: its samples: {error}") from error
+
+    def image(self, sample: Tensor) -> Image | None:
+        """The model's own image of a sample; None if it draws none."""
+        return self.model.image(sample) if isinstance(self.model, Drawable) else None
+
+    @contextmanager
+    def _named(self, method: str) -> Iterator[None]:
+        """Turn an exception of the user's method into a UserError with its line. Errors of
+        memory stay, since calls can be made smaller."""
+        try:
+            yield
+        except Exception as error:  # the user's code
+            if isinstance(error, UserError) or out_of_memory(error):
+                raise
+            file = vars(sys.modules[type(self.model).__module__]).get("__file__") or ""
+            said = own_error(f"{file}:{self.name}.{method}", error)
+            raise UserError(said.removeprefix(f"{file}:")) from error
+
+    # what a `Policy` is, beside
+
+    def open(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
+    ) -> MediaBatch:
+        return MediaBatch(self, self.encode(prompts, meta), steps)
+
+    def plain(self, group: int) -> Ode:
+        return Ode(group)
+
+    def automatic(self, steps: int) -> int:
+        del steps
+        return automatic_rows(math.prod(self.row_shape))
+
+    def proofs(
+        self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
+    ) -> list[str]:
+        from flowrl.models.own.checks import checked
+
+        return checked(self, prompts, steps, meta)
+
+    def roots(self) -> dict[str, nn.Module]:
+        """The trained modules. UserError for a name that is no submodule."""
+        if not self.trained:
+            return {"model": self.model}
+        try:
+            return {name: self.model.get_submodule(name) for name in self.trained}
+        except AttributeError as error:
+            raise UserError(f"{self.name}: trained: {error}") from error
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The adapters' parameters if there are any, else all of the trained modules'."""
+        named = {
+            f"{root}.{name}": p
+            for root, module in self.roots().items()
+            for name, p in module.named_parameters()
+        }
+        return {name: p for name, p in named.items() if ".lora_" in name} or named
+
+    def train_all(self) -> None:
+        self.model.requires_grad_(False)
+        for module in self.roots().values():
+            module.requires_grad_(True)
+
+    def add_lora(
+        self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
+    ) -> None:
+        """Add adapters to linear layers of the trained modules: all, or those of these names."""
+        add_own_lora(self.model, self.trained, rank=rank, alpha=alpha, targets=targets, seed=seed)
+
+    def checkpoint_gradients(self) -> None:
+        raise UserError(
+            f"train.gradient_checkpointing: {self.name} is a model of one's own: call "
+            "torch.utils.checkpoint in its forward, and leave the setting out"
+        )
+
+    def save(self, folder: Path) -> None:
+        """Save an adapter in peft's format, or all weights, which safetensors' load_model reads."""
+        if has_adapters(self.model):
+            save_adapters(self.model, folder)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_model(self.model, str(folder / MODEL_FILE))
+
+    def merge(self) -> None:
+        """Add the adapters' products to the weights, and remove the adapters."""
+        for name, module in list(self.model.named_modules()):
+            if isinstance(module, BaseTunerLayer):
+                module.merge()
+                self.model.set_submodule(name, module.get_base_layer())
+
+    def load_weights(self, folder: Path) -> None:
+        """Load what `save` wrote."""
+        if (folder / ADAPTER_WEIGHTS).is_file():
+            load_adapters(self.model, folder)
+        elif (folder / MODEL_FILE).is_file():
+            if has_adapters(self.model):
+                raise UserError(f"{folder} holds full weights: load them before adding adapters")
+            load_model(self.model, str(folder / MODEL_FILE))
+        else:
+            raise UserError(
+                f"{folder} has neither {ADAPTER_WEIGHTS} nor {MODEL_FILE}: no saved weights"
+            )
+
+    def close(self) -> None:
+        """Do nothing, since the policy holds nothing outside this process."""
+
+
+def shown_by(policy: Any, samples: Samples) -> Samples:
+    """Samples as pages show them: tensors of a model of one's own as images."""
+    return drawn(samples, policy.image) if isinstance(policy, OwnPolicy) else samples
+
+
+def automatic_rows(numbers: int) -> int:
+    """Rows per call by the numbers in a row's state."""
+    return max(1, min(4096, 2**18 // max(1, numbers)))
+
+
+def _trained(name: str, model: Any) -> tuple[str, ...]:
+    """Names of the trained submodules; none: the model itself is trained."""
+    trained = model.trained if isinstance(model, Trains) else ()
+    if isinstance(trained, str) or not all(isinstance(each, str) for each in trained):
+        raise UserError(f'{name}: trained is a tuple of names, such as ("network",)')
+    return tuple(trained)
+
+
+def _state_shape(name: str, state: Any) -> tuple[int, ...]:
+    whole = isinstance(state, tuple | list) and bool(state)
+    if not whole or not all(type(n) is int and n > 0 for n in state):
+        raise UserError(f"{name}: state is the shape of one state, such as (2,), not {state!r}")
+    return tuple(state)

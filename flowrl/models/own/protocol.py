@@ -1,0 +1,93 @@
+"""The protocol of a model of one's own: a torch module that encodes prompts and predicts.
+
+n rows; a state has the shape *d, an encoded prompt the shape *c. All other members are optional:
+`Parametrized`, `Diffused`, `Decodes`, `Drawable`, `Trains`. docs/own_models.md has whole examples.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+from jaxtyping import Float
+from PIL.Image import Image
+from torch import Tensor
+
+from samplers.adapt import Prediction
+
+EncodedPrompts = Tensor | Mapping[str, Tensor]
+Parametrization = Literal["velocity"] | Prediction
+PARAMETRIZATIONS: tuple[Parametrization, ...] = ("velocity", *get_args(Prediction))
+
+
+@runtime_checkable
+class OwnModel(Protocol):
+    """A `torch.nn.Module` with these members. Rows depend neither on one another nor on chance."""
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """The shape *d of one state."""
+        ...
+
+    def encode(self, prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> EncodedPrompts:
+        """Encode n prompts: a tensor [n *c], or several by name. `rows` are the prompts' rows of
+        their file, one mapping per prompt. Called without gradients."""
+        ...
+
+    def forward(
+        self, x: Float[Tensor, "n *d"], sigma: Float[Tensor, " n"], encoded: Any
+    ) -> Float[Tensor, "n *d"]:
+        """The velocity noise - x0 at states x = (1 - sigma) x0 + sigma noise, sigma in (0, 1].
+
+        x has the dtype of the weights, sigma float32 at least. See `Parametrized` and `Diffused`
+        for other predictions and states."""
+        ...
+
+
+@runtime_checkable
+class Parametrized(Protocol):
+    """A model that predicts something else than the velocity."""
+
+    @property
+    def prediction(self) -> Parametrization:
+        """velocity, epsilon (the noise), sample (x0), or v_prediction (alpha noise - s x0 of
+        `Diffused`, arXiv:2202.00512)."""
+        ...
+
+
+@runtime_checkable
+class Diffused(Protocol):
+    """A model of a variance-preserving process: states are alpha x0 + s noise with alpha^2 + s^2 =
+    1, and `forward` gets, in place of sigma, times [n] from 0 to T - 1, floats."""
+
+    @property
+    def alphas_cumprod(self) -> Sequence[float] | Float[Tensor, " T"]:
+        """alpha^2 by time, falling."""
+        ...
+
+
+@runtime_checkable
+class Decodes(Protocol):
+    """A model whose samples are not its states."""
+
+    def decode(self, x0: Float[Tensor, "n *d"], encoded: Any) -> Float[Tensor, "n ..."]:
+        """Decode clean states: images [n 3 h w] or videos [n f 3 h w] in 0..1, or tensors [n k] or
+        [n t k]. With gradients for the recipes that train through a reward."""
+        ...
+
+
+@runtime_checkable
+class Drawable(Protocol):
+    """A model that draws its samples for pages."""
+
+    def image(self, sample: Float[Tensor, "..."]) -> Image:
+        """An image of one decoded sample."""
+        ...
+
+
+@runtime_checkable
+class Trains(Protocol):
+    """A model of which some modules are trained, and the others are frozen."""
+
+    @property
+    def trained(self) -> Sequence[str]:
+        """Names of submodules, such as ("network",). `forward` must call each as a whole."""
+        ...

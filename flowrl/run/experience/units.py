@@ -1,0 +1,213 @@
+"""Sample a process's draws: encode prompts, sample, decode and score; in units, or together."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from flowrl.media.statistics import Statistics, merged_means
+from flowrl.models.call_sizes import bounded_call
+from flowrl.models.policy import Batch, RolloutLike
+from flowrl.prompts import PromptSet
+from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of
+from flowrl.run.experience.reward_gradient import RewardPath
+from flowrl.run.experience.score_ahead import ScoreInTurn, ScoreParts, joined_samples
+from flowrl.run.state.finite import check_samples
+from flowrl.run.state.session import Session, score_once
+from flowrl.run.state.units import SamplingUnit, UnitSamples
+from rewards import Samples, Scores, score_all
+from samplers import Rollout, Sampling
+from samplers.completions import TextRollout
+from samplers.host import on_host
+from samplers.parts import DrawsPart, draws_per_part, joined_rollout, joined_texts, placed_rollout
+
+
+@dataclass
+class Lookahead:
+    """Scores of predicted samples, which steered plans ask for on the way."""
+
+    session: Session
+    iteration: int
+    decode: Callable[[RolloutLike], Samples]
+    count: int = 0
+
+    def __call__(self, rollout: RolloutLike) -> Tensor:
+        """Return the weighted rewards [n]. One process scores for all that share its calls."""
+        self.count += len(rollout.prompt)
+        samples = self.decode(rollout)
+        scores = self.session.parallel.once(
+            lambda: score_all(self.session.intermediate_rewards, samples)
+        )
+        return totals(scores, self.session.intermediate_weights(self.iteration))
+
+
+def sample_units(
+    session: Session, whole: SamplingUnit, seconds: dict[str, float]
+) -> tuple[Batch, UnitSamples]:
+    """Sample this process's draws: in units where the run asks for these, else in calls that all
+    draws share. Adds the time of each phase to `seconds`. The batch holds all prompts."""
+    units = units_of(session, whole)
+    if session.source is not None:
+        made = session.source.samples(units, seconds)
+    elif len(units) == 1:
+        return sample_unit(session, whole, seconds)
+    else:
+        made = [sample_unit(session, unit, seconds)[1] for unit in units]
+    return encoded_prompts(session, whole, seconds), joined_units(units, made)
+
+
+def units_of(session: Session, whole: SamplingUnit) -> list[SamplingUnit]:
+    """Cut a share of draws as `workers.unit` says."""
+    size = session.run.workers.unit
+    if size is None or size >= len(whole.ids) or not cuttable(session, whole.iteration):
+        return [whole]
+    return whole.cut(size)
+
+
+def encoded_prompts(session: Session, unit: SamplingUnit, seconds: dict[str, float]) -> Batch:
+    with timed(seconds, "encode"), bounded_call("sampling"):
+        return session.learner.policy.open(
+            *session.prompts.take(unit.rows), session.algorithm.steps
+        )
+
+
+def cuttable(session: Session, iteration: int) -> bool:
+    """Whether the draws of an iteration may be in several units: those of a plan that steers, is
+    guided, looks at samples on the way, or has trees of texts or turns are one unit."""
+    run, algorithm = session.run, session.algorithm
+    plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
+    return all(draws_per_part(plan, 1) is not None for plan in plans)
+
+
+def _scoring(
+    session: Session, decode: Callable[[RolloutLike], Samples]
+) -> ScoreInTurn[RolloutLike] | ScoreParts[RolloutLike]:
+    score = partial(score_once, session.parallel)
+    if session.scores_in_turn:
+        return ScoreInTurn(decode, session.rewards, score)
+    return ScoreParts(decode, session.rewards, score, session.parallel.device)
+
+
+def sample_unit(
+    session: Session, unit: SamplingUnit, seconds: dict[str, float]
+) -> tuple[Batch, UnitSamples]:
+    """Encode, sample, decode and score a unit's draws. Its places count from its first draw."""
+    algorithm, iteration, rows = session.algorithm, unit.iteration, unit.rows
+
+    def decode(rollout: RolloutLike) -> Samples:
+        place = f"iteration {iteration + 1}"
+        return decode_samples_of(batch, rollout, session.prompts, rows, place)
+
+    lookahead = Lookahead(session, iteration, decode)
+    ahead = _scoring(session, decode)
+    with closing(ahead):
+        batch = encoded_prompts(session, unit, seconds)
+        parts = ahead.on_part if session.parallel.members == 1 else None
+        guiding = slope = None
+        if algorithm.guided:
+            guiding = RewardPath.guiding(session, batch, rows, iteration)
+            slope = guiding.on_the_way
+        keep = algorithm.likelihood.keep_mean
+        sampling = Sampling(keep, lookahead, slope, ahead.on_rollout, parts)
+        seed = session.run.train.seed
+        behaving = session.learner.policies.using(algorithm.behaviour)
+        with behaving, timed(seconds, "sample"), bounded_call("sampling"):
+            rollouts = batch.rollouts(
+                algorithm.plan, unit.ids, seed=seed, iteration=iteration, sampling=sampling
+            )
+        with timed(seconds, "decode"):
+            decoded = ahead.media(rollouts)
+        with timed(seconds, "score"):
+            scores = ahead.scores(decoded)
+        looked = lookahead.count + (0 if guiding is None else guiding.decoded[0])
+        if any(isinstance(rollout, Rollout) and rollout.seen for rollout in rollouts):
+            looked += sum(map(looks_of, rollouts))
+            with timed(seconds, "way"):
+                asked = IntermediateScorer(session, iteration, decode)
+                scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
+    statistics = batch.statistics(rollouts[0], decoded[0].media)
+    media = tuple(samples.on_cpu() for samples in decoded)  # the update needs a GPU's memory
+    meter = batch.meter
+    made = (tuple(rollouts), media, tuple(scores), statistics, looked)
+    return batch, UnitSamples(*made, meter.graded + meter.frozen)
+
+
+def joined_units(units: Sequence[SamplingUnit], made: Sequence[UnitSamples]) -> UnitSamples:
+    """Join the samples of all units of a share, by plan."""
+    if len(made) == 1:
+        return made[0]
+    placed = [_placed(samples, unit.first) for unit, samples in zip(units, made, strict=True)]
+    draws = tuple(draw for unit in units for draw in unit.ids)
+    rollouts = zip(*(each.rollouts for each in placed), strict=True)
+    samples = zip(*(each.samples for each in placed), strict=True)
+    scores = zip(*(each.scores for each in placed), strict=True)
+    found = [each.statistics for each in placed]
+    columns = {name: torch.cat([each.columns[name] for each in found]) for name in found[0].columns}
+    return UnitSamples(
+        tuple(_joined_rollout(parts, draws) for parts in rollouts),
+        tuple(map(joined_samples, samples)),
+        tuple(map(Scores.joined, scores)),
+        Statistics(merged_means([(each.means, each.size) for each in found]), columns),
+        sum(each.looked for each in placed),
+        sum(each.evaluations for each in placed),
+        merged_reports([each.reports for each in placed]),
+    )
+
+
+def merged_reports(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Add up what rewards report of their calls in several units."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
+
+
+def _placed(made: UnitSamples, first: int) -> UnitSamples:
+    """A unit's samples, whose places count from the first draw of the share."""
+    rollouts = tuple(
+        placed_rollout(each, DrawsPart(first, each.draws))
+        if isinstance(each, Rollout)
+        else replace(each, prompt=each.prompt + first)  # type: ignore[type-var]
+        for each in made.rollouts
+    )
+    samples = tuple(replace(each, group=each.group + first) for each in made.samples)
+    return replace(made, rollouts=rollouts, samples=samples)
+
+
+def _joined_rollout(parts: Sequence[RolloutLike], draws: tuple[int, ...]) -> RolloutLike:
+    media = [part for part in parts if isinstance(part, Rollout)]
+    if media:
+        return joined_rollout(media, draws)
+    return joined_texts([part for part in parts if isinstance(part, TextRollout)], draws)
+
+
+def decode_samples_of(
+    batch: Batch, rollout: RolloutLike, prompts: PromptSet, rows: Sequence[int], place: str
+) -> Samples:
+    """Decode a rollout into what rewards see; `rows` are those of the draws in the prompt file.
+
+    NotFiniteError names `place` where latents or media hold NaN or infinity: a reward would answer
+    with an error or a score of its own, and be blamed.
+    """
+    with bounded_call("decoding"):
+        media = batch.media(rollout)
+    check_samples(rollout, media, place)
+    group = on_host(rollout.prompt)
+    texts, meta = prompts.take([rows[i] for i in group.tolist()])
+    return Samples(media, texts, group, meta)
+
+
+def totals(scores: Scores, weights: Tensor) -> Tensor:
+    """Return the weighted sum of the rewards [n], NaN where one of them has no score."""
+    weighted = scores.values @ weights.to(scores.values.dtype)
+    return torch.where(scores.scored.all(1), weighted, torch.nan)
+
+
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Add up the wall seconds of a phase."""
+    began = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began

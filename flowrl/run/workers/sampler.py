@@ -1,0 +1,117 @@
+"""The body of a sampling worker: a session without an optimizer, which takes weights by version."""
+
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from flowrl.models.policy import RolloutLike
+from flowrl.run.evaluate.start_checks import prove_pipeline
+from flowrl.run.experience.units import cuttable, sample_unit
+from flowrl.run.model_proof import StartProof
+from flowrl.run.state.learner import Learner
+from flowrl.run.state.session import Session, load_rewards, on_cpu
+from flowrl.run.state.units import SamplingUnit, UnitSamples
+from flowrl.run.watch.record import Terminal
+from flowrl.run.workers.transport import brought_to
+from flowrl.settings.read import run_from
+from rewards.types import reports
+
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+COMPARED = ("flowrl", "torch", "diffusers", "transformers", "peft")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A unit, and what sampling it depends on beside the settings.
+
+    version  of the weights: the iteration that began with them
+    sizes    rows per call, as the training process has them by now
+    """
+
+    unit: SamplingUnit
+    version: int
+    sizes: Mapping[str, int | None]
+
+
+def facts() -> dict[str, str]:
+    """Versions that samples depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in COMPARED}}
+
+
+class SamplingWorker:
+    """Opens the model and the rewards of a run as the training process does."""
+
+    def __init__(self, settings: Mapping[str, Any], threads: int) -> None:
+        for name in LAUNCHERS:  # of the training process: a worker is no member of its group
+            os.environ.pop(name, None)
+        torch.set_num_threads(threads)
+        self.version: int | None = None
+        run = run_from(settings, "the run's settings")
+        folder = Path(tempfile.mkdtemp(prefix="flowrl-worker-"))
+        accelerator = Accelerator(cpu=on_cpu(run))
+        learner = Learner.open(run, folder, accelerator)
+        sampling = replace(learner, algorithm=replace(learner.algorithm, behaviour="current"))
+        rewards = load_rewards(run.rewards)
+        self.session = Session(
+            learner=sampling,
+            folder=folder,
+            accelerator=accelerator,
+            prompts=run.prompts.read("train"),
+            held_out=None,
+            rewards=rewards,
+            judges={},
+            intermediate_rewards=load_rewards(run.intermediate_rewards) or rewards,
+            terminal=Terminal(False),
+            tracker=None,
+            spending=None,
+            start_record=None,
+        )
+        prove_pipeline(self.session, StartProof(self.session, True))
+
+    def place(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of a version, unless they are there."""
+        if version == self.version:
+            return
+        policies = self.session.learner.policies
+        with torch.no_grad():
+            for name, p in policies.network.items():
+                p.copy_(weights[name])
+        policies.changed()
+        self.version = version
+
+    def sample(
+        self, asked: Asked, weights: Mapping[str, Tensor]
+    ) -> tuple[UnitSamples, dict[str, float]]:
+        """The samples of a unit, on the CPU, and the seconds of each phase."""
+        self.place(asked.version, weights)
+        self.session.learner.policy.sizes.take(asked.sizes)
+        seconds: dict[str, float] = {}
+        _, made = sample_unit(self.session, asked.unit, seconds)
+        made = replace(made, reports=reports(self.session.rewards))
+        return brought_to(made, torch.device("cpu")), seconds
+
+    def trial(
+        self, version: int, weights: Mapping[str, Tensor]
+    ) -> tuple[dict[str, str], tuple[RolloutLike, ...]]:
+        """Versions and one draw, to compare with the training process's own."""
+        self.place(version, weights)
+        return facts(), brought_to(trial(self.session), torch.device("cpu"))
+
+
+def trial(session: Session) -> tuple[RolloutLike, ...]:
+    """Sample the first draw of a run, unscored; nothing where sampling reads scores on the way."""
+    if not cuttable(session, 0):
+        return ()
+    algorithm, seed = session.algorithm, session.run.train.seed
+    with torch.no_grad():
+        batch = session.learner.policy.open(*session.prompts.take((0,)), algorithm.steps)
+        return tuple(batch.rollouts(algorithm.plan, (0,), seed=seed, iteration=0))

@@ -1,0 +1,277 @@
+"""Models of one's own: their checks at load, and laws of the flow of points."""
+
+import pytest
+import torch
+from torch import nn
+
+import flowrl
+from examples.own.points import Points
+from flowrl.errors import UserError
+from flowrl.models.diffusers.batch import MediaBatch
+from flowrl.models.own.policy import OwnPolicy
+from samplers import Chain, FlowSDE, Ode
+from samplers.adapt import flow_velocity, level, to_vp
+
+PROMPTS = ["a point", "a point on the right"]
+
+
+class Good(nn.Module):
+    """A small flow, of which each refused model below changes one member."""
+
+    state = (3,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def encode(self, prompts, rows):
+        return torch.tensor([[float(len(p))] for p in prompts])
+
+    def forward(self, x, sigma, encoded):
+        return self.linear(x) * sigma[:, None] + encoded.to(x) / 10
+
+
+class Dropped(Good):
+    def forward(self, x, sigma, encoded):
+        return super().forward(x, sigma, encoded) + torch.rand_like(x)
+
+
+class Summed(Good):
+    def forward(self, x, sigma, encoded):
+        return super().forward(x, sigma, encoded) + x.mean(0)
+
+
+class Short(Good):
+    def forward(self, x, sigma, encoded):
+        return self.linear(x)[:, :2]
+
+
+class Infinite(Good):
+    def forward(self, x, sigma, encoded):
+        return self.linear(x) / (encoded.to(x) - 7)
+
+
+class Detached(Good):
+    def forward(self, x, sigma, encoded):
+        return super().forward(x, sigma, encoded).detach()
+
+
+class Turned(Good):
+    def forward(self, x, sigma, encoded):
+        return -x + 0 * self.linear(x)
+
+
+class Typed(Good):
+    def forward(self, x, sigma, encoded):
+        return self.linear(x.double())
+
+
+class Ranked(Good):
+    def encode(self, prompts, rows):
+        return torch.arange(float(len(prompts)))[:, None]
+
+
+class OneRow(Good):
+    def encode(self, prompts, rows):
+        return torch.zeros(1, 1)
+
+
+class Shaped(Good):
+    state = 3  # type: ignore[assignment]
+
+
+class Deep(Good):
+    def decode(self, x0, encoded):
+        return x0[:, None, None].expand(-1, 2, 2, 3)
+
+
+class Elsewhere(Good):
+    trained = ("network",)
+
+
+class Noisy(Good):
+    prediction = "epsilon"
+
+
+class Diffusing(Good):
+    alphas_cumprod = (0.9, 0.5, 0.1)
+
+
+class Rising(Good):
+    prediction = "sample"
+    alphas_cumprod = (0.1, 0.5)
+
+
+REFUSED = {
+    Dropped: "two equal calls differ",
+    Summed: "alone and in a batch of three: rows must not depend on one another",
+    Short: r"wanted a prediction of the states' shape \[3, 3\], not \[3, 2\]",
+    Infinite: "numbers that are not finite",
+    Detached: "no gradient to the trained weights",
+    Turned: "return minus the velocity",
+    Typed: r"Typed.forward raised RuntimeError: mat1 .*test_own.py, line \d+\)",
+    Ranked: "Ranked.encode: a row differs",
+    OneRow: "a row for each of 3 prompts, not",
+    Shaped: r"state is the shape of one state, such as \(2,\), not 3",
+    Deep: r"its samples: .* not a tensor of shape \[2, 2, 3\]",
+    Elsewhere: "trained: .*network",
+    Noisy: "begin lower",
+    Diffusing: "belongs to the predictions",
+    Rising: "alphas_cumprod are numbers that fall",
+    nn.Identity: "with state, encode",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_a_model_that_cannot_be_trained_is_refused(kind):
+    with pytest.raises(UserError, match=REFUSED[kind]):
+        OwnPolicy(kind()).proofs(["a", "bcdefgh"], 4)
+
+
+def test_a_sound_model_passes_with_a_sentence():
+    (sentence,) = OwnPolicy(Good()).proofs(["a", "bc"], 4)
+    assert sentence.startswith(
+        "Good: 1.2e-05 million weights, predicts velocity at states [3]; sam"
+    )
+
+
+class Encoder(Good):
+    """Encodings of several tensors, a frozen part and a trained one."""
+
+    trained = ("network",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))
+
+    def encode(self, prompts, rows):
+        return {"length": super().encode(prompts, rows), "one": torch.ones(len(prompts), 1)}
+
+    def forward(self, x, sigma, encoded):
+        return self.network(x) + self.linear(x) * encoded["one"].to(x)
+
+
+def test_only_the_named_modules_are_trained():
+    whole = OwnPolicy(Encoder())
+    whole.train_all()
+    assert set(whole.trainable()) == {
+        f"network.{i}.{n}" for i in (0, 1) for n in ("weight", "bias")
+    }
+    assert not whole.model.linear.weight.requires_grad
+    policy = OwnPolicy(Encoder())
+    policy.add_lora(rank=2, alpha=4, targets=["0"], seed=0)
+    assert set(policy.trainable()) == {f"network.0.lora_{x}.default.weight" for x in "AB"}
+    assert policy.proofs(["a", "bc"], 4)
+    with pytest.raises(UserError, match="lora target 'q' matches no linear layer"):
+        OwnPolicy(Encoder()).add_lora(rank=2, alpha=4, targets=["q"], seed=0)
+    with pytest.raises(UserError, match="have no such linear layer"):
+        OwnPolicy(Encoder()).add_lora(rank=2, alpha=4, targets=["linear"], seed=0)
+
+
+def perturbed(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    return model
+
+
+def test_ode_samples_equal_a_plain_loop():
+    model = perturbed(Points()).double()
+    (made,) = flowrl.sample(model, PROMPTS, plan=Ode(3), steps=5, decode=False)
+    (start,) = flowrl.sample(model, PROMPTS, plan=Chain(FlowSDE(0.7), 3), steps=5, decode=False)
+    x = first_states(made)
+    with torch.no_grad():
+        for k in range(5):
+            sigma = torch.full((6,), 1 - k / 5, dtype=torch.float64)
+            encoded = model.encode([PROMPTS[i] for i in made.prompt.tolist()], [])
+            x = x - model(x, sigma, encoded) / 5
+    assert torch.allclose(made.x0, x, rtol=0, atol=1e-12)
+    assert not torch.allclose(start.x0, x, atol=1e-3)
+
+
+def first_states(made: flowrl.SampledPlan) -> torch.Tensor:
+    """The noise that samples of an ODE begin from: a model whose velocity is 0 keeps it."""
+
+    class Still(Points):
+        def forward(self, x, sigma, encoded):
+            return 0 * x
+
+    (kept,) = flowrl.sample(
+        Still().double(), PROMPTS, plan=Ode(made.plan.group), steps=5, decode=False
+    )
+    return kept.x0
+
+
+def test_the_density_of_an_sde_step_is_the_closed_gaussian():
+    """One noisy step, then a deterministic one, from which its end can be read back."""
+    model = perturbed(Points()).double()
+    (made,) = flowrl.sample(model, PROMPTS, plan=Chain(FlowSDE(0.7), 3), steps=2, decode=False)
+    batch = OwnPolicy(model)
+    conditioning = batch.encode(PROMPTS)
+    velocity = batch.bind(conditioning, steps=2)
+    (rollout,) = MediaBatch(batch, conditioning, 2).rollouts(
+        Chain(FlowSDE(0.7), 3), range(2), seed=0, iteration=0
+    )
+    (edge,) = rollout.edges
+    with torch.no_grad():
+        v = velocity(edge.x, torch.ones(6).double(), edge.prompt)
+    # Flow-GRPO, arXiv:2505.05470, eq. 9, from 1 to 1/2 with sigma_t = 0.7 sqrt(t / (1 - t)), where
+    # its code takes 1 - t of the second level in place of 0
+    g2 = 0.49 * 1.0 / 0.5
+    mean = edge.x - 0.5 * v - 0.5 * g2 / 2 * edge.x
+    var = g2 * 0.5
+    d = (edge.x_next - mean).square() / (2 * var)
+    closed = (-d - 0.5 * torch.log(torch.tensor(2 * torch.pi * var).double())).mean(1)
+    assert torch.allclose(edge.logp.double(), closed, rtol=0, atol=1e-6)
+    assert torch.allclose(made.log_probs[:, 0].double(), closed, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("diffused", [True, False], ids=["diffusion", "flow"])
+def test_predictions_make_the_velocity_of_the_points(prediction, diffused):
+    """The mixture's exact velocity, rewritten as a prediction of noise, x0 or v, samples alike."""
+    if not diffused and prediction == "v_prediction":
+        return  # refused: see Scheduled.of
+    alphas = torch.linspace(0.9999, 1e-4, 1000, dtype=torch.float64)
+    levels = level(alphas)
+
+    class Rewritten(Points):
+        def forward(self, x, sigma, encoded):
+            if diffused:  # times, and states alpha x0 + s noise
+                sigma = levels[sigma.long()]
+                s = ((1 - sigma) ** 2 + sigma**2).sqrt()[:, None]
+                x = x * s
+            v = super().forward(x, sigma, encoded)
+            x0, noise = x - sigma[:, None] * v, x + (1 - sigma[:, None]) * v
+            if prediction == "epsilon":
+                return noise
+            if prediction == "sample":
+                return x0
+            return ((1 - sigma[:, None]) * noise - sigma[:, None] * x0) / s
+
+    model = perturbed(Rewritten()).double()
+    model.prediction = prediction
+    if diffused:
+        model.alphas_cumprod = alphas
+    policy = OwnPolicy(
+        model, levels=None if diffused else lambda n: [0.99 - i / n for i in range(n)]
+    )
+    encoded = policy.encode(PROMPTS)
+    sigmas = policy.schedule(4).sigmas
+    x, prompt = torch.randn(4, 2, dtype=torch.float64), torch.tensor([0, 1, 0, 1])
+    sigma = torch.tensor(sigmas[:4], dtype=torch.float64)
+    with torch.no_grad():
+        found = policy.bind(encoded, steps=4)(x, sigma, prompt)
+        wanted = Points.forward(model, x, sigma, encoded.take(prompt).encoded)
+    assert torch.allclose(found, wanted, rtol=1e-9, atol=1e-9)
+    assert policy.proofs(PROMPTS, 4)
+
+
+def test_flow_velocity_is_the_same_of_both_states():
+    """epsilon and x0 are one number in flow states and in variance-preserving ones."""
+    x0, noise = torch.randn(2, 5, 2, dtype=torch.float64)
+    sigma = torch.linspace(0.1, 0.9, 5, dtype=torch.float64)
+    x = (1 - sigma[:, None]) * x0 + sigma[:, None] * noise
+    for kind, predicted in (("epsilon", noise), ("sample", x0)):
+        v = flow_velocity(kind, to_vp(x, sigma), predicted, sigma)
+        assert torch.allclose(v, noise - x0, atol=1e-12)
