@@ -19,13 +19,19 @@ demo: setup
 demo-text: setup
 	@$(BIN)/python scripts/demo_text.py
 
+# Shapes in signatures are checked at run time (jaxtyping, beartype) where the calculus is tested.
+# Checked everywhere, they take as long as everything else together.
+CALCULUS = tests/credit tests/losses tests/likelihoods tests/samplers tests/budget tests/recipes
+SHAPES = --jaxtyping-packages=samplers,rewards,flowrl,beartype.beartype
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
+
 test: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=30
+	@$(PYTEST) -n auto --durations=10 $(SHAPES) $(CALCULUS)
+	@$(PYTEST) -n auto --durations=30 $(CALCULUS:%=--ignore=%)
 
 # The calculus and the settings, while you write.
 quick: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu and not long' -n 2 --dist worksteal \
-		tests/credit tests/losses tests/likelihoods tests/samplers tests/settings tests/recipes
+	@$(PYTEST) -n 2 -m 'not slow and not gpu and not long' $(CALCULUS) tests/settings
 
 # The tests that import what differs from main.
 changed: setup

@@ -192,7 +192,7 @@ def test_a_run_leaves_the_process_as_it_was(
 
 
 def test_the_state_of_random_is_put_back() -> None:
-    before = random.getstate()  # not above: beartype draws from it under pytest
+    before = random.getstate()
     with pytest.raises(KeyError), untouched():
         random.random()
         raise KeyError

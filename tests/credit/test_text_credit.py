@@ -200,6 +200,7 @@ TREE_RULES = [
 ]
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000), st.booleans())
 def test_uniform_trees_by_ids_give_what_reshapes_give(seed, gaps):

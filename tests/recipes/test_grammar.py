@@ -113,6 +113,7 @@ def test_an_image_recipe_trains_with_parts_from_yaml(here: Path, capsys, parts: 
     assert "recipe" not in capsys.readouterr().out.split("changed since")[-1].split("\n")[0]
 
 
+@pytest.mark.long
 def test_python_and_the_command_line_say_the_same() -> None:
     credit = {"name": "pass_at_k", "k": 4}
     want = made(**GRPO, advantage=credit)

@@ -198,6 +198,7 @@ def test_a_damaged_prompt_file_is_one_sentence(tmp_path, name, data, message):
     assert isinstance(found, str) and re.search(message, found), found
 
 
+@pytest.mark.long
 def test_folders_that_are_no_data_set_are_refused_at_once(tmp_path):
     assert "without .jsonl" in str(prompts_of(tmp_path))
     for i in range(50):
@@ -218,6 +219,7 @@ def test_what_a_folder_holds_is_read_anew(tmp_path):
     assert PromptSet.read(str(tmp_path), "prompt", "x").texts == ("a red cat!",)
 
 
+@pytest.mark.long
 def test_formats_agree(tmp_path):
     from pyarrow import Table, parquet
 

@@ -52,6 +52,7 @@ def test_an_option_sets_its_value(words, where, value):
     assert node == value
 
 
+@pytest.mark.long
 def test_every_setting_of_every_recipe_can_be_set_to_its_own_value():
     for name, kind in RECIPE_SETTINGS.items():
         model = {"language": "p/q"} if name.startswith("text_") else {"pipeline": "p/q"}
