@@ -104,7 +104,7 @@ ROWS = (
     ("rec-ring", "flowrl/losses/off_policy.py", "return (below & above) | back", "return below & above",
      "language/test_whole_steps.py"),
     ("best-and", "flowrl/credit/selection.py", "left = mask & ~chosen", "left = mask",
-     "language/test_whole_steps.py"),
+     "credit/test_advantages.py"),
     ("calls-sorted", "flowrl/run/update/minibatches.py", "key=lambda n: (-width[n], n)", "key=lambda n: n",
      "run/test_text_calls.py"),
     ("calls-tokens", "flowrl/run/update/minibatches.py", "most = max(most, min(more, MOST_TEXTS))", "most = MOST_TEXTS",

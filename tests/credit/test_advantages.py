@@ -23,6 +23,7 @@ from flowrl.credit.comparisons import (
     TwoLevel,
     families,
 )
+from flowrl.credit.selection import BestAnd
 from flowrl.losses.ratio import clipped_surrogate
 from rewards import Scores
 from samplers import Chain, Columns, FlowSDE
@@ -244,6 +245,21 @@ def test_clip_and_rescale():
 def test_best_and_worst_are_told_apart_only_where_they_differ():
     got, _ = credit((BestWorst(),), torch.tensor([1.0, 3, 2, 5, 5, 5, NAN, 1, 2]), (3,))
     assert got[:, 0].tolist() == [-1, 1, 0, 0, 0, 0, 0, -1, 1]
+
+
+@pytest.mark.parametrize(
+    ("other", "kept"),
+    [
+        ("random", [[True, True, False], [True, True, False], [False, True, False]]),
+        ("worst", [[True, False, True], [True, True, False], [False, True, False]]),
+        ("none", [[True, False, False], [False, True, False], [False, True, False]]),
+    ],
+)
+def test_the_best_and_one_other_are_kept(other, kept):
+    """Also where the best is the first, and where it is alone."""
+    values = torch.tensor([3.0, 2, 1, 1, 4, 2, NAN, 5, NAN])
+    _, mask = credit((BestAnd(other),), values, (3,))
+    assert mask[:, 0].view(3, 3).tolist() == kept
 
 
 def test_parent_difference_by_hand():
