@@ -19,37 +19,9 @@ from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.session import Session
 from flowrl.run.update import ratio_check, update
-from tests.support import environments, runs, text_runs, tiny_lm
+from tests.support import every_recipe, runs, tiny_lm
 from tests.support.runs import opened
 
-TREE = {"length": 6, "roots": 3, "branch": 2, "at": [2]}
-SMALL: dict[str, dict[str, Any]] = {
-    "text_tree": TREE,
-    "text_spo_tree": TREE,
-    "text_tempo": TREE,
-    "text_treerl": {"length": 6, "roots": 3},
-    "text_stream": {"length": 6, "group": 1, "uncertain": False},
-    "text_riskpo": {"length": 6, "group": 6, "bundle": 3},
-    "awm": {"steps": 4, "group": 4, "levels_per_sample": 2},
-    "temp_flow": {"steps": 4, "roots": 2, "branch": 2},
-    "branch_grpo": {"steps": 4, "at": [0, 1]},
-    "branch_grpo_mix": {"steps": 4, "at": [0, 1]},
-    "mix_grpo": {"steps": 4, "group": 4, "window": 2},
-    "mix_grpo_flash": {"steps": 4, "group": 4, "window": 2},
-    "flow_grpo_fast": {"steps": 4, "group": 4, "window": 2},
-    "flow_dppo": {"steps": 4, "group": 4, "noisy": 1},
-    "dgpo": {"steps": 4, "group": 4, "levels_per_sample": 2},
-    "crd": {"steps": 4, "group": 4, "levels_per_sample": 2},
-    "g2rpo": {"steps": 4, "group": 4, "at": [0, 1]},
-    "euphonium": {"steps": 4, "group": 4, "first": 1},
-    "pro_grpo": {"steps": 4, "start": 6, "keep": [4], "at": [2]},
-    "potential_tree": {"steps": 4, "at": [0, 1]},
-}
-HIT = """
-def hit(samples):
-    return [float("a" in text) for text in samples.media]
-"""
-TURNS = ("text_gigpo", "text_turns", "text_rebn")
 ROUNDING = {"float32": 1e-6, "float64": 1e-12}  # of a gradient, as a share of its norm
 
 
@@ -63,21 +35,9 @@ def open_run(model, pipeline_folder, tmp_path, monkeypatch) -> Callable[..., Ses
     """(recipe, dtype, settings of `train`) -> a session of a tiny model."""
 
     def build(name: str, dtype: str, **train: Any) -> Session:
-        image = name in IMAGE_RECIPES
-        usual = {"steps": 4, "group": 4} if image else {"length": 6, "group": 6}
-        recipe = {"name": name, **SMALL.get(name, usual)}
-        if image:
-            tree = runs.tree(pipeline_folder, tmp_path, recipe, **train)
-        else:
-            tree = text_runs.tree(model, tmp_path, recipe, **train)
-            tree["model"]["lora"] = {"rank": 2, "alpha": 8}
-        if name == "text_pass_at_k":  # counts successes
-            (tmp_path / "hit.py").write_text(HIT)
-            tree["rewards"] = [{"name": f"{tmp_path / 'hit.py'}:hit"}]
-        if name in TURNS:
-            (tmp_path / "env.py").write_text(environments.GUESS)
-            tree["model"]["environment"] = {"name": f"{tmp_path / 'env.py'}:reply", "turns": 3}
-            tree["recipe"]["length"] = 16
+        tree = every_recipe.settings(
+            name, tmp_path, pipeline=pipeline_folder, language=model, **train
+        )
         tree["model"]["dtype"] = dtype
         return opened(tree, tmp_path)
 

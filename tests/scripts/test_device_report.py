@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,24 @@ import pytest
 import yaml
 
 from flowrl.paths import PROJECT
-from tests.support import runs
+from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
+from tests.support import every_recipe, runs, tiny_lm, tiny_pipelines_video
 from tests.support.pretended_cuda import compiled
 
+Reported = Callable[[str], dict[str, Any]]
 ALL_WEIGHTS = {"lora": None}
-KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # recipe, changes of the model
+IMAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # recipe, changes of the model
     "chain": ({"name": "flow_grpo", "steps": 3, "group": 2, "kl": 0.01}, {}),
     "tree": ({"name": "branch_grpo", "steps": 3, "at": [0, 1]}, ALL_WEIGHTS),
     "matching": ({"name": "nft", "steps": 2, "group": 2, "levels_per_sample": 1}, {}),
     "gradient": ({"name": "draft", "steps": 3, "group": 2, "last": 1}, ALL_WEIGHTS),
 }
+KINDS = (*IMAGES, "text")
+QUICK = "chain"  # starting a process of its own takes most of the time
+
+
+def params(*kinds: str) -> list[Any]:
+    return [pytest.param(k, marks=() if k == QUICK else pytest.mark.slow) for k in kinds]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,67 +39,82 @@ def _compiler():
         pytest.skip(str(error))
 
 
-def text_run() -> dict[str, Any]:
-    tree = yaml.safe_load((PROJECT / "configs/text_demo.yaml").read_text())
-    tree["recipe"] |= {"group": 4}
-    tree["prompts"] |= {"per_iteration": 2}
-    return tree
-
-
-def written(folder: Path, pipeline: Path, kind: str) -> Path:
-    recipe, model = KINDS[kind]
-    # the chain is drawn and scored in parts
-    train = {"updates": 2, "rows_per_call": 4} if kind == "chain" else {"updates": 1}
-    tree = runs.tree(pipeline, folder, recipe, self_test="off", **train)
-    tree["model"] |= model
-    path = folder / f"{kind}.yaml"
+def written(folder: Path, tree: dict[str, Any], name: str) -> Path:
+    path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(tree))
     return path
 
 
-def reports(*words: str | Path) -> list[dict[str, Any]]:
-    """The reports of runs, by one process."""
-    command = [sys.executable, "scripts/benchmarks/device_report.py", "--json", *map(str, words)]
+def settings(folder: Path, pipeline: Path, kind: str) -> dict[str, Any]:
+    if kind == "text":
+        tree = yaml.safe_load((PROJECT / "configs/text_demo.yaml").read_text())
+        tree["recipe"] |= {"group": 4}
+        tree["prompts"] |= {"per_iteration": 2}
+        return tree
+    recipe, model = IMAGES[kind]
+    # the chain is drawn and scored in parts
+    train = {"updates": 2, "rows_per_call": 4} if kind == "chain" else {"updates": 1}
+    tree = runs.tree(pipeline, folder, recipe, self_test="off", **train)
+    tree["model"] |= model
+    return tree
+
+
+def reports(*paths: Path) -> dict[str, dict[str, Any]]:
+    """The reports of runs by their names, of one process."""
+    command = [sys.executable, "scripts/benchmarks/device_report.py", "--json", *map(str, paths)]
     done = subprocess.run(
         command, cwd=PROJECT, env=runs.environment(), capture_output=True, text=True, check=False
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    assert lines, done.stderr[-3000:]
-    return [json.loads(line) for line in lines]
+    lines = map(json.loads, (line for line in done.stdout.splitlines() if line.startswith("{")))
+    found = {Path(each["run"]).stem: each for each in lines}
+    assert len(found) == len(paths), f"after {list(found)}: {done.stderr[-3000:]}"
+    return found
 
 
 @pytest.fixture(scope="module")
-def found(pipeline, tmp_path_factory) -> dict[str, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("reports")
-    text = folder / "text.yaml"
-    text.write_text(yaml.safe_dump(text_run()))
-    paths = [*(written(folder, pipeline, kind) for kind in KINDS), text]
-    return {Path(each["run"]).stem: each for each in reports(*paths)}
+def reported(pipeline, tmp_path_factory) -> Reported:
+    """The report of a kind's run. The quick one has a process of its own, the others share one."""
+    folder, kept = tmp_path_factory.mktemp("reports"), {}
+
+    def report(kind: str) -> dict[str, Any]:
+        if kind not in kept:
+            kinds = [QUICK] if kind == QUICK else [each for each in KINDS if each != QUICK]
+            paths = [written(folder, settings(folder, pipeline, k), k) for k in kinds]
+            kept.update(reports(*paths))
+        return kept[kind]
+
+    return report
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "text"])
-def test_no_operation_mixes_devices(found, kind):
-    assert found[kind]["mixes"] == 0, found[kind]["mixed"]
-    assert found[kind]["calls"]["sampling"] > 0 and found[kind]["calls"]["training"] > 0
-    assert found[kind]["live_bytes"] > 1e5
-    assert found[kind]["whole_iteration"]["float64"] == 0  # mps has none, and others are slow
+def whole(found: dict[str, Any]) -> None:
+    """No operation mixes devices, and the report has seen an iteration."""
+    assert found["mixes"] == 0, found["mixed"]
+    assert found["calls"]["sampling"] > 0 and found["calls"]["training"] > 0
+    assert found["live_bytes"] > 1e5
+    assert found["whole_iteration"]["float64"] == 0  # mps has none, and others are slow
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_sampling_waits_for_nothing_and_an_optimizer_step_once(found, kind):
+@pytest.mark.parametrize("kind", params(*KINDS))
+def test_no_operation_mixes_devices(reported, kind):
+    whole(reported(kind))
+
+
+@pytest.mark.parametrize("kind", params(*IMAGES))
+def test_sampling_waits_for_nothing_and_an_optimizer_step_once(reported, kind):
     """The step waits for the norm of its gradient; the iteration for its metrics, and for whether
     averages are still the trained weights."""
-    report = found[kind]
+    report = reported(kind)
     assert report["syncs_per_call"]["sampling"] == 0, report["by_line"]
     assert report["uploads_per_call"]["sampling"] == 0, report["by_line"]
     assert report["syncs_per_update"] <= 1 + 2 / report["updates"]
     assert report["pinned_per_call"]["sampling"] > 0  # noise does not block
 
 
-def test_texts_wait_once_a_token(found):
+@pytest.mark.slow
+def test_texts_wait_once_a_token(reported):
     """For the stopping check, with five checks of arguments in transformers' `generate` and a copy
     of the tokens. In training transformers asks once a call whether texts are packed."""
-    report = found["text"]
+    report = reported("text")
     calls = report["calls"]
     waits = {phase: round(report["syncs_per_call"][phase] * calls[phase]) for phase in calls}
     assert waits["sampling"] <= calls["sampling"] + 6, report["by_line"]
@@ -100,17 +124,46 @@ def test_texts_wait_once_a_token(found):
     assert not any("upload" in each for each in mine), mine
 
 
-@pytest.mark.parametrize(("kind", "most"), [("chain", 24), ("matching", 24), ("gradient", 16)])
-def test_a_sampling_call_has_few_operations_outside_of_the_network(found, kind, most):
-    assert found[kind]["kernels_per_call"]["sampling"] <= most, found[kind]["by_line"]
+MOST = {"chain": 24, "matching": 24, "gradient": 16}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_media_leave_the_device_once(found, kind):
-    media = [
-        line for line in found[kind]["by_line"] if line["line"].startswith("rewards/types.py:")
-    ]
+@pytest.mark.parametrize("kind", params(*MOST))
+def test_a_sampling_call_has_few_operations_outside_of_the_network(reported, kind):
+    found = reported(kind)
+    assert found["kernels_per_call"]["sampling"] <= MOST[kind], found["by_line"]
+
+
+@pytest.mark.parametrize("kind", params(*IMAGES))
+def test_media_leave_the_device_once(reported, kind):
+    found = reported(kind)
+    media = [line for line in found["by_line"] if line["line"].startswith("rewards/types.py:")]
     assert [line["download"] for line in media] == [1]
-    most = max(line.get("download_bytes", 0) for line in found[kind]["by_line"])
+    most = max(line.get("download_bytes", 0) for line in found["by_line"])
     assert media[0]["download_bytes"] == most
-    assert not any(line["line"].startswith("rewards/guard.py") for line in found[kind]["by_line"])
+    assert not any(line["line"].startswith("rewards/guard.py") for line in found["by_line"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [IMAGE_RECIPES, TEXT_RECIPES], ids=["images", "texts"])
+def test_no_recipe_mixes_devices(names, pipeline, tmp_path):
+    language = tiny_lm.write(tmp_path / "model")
+    paths = []
+    for name in names:
+        folder = tmp_path / name
+        folder.mkdir()
+        tree = every_recipe.settings(name, folder, pipeline=pipeline, language=language)
+        if name == "opd":
+            tree["teachers"] = {"folders": {"all": str(every_recipe.teacher(pipeline, folder))}}
+        paths.append(written(folder, tree, name))
+    for found in reports(*paths).values():
+        whole(found)
+
+
+@pytest.mark.slow
+def test_a_video_run_mixes_no_devices(tmp_path):
+    pipeline = tmp_path / "model"
+    tiny_pipelines_video.wan().save_pretrained(pipeline)
+    recipe = {"name": "flow_grpo", "steps": 3, "group": 2}
+    tree = runs.tree(pipeline, tmp_path, recipe, self_test="off")
+    tree["model"]["call"] = {"height": 16, "width": 16, "num_frames": 5}
+    whole(reports(written(tmp_path, tree, "video"))["video"])
