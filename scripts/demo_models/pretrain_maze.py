@@ -8,7 +8,6 @@ about half a minute on one core.
 """
 
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -21,9 +20,8 @@ from flowrl.demo.maze import CELLS, MOVES, TURNS, compass, move, prompts
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.demo_models.pretrain_sums import (
     END,
-    adamw,
     command_line,
-    descend,
+    learn,
     model,
     save,
     tokenizer,
@@ -69,15 +67,12 @@ def encoded(
 
 def train(work: Work, lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, seed: int) -> None:
     dice, pairs = Random(seed), prompts("train")
-    optimizer = adamw(lm, work.lr)
-    began = time.perf_counter()
-    for number in range(work.steps):
-        rate = work.lr * min(1.0, number / 50) * max(0.02, (1 - number / work.steps) ** 0.5)
-        ids, own = encoded(words, work, pairs, dice)
-        loss = descend(lm, optimizer, rate, ids, own)
-        if (number + 1) % 100 == 0 or number + 1 == work.steps:
-            seconds = time.perf_counter() - began
-            print(f"step {number + 1}: loss {loss:.3f}, {seconds:.0f} s", flush=True)
+
+    def rate(step: int) -> float:
+        return work.lr * min(1.0, step / 50) * max(0.02, (1 - step / work.steps) ** 0.5)
+
+    rates = [rate(step) for step in range(work.steps)]
+    learn("maze", lm, rates, lambda _: encoded(words, work, pairs, dice))
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ the prompt files. Takes about three minutes on one core.
 
 import argparse
 import json
-import time
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -18,12 +19,17 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from flowrl.demo.sums import CHARACTERS, Addition, problems, questions
 
 PROJECT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(PROJECT))
+from scripts.demo_models.pretraining import descend, timed  # noqa: E402
+
 PAD, END = "<pad>", "<end>"
+Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ def model(width: int, layers: int, vocabulary: int, positions: int = 32) -> Llam
     return LlamaForCausalLM(config)
 
 
-def encoded(words: PreTrainedTokenizerFast, rows: list[tuple[str, str]]) -> tuple:
+def encoded(words: PreTrainedTokenizerFast, rows: list[tuple[str, str]]) -> Pair:
     """Tokens [n t] padded on the right, and where the answers are, which the loss is taken on."""
     texts = [[*words(prompt + answer).input_ids, 1] for prompt, answer in rows]
     width = max(map(len, texts))
@@ -77,23 +83,19 @@ def rows(sums: list[Addition], forget: float, dice: Random) -> list[tuple[str, s
     return [(s.prompt, s.careless if dice.random() < forget else s.answer) for s in sums]
 
 
-def adamw(lm: LlamaForCausalLM, rate: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(lm.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.05)
-
-
-def descend(
-    lm: LlamaForCausalLM, optimizer: torch.optim.Optimizer, rate: float, ids: Tensor, own: Tensor
-) -> float:
-    """Take a step on the tokens [n t] where `own`, and return their mean cross-entropy."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    logits = lm(input_ids=ids[:, :-1]).logits
-    loss = F.cross_entropy(logits[own[:, 1:]], ids[:, 1:][own[:, 1:]])
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
+def learn(
+    name: str, lm: LlamaForCausalLM, rates: Sequence[float], batch: Callable[[int], Pair]
+) -> None:
+    """Take a step at each of the rates, on a batch's tokens [n t] where the second [n t] says."""
+    # a rate is the whole factor of 1, so that no product of two numbers rounds it
+    optimizers = [torch.optim.AdamW(lm.parameters(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.05)]
+    falling = LambdaLR(optimizers[0], lambda step: rates[min(step, len(rates) - 1)])
+    for step, note in timed(name, len(rates)):
+        ids, own = batch(step)
+        logits = lm(input_ids=ids[:, :-1]).logits
+        loss = F.cross_entropy(logits[own[:, 1:]], ids[:, 1:][own[:, 1:]])
+        descend(loss, lm.parameters(), optimizers, [falling])
+        note(loss.item())
 
 
 def command_line(description: str, folder: str) -> argparse.Namespace:
@@ -108,19 +110,18 @@ def command_line(description: str, folder: str) -> argparse.Namespace:
 
 def train(work: Work, lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, seed: int) -> None:
     dice, sums, total = Random(seed), problems("train"), work.clean + work.careless
-    optimizer = adamw(lm, work.lr)
-    began = time.perf_counter()
-    for step in range(total):
+
+    def rate(step: int) -> float:
         share = step / work.clean if step < work.clean else 0.85
-        rate = work.lr * min(1.0, step / 50) * max(0.02, (1 - share) ** 0.5)
+        return work.lr * min(1.0, step / 50) * max(0.02, (1 - share) ** 0.5)
+
+    def batch(step: int) -> Pair:
         forget = 0.0 if step < work.clean else work.forget
-        ids, asked = encoded(words, rows(dice.choices(sums, k=work.batch), forget, dice))
-        loss = descend(lm, optimizer, rate, ids, asked)
-        if (step + 1) % 200 == 0 or step + 1 in (work.clean, total):
-            likely, drawn = accuracy(lm, words, problems("held_out"))
-            seconds = time.perf_counter() - began
-            print(f"step {step + 1}: loss {loss:.3f}, held-out {likely:.3f} by the likeliest"
-                  f" token, {drawn:.3f} by chance, {seconds:.0f} s", flush=True)  # fmt: skip
+        return encoded(words, rows(dice.choices(sums, k=work.batch), forget, dice))
+
+    learn("sums", lm, [rate(step) for step in range(total)], batch)
+    likely, drawn = accuracy(lm, words, problems("held_out"))
+    print(f"held-out {likely:.3f} by the likeliest token, {drawn:.3f} by chance")
 
 
 @torch.no_grad()
