@@ -96,6 +96,14 @@ class Policies:
         self._placed = name
 
     @torch.no_grad()
+    def replace_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
+        """Copy whole weights into a policy, which is not in use."""
+        assert self.inside == "current" and not self.sharded
+        for key, p in (self.network if name == "current" else self._weights[name]).items():
+            p.copy_(weights[key])
+        self.changed()
+
+    @torch.no_grad()
     def publish(self) -> None:
         """Round the masters into the network after an optimizer step."""
         for name, p in self.network.items():

@@ -186,12 +186,11 @@ class SamplingPool:
     def prove(self) -> None:
         """Wait for a worker. Each is compared with this process before it is asked for samples:
         versions of packages, and one draw. UserError where they differ."""
-        session, learner = self.session, self.session.learner
+        session = self.session
         self._keep(-1)
         reference = ray.put(self.weights.pop(-1))
         self.joining = {each.trial.remote(-1, reference): each for each in self.actors}
-        with learner.policies.using(learner.algorithm.behaviour):
-            self.own = all_tensors(brought_to(trial(session), torch.device("cpu")))
+        self.own = all_tensors(brought_to(trial(session), torch.device("cpu")))
         self._join(self.settings.limit)
         away = "to the bit" if self.worst == 0 else f"but for {self.worst:.1e} of its size"
         compared = f"a first draw as here {away}" if self.own else "first draws not compared"

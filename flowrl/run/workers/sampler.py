@@ -56,13 +56,13 @@ class SamplingWorker:
         torch.set_num_threads(threads)
         self.version: int | None = None
         run = run_from(settings, "the run's settings")
-        folder = Path(tempfile.mkdtemp(prefix="flowrl-worker-"))
+        self.folder = tempfile.TemporaryDirectory(prefix="flowrl-worker-")  # goes with this process
+        folder = Path(self.folder.name)
         accelerator = Accelerator(cpu=on_cpu(run))
         learner = Learner.open(run, folder, accelerator)
-        sampling = replace(learner, algorithm=replace(learner.algorithm, behaviour="current"))
         rewards = load_rewards(run.rewards)
         self.session = Session(
-            learner=sampling,
+            learner=learner,
             folder=folder,
             accelerator=accelerator,
             prompts=run.prompts.read("train"),
@@ -81,11 +81,8 @@ class SamplingWorker:
         """Take the weights of a version, unless they are there."""
         if version == self.version:
             return
-        policies = self.session.learner.policies
-        with torch.no_grad():
-            for name, p in policies.network.items():
-                p.copy_(weights[name])
-        policies.changed()
+        learner = self.session.learner
+        learner.policies.replace_weights(learner.algorithm.behaviour, weights)
         self.version = version
 
     def sample(
@@ -112,6 +109,6 @@ def trial(session: Session) -> tuple[RolloutLike, ...]:
     if not cuttable(session, 0):
         return ()
     algorithm, seed = session.algorithm, session.run.train.seed
-    with torch.no_grad():
+    with torch.no_grad(), session.learner.policies.using(algorithm.behaviour):
         batch = session.learner.policy.open(*session.prompts.take((0,)), algorithm.steps)
         return tuple(batch.rollouts(algorithm.plan, (0,), seed=seed, iteration=0))
