@@ -127,7 +127,7 @@ class Matching:
         if self.paired:
             keep, kept = self.pairs(credit, kept, rollout.plan.group)
         kept = kept[:, None]
-        alike = self.unit if self.paired or self.same_noise else 1
+        alike = 2 if self.paired else 1  # rows of a group with the same noise share a key
         levels = self._levels(rollout, keep[::alike]).repeat_interleave(alike, 0)
         device, dtype = rollout.x0.device, rollout.x0.dtype
         at = sent(keep, device)

@@ -51,8 +51,6 @@ ROWS = (
     ("credit-even-depths", "flowrl/credit/steps.py", "weight = nodes**-self.power", "weight = nodes**self.power", FEEDBACK),
     ("matching-same-noise", "flowrl/likelihoods/matching.py", "place % self.together * self.same_noise",
      "0", FEEDBACK),
-    ("matching-same-level", "flowrl/likelihoods/matching.py",
-     "alike = self.unit if self.paired or self.same_noise else 1", "alike = 2 if self.paired else 1", FEEDBACK),
     ("plans-twins", "samplers/walk.py", "index = index if plan.noise_of is None else plan.noise_of", "pass", FEEDBACK),
     ("plans-granular", "samplers/placements.py", "*sigmas[k + 1 : -1 : grid]", "*sigmas[k + 1 : -1]", FEEDBACK),
     ("plans-merged", "samplers/placements.py", "*sigmas[: k + 1], *sigmas[end:]", "*sigmas[: k + 1], *sigmas[k + 1:]", FEEDBACK),

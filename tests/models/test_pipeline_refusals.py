@@ -18,6 +18,8 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call import checks, columns
+from flowrl.models.diffusers.call.proof_checks import check_states
+from flowrl.models.diffusers.call.scheduler_standin import Received
 from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy
@@ -306,3 +308,14 @@ def test_encodings_in_place_of_prompts_are_refused_without_their_numbers() -> No
     with pytest.raises(UserError, match="would apply to every prompt") as refused:
         policy(SQUARE | {"prompt_embeds": torch.randn(1, 7, 32)})
     assert "tensor([[" not in str(refused.value)
+
+
+def test_several_states_or_loops_are_refused() -> None:
+    def stepped(*rows: int) -> list[Received]:
+        return [Received(torch.zeros(n, 4), 0, torch.zeros(n, 4)) for n in rows]
+
+    check_states("P", stepped(3, 3), steps=2, visits=2, rows=3)
+    with pytest.raises(UserError, match=r"P steps \[3, 6\] states for 3 prompts"):
+        check_states("P", stepped(3, 6), steps=2, visits=2, rows=3)
+    with pytest.raises(UserError, match="4 times in 2 steps, but its loop 2 times"):
+        check_states("P", stepped(3, 3, 3, 3), steps=2, visits=2, rows=3)
