@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -118,6 +119,7 @@ class Sampling(Generic[R]):
     on_rollout  called with each rollout but the last, as soon as it is drawn
     on_part     called with each part of a single rollout as soon as it is drawn, if it is drawn in
                 parts; a part's `prompt` counts from the first of all draws
+    aside       entered around evaluations that no density is stored of: steps that no plan trains
     """
 
     keep_mean: bool = False
@@ -125,6 +127,7 @@ class Sampling(Generic[R]):
     slope: Callable[[R], Tensor] | None = None
     on_rollout: Callable[[R], None] | None = None
     on_part: Callable[[R], None] | None = None
+    aside: Callable[[], AbstractContextManager[None]] | None = None
 
     def announce(self, rollouts: Sequence[R], plans: int) -> None:
         """Call `on_rollout` with the newest rollout, unless it is the last plan's."""
@@ -161,7 +164,16 @@ def roll(
         return lambda plan, index, x0, prompt: of(_rollout(plan, x0, prompt, walk, (), index))
 
     ways = asked(sampling.score), asked(sampling.slope)
-    walk = Walk(velocity, latents, tuple(draws), (seed, iteration), sampling.keep_mean, *ways)
+    key, mean, aside = (seed, iteration), sampling.keep_mean, sampling.aside
+    walk = Walk(velocity, latents, tuple(draws), key, mean, *ways, aside)
+    whole = nullcontext()
+    if aside is not None and not any(step.train for plan in plans for step in plan.steps):
+        whole, walk = aside(), replace(walk, aside=None)
+    with whole:
+        return _rolled(plans, walk, sampling)
+
+
+def _rolled(plans: Sequence[Plan], walk: Walk, sampling: Sampling[Rollout]) -> tuple[Rollout, ...]:
     trunk = _Trunk.of(plans)
     rollouts: list[Rollout] = []
     for index, plan in enumerate(plans):

@@ -1,6 +1,7 @@
 """One step of a plan at a time: the core of `roll` and `steering`."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -92,6 +93,7 @@ class Walk:
     keep_mean: bool = False
     reward: Predicted | None = None  # of clean samples predicted on the way
     slope: Predicted | None = None  # of that reward in the clean samples [n *d]
+    aside: Callable[[], AbstractContextManager[None]] | None = None  # around untrained steps
 
     def prompt(self, x: Tensor) -> Int[Tensor, " n"]:
         rows = torch.arange(len(self.draws)).repeat_interleave(len(x) // len(self.draws))
@@ -120,6 +122,15 @@ class Walk:
 
     def advance(self, plan: Plan, index: int, k: int, at: State) -> tuple[State, Edges | None]:
         """Take step k: the next states, and the transitions if they are trained on."""
+        if self.aside is None or plan.steps[k].train:
+            return self.step(plan, index, k, at)
+        known = at.v
+        with self.aside():
+            after = self.step(plan, index, k, at)
+        at.v = known  # another plan may train on this state, and evaluates it by itself
+        return after
+
+    def step(self, plan: Plan, index: int, k: int, at: State) -> tuple[State, Edges | None]:
         if at.v is None:
             at.v = self.look(at.x, plan.steps[k].sigma)
         if plan.steps[k].noisy:

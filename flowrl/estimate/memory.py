@@ -135,8 +135,10 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
     own = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
     if m.lora is not None and m.lora.dtype == "bfloat16":
         own += BYTES["bfloat16"] * trained  # beside their masters
+    merges = m.lora is not None and m.lora.merge != "none"
     return {
         "trained model": model.trained * wide + model.buffers,
+        "merged weights": model.adapted * wide if merges else 0,
         "adapters" if m.lora is not None else "masters": own,
         "frozen parts": 0 if m.offload else sum(model.frozen.values()) * wide,
         "gradients": fine * trained,

@@ -36,6 +36,7 @@ class Sizes:
     """Sizes of a model and its rows, in numbers of weights or activations, not in bytes.
 
     adapters  weights per unit of rank
+    adapted   weights of the layers that have an adapter
     tokens    of a row, in the trained blocks; None for a model without tokens (a UNet)
     inside    inputs and outputs of the blocks' linears per token, over all blocks
     between   inputs of the blocks per token, over all blocks
@@ -73,6 +74,7 @@ class Sizes:
     largest: int = 0
     buffers: int = 0
     public: bool = False
+    adapted: int = 0
 
 
 def of(m: ModelSettings, length: int) -> Sizes | None:
@@ -102,7 +104,8 @@ def _language(described: Description, length: int) -> Sizes:
     targets = [x for x in model.modules() if isinstance(x, nn.Linear) and x is not head]
     trained = _count(model)
     sizes = Sizes(trained, {}, _ends(targets), PROMPT + length, **_work(model))
-    return replace(sizes, outside=_outside([model]), public=described.public)
+    more = {"public": described.public, "adapted": _weights(targets)}
+    return replace(sizes, outside=_outside([model]), **more)
 
 
 def _own(own: OwnModelSettings) -> Sizes | None:
@@ -115,9 +118,8 @@ def _own(own: OwnModelSettings) -> Sizes | None:
     linears = [x for root in roots for x in root.modules() if isinstance(x, nn.Linear)]
     trained, latent = sum(map(_count, roots)), math.prod(policy.row_shape)
     frozen = {"frozen modules": _count(policy.model) - trained}
-    return Sizes(
-        trained, frozen, _ends(linears), None, 0, 0, 0, outside=trained, latent=latent, media=latent
-    )
+    sizes = Sizes(trained, frozen, _ends(linears), None, 0, 0, 0, adapted=_weights(linears))
+    return replace(sizes, outside=trained, latent=latent, media=latent)
 
 
 def _pipeline(described: Description, m: ModelSettings) -> Sizes:
@@ -132,6 +134,7 @@ def _pipeline(described: Description, m: ModelSettings) -> Sizes:
         largest=max(map(_count, denoisers.values()), default=0),
         buffers=sum(buffer.nbytes for model in denoisers.values() for buffer in model.buffers()),
         adapters=_ends(targets),
+        adapted=_weights(targets),
         tokens=shape.tokens,
         text=_size("max_sequence_length", described, m) or 0,
         latent=shape.latent,
@@ -158,6 +161,10 @@ def _count(model: nn.Module) -> int:
 
 def _ends(linears: Iterable[nn.Linear]) -> int:
     return sum(linear.in_features + linear.out_features for linear in linears)
+
+
+def _weights(linears: Iterable[nn.Linear]) -> int:
+    return sum(linear.in_features * linear.out_features for linear in linears)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

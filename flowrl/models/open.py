@@ -37,6 +37,11 @@ def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Po
     return policy
 
 
+def compiles(run: Run, device: torch.device) -> bool:
+    """Whether `model.compile` asks for compiled blocks on this device."""
+    return run.model.compile is True or (run.model.compile == "auto" and device.type == "cuda")
+
+
 def set_tf32(allowed: bool | None, device: torch.device) -> None:
     """Allow or forbid TF32 on a CUDA device, for the whole process; None leaves it as it is."""
     if allowed is not None and device.type == "cuda":
@@ -68,7 +73,7 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
     savings.decoder(policy.pipe, tiling=m.vae.tiling, slicing=m.vae.slicing)
     if m.attention is not None:
         savings.attention(policy.denoisers, m.attention)
-    if m.compile:
+    if compiles(run, device):
         savings.compile_blocks(policy.denoisers)
     policy.guidance = Scales(policy.scale(m.guidance.sample), policy.scale(m.guidance.train))
     policy.encoding_cache = _kept_encodings(run)

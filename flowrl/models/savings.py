@@ -114,6 +114,18 @@ def compile_blocks(denoisers: Iterable[Any], backend: str = "inductor") -> None:
             block.compile(backend=backend)
 
 
+def uncompile(roots: Iterable[nn.Module]) -> None:
+    """Call all modules uncompiled again."""
+    for root in roots:
+        for module in root.modules():
+            module._compiled_call_impl = None
+
+
+def are_compiled(roots: Iterable[nn.Module]) -> bool:
+    modules = (module for root in roots for module in root.modules())
+    return any(module._compiled_call_impl is not None for module in modules)
+
+
 def outer_lists(denoiser: nn.Module) -> list[nn.ModuleList]:
     """Lists of blocks that are inside no other list."""
     lists = {n: m for n, m in denoiser.named_modules() if isinstance(m, nn.ModuleList)}

@@ -238,7 +238,7 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
         experience = collect_given(session, session.given, progress.iteration)
     if progress.optimizer_steps == 0:
         compare = partial(_check_ratio, session, experience)
-        with_smaller_calls(learner, session.terminal, compare)
+        experience = with_smaller_calls(learner, session.terminal, compare)
     t1 = time.perf_counter()
     take_steps = partial(_updated, session, experience, progress, keep_values)
     updated = with_smaller_calls(learner, session.terminal, take_steps)
@@ -257,9 +257,12 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
     return Iteration(progress.iteration, experience, updated, metrics)
 
 
-def _check_ratio(session: Session, experience: Experience) -> None:
+def _check_ratio(session: Session, experience: Experience) -> Experience:
+    learner, terminal = session.learner, session.terminal
     with session.parallel.together(), bounded_call("training"):
-        ratio_check.check_ratio(session.learner, experience, session.terminal)
+        experience = ratio_check.uncompiled_above(learner, experience, terminal)
+        ratio_check.check_ratio(learner, experience, terminal)
+    return experience
 
 
 def _updated(

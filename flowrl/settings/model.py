@@ -40,6 +40,9 @@ class Lora(Settings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the adapters' products. bfloat16, with model.dtype: bfloat16, is faster on a GPU and keeps
     no float32 copies of inputs; the optimizer steps float32 weights in both."""
+    merge: Literal["none", "evaluation", "untrained", "sampling"] = "none"
+    """Where adapters are merged into a second copy of the weights: in evaluations; also in steps of
+    sampling that no density is stored of; or in all sampling, with train.recompute_old."""
 
 
 class Vae(Settings):
@@ -124,8 +127,9 @@ class ModelSettings(Settings):
     vae: Vae = Vae()
     attention: str | None = None
     """Attention backend of diffusers: native, flash, flex, xformers, ..."""
-    compile: bool = False
-    """torch.compile of the denoiser's repeated blocks."""
+    compile: bool | Literal["auto"] = False
+    """torch.compile of the denoiser's repeated blocks. auto: on CUDA alone, until the first ratio
+    leaves its limit."""
     context_parallel: int = Field(default=1, ge=1)
     """Processes that share each call of the denoiser, with a part of its tokens each: for videos
     and images whose activations do not fit into one process."""
@@ -201,6 +205,16 @@ class ModelSettings(Settings):
             raise ValueError(
                 "offload_experts moves weights between calls, which is incompatible with "
                 f"{other}: leave one of the two out"
+            )
+        if self.offload_experts and self.lora is not None and self.lora.merge != "none":
+            raise ValueError(
+                "offload_experts moves weights between calls, which is incompatible with "
+                "lora.merge: leave one of the two out"
+            )
+        if self.server is not None and self.lora is not None and self.lora.merge != "none":
+            raise ValueError(
+                "lora.merge changes the model's own calls, and the server generates the samples: "
+                "leave it out"
             )
         if self.server is not None and self.server.sync == "lora" and self.lora is None:
             raise ValueError(

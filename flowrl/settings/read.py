@@ -10,6 +10,7 @@ from pydantic import ValidationError
 import rewards
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
+from flowrl.likelihoods.matching import Matching
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.checks import (
     check_bundles,
@@ -159,6 +160,7 @@ def check_plan(run: Run) -> None:
     except ValueError as error:
         raise UserError(f"recipe: {error}") from error
     run.workers.check(algorithm, run.budget != BudgetSettings(), run.recomputes_old)
+    _check_merging(run, algorithm)
     if run.model.sigmas is not None:
         _check_levels(run, algorithm)
     if run.train.updates > run.prompts.per_iteration * (algorithm.group if run.drawn else 1):
@@ -168,6 +170,21 @@ def check_plan(run: Run) -> None:
     check_kind(run, algorithm)
     check_bundles(run, algorithm)
     check_gradients(run, algorithm)
+
+
+def _check_merging(run: Run, algorithm: Algorithm) -> None:
+    merge = "none" if run.model.lora is None else run.model.lora.merge
+    if merge in ("untrained", "sampling") and algorithm.reward_gradient:
+        raise UserError(
+            f"model.lora.merge: {merge}: this recipe rebuilds its samples with gradients, which "
+            "merged adapters have none of; set merge: evaluation"
+        )
+    stored = not isinstance(algorithm.likelihood, Matching)
+    if merge == "sampling" and stored and not run.recomputes_old:
+        raise UserError(
+            "model.lora.merge: sampling stores log-densities of merged weights, whose rounding "
+            "training does not see; set train.recompute_old: true, or merge: untrained"
+        )
 
 
 def _check_levels(run: Run, algorithm: Algorithm) -> None:

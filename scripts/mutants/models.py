@@ -15,6 +15,8 @@ LATER = "models/test_proof_neighbours.py::test_the_states_dtype_after_the_first_
 EPSILON = "models/test_pipeline_epsilon.py"
 HYBRID = "models/test_hybrid.py::test_the_last_steps_are_the_bases"
 FORMATS = "models/test_lora_formats.py"
+MERGED = "models/test_merged.py"
+AUTO = "models/test_compile.py::test_auto_is_off_where_the_first_ratio_leaves_its_limit"
 
 ENCODED = "models/test_media_encoder.py"
 TOGETHER = "models/test_images_together.py"
@@ -57,6 +59,24 @@ ROWS = (
     ("hybrid-level", "flowrl/models/diffusers/hybrid.py", ".sigmas[steps - self.last]",
      ".sigmas[steps - self.last - 1]", HYBRID),
     ("hybrid-weights", "flowrl/models/diffusers/hybrid.py", "denoiser.disable_adapters()", "pass", HYBRID),
+    ("merge-restored", "flowrl/models/merged.py", "self._place(weights, own, merged=False)",
+     "self._place(weights, [w.data for w in weights], merged=False)", MERGED),
+    ("merge-finally", "flowrl/models/merged.py", "        finally:\n            self._place(",
+     "        except ZeroDivisionError:\n            pass\n        else:\n            self._place(", MERGED),
+    ("merge-scale", "flowrl/models/merged.py", ".mul_(layer.scaling[ADAPTER])", "", MERGED),
+    ("merge-stale", "flowrl/models/merged.py", "self._keeps, self._held = False, None", "self._keeps = False", MERGED),
+    ("merge-off", "flowrl/models/merged.py", "or all(layer.disable_adapters for layer in self.layers)", "", MERGED),
+    ("merge-stored", "samplers/walk.py", "if self.aside is None or plan.steps[k].train:", "if self.aside is None:",
+     f"{MERGED} samplers/test_roll.py"),
+    ("merge-trunk", "samplers/walk.py", "        at.v = known", "        pass",
+     "samplers/test_roll.py::test_a_velocity_beside_the_trained_steps_reaches_no_density"),
+    ("merge-old", "flowrl/settings/read.py", 'if merge == "sampling" and stored and not run.recomputes_old:',
+     "if False:", MERGED),
+    ("merge-counted", "flowrl/estimate/memory.py", "model.adapted * wide if merges", "0 if merges",
+     "run/test_memory.py::test_merged_weights_are_counted"),
+    ("compile-old", "flowrl/run/update/ratio_check.py", "    return replace(experience, rows=tuple(map(without_old, experience.rows)))",
+     "    return experience", f"{AUTO}"),
+    ("compile-floor", "flowrl/run/update/ratio_check.py", "    if floor <= most:", "    if True:", f"{AUTO}"),
     ("lora-fused-rows", "flowrl/models/diffusers/lora/lora_formats.py", "        row += height\n    return",
      "    return", FORMATS),
     ("lora-fused-ranks", "flowrl/models/diffusers/lora/lora_formats.py", "column += block.shape[1]", "pass", FORMATS),

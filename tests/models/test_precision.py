@@ -17,7 +17,7 @@ from flowrl.run.state.policies import Policies
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.update import minibatches as assignment
-from flowrl.run.update import update
+from flowrl.run.update import ratio_check, update
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
 from tests.support import runs
@@ -194,3 +194,31 @@ def test_tf32_is_set_on_cuda_alone():
         assert after(False, "cuda") == (False, False)
     finally:
         matmul.allow_tf32, convolution.allow_tf32 = before
+
+
+@pytest.mark.slow
+def test_bfloat16_adapters_start_at_ratio_one_with_float32_gradients_to_rounding(
+    pipeline, tmp_path, capsys
+):
+    """The gradients of one update, of adapters that add something, beside float32 adapters'."""
+    found, floors = [], []
+    for dtype in ("float32", "bfloat16"):
+        recipe = runs.FLOW_GRPO | {"kl": 0.01}
+        tree = runs.tree(pipeline, tmp_path, recipe, recompute_old=False)
+        tree["model"] |= {"dtype": "bfloat16", "lora": {"rank": 4, "alpha": 8, "dtype": dtype}}
+        kept = runs.opened(tree, tmp_path)
+        draws = torch.Generator().manual_seed(1)
+        for name, p in kept.learner.policies.parameters.items():
+            assert p.dtype == torch.float32
+            if ".lora_B." in name:
+                p.data = 0.1 * torch.randn(p.shape, generator=draws)
+        kept.learner.policies.publish()
+        experience = collect(kept, 0)
+        floors.append(ratio_check.check_ratio(kept.learner, experience, kept.terminal))
+        for share in assignment.shares_of(kept.learner, experience, 0):
+            update.add_gradients(kept.learner, experience, share, None, update.Tally(), None)
+        grads = [p.grad for p in kept.learner.policies.parameters.values()]
+        found.append(torch.cat([grad.flatten() for grad in grads if grad is not None]))
+    assert max(floors) < 0.01, floors
+    assert float((found[1] - found[0]).norm() / found[0].norm()) < 0.05  # 0.024 seen
+    assert "stored log-densities recomputed" in capsys.readouterr().out

@@ -149,6 +149,17 @@ def test_weights_gradients_and_optimizer_are_counted(pipeline, tmp_path) -> None
             t.nbytes for weights in policies._weights.values() for t in weights.values()
         )
         assert found.parts["masters" if lora is None else "adapters"] == fine * trained
+        assert found.parts["merged weights"] == 0
+
+
+def test_merged_weights_are_counted(pipeline, tmp_path) -> None:
+    tree = runs.tree(pipeline, tmp_path, runs.NFT)
+    tree["model"] |= {"lora": {"rank": 4, "alpha": 8, "merge": "untrained"}, "dtype": "bfloat16"}
+    kept = runs.opened(tree, tmp_path)
+    merging, found = kept.learner.merging, memory.estimate(kept.run)
+    with merging.merged():
+        held = [layer.get_base_layer().weight.nbytes for layer in merging.layers]
+    assert found is not None and found.parts["merged weights"] == sum(held) > 0
 
 
 def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -> None:

@@ -7,6 +7,7 @@ from torch import nn
 
 from flowrl.algorithm import Average, Decay
 from flowrl.models.adapters import adapter_switch
+from flowrl.run.state import policies as policies_module
 from flowrl.run.state.policies import Policies
 
 
@@ -102,3 +103,30 @@ def test_policies_follow_each_other_where_the_start_is_the_network_without_adapt
             for name in (first, second, first, second, "current"):
                 kept.put(name)
                 assert module(x).item() == values[name], (first, second, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_differences_of_many_tensors_are_found_in_few_kernels(dtype: torch.dtype):
+    own = [torch.randn(3, k + 1).to(dtype) for k in range(2 * policies_module.TOGETHER + 3)]
+    pairs = [(p, p.float()) for p in own]
+    assert not policies_module._differences(pairs).any()
+    assert policies_module.same_values(own, [w for _, w in pairs])
+    for place in (0, policies_module.TOGETHER, len(own) - 1):
+        for value in (1.0, torch.nan, torch.inf):
+            other = [(p, w.clone()) for p, w in pairs]
+            other[place][1][-1, 0] += value
+            assert policies_module._differences(other).ne(0).nonzero().tolist() == [[place]]
+            assert not policies_module.same_values(own, [w for _, w in other])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masters_are_rounded_into_the_network_by_one_call(dtype: torch.dtype, monkeypatch):
+    module, calls = nn.Sequential(*(nn.Linear(2, 2, dtype=dtype) for _ in range(5))), []
+    kept, copy = Policies(dict(module.named_parameters())), torch._foreach_copy_
+    for p in kept.parameters.values():
+        p.data = torch.randn(p.shape)
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda *a: calls.append(len(a[0])) or copy(*a))
+    kept.publish()
+    assert calls == [10]
+    for name, p in module.named_parameters():
+        assert torch.equal(p, kept.parameters[name].to(dtype))

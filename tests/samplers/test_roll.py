@@ -1,3 +1,4 @@
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
@@ -25,7 +26,7 @@ from samplers import (
     roll,
 )
 from samplers.noise import generator, normal
-from samplers.plan import steps_of
+from samplers.plan import Step, steps_of
 from samplers.solvers import Past, Point
 from tests.samplers.test_kernels import terminal_variance
 from tests.support.levels import shifted_levels
@@ -246,3 +247,34 @@ def test_draws_must_be_some_and_different():
     for draws, message in (([], "at least one draw"), ([3, 3], "the same id twice")):
         with pytest.raises(ValueError, match=message):
             roll((plan,), gaussian_velocity, TWO, draws, seed=0, iteration=0)
+
+
+def test_a_velocity_beside_the_trained_steps_reaches_no_density():
+    """Two plans share their first state; the first one takes its step without a density."""
+    steps = lambda train: tuple(
+        Step(a, b, noisy=k in train, train=k in train) for k, (a, b) in enumerate(pairwise(SIGMAS))
+    )
+    plans = [Plan(steps(train), SDE, roots=2) for train in ({1}, {0}, {2, 3})]
+    inside, calls = [False], []
+
+    def velocity(x, sigma, prompt):
+        calls.append(inside[0])
+        return gaussian_velocity(x, sigma, prompt) + 5.0 * inside[0]
+
+    @contextmanager
+    def aside():
+        assert not inside[0]
+        inside[0] = True
+        yield
+        inside[0] = False
+
+    options = Sampling(keep_mean=True, aside=aside)
+    found = roll(plans, velocity, TWO, (0, 1), seed=0, iteration=0, sampling=options)
+    for edge in (edge for rollout in found for edge in rollout.edges):
+        at, to = (torch.full((4,), SIGMAS[k]) for k in (edge.step, edge.step + 1))
+        v = gaussian_velocity(edge.x, at, edge.prompt)
+        torch.testing.assert_close(edge.mean, SDE.bound(SIGMAS)(edge.x, v, at, to).mean)
+    assert any(calls) and not all(calls)
+    calls.clear()
+    roll([Ode(2)(SIGMAS, 0, 0)[0]], velocity, TWO, (0,), seed=0, iteration=0, sampling=options)
+    assert all(calls) and not inside[0]

@@ -179,7 +179,8 @@ def evaluate_held_out(
     trial = Trial.of(prompts, e.samples, e.per_prompt, steps, e.seed)
     mine, counts = parallel.share(len(trial.rows))
     with parallel.together():
-        with learner.policies.using(evaluated(learner.run)):
+        using = learner.policies.using(evaluated(learner.run))
+        with using, learner.merging.evaluation():
             drawn = draw_trial(learner.evaluator, trial.part(mine))
         scores = score_once(parallel, judges, drawn.samples)
         more = Attempts.of(e).columns(judges, drawn.samples, scores)

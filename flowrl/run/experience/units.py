@@ -113,9 +113,10 @@ def sample_unit(
             slope = guiding.on_the_way
         keep = algorithm.likelihood.keep_mean
         sampling = Sampling(keep, lookahead, slope, ahead.on_rollout, parts)
-        seed = session.run.train.seed
+        seed, merging = session.run.train.seed, session.learner.merging.sampling()
         behaving = session.learner.policies.using(algorithm.behaviour)
-        with behaving, timed(seconds, "sample"), bounded_call("sampling"):
+        with behaving, merging as aside, timed(seconds, "sample"), bounded_call("sampling"):
+            sampling = replace(sampling, aside=aside)
             rollouts = batch.rollouts(
                 algorithm.plan, unit.ids, seed=seed, iteration=iteration, sampling=sampling
             )

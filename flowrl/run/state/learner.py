@@ -7,7 +7,10 @@ import torch
 from accelerate import Accelerator
 
 from flowrl.algorithm import Algorithm
+from flowrl.errors import UserError
+from flowrl.models import savings
 from flowrl.models.adapters import adapter_switch
+from flowrl.models.merged import MergedAdapters
 from flowrl.models.open import DTYPES, call_sizes, evaluation_policy, open_model
 from flowrl.models.policy import Policy
 from flowrl.models.precision import scaler
@@ -36,11 +39,18 @@ class Learner:
     policies: Policies
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler  # of losses; does nothing unless the network is float16
+    merging: MergedAdapters
 
     @classmethod
     def open(cls, run: Run, folder: Path, accelerator: Accelerator) -> "Learner":
         """Load and shard the model. UserError for a model or processes that cannot run."""
         how = sharding(accelerator)  # before weights are loaded, since it may refuse
+        merge = "none" if run.model.lora is None else run.model.lora.merge
+        if how is not None and merge != "none":
+            raise UserError(
+                f"model.lora.merge: {merge} needs whole weights, and FSDP2 shards them: leave it "
+                "out"
+            )
         context_parallel.refuse_model(run.model, accelerator.num_processes)
         algorithm = run.algorithm()
         policy = load_policy(run, accelerator.device, folder)
@@ -58,7 +68,9 @@ class Learner:
         parallel.follow(policies)
         optimizer = optimizers.build(run.train, policies.parameters.values())
         losses = scaler(accelerator.device, DTYPES[run.model.dtype])
-        return cls(run, algorithm, parallel, policy, evaluator, policies, optimizer, losses)
+        merging = MergedAdapters.of(policy.roots(), merge)
+        models = policy, evaluator, policies
+        return cls(run, algorithm, parallel, *models, optimizer, losses, merging)
 
     def __str__(self) -> str:
         """Device, precision and trained parameters in one line."""
@@ -68,9 +80,11 @@ class Learner:
         trained = sum(p.numel() for p in self.policies.network.values())
         whole = sum(p.numel() for root in self.policy.roots().values() for p in root.parameters())
         how = "all weights" if m.lora is None else f"LoRA of rank {m.lora.rank}"
+        off = m.compile == "auto" and not savings.are_compiled(self.policy.roots().values())
+        compiled = f"; model.compile: auto is off on {device}" if off else ""
         return (
             f"device {device}{name}, {m.dtype}{tf32}; trained: {how}, {trained / 1e6:.4g} of "
-            f"{whole / 1e6:.4g} million parameters"
+            f"{whole / 1e6:.4g} million parameters{compiled}"
         )
 
 

@@ -5,6 +5,7 @@ other values in the trainable parameters: adapters, or all weights. `using(name)
 out, so the reference of a LoRA run costs one adapter, not a second model.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -18,6 +19,7 @@ from flowrl.models.shards import local_shard
 from flowrl.processes.sharding import full, like
 
 NamedWeights = dict[str, Tensor]
+TOGETHER = 64  # tensors of one comparison, which makes a copy of them
 
 
 class Policies:
@@ -106,9 +108,12 @@ class Policies:
     @torch.no_grad()
     def publish(self) -> None:
         """Round the masters into the network after an optimizer step."""
-        for name, p in self.network.items():
-            if p is not self.parameters[name]:
-                p.copy_(self.parameters[name])
+        halves = [name for name, p in self.network.items() if p is not self.parameters[name]]
+        if halves:
+            network, own = self.local(self.network), self.local(self.parameters)
+            torch._foreach_copy_(  # type: ignore[reportPrivateImportUsage]
+                [network[name].detach() for name in halves], [own[name].detach() for name in halves]
+            )
         self.changed()
 
     @torch.no_grad()
@@ -129,9 +134,8 @@ class Policies:
 
     def _is_current(self, name: str) -> bool:
         weights = self.local(self._weights[name])
-        own = self.local(self.network).items()
-        same = [(p == weights[key].to(p.dtype)).all() for key, p in own]
-        return bool(torch.stack(same).all())
+        own = self.local(self.network)
+        return same_values(list(own.values()), [weights[key] for key in own])
 
     def state(self) -> dict[str, Tensor]:
         """CPU copies of all weights as `policy/parameter` -> whole tensor, except the start and
@@ -170,6 +174,26 @@ class Policies:
             for name, slow in self._weights[average.name].items():
                 slow.copy_(like(state[f"{average.name}/{name}"], slow))
         self.publish()
+
+
+def same_values(own: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Whether tensors are equal once `other` is rounded to their types. A GPU compares TOGETHER of
+    them in two kernels, and is waited for once."""
+    pairs = [(p.detach(), w.detach()) for p, w in zip(own, other, strict=True) if p.numel()]
+    if all(p.device.type == "cpu" for p, _ in pairs):  # needs no copy
+        return all(bool((p == w.to(p.dtype)).all()) for p, w in pairs)
+    return not bool(_differences(pairs).ne(0).any())
+
+
+def _differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The largest difference of each pair of tensors, in the first one's type."""
+    largest: list[Tensor] = []
+    for k in range(0, len(pairs), TOGETHER):
+        mine = [p for p, _ in pairs[k : k + TOGETHER]]
+        theirs = [w.to(p.dtype) for p, w in pairs[k : k + TOGETHER]]
+        apart = torch._foreach_sub(mine, theirs)  # type: ignore[reportPrivateImportUsage]
+        largest += torch._foreach_norm(apart, math.inf)  # type: ignore[reportPrivateImportUsage]
+    return torch.stack([each.float() for each in largest])
 
 
 def _adds_nothing(network: Mapping[str, Tensor]) -> bool:

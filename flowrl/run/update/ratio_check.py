@@ -1,9 +1,13 @@
 """Self-check before the first update: the trainer must see the densities that the sampler saw."""
 
+from dataclasses import replace
+
 import torch
 
 from flowrl.errors import UserError
+from flowrl.likelihoods.rows import without_old
 from flowrl.losses.base import ClipsRatio
+from flowrl.models import savings
 from flowrl.run.experience.collect import Experience
 from flowrl.run.state.learner import Learner
 from flowrl.run.update.minibatches import share_of
@@ -30,6 +34,30 @@ def noise_floor(learner: Learner, experience: Experience) -> float | None:
         difference = float(likelihood.log_ratio(again, rows.old, rows).abs().max())
         largest = max(difference, largest or 0.0)
     return largest
+
+
+def uncompiled_above(learner: Learner, experience: Experience, terminal: Terminal) -> Experience:
+    """Stop compiling by `model.compile: auto` where the noise floor is above the clip range.
+
+    The rows of this iteration, which compiled blocks sampled, then lose their stored densities: the
+    update recomputes them.
+    """
+    roots = learner.policy.roots().values()
+    if learner.run.model.compile != "auto" or not savings.are_compiled(roots):
+        return experience
+    own = None if experience.reward_path is not None else noise_floor(learner, experience)
+    floor = max((each for each in learner.parallel.every(own) if each is not None), default=0.0)
+    loss = learner.algorithm.loss
+    most = min(loss.clip) if isinstance(loss, ClipsRatio) else UNCLIPPED
+    most *= FAR_ABOVE_CLIP if learner.run.recomputes_old else 1
+    if floor <= most:
+        return experience
+    savings.uncompile(roots)
+    terminal.say(
+        f"model.compile: auto: off, since compiled blocks move log-densities by {floor:.1e}, which "
+        f"is above {most:g}; this iteration's old log-densities are recomputed"
+    )
+    return replace(experience, rows=tuple(map(without_old, experience.rows)))
 
 
 def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) -> float | None:
