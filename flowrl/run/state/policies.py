@@ -191,8 +191,8 @@ def _differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     for k in range(0, len(pairs), TOGETHER):
         mine = [p for p, _ in pairs[k : k + TOGETHER]]
         theirs = [w.to(p.dtype) for p, w in pairs[k : k + TOGETHER]]
-        apart = torch._foreach_sub(mine, theirs)  # type: ignore[reportPrivateImportUsage]
-        largest += torch._foreach_norm(apart, math.inf)  # type: ignore[reportPrivateImportUsage]
+        gaps = torch._foreach_sub(mine, theirs)  # type: ignore[reportPrivateImportUsage]
+        largest += torch._foreach_norm(gaps, math.inf)  # type: ignore[reportPrivateImportUsage]
     return torch.stack([each.float() for each in largest])
 
 
