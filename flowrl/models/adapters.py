@@ -2,11 +2,12 @@
 switch that turns them off, so that a call costs what it costs the base model."""
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+from peft import PeftConfig, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save_file
 from torch import nn
@@ -58,7 +59,17 @@ def save_adapters(model: Any, folder: Path) -> None:
     state = get_peft_model_state_dict(model, adapter_name=ADAPTER)
     tensors = {f"base_model.model.{name}": t.contiguous() for name, t in state.items()}
     save_file(tensors, folder / ADAPTER_WEIGHTS)
-    model.peft_config[ADAPTER].save_pretrained(folder)
+    in_order(model.peft_config[ADAPTER]).save_pretrained(folder)
+
+
+def in_order(config: PeftConfig) -> PeftConfig:
+    """The same settings with lists for sets, whose order in a file would be of the process: the
+    same run writes the same bits."""
+    made = copy(config)
+    for name, value in vars(config).items():
+        if isinstance(value, set):
+            setattr(made, name, sorted(value))
+    return made
 
 
 def load_adapters(model: Any, folder: Path) -> None:

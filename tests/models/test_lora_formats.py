@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file
 from torch import nn
 
 from flowrl.errors import UserError
+from flowrl.models.adapters import in_order
 from flowrl.models.diffusers.lora import lora, lora_formats
 from flowrl.models.diffusers.lora.lora_formats import (
     AdapterLayers,
@@ -148,3 +150,10 @@ def test_reading_back_sees_a_wrong_file(tmp_path, monkeypatch: pytest.MonkeyPatc
     write_adapter(tmp_path / "wrong", adapter, denoiser, "kohya")
     with pytest.raises(UserError, match="differs from the adapter"):
         check_written(tmp_path / "wrong", adapter, denoiser, "kohya")
+
+
+def test_the_order_of_a_set_is_not_in_the_file():
+    names = ["to_v", "to_k", "to_q", "ff"]
+    config = LoraConfig(target_modules=names)
+    assert isinstance(config.target_modules, set)  # of strings: another order in every process
+    assert in_order(config).to_dict() == config.to_dict() | {"target_modules": sorted(names)}

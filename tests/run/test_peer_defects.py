@@ -29,7 +29,6 @@ from flowrl.run.state.session import Session
 from flowrl.run.state.signals import Interrupt
 from flowrl.run.train import iterate
 from flowrl.settings.read import override, read_run
-from rewards import Samples
 from samplers import Latents, Ode, roll
 from tests.support import runs
 from tests.support.runs import flowrl, lines
@@ -137,8 +136,6 @@ def test_05_ids_beyond_what_a_float_tells_apart():
     (rollout,) = roll(plans, gaussian_velocity, Latents((3,)), draws.ids, seed=0, iteration=0)
     assert len({tuple(row) for row in rollout.x0.tolist()}) == 4
     assert rollout.draws == draws.ids and rollout.prompt.dtype == torch.int64
-    with pytest.raises(Exception, match="group"):
-        Samples(torch.zeros(2, 3, 4, 4), ["a", "b"], torch.zeros(2))  # float numbers of groups
 
 
 def test_06_a_score_that_is_not_a_number_spoils_nothing(pipeline, tmp_path):

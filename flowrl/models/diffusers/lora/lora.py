@@ -16,7 +16,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from flowrl.errors import UserError
-from flowrl.models.adapters import ADAPTER
+from flowrl.models.adapters import ADAPTER, in_order
 from samplers.noise import generator
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that load_lora_weights looks for
@@ -110,7 +110,7 @@ def save_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> No
             # without this metadata a reader takes alpha to be the rank
             place = f"{slot or name}_lora_adapter_metadata"
             if place in takes:
-                given[place] = denoiser.peft_config[ADAPTER].to_dict()  # type: ignore
+                given[place] = in_order(denoiser.peft_config[ADAPTER]).to_dict()  # type: ignore
         pipe.save_lora_weights(folder, weight_name=weight_name, **given)
 
 
