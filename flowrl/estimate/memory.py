@@ -128,7 +128,7 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
     algorithm = run.algorithm()
     kept = len(run.averages(algorithm)) * fine * trained
     # the start of adapters is the base itself, with them off
-    start = "ref" in algorithm.roles and (m.lora is None or m.compile)
+    start = "ref" in algorithm.roles and (m.lora is None or bool(m.compile))
     teachers = 0 if run.teachers is None else len(run.teachers.folders)
     for _ in range(start + teachers):
         kept += trained * (wide if m.lora is None else fine)

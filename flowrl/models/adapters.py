@@ -59,7 +59,7 @@ def save_adapters(model: Any, folder: Path) -> None:
     state = get_peft_model_state_dict(model, adapter_name=ADAPTER)
     tensors = {f"base_model.model.{name}": t.contiguous() for name, t in state.items()}
     save_file(tensors, folder / ADAPTER_WEIGHTS)
-    in_order(model.peft_config[ADAPTER]).save_pretrained(folder)
+    in_order(model.peft_config[ADAPTER]).save_pretrained(str(folder))
 
 
 def in_order(config: PeftConfig) -> PeftConfig:

@@ -52,6 +52,7 @@ def set_tf32(allowed: bool | None, device: torch.device) -> None:
 def _pipeline(run: Run, device: torch.device) -> Policy:
     from flowrl.models import savings
     from flowrl.models.diffusers.batch import Scales
+    from flowrl.models.diffusers.call.image_shapes import sized_by_images
     from flowrl.models.diffusers.call.user_levels import UserLevels
     from flowrl.models.diffusers.policy import PipelinePolicy
 
@@ -78,6 +79,8 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
     policy.guidance = Scales(policy.scale(m.guidance.sample), policy.scale(m.guidance.train))
     policy.encoding_cache = _kept_encodings(run)
     policy.storage = _storage(run)
+    if sized_by_images(policy.loop) and run.prompts.on_disk("train"):
+        policy.check_rows(run.prompts.read("train").meta)  # sizes of calls rest on the latents'
     return policy
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -285,16 +284,53 @@ def test_a_driven_call_leaves_its_modules_as_they_were() -> None:
     assert own(sd3(), latents, SQUARE).shape == (2, 3, 16, 16)
 
 
-def test_images_of_a_size_that_no_argument_sets_are_refused_or_given() -> None:
+SIZED_BY_IMAGES = {  # latents of a 48 x 48 image
+    "StableDiffusionImg2ImgPipeline": (4, 24, 24),
+    "StableDiffusionInstructPix2PixPipeline": (4, 24, 24),
+}
+MORE_SIZED_BY_IMAGES = {
+    "AltDiffusionImg2ImgPipeline": (4, 24, 24),
+    "HunyuanVideo15ImageToVideoPipeline": (4, 5, 8, 8),
+    "Kandinsky3Img2ImgPipeline": (4, 24, 24),
+    "LatentConsistencyModelImg2ImgPipeline": (4, 24, 24),
+    "LongCatImageEditPipeline": (16, 64),  # one area, whatever the image's
+    "QwenImageLayeredPipeline": (80, 16),  # likewise
+    "StableDiffusionDepth2ImgPipeline": (4, 24, 24),
+    "StableDiffusionPAGImg2ImgPipeline": (4, 24, 24),
+    "StableDiffusionXLImg2ImgPipeline": (4, 24, 24),
+    "StableDiffusionXLPAGImg2ImgPipeline": (4, 24, 24),
+    "VideoToVideoSDPipeline": (9, 4, 24, 24),
+}
+
+
+def resized(value: Any, size: tuple[int, int]) -> Any:
+    return [each.resize(size) for each in value] if isinstance(value, list) else value.resize(size)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *SIZED_BY_IMAGES.items(),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_SIZED_BY_IMAGES.items()),
+    ],
+)
+def test_latents_have_the_shape_of_the_rows_images_where_no_argument_sets_it(
+    name: str, shape: tuple[int, ...]
+) -> None:
     """Image to image makes latents of its image's shape, which a placeholder cannot know."""
-    pipe = zoo("StableDiffusionImg2ImgPipeline").pipe
-    (small, wide) = (Image.new("RGB", size, "red") for size in ((48, 48), (96, 48)))
-    made = PipelinePolicy(pipe, call={"strength": 0.8})
-    with pytest.raises(UserError, match=r"of the batch: .*no height and width.*model.call.image"):
-        made.check_rows([{"image": small}, {"image": small}])
-    sized = PipelinePolicy(pipe, call={"strength": 0.8, "image": small})
-    rows = [{"image": small}, {"image": small.copy()}]
-    sized.check_rows(rows)
-    sized.prove(PROMPTS, steps=STEPS, guidance=4.5, meta=rows)
-    with pytest.raises(UserError, match="prompt 2 of the batch"):
-        sized.check_rows([{"image": small}, {"image": wide}])
+    given = zoo(name)
+    made = PipelinePolicy(given.pipe, call=given.call)
+    images, found = made.loop.traits.required, []
+    for size in ((48, 48), (96, 48), (48, 96), (64, 48), (48, 64)):
+        rows = [{key: resized(value, size) for key, value in images.items()}] * 2
+        made.check_rows(rows)
+        made.prove(PROMPTS, steps=STEPS, guidance=4.5 if made.loop.guidance else None, meta=rows)
+        found.append(made.shape(STEPS))
+        assert made.encode(PROMPTS, rows) and made.shape(STEPS) == found[-1]
+    assert found[0] == shape
+    if shape[-1] == 24:
+        rows = [
+            {key: resized(images[key], size) for key in images} for size in ((48, 48), (96, 48))
+        ]
+        with pytest.raises(UserError, match=r"prompt 2 of the batch: .*give all images one size"):
+            made.check_rows(rows)

@@ -21,7 +21,7 @@ from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
 from flowrl.models.diffusers.call.driver import DENOISERS
 from flowrl.models.diffusers.call.experts import RestingExperts
-from flowrl.models.diffusers.call.image_shapes import check_image_sizes
+from flowrl.models.diffusers.call.image_shapes import fit_images
 from flowrl.models.diffusers.call.neutral import neutral_scale
 from flowrl.models.diffusers.call.offload import OffloadedParts, placed_parts
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
@@ -159,8 +159,16 @@ class PipelinePolicy:
     def check_rows(self, meta: Sequence[Mapping[str, Any]]) -> None:
         """UserError for rows of prompt files that cannot share a batch."""
         self.loop.missing.check(self.loop.traits, meta)
-        check_image_sizes(self.loop, meta)
+        self._extras(meta, [""] * len(meta))
         self.frozen.rest()
+
+    def _extras(
+        self, meta: Sequence[Mapping[str, Any]], prompts: Sequence[str]
+    ) -> tuple[Extra, ...]:
+        """Arguments of each row, to whose images the form of latents is fitted."""
+        extras = self.loop.extras(meta, prompts)
+        fit_images(self.loop, extras, columns.places(meta) if meta else prompts)
+        return extras
 
     def encode(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]] = ()
@@ -170,7 +178,7 @@ class PipelinePolicy:
         `meta` are the prompts' rows of their file: columns named as the pipeline's own arguments
         (negative_prompt, image) are conditioning too.
         """
-        extras = self.loop.extras(meta, prompts)
+        extras = self._extras(meta, prompts)
         assert not extras or len(extras) == len(prompts)
         given = self.loop.encode, prompts, extras
         if self.encoding_cache is None:
@@ -273,7 +281,7 @@ class PipelinePolicy:
         """
         prompts, meta = [*prompts, *prompts][:2], [*meta, *meta][:2]
         extras = columns.extras(meta, self.loop.driver.parameters)
-        extras = self.loop.extras(meta, prompts) if extras else ()
+        extras = self._extras(meta, prompts) if extras else ()
         return self._prove(prompts, extras, steps, guidance, complete=complete, gradient=gradient)
 
     def _prove(

@@ -1,7 +1,9 @@
 """The influence of an image's shape on the shape of the latents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call import columns
@@ -10,29 +12,42 @@ from flowrl.models.diffusers.call.conditioning import SHORT_PROMPT
 from flowrl.models.diffusers.call.signature import Loop
 
 
-def check_image_sizes(loop: Loop, meta: Sequence[Mapping[str, Any]]) -> None:
-    """For a pipeline whose call takes no size (image to image): UserError for a row whose image
-    gives latents of another shape than the placeholder's."""
-    names = columns.images(loop.driver.parameters)
-    if {"height", "width"} & set(loop.driver.parameters) or not names:
+def fit_images(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) -> None:
+    """Where images alone set the shape of latents (image to image): the shape that the first row's
+    images give. UserError, with the row's place, for a row that gives another one."""
+    if not sized_by_images(loop):
         return
     seen: set[Any] = set()
-    for extra, place in zip(
-        loop.extras(meta, [""] * len(meta)), columns.places(meta), strict=False
-    ):
-        form = tuple(columns.image_form(extra[name]) for name in columns.images(extra))
+    for extra, place in zip(extras, places, strict=True):
+        names = columns.images(extra)
+        form = tuple((name, _form(extra[name])) for name in names)
         if not form or form in seen:
             continue
-        seen.add(form)
-        begun = loop.encode([SHORT_PROMPT], (extra,))
-        steps = loop.traits.steps
-        own, known = tuple(loop.first(begun, steps).shape[1:]), loop.start(steps).shape
-        if own != known:
+        if form not in loop.image_shapes:
+            begun = loop.encode([SHORT_PROMPT], (extra,))
+            loop.image_shapes[form] = tuple(loop.first(begun, loop.traits.steps).shape[1:])
+        own, known = loop.image_shapes[form], loop.start(loop.traits.steps).shape
+        if own != known and not seen and set(names) >= set(loop.traits.required):
+            loop.fit({name: extra[name] for name in names})
+        elif own != known:
             raise UserError(
                 f"{place}: {loop.name} takes no height and width, and makes latents "
-                f"{list(own)} of this image, {list(known)} of others: give all images one "
-                "size, and one of them as model.call.image too, which sets it"
+                f"{list(own)} of this image, {list(known)} of others: give all images one size"
             )
+        seen.add(form)
+
+
+def sized_by_images(loop: Loop) -> bool:
+    """Whether an image alone sets the shape of latents, because no argument does."""
+    parameters = loop.driver.parameters
+    return bool(columns.images(parameters)) and not {"height", "width"} & set(parameters)
+
+
+def _form(value: Any) -> Any:
+    """What the shape of latents can depend on, of an image, an array or a list of them."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_form, value))
+    return (value.size, value.mode) if isinstance(value, Image.Image) else tuple(value.shape)
 
 
 def follows_pictures(loop: Loop, extra: Extra) -> bool:

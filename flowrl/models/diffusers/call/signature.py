@@ -39,6 +39,7 @@ from flowrl.models.diffusers.call.traits import (
     discover,
     discover_encoding,
     encoded,
+    with_images,
 )
 from flowrl.models.diffusers.call.user_levels import UserLevels
 from samplers.adapt import flow_velocity, scale, to_vp
@@ -65,6 +66,7 @@ class Loop:
         self.missing = MissingTexts(self.driver)
         self._starts: dict[int, Start] = {}
         self._noise: dict[tuple[tuple[str, ...], int], bool] = {}  # first states are noise alone
+        self.image_shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}  # of latents, by images
 
     def arguments(
         self,
@@ -131,6 +133,12 @@ class Loop:
             return (self.traits.required,) * 2 if self.traits.required else ()
         pictures = {name: extras[0][name] for name in columns.images(extras[0])}
         return tuple({**extra, **pictures} for extra in extras)
+
+    def fit(self, images: Extra) -> None:
+        """Take the form of states from these images, where no argument of the call sets it."""
+        with checks.its_own(self.name, self.call):
+            self.traits = with_images(self.driver, self.traits, images)
+        self._starts.clear()
 
     def start(self, steps: int) -> Start:
         """Schedule and form of the first states, found once per number of steps."""

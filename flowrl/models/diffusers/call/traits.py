@@ -171,11 +171,13 @@ def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None)
         sign=-1 if kind == "inverted" else 1,
     )
     with checks.its_own(name, traits.call):
-        traits = _with_required(driver, traits)
-        extras = (traits.required,) if traits.required else ()
-        calls = encoded(driver, traits, [SHORT_PROMPT], extras)
-        traits = replace(traits, blank=Conditioning(SINGLE, ([calls],), (SHORT_PROMPT,), extras))
-        return _with_entry(driver, traits)
+        return _with_entry(driver, _with_required(driver, traits))
+
+
+def with_images(driver: Driver, traits: Traits, images: Extra) -> Traits:
+    """The same traits with the form of states that these images give, not placeholders."""
+    traits = replace(traits, required=images)
+    return _with_entry(driver, traits.knowing(images, discover_encoding(driver, traits, images)))
 
 
 def discover_encoding(driver: Driver, traits: Traits, extra: Extra) -> Encoding:
@@ -216,12 +218,15 @@ def _with_required(driver: Driver, traits: Traits) -> Traits:
 
 
 def _with_entry(driver: Driver, traits: Traits) -> Traits:
-    """Find the entry of a state, and whether stubs may stand for the denoisers.
+    """Find the blank call, the entry of a state, and whether stubs may stand for the denoisers.
 
     A loop that looks into its denoisers (for attention maps, for keys and values) fails with stubs,
     though not while they run once to learn the form of their outputs.
     """
+    extras = (traits.required,) if traits.required else ()
     shape = traits.encodings[tuple(traits.required)].shape
+    calls = encoded(driver, traits, [SHORT_PROMPT], extras)
+    traits = replace(traits, blank=Conditioning(SINGLE, ([calls],), (SHORT_PROMPT,), extras))
     call = traits.trial_call(traits.blank, traits.steps)
 
     def trial(stubs: bool) -> tuple[bool, Entry]:
