@@ -1,5 +1,6 @@
 """Pipelines that no code names: one of each kind that the sweep showed, from generic tiny parts."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import diffusers
@@ -284,11 +285,10 @@ def test_a_driven_call_leaves_its_modules_as_they_were() -> None:
     assert own(sd3(), latents, SQUARE).shape == (2, 3, 16, 16)
 
 
+SQUARE_AND_WIDE = ((48, 48), (96, 48))
+FIVE_SHAPES = (*SQUARE_AND_WIDE, (48, 96), (64, 48), (48, 64))
 SIZED_BY_IMAGES = {  # latents of a 48 x 48 image
-    "StableDiffusionImg2ImgPipeline": (4, 24, 24),
     "StableDiffusionInstructPix2PixPipeline": (4, 24, 24),
-}
-MORE_SIZED_BY_IMAGES = {
     "AltDiffusionImg2ImgPipeline": (4, 24, 24),
     "HunyuanVideo15ImageToVideoPipeline": (4, 5, 8, 8),
     "Kandinsky3Img2ImgPipeline": (4, 24, 24),
@@ -299,6 +299,7 @@ MORE_SIZED_BY_IMAGES = {
     "StableDiffusionPAGImg2ImgPipeline": (4, 24, 24),
     "StableDiffusionXLImg2ImgPipeline": (4, 24, 24),
     "StableDiffusionXLPAGImg2ImgPipeline": (4, 24, 24),
+    "StableDiffusionImg2ImgPipeline": (4, 24, 24),
     "VideoToVideoSDPipeline": (9, 4, 24, 24),
 }
 
@@ -308,20 +309,23 @@ def resized(value: Any, size: tuple[int, int]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
+    ("name", "shape", "sizes"),
     [
-        *SIZED_BY_IMAGES.items(),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_SIZED_BY_IMAGES.items()),
+        ("StableDiffusionImg2ImgPipeline", (4, 24, 24), SQUARE_AND_WIDE),
+        *(
+            pytest.param(*each, FIVE_SHAPES, marks=pytest.mark.slow)
+            for each in SIZED_BY_IMAGES.items()
+        ),
     ],
 )
 def test_latents_have_the_shape_of_the_rows_images_where_no_argument_sets_it(
-    name: str, shape: tuple[int, ...]
+    name: str, shape: tuple[int, ...], sizes: Sequence[tuple[int, int]]
 ) -> None:
     """Image to image makes latents of its image's shape, which a placeholder cannot know."""
     given = zoo(name)
     made = PipelinePolicy(given.pipe, call=given.call)
     images, found = made.loop.traits.required, []
-    for size in ((48, 48), (96, 48), (48, 96), (64, 48), (48, 64)):
+    for size in sizes:
         rows = [{key: resized(value, size) for key, value in images.items()}] * 2
         made.check_rows(rows)
         made.prove(PROMPTS, steps=STEPS, guidance=4.5 if made.loop.guidance else None, meta=rows)
@@ -329,8 +333,6 @@ def test_latents_have_the_shape_of_the_rows_images_where_no_argument_sets_it(
         assert made.encode(PROMPTS, rows) and made.shape(STEPS) == found[-1]
     assert found[0] == shape
     if shape[-1] == 24:
-        rows = [
-            {key: resized(images[key], size) for key in images} for size in ((48, 48), (96, 48))
-        ]
+        rows = [{key: resized(images[key], size) for key in images} for size in SQUARE_AND_WIDE]
         with pytest.raises(UserError, match=r"prompt 2 of the batch: .*give all images one size"):
             made.check_rows(rows)

@@ -13,8 +13,10 @@ from flowrl.models.diffusers.call.signature import Loop
 
 
 def fit_images(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) -> None:
-    """Where images alone set the shape of latents (image to image): the shape that the first row's
-    images give. UserError, with the row's place, for a row that gives another one."""
+    """Set the shape of latents from the first row's images, if images alone set it (image to image).
+
+    UserError, with the row's place, for a row whose images give another shape.
+    """
     if not sized_by_images(loop):
         return
     seen: set[Any] = set()
@@ -44,7 +46,7 @@ def sized_by_images(loop: Loop) -> bool:
 
 
 def _form(value: Any) -> Any:
-    """What the shape of latents can depend on, of an image, an array or a list of them."""
+    """Size and mode of an image, or shape of an array, or those of each in a list."""
     if isinstance(value, list | tuple):
         return tuple(map(_form, value))
     return (value.size, value.mode) if isinstance(value, Image.Image) else tuple(value.shape)
