@@ -13,7 +13,7 @@ from flowrl.models.diffusers.call.signature import Loop
 
 
 def fit_images(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) -> None:
-    """Set the shape of latents from the first row's images, if images alone set it (image to image).
+    """Set the shape of latents from the first row's images, if images alone set it.
 
     UserError, with the row's place, for a row whose images give another shape.
     """
