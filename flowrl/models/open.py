@@ -134,7 +134,8 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     twin = copy.copy(policy)
     twin.guidance = policy.guidance._replace(sample=policy.scale(guidance))
     if size:
-        twin.loop = Loop(policy.pipe, {**policy.call, **size}, policy.loop.levels)
+        call = {**policy.call, **policy.loop.traits.shared, **size}
+        twin.loop = Loop(policy.pipe, call, policy.loop.levels)
         twin.call, twin.known_proofs = twin.loop.call, {}
         twin.encoding_cache = _kept_encodings(run)  # they may depend on the size
         twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))

@@ -1,16 +1,13 @@
 """Ratios of speed, measured in one run with their spread: one command for all benchmark suites.
 
     python scripts/benchmarks/suites.py --out runs/suites                 # all, about an hour
-    python scripts/benchmarks/suites.py --suites floor start --repeats 5
+    python scripts/benchmarks/suites.py --suites floor growth --repeats 5
     python scripts/benchmarks/suites.py --out runs/suites --write         # docs/results/speed.md
 
 floor    an iteration beside a plain loop of exactly its evaluations of networks and rewards
-sharing  states that samples share: evaluated once, every row alone, and independent chains
 texts    common beginnings of texts in the update (train.share_prompts)
 growth   seconds by group, steps, resolution, prompts, rewards and frames: the exponent of a fit
 trl      texts beside TRL's GRPOTrainer
-start    from the start of `flowrl train` to its first iteration
-servers  a slow reward server beside a local reward
 
 Arms take turns, seconds are CPU seconds of one thread unless a table says otherwise, and a cell is
 a median with its smallest and largest value. Each suite is a process of its own and writes
@@ -36,15 +33,13 @@ sys.path.insert(0, str(PROJECT))
 
 from flowrl.run.floor import Floor, Opened  # noqa: E402
 from flowrl.settings.read import run_from  # noqa: E402
-from scripts.benchmarks import start  # noqa: E402
 from scripts.benchmarks.suite_runs import (  # noqa: E402
     beside,
-    by_turns,
     power_law,
     settings_of,
 )
 
-Suite = Literal["floor", "sharing", "texts", "growth", "trl", "start", "servers"]
+Suite = Literal["floor", "texts", "growth", "trl"]
 PAGE = PROJECT / "docs" / "results" / "speed.md"
 BEGIN, END = "<!-- suites: written by scripts/benchmarks/suites.py -->", "<!-- end of suites -->"
 DEMO, TEXT, VIDEO = (
@@ -64,7 +59,7 @@ Table = list[list[str]]  # the first row has the names of the columns
 @dataclass
 class Arguments:
     out: Path = Path("runs/suites")
-    suites: tuple[Suite, ...] = ("floor", "sharing", "texts", "growth", "trl", "start", "servers")
+    suites: tuple[Suite, ...] = ("floor", "texts", "growth", "trl")
     repeats: int = 5
     tiny: bool = False
     """The smallest sizes, to see that the suites run."""
@@ -103,25 +98,6 @@ def floor(repeats: int, tiny: bool) -> Table:
                       f"{found.scoring:.2f}", spread(ratios(iteration, plain)),
                       f"{goal}"])  # fmt: skip
         print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
-    return lines
-
-
-def sharing(repeats: int, tiny: bool) -> Table:
-    from scripts.benchmarks.sharing import RECIPES, arms
-
-    lines = [["recipe", "arm", "sampling, training, frozen", "seconds", "ratio to states once",
-              "by the counts"]]  # fmt: skip
-    for name in RECIPES:
-        with tempfile.TemporaryDirectory() as folder:
-            tried = arms(name, False, tiny, Path(folder))
-            found = by_turns(tried, repeats)
-        own = tried["states once"].cost
-        for arm, values in found.items():
-            counts = ", ".join(map(str, tried[arm].counts.values()))
-            ratio = spread(ratios(values, found["states once"]))
-            share = f"{tried[arm].cost / own:.2f}"
-            lines.append([name, arm, counts, spread(values), ratio, share])
-        print(*map(" | ".join, lines[-3:]), sep="\n", file=sys.stderr, flush=True)
     return lines
 
 
@@ -183,21 +159,6 @@ def trl(repeats: int, tiny: bool) -> Table:
     return [[*line, *[""] * (width - len(line))][:width] for line in lines]
 
 
-def starting(repeats: int, tiny: bool) -> Table:
-    found = start.measured(1 if tiny else repeats)
-    rows = [[kind, spread(values), f"{found['goals'].get(kind, '')}"]
-            for kind, values in found["seconds"].items()]  # fmt: skip
-    return [["start", "seconds without `import torch`", "goal"], *rows]
-
-
-def servers(repeats: int, tiny: bool) -> Table:
-    small = ["--latency", "0.05", "--call", "0.01", "--prompts", "2"] if tiny else []
-    printed = script("waiting.py", "--repeats", str(repeats), *small)
-    found = [line for line in printed.splitlines() if " of local (" in line]
-    rows = [[arm, rest] for arm, _, rest in (line.partition(": ") for line in found)]
-    return [["reward", "wall seconds of an iteration"], *rows]
-
-
 def script(name: str, *words: str) -> str:
     """Run another script of this folder and return its output. RuntimeError if it fails."""
     command = [sys.executable, str(Path(__file__).parent / name), *words]
@@ -208,8 +169,7 @@ def script(name: str, *words: str) -> str:
 
 
 SUITES: dict[str, Callable[[int, bool], Table]] = {
-    "floor": floor, "sharing": sharing, "texts": texts, "growth": growth, "trl": trl,
-    "start": starting, "servers": servers,
+    "floor": floor, "texts": texts, "growth": growth, "trl": trl,
 }  # fmt: skip
 
 

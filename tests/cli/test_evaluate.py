@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from flowrl.cli.commands import split_settings
+from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.open import evaluation_policy
 from flowrl.run.evaluate.evaluate import Trial, draw_trial
 from flowrl.run.state.learner import load_policy
 from flowrl.settings.read import run_from
+from tests.models.test_pipeline_zoo import zoo
 from tests.support import runs, text_runs, tiny_lm
 
 SIZE = {"height": 24, "width": 16}
@@ -132,6 +135,15 @@ def test_another_size_is_that_of_a_model_loaded_at_it(pipeline: Path, tmp_path: 
     assert made.shape[-2:] == (24, 16) and before.shape[-2:] != (24, 16)
     assert torch.equal(made, draw_trial(loaded, trial).samples.media)
     assert torch.equal(before, draw_trial(policy, trial).samples.media)
+
+
+def test_another_size_keeps_the_images_of_the_model(pipeline: Path, tmp_path: Path) -> None:
+    tree = runs.tree(pipeline, tmp_path, runs.NFT)
+    sized = run_from(tree | {"evaluate": tree["evaluate"] | OWN}, "test")
+    image = Image.new("RGB", (16, 16))
+    pipe = zoo("StableDiffusion3Img2ImgPipeline").pipe
+    policy = PipelinePolicy(pipe, call={"height": 16, "width": 16, "image": image})
+    assert evaluation_policy(policy, sized).loop.traits.shared == {"image": image}
 
 
 def test_prove_covers_the_evaluations(pipeline: Path, tmp_path: Path, capsys) -> None:

@@ -7,7 +7,7 @@ import pytest
 from scripts.benchmarks import suites
 from scripts.benchmarks.suite_runs import power_law
 
-KEPT = {"suite": "sharing", "repeats": 2, "machine": "one core", "table": [["case"], ["demo"]]}
+KEPT = {"suite": "texts", "repeats": 2, "machine": "one core", "table": [["case"], ["demo"]]}
 
 
 def test_a_power_law_and_where_it_bends():
@@ -21,7 +21,7 @@ def test_the_page_is_written_from_the_files_and_can_be_written_again(tmp_path):
     page = f"before\n{suites.BEGIN}\nold\n{suites.END}\nafter\n"
     with pytest.raises(ValueError, match="no files of suites"):
         suites.write_page(page, tmp_path)
-    (tmp_path / "sharing.json").write_text(json.dumps(KEPT))
+    (tmp_path / "texts.json").write_text(json.dumps(KEPT))
     new = suites.write_page(page, tmp_path)
     assert new.startswith("before\n") and new.endswith("after\n") and "old" not in new
     assert "| case |\n|---|\n| demo |" in new and "one core" in new
@@ -34,7 +34,7 @@ def test_without_trl_its_suite_is_a_sentence(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["floor", "sharing", "texts", "growth", "trl", "start", "servers"])
+@pytest.mark.parametrize("name", ["floor", "texts", "growth", "trl"])
 def test_a_suite_runs_at_the_tiniest_sizes(tmp_path, capsys, name):
     given = suites.Arguments(out=tmp_path, suites=(name,), repeats=1, tiny=True)
     assert suites.main(given) == 0
