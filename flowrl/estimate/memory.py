@@ -7,13 +7,18 @@ and a checkpointed block BETWEEN times its width. Decoding is assumed to hold LA
 decoder's last level.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+from safetensors import safe_open
 
 from flowrl.estimate import sizes
 from flowrl.estimate.sizes import Sizes
 from flowrl.models.own.policy import automatic_rows
+from flowrl.paths import find
 from flowrl.settings import Run
+from flowrl.settings.model import Lora
 from flowrl.settings.train import CallKind
 from samplers import Plan
 
@@ -121,10 +126,22 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     )
 
 
+def _adapters(how: Lora, model: Sizes) -> int:
+    """Weights of the adapters: by their rank, or those of the file that training begins with."""
+    path = None if how.start is None else find(how.start)
+    files = [] if path is None else [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    count = 0
+    for file in files:
+        with safe_open(file, framework="pt") as saved:
+            names = [name for name in saved.keys() if ".lora_" in name]  # noqa: SIM118
+            count += sum(math.prod(saved.get_slice(name).get_shape()) for name in names)
+    return count or model.adapters * how.rank
+
+
 def _weights(run: Run, model: Sizes) -> dict[str, int]:
     m, wide = run.model, BYTES[run.model.dtype]
     fine = max(wide, 4)  # what steps are taken of is float32 at least
-    trained = model.trained if m.lora is None else model.adapters * m.lora.rank
+    trained = model.trained if m.lora is None else _adapters(m.lora, model)
     algorithm = run.algorithm()
     kept = len(run.averages(algorithm)) * fine * trained
     # the start of adapters is the base itself, with them off

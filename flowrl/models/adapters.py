@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+from peft import (
+    LoraConfig,
+    PeftConfig,
+    get_peft_model_state_dict,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save_file
 from torch import nn
 
 from flowrl.errors import UserError
+from flowrl.paths import find
 from samplers.noise import generator
 
 ADAPTER = "default"  # the name of the trained adapter in peft
@@ -72,14 +79,41 @@ def in_order(config: PeftConfig) -> PeftConfig:
     return made
 
 
-def load_adapters(model: Any, folder: Path) -> None:
-    """Load files of `save_adapters`; the model must have adapters. UserError for others."""
+def peft_adapter(source: str) -> tuple[LoraConfig, str]:
+    """Settings of the adapters in a peft folder or hub name, and where it is. UserError for others
+    than plain LoRA of one rank."""
+    place, at = "model.lora.from", str(find(source))
+    try:
+        config = PeftConfig.from_pretrained(at)
+    except (ValueError, OSError, TypeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{place}: {source} has no adapter of peft: {why}") from error
+    if (
+        not isinstance(config, LoraConfig)
+        or not isinstance(config.target_modules, list | set)
+        or config.use_dora
+        or config.use_rslora
+        or config.rank_pattern
+        or config.alpha_pattern
+        or config.modules_to_save
+    ):
+        raise UserError(
+            f"{place}: {source} is no plain LoRA of one rank (or trains other modules too): merge "
+            "it into the model, and train new adapters"
+        )
+    return config, at
+
+
+def load_adapters(model: Any, folder: Path | str, *, every: bool = False) -> None:
+    """Load files of `save_adapters`; the model must have adapters. UserError for others, and with
+    `every` for files without values for some of the adapters."""
     if not has_adapters(model):
         raise UserError(f"{folder} holds an adapter, but the model has none: set model.lora")
     prefix = "base_model.model."
     state = {k.removeprefix(prefix): v for k, v in load_peft_weights(str(folder)).items()}
     found = set_peft_model_state_dict(model, state, adapter_name=ADAPTER)
-    if found.unexpected_keys:
+    missing = [name for name in found.missing_keys if ".lora_" in name]
+    if found.unexpected_keys or (every and missing):
         raise UserError(f"{folder} holds an adapter for another model or rank")
 
 

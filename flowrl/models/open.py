@@ -70,6 +70,7 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
         offload=m.offload,
         offload_experts=m.offload_experts,
         levels=own,
+        adapters=m.adapters,
     )
     savings.decoder(policy.pipe, tiling=m.vae.tiling, slicing=m.vae.slicing)
     if m.attention is not None:

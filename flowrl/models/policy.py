@@ -152,6 +152,8 @@ class Policy(Protocol[Plans, Rolled, Media]):
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None: ...
 
+    def begin_from(self, source: str) -> None: ...  # adapters of a file, to train on
+
     def checkpoint_gradients(self) -> None: ...  # UserError if the model cannot
 
     def save(self, folder: Path) -> None: ...

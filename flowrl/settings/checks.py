@@ -91,6 +91,10 @@ def check_texts(prompts: PromptSet, m: ModelSettings) -> None:
 
 def check_model(m: ModelSettings) -> None:
     """UserError for a model or an environment that does not exist. Contacts no server."""
+    for place, source in m.given_adapters.items():
+        on_hub = source.count("/") == 1 and not source.startswith((".", "/", "~"))
+        if not find(source).exists() and not (on_hub and Path(source).suffix not in _WEIGHT_FILES):
+            raise UserError(f"{place}: there is no file or folder {source}")
     if m.own is not None:
         m.own.check()
         if m.weights is not None and not find(m.weights).is_file():

@@ -10,7 +10,7 @@ from flowrl.settings.environment import EnvironmentSettings
 from flowrl.settings.levels import Sigmas, checked_sigmas
 from flowrl.settings.own_model import OwnModelSettings
 from flowrl.settings.server import Server
-from flowrl.settings.short_forms import guidance_settings, lora_settings
+from flowrl.settings.short_forms import adapter_settings, guidance_settings, lora_settings
 
 GuidanceScale = Annotated[float, Field(ge=0)] | Literal["none"] | None
 
@@ -33,6 +33,9 @@ class Guidance(Settings):
 class Lora(Settings):
     """Adapters (low-rank updates) of linear layers."""
 
+    start: str | None = Field(default=None, alias="from")
+    """Adapters to begin with: a file or a folder that the pipeline's load_lora_weights or peft
+    reads, or a hub name. They have their own rank, alpha and targets; `ref` is this start."""
     rank: int = Field(default=16, ge=1)
     alpha: float = Field(default=32.0, gt=0)
     targets: tuple[str, ...] | None = None
@@ -43,6 +46,26 @@ class Lora(Settings):
     merge: Literal["none", "evaluation", "untrained", "sampling"] = "none"
     """Where adapters are merged into a second copy of the weights: in evaluations; also in steps of
     sampling that no density is stored of; or in all sampling, with train.recompute_old."""
+
+    @model_validator(mode="after")
+    def _own_form(self) -> "Lora":
+        own = (self.rank, self.alpha, self.targets)
+        if self.start is not None and own != (16, 32.0, None):
+            raise ValueError(
+                "from: these adapters have their own rank, alpha and targets: leave those out"
+            )
+        return self
+
+
+class FrozenAdapter(Settings):
+    """Adapters of somebody else, merged into the base before anything else: a style, or a student's
+    few steps (Lightning, Hyper)."""
+
+    path: str
+    """A .safetensors file or a folder for the pipeline's load_lora_weights, or a hub name."""
+    scale: float = 1.0
+    component: Literal["transformer_2"] | None = None
+    """transformer_2: the second expert's, of a pipeline with two (Wan 2.2)."""
 
 
 class Vae(Settings):
@@ -70,6 +93,7 @@ class ModelSettings(Settings):
         "gguf_file": OnResume.NEVER,
         "weights": OnResume.NEVER,
         "lora": OnResume.NEVER,
+        "adapters": OnResume.NEVER,
         "offload": OnResume.FREE,
         "offload_experts": OnResume.FREE,
     }
@@ -108,6 +132,14 @@ class ModelSettings(Settings):
         BeforeValidator(lora_settings, json_schema_input_type=Lora | bool | int | None),
     ] = Lora()
     """null trains all weights of the denoiser or of the language model. A number is the rank."""
+    adapters: tuple[
+        Annotated[
+            FrozenAdapter,
+            BeforeValidator(adapter_settings, json_schema_input_type=FrozenAdapter | str),
+        ],
+        ...,
+    ] = ()
+    """Adapters that are merged into the base, below the trained ones: FILE, or {path, scale}."""
     guidance: Annotated[
         Guidance,
         BeforeValidator(guidance_settings, json_schema_input_type=Guidance | GuidanceScale),
@@ -139,6 +171,13 @@ class ModelSettings(Settings):
         """The folder, the hub name, or FILE.py:NAME."""
         return self.pipeline or self.language or ("" if self.own is None else self.own.name)
 
+    @property
+    def given_adapters(self) -> dict[str, str]:
+        """Adapters of somebody else by the setting that names them."""
+        named = {f"model.adapters, {i + 1}": each.path for i, each in enumerate(self.adapters)}
+        begun = None if self.lora is None else self.lora.start
+        return named if begun is None else named | {"model.lora.from": begun}
+
     @field_validator("sigmas", mode="before")
     @classmethod
     def _levels(cls, value: Any) -> Any:
@@ -162,6 +201,7 @@ class ModelSettings(Settings):
         of = {
             "pipeline": {"height", "width", "guidance", "call", "sigmas"}
             | {
+                "adapters",
                 "encodings",
                 "offload",
                 "offload_experts",

@@ -15,6 +15,7 @@ _PATHS = {
     *(("prompts",), ("prompts", "source"), ("prompts", "train"), ("prompts", "train", "source")),
     *(("prompts", "held_out"), ("prompts", "held_out", "source")),
     *(("model",), ("model", "pipeline"), ("model", "language"), ("model", "weights")),
+    *(("model", "adapters"), ("model", "adapters", "path"), ("model", "lora", "from")),
     *(("given", "file"), ("given", "folder")),
 }
 

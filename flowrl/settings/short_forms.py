@@ -74,6 +74,11 @@ def lora_settings(value: Any) -> Any:
     return {"rank": value} if isinstance(value, int | str) else value
 
 
+def adapter_settings(value: Any) -> Any:
+    """An adapter by its file alone."""
+    return {"path": value} if isinstance(value, str) else value
+
+
 def guidance_settings(value: Any) -> Any:
     """Guidance scales from one value for sampling and training; null is the pipeline's default."""
     scalar = value is None or isinstance(value, int | float | str)

@@ -28,9 +28,9 @@ from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.signature import Loop
 from flowrl.models.diffusers.call.user_levels import UserLevels
 from flowrl.models.diffusers.encoding_cache import EncodingCache
-from flowrl.models.diffusers.lora import lora
+from flowrl.models.diffusers.lora import given_adapters, lora
 from flowrl.models.diffusers.replay import proof
-from flowrl.settings.model import GuidanceScale
+from flowrl.settings.model import FrozenAdapter, GuidanceScale
 from samplers import Begin, Ode, Velocity
 from samplers.storage import Storage
 
@@ -83,9 +83,12 @@ class PipelinePolicy:
         offload: bool = False,
         offload_experts: bool = False,
         levels: UserLevels | None = None,
+        adapters: Sequence[FrozenAdapter] = (),
     ) -> "PipelinePolicy":
-        """Load a folder or hub name. Components that its index does not list are left out."""
+        """Load a folder or hub name, and merge adapters into it. Components that its index does not
+        list are left out."""
         pipe = checks.from_pretrained(source, dtype, levels)
+        given_adapters.merge_adapters(pipe, adapters)
         for module in pipe.components.values():
             if isinstance(module, nn.Module):
                 module.requires_grad_(False)
@@ -305,6 +308,11 @@ class PipelinePolicy:
     ) -> None:
         """Add adapters to every denoiser. None: to attention and feed-forward linears."""
         lora.add_lora(self.pipe, self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
+        self.experts.settle()
+
+    def begin_from(self, source: str) -> None:
+        """Add the adapters of a file to the denoisers, which train from there."""
+        given_adapters.begin_from(self.pipe, self.loop.driver.denoisers, source)
         self.experts.settle()
 
     def roots(self) -> dict[str, nn.Module]:

@@ -16,7 +16,7 @@ from transformers import (
 
 from flowrl.errors import UserError
 from flowrl.models import savings
-from flowrl.models.adapters import has_adapters, save_adapters
+from flowrl.models.adapters import has_adapters, load_adapters, peft_adapter, save_adapters
 from flowrl.models.call_sizes import CallSizes, SamplingRows
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
@@ -241,6 +241,13 @@ class CausalPolicy:
     ) -> None:
         """Add adapters to the linear layers named in `targets`; None: to all but the head."""
         lora.add_text_lora(self.model, rank=rank, alpha=alpha, targets=targets, seed=seed)
+
+    def begin_from(self, source: str) -> None:
+        """Add the adapters of a peft folder, which train from there."""
+        config, at = peft_adapter(source)
+        targets = sorted(config.target_modules or ())
+        self.add_lora(rank=config.r, alpha=config.lora_alpha, targets=targets, seed=0)
+        load_adapters(self.model, at, every=True)
 
     def roots(self) -> dict[str, nn.Module]:
         return {"model": self.model.base_model}  # the head is called separately

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.media.tensors import drawn
-from flowrl.models.adapters import ADAPTER_WEIGHTS, has_adapters, load_adapters, save_adapters
+from flowrl.models.adapters import (
+    ADAPTER_WEIGHTS,
+    has_adapters,
+    load_adapters,
+    peft_adapter,
+    save_adapters,
+)
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows, out_of_memory
 from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
@@ -302,6 +308,13 @@ class OwnPolicy:
     ) -> None:
         """Add adapters to linear layers of the trained modules: all, or those of these names."""
         add_own_lora(self.model, self.trained, rank=rank, alpha=alpha, targets=targets, seed=seed)
+
+    def begin_from(self, source: str) -> None:
+        """Add the adapters of a peft folder, which train from there."""
+        config, at = peft_adapter(source)
+        targets = sorted(config.target_modules or ())
+        self.add_lora(rank=config.r, alpha=config.lora_alpha, targets=targets, seed=0)
+        load_adapters(self.model, at, every=True)
 
     def checkpoint_gradients(self) -> None:
         raise UserError(

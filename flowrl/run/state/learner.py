@@ -95,13 +95,15 @@ def load_policy(run: Run, device: torch.device, folder: Path | None = None) -> P
     policy.sizes = call_sizes(run, policy.automatic(run.algorithm().steps))
     if m.lora is None:
         policy.train_all()
+    elif m.lora.start is not None:
+        policy.begin_from(m.lora.start)
     else:
         policy.add_lora(
             rank=m.lora.rank, alpha=m.lora.alpha, targets=m.lora.targets, seed=run.train.seed
         )
-        if m.lora.dtype == "bfloat16":  # `Policies` makes the float32 masters
-            for adapter in policy.trainable().values():
-                adapter.data = adapter.data.bfloat16()
+    if m.lora is not None and m.lora.dtype == "bfloat16":  # `Policies` makes the float32 masters
+        for adapter in policy.trainable().values():
+            adapter.data = adapter.data.bfloat16()
     if run.train.gradient_checkpointing:
         policy.checkpoint_gradients()
     return policy

@@ -50,7 +50,7 @@ class StartRecord:
             settings=dump(run),
             processes=processes,
             revision=folder.name if folder and folder.parent.name == "snapshots" else None,
-            base=dict(_base(folder)) if folder else _own_base(run),
+            base=(dict(_base(folder)) if folder else _own_base(run)) | dict(_adapters(run)),
             prompts=dict(prompt_digests(run)),
             sources=source_digests(run),
             shared_states=True,
@@ -223,6 +223,16 @@ def _own_base(run: Run) -> dict[str, str]:
     """The digest of the weights of a model of one's own."""
     weights = run.model.weights
     return {} if weights is None else {Path(weights).name: _digest(find(weights))}
+
+
+def _adapters(run: Run) -> Iterator[tuple[str, str]]:
+    """Digests of the adapters that a run begins with, by the setting that names them."""
+    for setting, source in run.model.given_adapters.items():
+        path = find(source)
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file():
+                yield f"{setting} ({file.name})", _digest(file)
 
 
 def prompt_digests(run: Run) -> Iterator[tuple[str, str]]:

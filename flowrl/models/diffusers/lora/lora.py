@@ -59,7 +59,7 @@ def add_lora(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
         devices = {p.device for p in denoiser.parameters() if p.device.type == "cuda"}
         with torch.random.fork_rng(devices=list(devices)):
             denoiser.add_adapter(config, adapter_name=ADAPTER)
-        _prepare(denoiser)
+        prepare_adapters(denoiser)
         for name, parameter in denoiser.named_parameters():
             if ".lora_A." in name:
                 draws = generator(spec.seed, "lora", component, name)
@@ -135,7 +135,7 @@ def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> No
             pipe.load_lora_weights(folder, weight_name=name, adapter_name=ADAPTER, **more)
         for denoiser in denoisers.values():
             denoiser.eval()
-            _prepare(denoiser)
+            prepare_adapters(denoiser)
     elif (folder / "model_index.json").is_file():
         if has_lora(denoisers):
             raise UserError(f"{folder} holds full weights: load them before adapters are added")
@@ -147,7 +147,7 @@ def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> No
         raise UserError(f"{folder} has neither {LORA_FILE} nor model_index.json: no saved weights")
 
 
-def _prepare(denoiser: nn.Module) -> None:
+def prepare_adapters(denoiser: nn.Module) -> None:
     """Adapters take gradients and are float32 at least: half-precision weights lose steps."""
     for name, parameter in denoiser.named_parameters():
         if ".lora_" in name:

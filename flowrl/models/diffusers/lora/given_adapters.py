@@ -1,0 +1,126 @@
+"""Adapters that somebody else made: merged into the base below the trained weights
+(`model.adapters`), or where training begins (`model.lora.from`). diffusers reads their files."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from diffusers.loaders.peft import PeftAdapterMixin
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from flowrl.errors import UserError
+from flowrl.models.adapters import ADAPTER
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES
+from flowrl.models.diffusers.lora.lora import (
+    LORA_FILE,
+    TWO_FILES,
+    lora_files,
+    prepare_adapters,
+)
+from flowrl.paths import find
+from flowrl.settings.model import FrozenAdapter
+from rewards.perception.hub import of_network
+
+FROZEN = "frozen"
+
+
+def merge_adapters(pipe: Any, adapters: Sequence[FrozenAdapter]) -> None:
+    """Add adapters to the pipeline's weights, as its `fuse_lora` does, in the given order.
+
+    UserError, naming the setting, for a file that is missing or that the pipeline does not take
+    as a whole.
+    """
+    for i, each in enumerate(adapters):
+        place = f"model.adapters, {i + 1}"
+        second = each.component == "transformer_2"
+        if second and not isinstance(pipe, TWO_FILES):
+            raise UserError(f"{place}: {type(pipe).__name__} has no transformer_2")
+        load_whole(pipe, each.path, FROZEN, place, second=second)
+        filled = [name for name, module in _loadable(pipe).items() if _layers(module)]
+        pipe.fuse_lora(components=filled, lora_scale=each.scale, adapter_names=[FROZEN])
+        pipe.unload_lora_weights()
+
+
+def begin_from(pipe: Any, denoisers: Mapping[str, nn.Module], source: str) -> None:
+    """Add the adapters of a file to the denoisers as the trained ones, with the file's ranks.
+
+    UserError for adapters that a run could not train or save.
+    """
+    place, folder = "model.lora.from", find(source)
+    for denoiser in denoisers.values():
+        denoiser.requires_grad_(False)
+    if folder.is_dir() and (folder / LORA_FILE).is_file():
+        for _, name, slot in lora_files(pipe, denoisers):
+            load_whole(pipe, str(folder / name), ADAPTER, place, second=slot is not None)
+    else:
+        load_whole(pipe, source, ADAPTER, place)
+    for name, module in _loadable(pipe).items():
+        if name not in denoisers and _layers(module):
+            raise UserError(
+                f"{place}: {source} has adapters of {name} too, which a run does not train: name "
+                "it in model.adapters, and train new adapters"
+            )
+    for name, denoiser in denoisers.items():
+        if not _layers(denoiser):
+            raise UserError(f"{place}: {source} has no adapter of {name}, which this run trains")
+        _check_saving(pipe, denoiser, place)
+        denoiser.eval()
+        prepare_adapters(denoiser)
+
+
+def load_whole(pipe: Any, source: str, adapter: str, place: str, *, second: bool = False) -> None:
+    """Load one file of adapters. UserError unless every tensor of it found its layer."""
+    kind, path = type(pipe).__name__, find(source)
+    if "load_lora_weights" not in dir(pipe):
+        raise UserError(f"{place}: {kind} takes no adapters")
+    given: dict[str, Any] = {"weight_name": path.name} if path.is_file() else {}
+    at = path.parent if path.is_file() else path if path.is_dir() else source
+    more = {"load_into_transformer_2": True} if second else {}
+    before = _count(pipe)
+    try:
+        wanted = pipe.lora_state_dict(at, **given)
+        pipe.load_lora_weights(at, adapter_name=adapter, **given, **more)
+    except Exception as error:  # whatever the hub's client raises
+        known = isinstance(error, (*FAILURES, OSError)) or of_network(error)
+        if isinstance(error, torch.OutOfMemoryError) or not known:
+            raise
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{place}: {kind} cannot load {source}: {why}") from error
+    state = wanted[0] if isinstance(wanted, tuple) else wanted
+    named = sum(not key.endswith(("alpha", "alphas")) for key in state)
+    if _count(pipe) - before != named or not named:
+        raise UserError(
+            f"{place}: of the {named} tensors of {source}, {_count(pipe) - before} belong to "
+            f"layers of this {kind}: it was made for another model, or is no plain LoRA"
+        )
+
+
+def _loadable(pipe: Any) -> dict[str, nn.Module]:
+    """Components that can have adapters."""
+    found = {name: pipe.components.get(name) for name in pipe._lora_loadable_modules}  # pyright: ignore[reportPrivateUsage]
+    return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+
+
+def _layers(module: nn.Module) -> list[BaseTunerLayer]:
+    return [each for each in module.modules() if isinstance(each, BaseTunerLayer)]
+
+
+def _count(pipe: Any) -> int:
+    """The number of adapters' tensors in the pipeline."""
+    parts = _loadable(pipe).values()
+    return sum(".lora_" in name for module in parts for name, _ in module.named_parameters())
+
+
+def _check_saving(pipe: Any, denoiser: nn.Module, place: str) -> None:
+    """UserError for a scale that this pipeline's files cannot hold."""
+    assert isinstance(denoiser, PeftAdapterMixin)
+    scales = {x.scaling[ADAPTER] for x in _layers(denoiser) if isinstance(x, LoraLayer)}
+    takes = inspect.signature(pipe.save_lora_weights).parameters
+    if scales != {1.0} and not any(name.endswith("_lora_adapter_metadata") for name in takes):
+        raise UserError(
+            f"{place}: {type(pipe).__name__} loses alpha when it saves adapters, and the file's "
+            "differs from its rank: name it in model.adapters, and train new adapters"
+        )

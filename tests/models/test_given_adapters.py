@@ -1,0 +1,148 @@
+"""Adapters of somebody else: merged into the base, and as the start of training."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.run.state.learner import load_policy
+from flowrl.settings.checks import check_model
+from flowrl.settings.read import run_from
+from tests.support import runs, text_runs, tiny_lm
+
+CPU = torch.device("cpu")
+CALL = {"num_inference_steps": 2, "guidance_scale": 1.0, "height": 16, "width": 16}
+
+
+def written(pipeline: Path, folder: Path, alpha: float = 8.0, seed: int = 3) -> Path:
+    """An adapter of rank 4 that changes what the pipeline makes."""
+    made = PipelinePolicy.load(str(pipeline), dtype=torch.float32, device="cpu", call={})
+    made.add_lora(rank=4, alpha=alpha, targets=None, seed=seed)
+    draws = torch.Generator().manual_seed(seed)
+    for name, p in made.trainable().items():
+        if ".lora_B." in name:
+            p.data = 0.3 * torch.randn(p.shape, generator=draws)
+    made.save(folder)
+    return folder
+
+
+def plain(pipeline: Path) -> Any:
+    lacks = ("text_encoder_3", "tokenizer_3", "image_encoder", "feature_extractor")
+    return StableDiffusion3Pipeline.from_pretrained(pipeline, **dict.fromkeys(lacks))
+
+
+def image(pipe: Any) -> torch.Tensor:
+    return pipe(
+        "a red ball", **CALL, generator=torch.Generator().manual_seed(0), output_type="pt"
+    ).images
+
+
+def loaded(pipeline: Path, tmp_path: Path, **model: Any) -> Any:
+    tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
+    return load_policy(run_from(tree | {"model": tree["model"] | model}, "test"), CPU)
+
+
+def test_merged_adapters_are_diffusers_fused_ones_to_the_bit(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    first, second = (written(pipeline, tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    pipe = plain(pipeline)
+    base = image(pipe)
+    for folder, scale in ((first, 0.7), (second, 1.0)):
+        pipe.load_lora_weights(folder)
+        pipe.fuse_lora(lora_scale=scale)
+        pipe.unload_lora_weights()
+    file = str(second / "pytorch_lora_weights.safetensors")
+    given = [{"path": str(first), "scale": 0.7}, file]
+    made = loaded(pipeline, tmp_path, adapters=given, lora=None)
+    assert not torch.equal(image(pipe), base)
+    assert torch.equal(image(made.pipe), image(pipe))
+    # new adapters on top add nothing yet, and are the only weights that train
+    lora = loaded(pipeline, tmp_path, adapters=given, lora=4)
+    assert torch.allclose(image(lora.pipe), image(pipe), atol=1e-6)
+    assert all(".lora_" in name for name in lora.trainable())
+
+
+def test_training_begins_with_the_adapters_of_a_file(pipeline: Path, tmp_path: Path) -> None:
+    folder = written(pipeline, tmp_path / "given")
+    pipe = plain(pipeline)
+    pipe.load_lora_weights(folder)
+    made = loaded(pipeline, tmp_path, lora={"from": str(folder)})
+    assert torch.equal(image(made.pipe), image(pipe))
+    made.save(tmp_path / "again")
+    files = [at / "pytorch_lora_weights.safetensors" for at in (folder, tmp_path / "again")]
+    before, after = map(load_file, files)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in made.trainable().values())
+
+
+def test_a_run_goes_on_from_it_and_anchors_there(pipeline: Path, tmp_path: Path) -> None:
+    """The first KL is 0: `ref` is the given adapter, not the base without it."""
+    folder = written(pipeline, tmp_path / "given")
+    tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
+    tree["model"]["lora"] = {"from": str(folder)}
+    tree["recipe"]["kl"] = 0.04
+    run = run_from(tree, "test")
+    kept = runs.session_of(run, tmp_path)
+    policies = kept.learner.policies
+    with policies.using("ref"):
+        start = image(kept.learner.policy.pipe)
+    assert torch.equal(start, image(kept.learner.policy.pipe))
+    base = plain(pipeline)
+    assert not torch.equal(start, image(base))
+
+
+def test_text_adapters_of_peft_begin_a_run(tmp_path: Path) -> None:
+    source = tiny_lm.write(tmp_path / "lm")
+    torch.manual_seed(0)
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(source),
+        LoraConfig(r=3, lora_alpha=5, init_lora_weights=False, target_modules=["q_proj", "v_proj"]),
+    )
+    model.save_pretrained(tmp_path / "given")
+    tree = text_runs.tree(source, tmp_path, {"name": "text_grpo", "group": 2, "length": 4})
+    tree["model"]["lora"] = {"from": str(tmp_path / "given")}
+    policy = load_policy(run_from(tree, "test"), CPU)
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(policy.model(ids).logits, model(ids).logits)
+    assert len(policy.trainable()) == sum(".lora_" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ({"lora": {"from": "nowhere"}}, "model.lora.from: there is no file or folder nowhere"),
+        ({"adapters": ["no.safetensors"]}, "model.adapters, 1: there is no file or folder no.saf"),
+        ({"lora": {"from": "GIVEN", "rank": 4}}, "leave those out"),
+        ({"adapters": ["STRANGER"]}, r"model.adapters, 1: .*(made for another model|cannot load)"),
+        ({"lora": {"from": "PART"}}, "model.lora.from: of the .* made for another model"),
+        ({"adapters": [{"path": "GIVEN", "component": "transformer_2"}]}, "has no transformer_2"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_refused_before_the_run(
+    pipeline: Path, tmp_path: Path, model: dict[str, Any], sentence: str
+) -> None:
+    folder = written(pipeline, tmp_path / "given")
+    weights = load_file(folder / "pytorch_lora_weights.safetensors")
+    strange = {name.replace("attn", "other"): weight for name, weight in weights.items()}
+    save_file(strange, tmp_path / "stranger.safetensors")
+    more = weights | {"transformer.nothing.lora_A.weight": torch.zeros(4, 4)}
+    save_file(more, tmp_path / "part.safetensors")
+    files = {"GIVEN": folder, "STRANGER": "stranger.safetensors", "PART": "part.safetensors"}
+    text = repr(model)
+    for name, file in files.items():
+        text = text.replace(f"'{name}'", repr(str(tmp_path / file)))
+    tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
+    tree["model"] |= eval(text)
+    with pytest.raises(UserError, match=sentence):
+        run = run_from(tree, "test")
+        check_model(run.model)
+        runs.session_of(run, tmp_path)
