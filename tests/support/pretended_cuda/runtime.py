@@ -84,9 +84,10 @@ def install() -> Ledger:
 
 
 def _in_mode(run):
-    """A dispatch mode is a thread's own."""
+    """A dispatch mode is a thread's own, and so is the place where torch.tensor begins."""
 
     def entered(self):
+        torch._C._set_only_lift_cpu_tensors(True)
         with OnDevice():
             run(self)
 
