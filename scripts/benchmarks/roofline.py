@@ -40,34 +40,11 @@ from flowrl.settings.read import override, read_run
 
 PEAK = {torch.bfloat16: 989e12, torch.float32: 67e12}  # of an H100 SXM, dense, without TF32
 BANDWIDTH = 3.35e12  # bytes/s of its memory
-VIEWS = set(
-    [
-        "view",
-        "_unsafe_view",
-        "t",
-        "transpose",
-        "expand",
-        "slice",
-        "select",
-        "unsqueeze",
-        "permute",
-        "detach",
-        "alias",
-        "as_strided",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "squeeze",
-        "unbind",
-        "empty",
-        "empty_like",
-        "new_empty",
-        "empty_strided",
-        "reshape",
-        "_reshape_alias",
-        "unflatten",
-    ]
-)
+VIEWS = {  # no kernel
+    "view", "_unsafe_view", "t", "transpose", "expand", "slice", "select", "unsqueeze", "permute",
+    "detach", "alias", "as_strided", "split", "split_with_sizes", "chunk", "squeeze", "unbind",
+    "empty", "empty_like", "new_empty", "empty_strided", "reshape", "_reshape_alias", "unflatten",
+}  # fmt: skip
 ARMS = ("base", "float32", "bfloat16", "bfloat16, merged", "autocast")
 
 
