@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
+from flowrl.prompts.files import one_value_per_key
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
@@ -49,13 +50,14 @@ def _text(path: Path) -> list[dict[str, Any]]:
         comma = "\t" if path.suffix == ".tsv" else ","
         return list(csv.DictReader(io.StringIO(text), delimiter=comma))
     if path.suffix == ".json":
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=one_value_per_key)
         return content if isinstance(content, list) else []
     rows = []
     for i, line in enumerate(text.split("\n")):  # splitlines would also split at U+2028 in a prompt
         try:
-            rows.extend([json.loads(line)] if line.strip() else [])
-        except json.JSONDecodeError as error:
+            row = [json.loads(line, object_pairs_hook=one_value_per_key)] if line.strip() else []
+            rows.extend(row)
+        except ValueError as error:
             raise ValueError(f"line {i + 1}: {error}") from error
     return rows
 

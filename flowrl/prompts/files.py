@@ -103,9 +103,19 @@ def _lines(text: str) -> Iterable[tuple[str, str]]:
             yield f"line {number}", line.removesuffix("\r")
 
 
+def one_value_per_key(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. ValueError for a key that is given twice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is given twice: keep one")
+    return made
+
+
 def _json(text: str, place: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=one_value_per_key)
     except RecursionError as error:
         raise _Damage(f"{place}lists and mappings are nested too deep") from error
     except ValueError as error:

@@ -200,6 +200,8 @@ def _prompt(text: Any, at: str, drop_reply: bool) -> str:
         raise UserError(f"{at}: the prompt is empty")
     if len(text) > _MOST_CHARACTERS:
         raise UserError(f"{at}: the prompt has more than {_MOST_CHARACTERS} characters")
+    if "\0" in text:
+        raise UserError(f"{at}: the prompt contains the character NUL, which ends a text elsewhere")
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise UserError(f"{at}: the prompt contains half a surrogate pair, which is not valid text")
     return text

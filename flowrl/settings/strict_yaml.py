@@ -1,5 +1,6 @@
 """YAML with bounds on size, depth and expanded aliases, and with one value per key."""
 
+import re
 import reprlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ _MOST_LEVELS = 40  # of lists and mappings inside each other
 _MOST_VALUES = 20_000  # with every alias written out
 _LARGEST_INTEGER = 2**63
 _CHECKED_TYPES = ("int", "float", "bool", "timestamp", "binary")
+_ODD_NUMBER = re.compile(r"[-+]?(0\d[\d_]*|[\d_]+(:[0-5]?\d)+(\.\d*)?)")  # base 8 and base 60
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxlevel = 3
@@ -47,6 +49,11 @@ def _checked(kind: str, construct: Callable[..., Any]) -> Callable[..., Any]:
         except (ValueError, IndexError, KeyError, AttributeError, OverflowError) as error:
             place = f"line {node.start_mark.line + 1}"
             raise _Refusal(f"{place}: {short_repr(node.value)} is not of type {kind}") from error
+        if _ODD_NUMBER.fullmatch(str(node.value)):
+            raise _Refusal(
+                f"line {node.start_mark.line + 1}: {node.value} would be read as {value}: write "
+                f"{value}, or put quotes around a text"
+            )
         if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
             raise _Refusal(f"line {node.start_mark.line + 1}: the integer is too large")
         return value
