@@ -65,8 +65,8 @@ def _in_package(path: str) -> Path:
 def run_file(word: str) -> Path:
     """File of a run: a path, with or without `.yaml`, or the name of a run of flowrl (`demo`).
 
-    A file of the user wins; stderr names the one that is taken where the word does not. A folder is
-    no run, so it does not hide a name, unless it holds a `run.yaml`. UserError otherwise.
+    A file of the user goes before a name. A line on stderr says which one is taken, unless the word
+    is its path. A folder counts only with a `run.yaml` in it. UserError if nothing is found.
     """
     path, folder = run_path(word), find(word)
     if path is not None:

@@ -237,7 +237,7 @@ class TextRollout:
 
     @property
     def nodes(self) -> Int[Tensor, "n k"] | None:
-        """`passed`, if it does not follow from the plan."""
+        """The nodes that each sample passes; None if they follow from the plan."""
         return None if self.common is None else self.passed
 
     @property

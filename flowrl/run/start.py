@@ -152,7 +152,7 @@ def held_together(
 ) -> Iterator[str | None]:
     """Hold the folder's lock on the main process; yields the owner of a stale lock or None.
 
-    `undo` is for a process that is alone with it.
+    `undo` runs on the main process, with that result, if another process is gone.
     """
     warn = record.Terminal(state.is_main_process).warn
     with ExitStack() as stack:

@@ -117,7 +117,7 @@ REFUSED = {
     Elsewhere: "trained: .*network",
     Noisy: "begin lower",
     Diffusing: "belongs to the predictions",
-    Rising: "alphas_cumprod are numbers that fall",
+    Rising: "alphas_cumprod must be a list that decreases",
     nn.Identity: "with state, encode",
 }
 

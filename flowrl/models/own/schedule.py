@@ -57,7 +57,7 @@ class Scheduled:
         alphas = torch.as_tensor(model.alphas_cumprod).detach().cpu().double()
         falls = alphas.ndim == 1 and len(alphas) > 1 and bool((alphas.diff() < 0).all())
         if not falls or not 0 <= float(alphas[-1]) < float(alphas[0]) <= 1:
-            raise UserError(f"{name}: alphas_cumprod are numbers that fall within [0, 1]")
+            raise UserError(f"{name}: alphas_cumprod must be a list that decreases, within [0, 1]")
         return cls(name, prediction, level(alphas), None)
 
     def schedule(self, steps: int) -> PipelineSchedule:

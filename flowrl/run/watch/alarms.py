@@ -92,8 +92,8 @@ class Alarms:
         return names
 
     def unscored(self, metrics: Metrics) -> list[str]:
-        """A clause, if many samples of the last iterations are unscored, including this one, which
-        `watch` adds later."""
+        """A clause for the alarm if too many samples of the window's iterations are unscored. The
+        present iteration counts too: `watch` adds it to `recent` later."""
         shares = [row["unscored_share"] for row in self.recent[1 - self.at.window :]]
         share = fmean([*shares, metrics.get("unscored_share", 0.0)])
         if share <= self.at.unscored:
