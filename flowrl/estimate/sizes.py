@@ -247,10 +247,10 @@ class RowShape:
             packed = 2 if channels == 4 * own and sizes[-1] == 1 else 1  # FLUX, Qwen-Image
             deep = sizes[0] if len(sizes) == 3 else config.get("patch_size_t") or 1
             tokens = max(1, math.prod(shape) // (deep * (sizes[-1] * packed) ** 2))
-            if (
-                described.pipeline in EDITING
-            ):  # the image that is edited, as tokens of the same size
-                tokens += EDITED_PIXELS // (spatial * sizes[-1] * packed) ** 2
+            if described.pipeline in EDITING:  # the edited image, as tokens of the same size
+                resized = m.call.get("_auto_resize", True)  # else it keeps its own size: the rows'
+                edited = EDITED_PIXELS if resized else height * width
+                tokens += edited // (spatial * sizes[-1] * packed) ** 2
         pixels = frames * height * width
         return cls(*shape, own, tokens, pixels * levels[0], 3 * pixels)
 
