@@ -59,9 +59,13 @@ def settings(folder: Path, pipeline: Path, kind: str) -> dict[str, Any]:
     return tree
 
 
+def command_of(*paths: Path) -> list[str]:
+    return [sys.executable, "scripts/benchmarks/device_report.py", "--json", *map(str, paths)]
+
+
 def reports(*paths: Path) -> dict[str, dict[str, Any]]:
     """The reports of runs by their names, of one process."""
-    command = [sys.executable, "scripts/benchmarks/device_report.py", "--json", *map(str, paths)]
+    command = command_of(*paths)
     done = subprocess.run(
         command, cwd=PROJECT, env=runs.environment(), capture_output=True, text=True, check=False
     )
@@ -167,3 +171,34 @@ def test_a_video_run_mixes_no_devices(tmp_path):
     tree = runs.tree(pipeline, tmp_path, recipe, self_test="off")
     tree["model"]["call"] = {"height": 16, "width": 16, "num_frames": 5}
     whole(reports(written(tmp_path, tree, "video"))["video"])
+
+
+@pytest.mark.slow
+def test_two_processes_mix_no_devices(pipeline, tmp_path):
+    """With DDP, whose collectives gloo does in the host's memory of the pretended device: each
+    process counts the same, with one wait more for the other process's checks."""
+    path = written(tmp_path, settings(tmp_path, pipeline, "chain"), "chain")
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port())}
+    started = [
+        subprocess.Popen(
+            command_of(path),
+            cwd=PROJECT,
+            env=runs.environment() | shared | address | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    ended = [each.communicate(timeout=300) for each in started]
+    found = []
+    for out, errors in ended:
+        lines = [line for line in out.splitlines() if line.startswith("{")]
+        assert len(lines) == 1, errors[-3000:]
+        found.append(json.loads(lines[0]))
+    for each in found:
+        whole(each)
+        assert each["syncs_per_call"]["sampling"] == 0, each["by_line"]
+        assert each["syncs_per_update"] <= 2 + 2 / each["updates"], each["by_line"]
+    assert found[0]["calls"] == found[1]["calls"]

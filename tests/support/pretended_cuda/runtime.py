@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
+from torch import distributed
 from torch.optim import optimizer as optimizers  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils import _foreach_utils
 
@@ -27,6 +28,8 @@ NOTHING = (
     "_lazy_init", "set_device", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all",
     "seed", "set_rng_state", "set_rng_state_all", "reset_max_memory_allocated",
 )  # fmt: skip
+
+_group = distributed.init_process_group
 
 
 class _Entered:
@@ -73,6 +76,7 @@ def install() -> Ledger:
     quiet = {name: (lambda *_, **__: None) for name in NOTHING}
     for name, replacement in (known | quiet | memory).items():
         patch.object(torch.cuda, name, replacement).start()
+    patch.object(distributed, "init_process_group", _by_gloo).start()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device) is made, then copied
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     for own in (_foreach_utils, optimizers):  # each has a list of its own
@@ -81,6 +85,11 @@ def install() -> Ledger:
     patch.object(torch.autograd, "backward", _noted(torch.autograd.backward)).start()
     OnDevice().__enter__()
     return LEDGER
+
+
+def _by_gloo(_backend=None, *args, **named):
+    """Collectives reach the dispatch mode as operations, which hands gloo the host's memory."""
+    return _group(*args, **named | {"backend": "gloo", "device_id": None})
 
 
 def _in_mode(run):
