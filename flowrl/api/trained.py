@@ -20,9 +20,9 @@ from flowrl.prompts import PromptSet
 from flowrl.run.atomic import numbered_folders
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score_trial
+from flowrl.run.state import record
 from flowrl.run.state.live import NOTHING_LIVE, Live
 from flowrl.run.state.session import load_rewards
-from flowrl.run.watch import record
 from flowrl.settings import PromptFiles, RewardSpec, Run
 from flowrl.settings.model import GuidanceScale
 from flowrl.settings.read import dump, run_from, run_of

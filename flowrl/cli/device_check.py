@@ -25,14 +25,14 @@ from torch import Tensor
 from torch.utils._triton import has_triton
 
 from flowrl.cli.app import version
+from flowrl.cli.floor import Floor, Opened
 from flowrl.errors import UserError
 from flowrl.estimate.memory import estimate, size
 from flowrl.paths import find, run_file
 from flowrl.run.experience.collect import collect
-from flowrl.run.floor import Floor, Opened
 from flowrl.run.model_proof import StartProof
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import load_policy
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.update.ratio_check import FAR_ABOVE_CLIP, noise_floor
 from flowrl.run.update.update import update

@@ -16,7 +16,7 @@ from flowrl.run.atomic import appear, held, reason, sweep
 from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
-from flowrl.run.state import start_record
+from flowrl.run.state import record, start_record
 from flowrl.run.state.live import NOTHING_LIVE, Live, of_callback
 from flowrl.run.state.session import (
     Session,
@@ -27,7 +27,6 @@ from flowrl.run.state.session import (
 )
 from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import Result, train_session
-from flowrl.run.watch import record
 from flowrl.settings import Run
 from flowrl.settings.data import IN_PYTHON
 from flowrl.settings.read import dump, with_full_paths

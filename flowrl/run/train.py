@@ -20,19 +20,19 @@ from flowrl.run.experience.collect import Experience, collect
 from flowrl.run.experience.given import collect_given
 from flowrl.run.model_proof import StartProof
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.observer import Iteration, Observer
 from flowrl.run.show.observers import open_observers
 from flowrl.run.show.track import finishing
+from flowrl.run.state import record
 from flowrl.run.state.finite import check_iteration
 from flowrl.run.state.live import Event, Moment
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.state.signals import Interrupt
 from flowrl.run.state.smaller_calls import explained, with_smaller_calls
 from flowrl.run.update import ratio_check
 from flowrl.run.update.update import Updated, update
-from flowrl.run.watch import record
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import Run
 from flowrl.settings.read import dump, read_run

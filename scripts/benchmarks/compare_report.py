@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from flowrl.run.watch.record import replace
+from flowrl.run.state.record import replace
 
 Curve = list[dict[str, float]]  # a run's metrics, line by line
 

@@ -19,7 +19,7 @@ from statistics import mean
 
 import tyro
 
-from flowrl.run.watch.record import METRICS
+from flowrl.run.state.record import METRICS
 from flowrl.settings import Run
 from flowrl.settings.read import read_run
 

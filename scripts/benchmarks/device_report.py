@@ -86,7 +86,7 @@ def counted_calls(ledger: Ledger, kinds: set[type]) -> Iterator[None]:
 
 def measured(ledger: Ledger, path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """Do two iterations of the run and count the second."""
-    from flowrl.run.floor import Opened
+    from flowrl.cli.floor import Opened
     from flowrl.run.state.session import open_accelerator, open_session
     from flowrl.settings.read import override, read_run
 

@@ -20,7 +20,7 @@ from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import PROJECT
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyarrow import Table, parquet
 
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, run_from

@@ -13,9 +13,9 @@ from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call import decoder
 from flowrl.run import atomic
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.finite import first_not_finite
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.progress import Progress
 from flowrl.run.train import begin, iterate
 from flowrl.run.update import update
 from flowrl.run.watch.alarms import Alarms

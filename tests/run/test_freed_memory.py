@@ -12,7 +12,7 @@ import pytest
 
 from flowrl.paths import PROJECT
 from flowrl.run import train
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.state.signals import Interrupt
 from flowrl.run.watch.alarms import Alarms

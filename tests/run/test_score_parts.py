@@ -13,7 +13,7 @@ import torch
 from flowrl.run.experience import units
 from flowrl.run.experience.collect import collect
 from flowrl.run.experience.score_ahead import ScoreAhead, ScoreParts
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.waiting import asks_server
 from flowrl.run.train import iterate
 from rewards import Reward, Samples, score_all

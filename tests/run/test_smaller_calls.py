@@ -14,7 +14,7 @@ from flowrl.run import call_search
 from flowrl.run.call_search import SHARE, later_bytes, rows_that_fit
 from flowrl.run.evaluate.evaluate import evaluate_and_keep, evaluate_held_out
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms

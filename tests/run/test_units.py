@@ -8,8 +8,8 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.run.experience.units import cuttable, sample_units
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.start import check_workers
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.units import SamplingUnit
 from flowrl.run.train import iterate
 from flowrl.run.workers.transport import all_tensors, mapped

@@ -27,7 +27,7 @@ from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.model_proof import StartProof
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from tests.support import runs
 

@@ -19,8 +19,8 @@ from flowrl.prompts import DATA_SET, PromptSet
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.experience.units import decode_samples_of
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner, evaluated
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session, score_once
 from flowrl.run.state.smaller_calls import with_smaller_calls
 from rewards import Reward, Samples, Scores, score_all

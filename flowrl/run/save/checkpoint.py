@@ -17,10 +17,10 @@ from flowrl.errors import NotFiniteError, UserError
 from flowrl.models.policy import Policy
 from flowrl.processes.sharding import load_state, whole_state
 from flowrl.run.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
-from flowrl.run.state.comparable import Incomparable
 from flowrl.run.state.finite import first_not_finite, refuse
 from flowrl.run.state.learner import Learner, evaluated
 from flowrl.run.state.optimizers import update_settings
+from flowrl.run.state.progress import Incomparable, Progress
 from flowrl.run.state.session import Session
 from flowrl.run.state.smaller_calls import saved_sizes, take_sizes
 from flowrl.run.state.writer import copied
@@ -36,30 +36,6 @@ MISFITS = (
     *(OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError),
     *(SafetensorError, UnpicklingError),
 )
-
-
-@dataclass
-class Progress:
-    """Counters and results of a run, all of which every checkpoint holds."""
-
-    iteration: int = 0  # iterations done
-    optimizer_steps: int = 0
-    skipped_in_a_row: int = 0  # optimizer steps without a finite gradient
-    seconds: float = 0.0
-    best: float | None = None
-    best_iteration: int | None = None
-    first: dict[str, float] | None = None  # the base's evaluation
-    last: dict[str, float] | None = None
-    base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
-
-    def forget(self, old: Incomparable) -> None:
-        """Drop scores with which later evaluations cannot be compared."""
-        for name in ("first", "last", "base_scores"):
-            known = getattr(self, name) or {}
-            kept = {key: value for key, value in known.items() if not old.concerns(key)}
-            setattr(self, name, kept or None)
-        if old.best:
-            self.best = self.best_iteration = None
 
 
 _PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)

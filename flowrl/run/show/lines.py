@@ -10,7 +10,6 @@ from rich.console import Console
 
 from flowrl.algorithm import Algorithm
 from flowrl.run.evaluate.evaluate import Evaluated
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.show.footer import Footer, suits
 from flowrl.run.show.observer import Iteration, Observer
 from flowrl.run.show.panel import (
@@ -21,8 +20,9 @@ from flowrl.run.show.panel import (
     given_line,
     panel_lines,
 )
+from flowrl.run.state.progress import Progress
+from flowrl.run.state.record import Terminal, clock
 from flowrl.run.state.session import Session
-from flowrl.run.watch.record import Terminal, clock
 from flowrl.settings import Run
 
 TREND = (

@@ -40,8 +40,8 @@ from flowrl.run.atomic import reason
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial
 from flowrl.run.experience.collect import Experience
 from flowrl.run.experience.units import totals
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.show.first_tree import first_tree
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from rewards import Samples, Scores
 from rewards.perception.files import read_images

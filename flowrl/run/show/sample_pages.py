@@ -15,11 +15,11 @@ from flowrl.pages.sample_files import Page
 from flowrl.run.evaluate.evaluate import Evaluated, HeldOutResult
 from flowrl.run.experience.collect import Experience
 from flowrl.run.experience.units import totals
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.show.observer import Iteration, Observer
 from flowrl.run.show.track import ShownSamples, show_samples, shows_samples
+from flowrl.run.state.progress import Progress
+from flowrl.run.state.record import iteration_of, replace
 from flowrl.run.state.session import Session
-from flowrl.run.watch.record import iteration_of, replace
 from rewards import Samples
 
 KEPT_ITERATIONS = 100  # the newest: older pages and lines are removed

@@ -19,11 +19,11 @@ from flowrl.run.state.freed_memory import keep_freed_memory
 from flowrl.run.state.given_samples import GivenSamples
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.live import NOTHING_LIVE, Live
+from flowrl.run.state.record import JsonlTracker, Terminal
 from flowrl.run.state.start_record import StartRecord
 from flowrl.run.state.units import UnitSource
 from flowrl.run.state.waiting import scores_in_turn
 from flowrl.run.state.writer import FileWriter
-from flowrl.run.watch.record import JsonlTracker, Terminal
 from flowrl.settings import RewardSpec, Run
 from rewards import Reward, Samples, Scores, load, score_all
 from rewards.checks.self_test import Prompts, check_sum, self_test

@@ -14,7 +14,7 @@ from flowrl.models.call_sizes import CallTooLarge, HasSizes, out_of_memory
 from flowrl.models.policy import Policy
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.live import of_callback
-from flowrl.run.watch.record import Terminal
+from flowrl.run.state.record import Terminal
 from flowrl.settings import Run
 from flowrl.settings.read import dump, override
 

@@ -10,8 +10,8 @@ from flowrl.losses.base import ClipsRatio
 from flowrl.models import savings
 from flowrl.run.experience.collect import Experience
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.record import Terminal
 from flowrl.run.update.minibatches import share_of
-from flowrl.run.watch.record import Terminal
 
 FAR_ABOVE_CLIP = 10.0  # a noise floor of this many clip ranges would train on noise alone
 UNCLIPPED = 0.01  # noise of log-ratios that a loss without a clip range takes without a warning

@@ -21,8 +21,8 @@ from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip
 from flowrl.run.experience.collect import Experience
 from flowrl.run.experience.reward_gradient import path_entries
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.teachers import judged_by_teachers
 from flowrl.run.update.minibatches import Chunks, shares_of
 from flowrl.run.watch.histograms import IterationValues

@@ -18,9 +18,9 @@ from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.experience.units import cuttable, sample_unit
 from flowrl.run.model_proof import StartProof
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.record import Terminal
 from flowrl.run.state.session import Session, load_rewards, on_cpu
 from flowrl.run.state.units import SamplingUnit, UnitSamples
-from flowrl.run.watch.record import Terminal
 from flowrl.run.workers.transport import brought_to
 from flowrl.settings.read import run_from
 from rewards.types import reports
