@@ -82,8 +82,6 @@ def derived(do: Callable[..., Tensor], *given: Tensor) -> Tensor:
 
 def picked(values: Tensor, index: Tensor) -> Tensor:
     """Rows of a tensor; also known on the host if the tensor and the index are."""
-    return derived(_at, values, index)
-
-
-def _at(values: Tensor, index: Tensor) -> Tensor:
-    return values[index]
+    if values.device == _CPU:
+        return values[index]
+    return derived(torch.Tensor.__getitem__, values, index)

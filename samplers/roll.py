@@ -77,6 +77,8 @@ class _Trunk:
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> "_Trunk":
+        if len(plans) == 1:
+            return cls(frozenset())
         passed = Counter(p.trunk(k) for p in plans for k in range(len(p.steps)))
         return cls(frozenset(t for t, times in passed.items() if t is not None and times > 1))
 
@@ -89,15 +91,16 @@ class _Trunk:
     ) -> tuple[State, tuple[Edges, ...], tuple[Seen, ...], Tensor | None]:
         """Sample a plan: its leaves, trained transitions, intermediate predictions and kept
         states."""
-        places = [plan.trunk(k) for k in range(len(plan.steps) + 1)]
         state, start = walk.root(plan), 0
+        places = [plan.trunk(k) for k in range(len(plan.steps) + 1)] if self.shared else []
         for k, place in enumerate(places):
             if place is not None and place in self.states:
                 state, start = self.states[place], k
         edges, seen = list[Edges](), list[Seen]()
         kept = None
         for k in range(start, len(plan.steps)):
-            self.keep(places[k], state)
+            if places:
+                self.keep(places[k], state)
             kept = state.x if k == plan.keep else kept
             if plan.looks is not None and k in plan.looks.at:
                 seen.append(walk.completed(plan, k, state))
@@ -188,7 +191,8 @@ def _rolled(plans: Sequence[Plan], walk: Walk, sampling: Sampling[Rollout]) -> t
             x0 = state.children(plan.group // plan.states[-1]).x
         made = _rollout(plan, x0, walk.prompt(x0), walk, edges, index)
         rollouts.append(replace(made, seen=seen, kept=kept))
-        sampling.announce(rollouts, len(plans))
+        if sampling.on_rollout is not None:
+            sampling.announce(rollouts, len(plans))
     return tuple(rollouts)
 
 

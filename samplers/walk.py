@@ -117,6 +117,8 @@ class Walk:
 
     def rounded(self, plan: Plan, x: Tensor) -> Tensor:
         """The state from which the sampler continues if states are rounded for storage."""
+        if self.latents.storage.dtype is None:
+            return x
         trained = any(step.train for step in plan.steps)
         return self.latents.storage.rounded(x) if trained else x
 
@@ -144,14 +146,17 @@ class Walk:
         times = plan.states[k + 1] // plan.states[k]
         levels = [_level(at.x, s) for s in (step.sigma, step.sigma_next)]
         mean, std = kernel_step(kernel, at.x, at.v, *levels)
-        pushed = self.push(plan, index, k, at, Gaussian(mean, std))
+        guided = plan.guide is not None and plan.guided(k)
+        pushed = self.push(plan, index, k, at, Gaussian(mean, std)) if guided else mean
         parents = at.children(times)
         if times > 1:
             mean, std, pushed = (a.repeat_interleave(times, 0) for a in (mean, std, pushed))
         g = Gaussian(mean, std)
         x_next = (pushed + per_row(std, mean) * self.step_noise(plan, index, k)).to(at.x.dtype)
         x_next = self.rounded(plan, x_next)
-        after = State(x_next, self.remember(plan, parents, self.point(plan, index, k, parents)))
+        after = State(x_next)
+        if plan.solver.memory:
+            after.past = self.remember(plan, parents, self.point(plan, index, k, parents))
         if not step.train:
             return after, None
         logp, keep = mean_log_prob(g, x_next), self.latents.storage
@@ -159,15 +164,13 @@ class Walk:
         x = keep.put(parents.x) if parents.stored is None else parents.stored
         kept = keep.moved(mean) if self.keep_mean else None
         edges = Edges(k, x, after.stored, kept, logp, self.prompt(x_next))
-        if plan.guided(k):
+        if guided:
             edges = replace(edges, moved=(pushed - mean).flatten(1).square().mean(1).sqrt() / std)
         return after, edges
 
     def push(self, plan: Plan, index: int, k: int, at: State, plain: Gaussian) -> Tensor:
-        """Means of the sampling distribution: the kernel's, shifted if the plan is guided at this
-        step."""
-        if plan.guide is None or not plan.guided(k):
-            return plain.mean
+        """Means of the sampling distribution of a guided step: the kernel's, shifted."""
+        assert plan.guide is not None  # draw
         levels = (_level(at.x, s) for s in (plan.steps[k].sigma, plan.steps[k].sigma_next))
         by = self.slopes if plan.guide.by == "slope" else self.probes
         return plan.guide.drift(plain, by(plan, index, k, at, plain.mean), *levels).mean

@@ -7,6 +7,7 @@ optimizer step and all processes, so that neither chunks nor processes change th
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -208,7 +209,7 @@ class RatioLoss(ABC):
                 "a loss can select tokens by entropy only once: remove the other selections"
             )
 
-    @property
+    @cached_property  # read for every chunk
     def roles(self) -> frozenset[str]:
         return roles(self.anchors, "old")
 

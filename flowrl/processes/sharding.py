@@ -134,7 +134,7 @@ def _buckets(grads: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 @torch.no_grad()
-def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
+def clip_shards(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
     """Clip all gradients to norm `most`, and return their norm before that, over all shards."""
     given = [p for p in parameters if p.grad is not None]
     shared = [p for p in given if isinstance(p, DTensor)]

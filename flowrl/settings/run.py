@@ -7,12 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from flowrl.algorithm import Algorithm, Average, Decay
+from flowrl.credit.choices import image_plans
+from flowrl.credit.intermediate import differs_between_steps
 from flowrl.errors import UserError
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
 from flowrl.settings.given import GivenSettings, with_prompts
-from flowrl.settings.intermediate import check_intermediate
 from flowrl.settings.levels import levels_of
 from flowrl.settings.model import GuidanceScale, ModelSettings
 from flowrl.settings.recipe import EveryRecipe, RecipeSettings, recipe_kind
@@ -219,3 +220,32 @@ class Run(Settings):
             known = ", ".join(spec.label for spec in self.judges)
             raise ValueError(f"checkpoint.best: {best!r} is not a held-out reward; one of {known}")
         return self
+
+
+def asks_intermediate(algorithm: Algorithm) -> bool:
+    """Whether any plan of the run scores intermediate samples."""
+    return isinstance(algorithm.plan, Particled) or any(
+        plan.looks or plan.thin or plan.guide for plan in image_plans(algorithm)
+    )
+
+
+def check_intermediate(algorithm: Algorithm, own: bool, budget: BudgetSettings) -> None:
+    """UserError for intermediate rewards that are not used or cannot be compared by the credit,
+    and for a budget that needs one advantage per sample. `own`: whether `intermediate_rewards` has
+    any."""
+    if own and not asks_intermediate(algorithm):
+        raise UserError(
+            "intermediate_rewards: this recipe does not score intermediate states: leave it "
+            "out, use a recipe that does (potential_tree, pro_grpo), or set steer"
+        )
+    if own and not differs_between_steps(algorithm.transforms):
+        raise UserError(
+            "intermediate_rewards: this recipe subtracts intermediate rewards from the "
+            "samples' rewards, so both must be the same: leave intermediate_rewards out"
+        )
+    for name, wanted in (("subset", budget.subset is not None), ("replay", budget.replay > 0)):
+        if wanted and algorithm.by_step:
+            raise UserError(
+                f"budget.{name} needs one score per sample, but this recipe has credit per "
+                "step: leave it out"
+            )

@@ -172,6 +172,15 @@ def trained(jobs: Mapping[str, Job], out: Path) -> dict[str, Weights]:
     return {name: load_file(out / f"{name}.safetensors") for name in done}
 
 
+def check_two_as_one(jobs: Mapping[str, Job], out: Path, apart_below: float) -> None:
+    """Fail unless two processes train the weights of one process in small chunks."""
+    both = together(DDP, jobs, out / "both")
+    for name, job in jobs.items():
+        one = alone(job, out / name, rows_per_call=3)
+        assert apart(one, both[name]) < apart_below, name
+        assert told(out / "both", name)["moved"] > 1e-5, name
+
+
 def told(out: Path, name: str) -> dict[str, Any]:
     return json.loads((out / f"{name}.json").read_text())
 

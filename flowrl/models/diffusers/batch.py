@@ -133,8 +133,8 @@ class MediaBatch:
             owner.shape(self.steps), owner.device, owner.arithmetic, begin, owner.storage
         )
         drawn = partial(roll, plans, seed=seed, iteration=iteration, sampling=sampling)
-        parts = self._parts(plans, draws, sampling)
-        if len(parts) == 1 or sampling.on_part is None:
+        parts = [] if sampling.on_part is None else self._parts(plans, draws)
+        if len(parts) < 2 or sampling.on_part is None:
             return tuple(map(decoded, drawn(metered, latents, draws)))
         found: list[Rollout] = []
         for part in parts:
@@ -144,13 +144,11 @@ class MediaBatch:
             sampling.on_part(found[-1])
         return (joined_rollout(found, tuple(draws)),)
 
-    def _parts(
-        self, plans: Sequence[Plan], draws: Sequence[int], sampling: Sampling[Rollout]
-    ) -> list[DrawsPart]:
+    def _parts(self, plans: Sequence[Plan], draws: Sequence[int]) -> list[DrawsPart]:
         """The parts of a single plan's draws. Rows with images are in calls by them."""
         sizes, alone = self.owner.sizes, len(plans) == 1 and not self.conditioning.extras
         rows, decoded = sizes.sampling, sizes.decoding
-        if sampling.on_part is None or rows is None or decoded is None or not alone:
+        if rows is None or decoded is None or not alone:
             return [DrawsPart(0, tuple(draws))]
         return list(draw_parts(plans[0], draws, rows, decoded))
 

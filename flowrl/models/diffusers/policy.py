@@ -156,7 +156,8 @@ class PipelinePolicy:
 
     def _start(self, steps: int) -> Start:
         start = self.loop.start(steps)
-        self.frozen.rest()
+        if self.frozen.parts:
+            self.frozen.rest()
         return start
 
     def check_rows(self, meta: Sequence[Mapping[str, Any]]) -> None:
@@ -170,7 +171,8 @@ class PipelinePolicy:
     ) -> tuple[Extra, ...]:
         """Arguments of each row, to whose images the form of latents is fitted."""
         extras = self.loop.extras(meta, prompts)
-        fit_images(self.loop, extras, columns.places(meta) if meta else prompts)
+        if extras:
+            fit_images(self.loop, extras, columns.places(meta) if meta else prompts)
         return extras
 
     def encode(
@@ -188,7 +190,8 @@ class PipelinePolicy:
             found = row_calls.encoded_in_calls(*given, self.sizes.most("sampling", len(prompts)))
         else:
             found = self.encoding_cache.encode(*given, self.device)
-        self.frozen.rest()
+        if self.frozen.parts:
+            self.frozen.rest()
         return found
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
@@ -197,7 +200,8 @@ class PipelinePolicy:
 
         They are the states that the pipeline's own call hands to its network for that noise.
         """
-        part, start = self.loop.picture(conditioning, steps), self._start(steps)
+        start = self._start(steps)
+        part = self.loop.picture(conditioning, steps) if conditioning.extras else None
         if part is not None:
             picture, sigma = part.state, start.schedule.sigmas[0]
             return lambda noise, prompt: picture.to(noise)[prompt] + sigma * noise
@@ -265,7 +269,8 @@ class PipelinePolicy:
         whole = row_calls.decoded_in_calls(
             decode, x0, conditioning, size, way.together, graded=graded
         )
-        self.frozen.rest()
+        if self.frozen.parts:
+            self.frozen.rest()
         return whole
 
     def prove(

@@ -16,8 +16,7 @@ from flowrl.media.statistics import merged_means
 from flowrl.run.experience.intermediate_scores import intermediate_metrics
 from flowrl.run.experience.reference_kl import turns_of
 from flowrl.run.experience.reward_gradient import RewardPath
-from flowrl.run.experience.round import PlanSamples
-from flowrl.run.experience.rounds import ModelCall, Rounds
+from flowrl.run.experience.rounds import ModelCall, PlanSamples, Rounds
 from flowrl.run.state.session import Session
 from rewards import Samples, Scores
 from rewards.types import reports

@@ -157,14 +157,10 @@ class ScoreParts(Generic[R]):
         finally:
             self.whole.close()
 
-    @property
-    def on_rollout(self) -> Callable[[R], None]:
-        return self.whole.on_rollout
-
-    @property
-    def on_part(self) -> Callable[[R], None] | None:
-        """None if no reward is asked for parts: then they gain nothing."""
-        return self.parts.on_rollout if self.asked else None
+    def hooks(self, parts: bool) -> tuple[Callable[[R], None], Callable[[R], None] | None]:
+        """What is called with each rollout, and with each part of a single one: None without
+        `parts`, and if no reward is asked for them, since they gain nothing then."""
+        return self.whole.on_rollout, self.parts.on_rollout if self.asked and parts else None
 
     def media(self, rollouts: Sequence[R]) -> list[Samples]:
         """Decode what is not yet decoded; returns the samples of all rollouts."""
@@ -180,26 +176,6 @@ class ScoreParts(Generic[R]):
         here = {name: each for name, each in self.rewards.items() if name not in self.asked}
         found = [self.score(here, samples[0])] if here else []
         return [joined_columns([Scores.joined(self.parts.scores()), *found], tuple(self.rewards))]
-
-
-class ScoreInTurn(Generic[R]):
-    """Media and scores of a single plan's rollout whose rewards would gain nothing by threads."""
-
-    on_rollout = on_part = None
-
-    def __init__(
-        self, decode: Callable[[R], Samples], rewards: Mapping[str, Reward], score: Score
-    ) -> None:
-        self.decode, self.rewards, self.score = decode, rewards, score
-
-    def close(self) -> None:
-        """Nothing runs beside."""
-
-    def media(self, rollouts: Sequence[R]) -> list[Samples]:
-        return [self.decode(rollout) for rollout in rollouts]
-
-    def scores(self, samples: Sequence[Samples]) -> list[Scores]:
-        return [self.score(self.rewards, each) for each in samples]
 
 
 def joined_samples(parts: Sequence[Samples]) -> Samples:

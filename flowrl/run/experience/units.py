@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from flowrl.models.policy import Batch, RolloutLike
 from flowrl.prompts import PromptSet
 from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of
 from flowrl.run.experience.reward_gradient import RewardPath
-from flowrl.run.experience.score_ahead import ScoreInTurn, ScoreParts, joined_samples
+from flowrl.run.experience.score_ahead import ScoreParts, joined_samples
 from flowrl.run.state.finite import check_samples
 from flowrl.run.state.session import Session, score_once
 from flowrl.run.state.units import SamplingUnit, UnitSamples
@@ -50,6 +50,8 @@ def sample_units(
 ) -> tuple[Batch, UnitSamples]:
     """Sample this process's draws: in units where the run asks for these, else in calls that all
     draws share. Adds the time of each phase to `seconds`. The batch holds all prompts."""
+    if session.source is None and session.run.workers.unit is None:
+        return sample_unit(session, whole, seconds)
     units = units_of(session, whole)
     if session.source is not None:
         made = session.source.samples(units, seconds)
@@ -83,15 +85,6 @@ def cuttable(session: Session, iteration: int) -> bool:
     return all(draws_per_part(plan, 1) is not None for plan in plans)
 
 
-def _scoring(
-    session: Session, decode: Callable[[RolloutLike], Samples]
-) -> ScoreInTurn[RolloutLike] | ScoreParts[RolloutLike]:
-    score = partial(score_once, session.parallel)
-    if session.scores_in_turn:
-        return ScoreInTurn(decode, session.rewards, score)
-    return ScoreParts(decode, session.rewards, score, session.parallel.device)
-
-
 def sample_unit(
     session: Session, unit: SamplingUnit, seconds: dict[str, float]
 ) -> tuple[Batch, UnitSamples]:
@@ -103,27 +96,35 @@ def sample_unit(
         return decode_samples_of(batch, rollout, session.prompts, rows, place)
 
     lookahead = Lookahead(session, iteration, decode)
-    ahead = _scoring(session, decode)
-    with closing(ahead):
+    score, ahead = partial(score_once, session.parallel), None
+    if not session.scores_in_turn:
+        ahead = ScoreParts(decode, session.rewards, score, session.parallel.device)
+    with nullcontext() if ahead is None else closing(ahead):
         batch = encoded_prompts(session, unit, seconds)
-        parts = ahead.on_part if session.parallel.members == 1 else None
+        hooks = (None, None) if ahead is None else ahead.hooks(session.parallel.members == 1)
         guiding = slope = None
         if algorithm.guided:
             guiding = RewardPath.guiding(session, batch, rows, iteration)
             slope = guiding.on_the_way
         keep = algorithm.likelihood.keep_mean
-        sampling = Sampling(keep, lookahead, slope, ahead.on_rollout, parts)
-        seed, merging = session.run.train.seed, session.learner.merging.sampling()
-        behaving = session.learner.policies.using(algorithm.behaviour)
+        sampling = Sampling(keep, lookahead, slope, *hooks)
+        learner, seed = session.learner, session.run.train.seed
+        merges = learner.merging.when in ("untrained", "sampling")
+        merging = learner.merging.sampling() if merges else nullcontext()
+        behaving = learner.policies.using(algorithm.behaviour)
         with behaving, merging as aside, timed(seconds, "sample"), bounded_call("sampling"):
             sampling = replace(sampling, aside=aside)
             rollouts = batch.rollouts(
                 algorithm.plan, unit.ids, seed=seed, iteration=iteration, sampling=sampling
             )
         with timed(seconds, "decode"):
-            decoded = ahead.media(rollouts)
+            decoded = [*map(decode, rollouts)] if ahead is None else ahead.media(rollouts)
         with timed(seconds, "score"):
-            scores = ahead.scores(decoded)
+            scores = (
+                ahead.scores(decoded)
+                if ahead is not None
+                else [score(session.rewards, samples) for samples in decoded]
+            )
         looked = lookahead.count + (0 if guiding is None else guiding.decoded[0])
         if any(isinstance(rollout, Rollout) and rollout.seen for rollout in rollouts):
             looked += sum(map(looks_of, rollouts))

@@ -61,7 +61,7 @@ class Learner:
             policy.trainable(),
             run.averages(algorithm),
             keep_start="ref" in algorithm.roles,
-            changed=parallel.reshard,
+            changed=parallel.reshard if parallel.units else None,
             switch=None if run.model.compile else adapter_switch(policy.roots().values()),
             loaded=teachers,
         )

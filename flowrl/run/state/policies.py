@@ -40,7 +40,7 @@ class Policies:
         parameters: Mapping[str, nn.Parameter],
         averages: Sequence[Average] = (),
         keep_start: bool = True,
-        changed: Callable[[], None] = lambda: None,
+        changed: Callable[[], None] | None = None,
         switch: Callable[[bool], None] | None = None,
         loaded: Mapping[str, NamedWeights] = {},
     ) -> None:
@@ -83,7 +83,8 @@ class Policies:
         if self._switch is None or name != "ref":
             self._swap(name)
         self.inside = name
-        self.changed()
+        if self.changed is not None:
+            self.changed()
 
     def _swap(self, name: str) -> None:
         """Put a policy's weights into the network, unless they are there."""
@@ -103,7 +104,8 @@ class Policies:
         assert self.inside == "current" and not self.sharded
         for key, p in (self.network if name == "current" else self._weights[name]).items():
             p.copy_(weights[key])
-        self.changed()
+        if self.changed is not None:
+            self.changed()
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -114,7 +116,8 @@ class Policies:
             torch._foreach_copy_(  # type: ignore[reportPrivateImportUsage]
                 [network[name].detach() for name in halves], [own[name].detach() for name in halves]
             )
-        self.changed()
+        if self.changed is not None:
+            self.changed()
 
     @torch.no_grad()
     def follow(self, optimizer_steps: int) -> None:

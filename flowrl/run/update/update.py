@@ -18,7 +18,7 @@ from flowrl.losses.weights import share_bound
 from flowrl.models.call_sizes import CallTooLarge, bounded_call
 from flowrl.models.diffusers.call.decoder import read_with
 from flowrl.models.evaluation_counter import Meter
-from flowrl.processes.sharding import clip
+from flowrl.processes.sharding import clip_shards
 from flowrl.run.experience.collect import Experience
 from flowrl.run.experience.reward_gradient import path_entries
 from flowrl.run.state.learner import Learner
@@ -117,11 +117,11 @@ def update(
         shares[waits:] = [with_old(learner, experience, share) for share in shares[waits:]]
     if (part := learner.algorithm.entropy_share) is not None:
         shares = with_uncertain(learner, experience, shares, part)
-    equal = set.intersection(*learner.parallel.every(learner.policies.equal_to_current()))
+    equal = averages_in_use(learner)
     norms: list[float] = []
     for number, share in enumerate(shares * learner.run.train.epochs):
         try:
-            before = None if number else frozenset(equal)
+            before = None if number else equal
             add_gradients(learner, experience, share, before, tally, seen)
         except CallTooLarge as error:
             error.repeatable = not norms  # a step has changed the weights that sampled
@@ -141,6 +141,16 @@ def update(
         "skipped": float(len(norms) - len(finite)),
     }
     return Updated(metrics, seen)
+
+
+def averages_in_use(learner: Learner) -> frozenset[str]:
+    """Averages that the loss reads or that sample, while they equal the trained weights on all
+    processes."""
+    read = {*learner.algorithm.loss.roles, learner.algorithm.behaviour}
+    if read.isdisjoint({average.name for average in learner.policies.averages}):
+        return frozenset()
+    every = learner.parallel.every(learner.policies.equal_to_current())
+    return frozenset(set.intersection(*every))
 
 
 def add_gradients(
@@ -287,6 +297,7 @@ def optimizer_step(learner: Learner, progress: Progress) -> float:
     parameters, scale = learner.policies.parameters, learner.scaler.get_scale()
     learner.parallel.sum_gradients(parameters)
     learner.scaler.unscale_(learner.optimizer)
+    clip = clip_shards if learner.policies.sharded else torch.nn.utils.clip_grad_norm_
     norm = read_with(clip(parameters.values(), learner.run.train.max_grad_norm))
     if math.isfinite(norm):
         learner.scaler.step(learner.optimizer)

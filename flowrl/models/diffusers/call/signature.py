@@ -64,6 +64,7 @@ class Loop:
         self.name, self.call = self.traits.name, self.traits.call
         self.guidance = self.traits.guidance
         self.missing = MissingTexts(self.driver)
+        self._columns = self.driver.parameters.keys() - {"prompt"}  # that rows may fill
         self._starts: dict[int, Start] = {}
         self._noise: dict[tuple[tuple[str, ...], int], bool] = {}  # first states are noise alone
         self.image_shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}  # of latents, by images
@@ -117,7 +118,9 @@ class Loop:
         Raises UserError if an image is missing that the pipeline cannot go without, and for a
         text that only other rows have and that nothing can stand for.
         """
-        found = columns.extras(meta, self.driver.parameters)
+        found: Sequence[Extra] = ()
+        if not self._columns.isdisjoint(set[str]().union(*meta)):
+            found = columns.extras(meta, self.driver.parameters)
         if found:
             rows = zip(found, prompts, columns.places(meta), strict=True)
             found = [self.missing.filled(self.traits, *row) for row in rows]

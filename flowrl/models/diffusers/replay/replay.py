@@ -1,6 +1,7 @@
 """The result of a proof: what was compared, what stands in, and how near it is."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -38,7 +39,7 @@ class Replay:
     evaluations: float = 1.0  # of the network, for a row's velocity; more than 1: guided
     together: tuple[str, ...] = ()  # columns: rows with images of one size share a call, to the bit
 
-    @property
+    @cached_property  # read for every call
     def to_way(self) -> Way:
         forward = self.way == "forward"
         return Way(
