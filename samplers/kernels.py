@@ -67,8 +67,9 @@ def step(
     sigma: Float[Tensor, " n"],
     sigma_next: Float[Tensor, " n"],
 ) -> Gaussian:
-    """The kernel's distribution. On a GPU by two operations, see `coefficients`: equal to the
-    kernel's own up to float32's rounding. On a CPU, and of a user's kernel, its own to the bit."""
+    """The kernel's distribution. On a GPU it takes two operations (see `coefficients`) and equals
+    the kernel's own up to float32 rounding. On a CPU, and for a user's kernel, it is the kernel's
+    own to the bit."""
     known = None if x.device.type == "cpu" else coefficients(kernel, sigma, sigma_next)
     if known is None:
         return kernel(x, v, sigma, sigma_next)

@@ -42,9 +42,9 @@ def draw_parts(
     """Split draws at call boundaries, so that results stay bit-identical: calls of `rows_per_call`
     rows at every level, and of `decoded` samples in the decoder (None: nothing is decoded).
 
-    One part where there is no such place, and for plans whose calls are other ones: those that
-    steer, are guided, look at samples on the way, shrink or keep states; of texts, trees, greedy
-    leaves and several turns.
+    One part if there is no such place, and for plans with other calls: plans that steer, are
+    guided, score intermediate samples, shrink or keep states; of texts, trees, greedy leaves and
+    several turns.
     """
     each = draws_per_part(plan, rows_per_call) or len(draws)
     if decoded is not None:

@@ -42,10 +42,10 @@ class Particled:
     particles, moved by noisy steps of `kernel` and resampled by intermediate rewards. Other
     iterations use the planner `otherwise`.
 
-    Better samples to learn from while the policy finds few by itself; for likelihoods that need
-    clean samples only. The last resampling is left out, since copies of one sample teach nothing
-    new. So the samples follow the potentials on the way, and max and terminal tilt them by more
-    than the strength.
+    Provides better samples to learn from while the policy finds few itself; for likelihoods that
+    need clean samples only. The last resampling is left out, since copies of one sample teach
+    nothing new. So the samples follow the potentials on the way, and max and terminal tilt them by
+    more than the strength.
     """
 
     otherwise: Planner

@@ -28,7 +28,7 @@ class Rollout:
     plan.group of `draws`.
 
     `seed`, `iteration`, `draws` and `index` (the plan's place among its iteration's plans) key all
-    noise of these samples. `seen` are clean samples on the way, where the plan looks.
+    noise of these samples. `seen` are predicted clean samples, if the plan asks for them.
     """
 
     plan: Plan
@@ -117,7 +117,7 @@ class Sampling(Generic[R]):
     """Options of sampling beside the plans. R is the kind of rollout, of latents or of text.
 
     keep_mean   store the sampling policy's means with the edges: one more latent per trained node
-    score       rewards [n] of predicted samples, which a plan that steers reads on the way
+    score       rewards [n] of predicted samples, which a plan that steers reads in between
     slope       slopes [n *d] of these rewards in the predicted samples
     on_rollout  called with each rollout but the last, as soon as it is drawn
     on_part     called with each part of a single rollout as soon as it is drawn, if it is drawn in

@@ -76,7 +76,7 @@ class KeptTokens:
         return self.mapped(lambda part: derived(_entries, part, *at))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "KeptTokens":
-        """Apply a function to the positions of all sets. Zeros that it adds stand for no token."""
+        """Apply a function to the positions of all sets. Zeros that it adds represent no token."""
         return replace(self, starts=change(self.starts), counts=change(self.counts))
 
     @classmethod

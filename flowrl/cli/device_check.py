@@ -61,11 +61,11 @@ BROKEN = (RuntimeError, ValueError, TypeError, AssertionError, OSError, ImportEr
 
 
 class Failed(Exception):
-    """A check has another result than it must have."""
+    """Raised by a check whose result is wrong."""
 
 
 class NotRun(Exception):
-    """A check has nothing to be run on."""
+    """Raised by a check that has nothing to run on."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class CheckRow:
 
 @dataclass
 class DeviceTrial:
-    """A device, and the settings of the runs that it tries, in bfloat16. None is the demo."""
+    """A device, and the runs that are tried on it, in bfloat16: `chosen`, or the demo for None."""
 
     device: str
     chosen: str | None

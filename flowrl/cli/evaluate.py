@@ -88,7 +88,7 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
 
 
 def proven_form(policy: Policy, prompts: PromptSet, run: Run) -> MediaForm:
-    """The form of the samples of a model of one's own, which its checks show."""
+    """Form of the samples of a user's own model, as its checks show it."""
     policy.proofs(prompts.texts[:2], run.evaluation_steps, prompts.meta[:2])
     return made_form(policy)
 

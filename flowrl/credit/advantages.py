@@ -140,7 +140,7 @@ class LeaveOneOut:
 
 @dataclass(frozen=True)
 class GroupBaseline:
-    """Values less a baseline of their group.
+    """Values minus a baseline of their group.
 
         A = value - (baseline + shift)
 

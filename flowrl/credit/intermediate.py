@@ -79,7 +79,7 @@ class StepGain:
 
         value_k = V_{k+1} - V_k
 
-    Gains add up to the sample's score less that of its noise. A step without noise is masked.
+    Gains add up to the sample's score minus the score of its noise. A step without noise is masked.
     `relative` False keeps V_{k+1} alone, the paper's weaker baseline.
     """
 
@@ -105,7 +105,7 @@ class TurningPoint:
         d_i = R_i - R_{i-1}, c_i = sign(d_i) sign(R_n - R_0), turn_i = c_i > 0 and not c_{i-1} > 0
 
     R_i is the score after i of the n noisy steps; c_{i-1} must be below 0, and the first step turns
-    if c_1 > 0. Signs are those of the weighted sum of the rewards.
+    if c_1 > 0. Signs refer to the weighted sum of the rewards.
 
     form      paper     d_i, but R_n - R_{i-1} where step i turns
               released  R_n - R_0 + bonus d_i where step i turns (in all released configurations)
@@ -200,7 +200,7 @@ class AbsoluteValue:
 
         A_k = w_k ((Q_k - mean) / (std + eps) + kappa Q_k),  w_k = clip(Q_k / mean_k Q, *bounds)
 
-    mean and std are those of the group at step k, mean_k that of the sample over its steps. kappa
+    mean and std are over the group at step k, mean_k over the sample's steps. kappa
     counts in the first `share` of the steps, and keeps groups without spread from learning nothing.
     It pulls towards what is sampled where rewards are positive, and away where they are negative.
     """
@@ -237,8 +237,9 @@ class Potential:
 
         A_k <- A_k + weight (V_{k+1} - mean) / (std + eps)
 
-    mean and std are those of the scored nodes of the group at step k. Where the reward on the way
-    abstains (None), nothing is added. It stands after the transforms that standardise the outcome.
+    mean and std are over the group's scored nodes at step k. Nothing is added where the
+    intermediate reward abstains (None). It stands after the transforms that standardise the
+    outcome.
     """
 
     weight: float = 1.0

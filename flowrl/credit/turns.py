@@ -120,9 +120,9 @@ class GreedyBaseline:
 
         A_i = value_i - value_greedy
 
-    A plan with `greedy` makes it the draw's last sample. It is masked, and without its score the
-    whole draw is. `samples` counts those of a draw, the greedy one included: a group may hold
-    several draws of a prompt.
+    A plan with `greedy` makes it the draw's last sample, which is masked. If it has no score, the
+    whole draw is masked. `samples` counts the samples of a draw, the greedy one included: a group
+    may hold several draws of a prompt.
     """
 
     samples: int

@@ -116,13 +116,14 @@ class Pathwise:
         return self.starts.rows(rollout, Rows(rollout.prompt, credit, kept, None))
 
     def graded(self, plan: Plan, anchors: int) -> int:
-        """Network evaluations with gradients per draw, for a loss that compares with so many other
-        policies. With several steps each step is evaluated twice, and once more for the anchors."""
+        """Network evaluations with gradients per draw, for a loss that compares with this many
+        other policies. With several steps each step is evaluated twice, and once more for the
+        anchors."""
         each = 3 if anchors else 2
         return plan.group * sum(k if k == 1 else each * k for k in self.starts.steps(plan))
 
     def frozen(self, plan: Plan, anchors: int) -> int:
-        """Evaluations without gradients per draw: of each of so many other policies, and of the
+        """Evaluations without gradients per draw: of each of this many other policies, and of the
         trained one if states inside a path must be found first."""
         if not anchors:
             return 0

@@ -215,9 +215,8 @@ def trimmed(rows: Rows, unit: int) -> Rows:
 
 
 def restored(rows: RowsOf, device: torch.device) -> RowsOf:
-    """Bring stored states to the dtype and device of computation, those of the noise levels, and
-    rows of texts, which begin on the CPU, to `device`. The rows themselves where they are there
-    already."""
+    """Move stored states to the dtype and device of the noise levels, and rows of texts, which
+    begin on the CPU, to `device`. Rows that are already there are returned unchanged."""
     if isinstance(rows, TokenRows):
         return _sent(rows, device)
     if not isinstance(rows, TransitionRows | MatchingRows | DirectionRows):

@@ -25,7 +25,7 @@ DTYPES = {
 
 
 def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
-    """Load the model. `folder` is that of a training run: no other samples from a server."""
+    """Load the model. `folder` belongs to a training run; other uses never sample from a server."""
     set_tf32(run.model.tf32, device)
     if run.model.pipeline:
         return _pipeline(run, device)
@@ -178,7 +178,7 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     assert s is not None
     if policy.stop_texts is not None:
         raise UserError(
-            f"model.stop: {policy.stop_texts.texts[0]!r} is several tokens of this tokenizer, "
+            f"model.stop: {policy.stop_texts.texts[0]!r} has several tokens in this tokenizer, "
             "but a server ends completions at single tokens: choose a text of one token"
         )
     patience = Patience(timeout=s.timeout, tries=s.tries, at_once=s.in_flight)

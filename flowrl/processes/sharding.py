@@ -100,8 +100,8 @@ def groups(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Sum the gradients of replicated weights over processes; backward has already summed those of
-    shards.
+    """Sum the gradients of replicated weights over processes; backward has already summed the
+    shards' gradients.
 
     A process without a gradient that others have (the second of two experts) contributes zeros.
     """

@@ -187,9 +187,9 @@ def mix_grpo_flash(
     every: int = 20, ratio: float = 0.4, frozen: bool = False, scale: Scale = "group",
     kernel: Kernel | None = None, solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
-    """MixGRPO-Flash (same paper): after the window, `ratio` of the steps by DPM-Solver++, order 2.
-    Flash: ratio 0.4, the window moves every 20 iterations; Flash*: `frozen=True`, ratio 0.2. A
-    `solver` of your own replaces DPM-Solver++.
+    """MixGRPO-Flash (same paper): after the window, the steps are reduced to the share `ratio` and
+    taken by second-order DPM-Solver++. Flash: ratio 0.4, the window moves every 20 iterations;
+    Flash*: `frozen=True`, ratio 0.2. A `solver` of your own replaces DPM-Solver++.
 
     Differences: as `mix_grpo`; at least one step follows the window, so that sigma 0 is reached.
     """

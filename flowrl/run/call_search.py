@@ -51,7 +51,7 @@ def rows_that_fit(peak: Callable[[int], int], free: int) -> int:
     """Largest power of two of rows whose peak memory, extrapolated from one and two rows, stays
     within SHARE of the `free` bytes; at least 1.
 
-    peak: bytes that a call of so many rows needs. The result is tried, and halved while it raises
+    peak: bytes that a call of this many rows needs. The result is tried, and halved while it raises
     CallTooLarge.
     """
     one = peak(1)

@@ -116,7 +116,7 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
 
 
 def check_workers(run: Run, processes: int) -> None:
-    """UserError where the run cannot have sampling workers; before anything is created."""
+    """UserError, before anything is created, if the run cannot have sampling workers."""
     if run.workers.sampling == 0:
         return
     if processes > 1:
@@ -134,7 +134,7 @@ def check_workers(run: Run, processes: int) -> None:
 
 @contextmanager
 def with_workers(session: Session) -> Iterator[Session]:
-    """The session with its sampling workers, which end with it."""
+    """The session with its sampling workers, which are closed together with it."""
     if session.run.workers.sampling == 0:
         yield session
         return

@@ -49,7 +49,7 @@ def _refuse_evaluation(run: Run, why: str) -> None:
 
 
 def _check_own(run: Run) -> None:
-    """UserError for settings that a model of one's own has no part for."""
+    """UserError for settings that have no effect on a user's own model."""
     _refuse_evaluation(run, "is a setting of pipelines")
     if run.given is not None:
         raise UserError(
@@ -63,7 +63,7 @@ def _check_own(run: Run) -> None:
         )
     if run.train.gradient_checkpointing:
         raise UserError(
-            "train.gradient_checkpointing: a model of one's own calls torch.utils.checkpoint in "
+            "train.gradient_checkpointing: your own model calls torch.utils.checkpoint in "
             "its forward itself: leave the setting out"
         )
 

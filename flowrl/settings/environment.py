@@ -21,7 +21,7 @@ class EnvironmentSettings(Settings):
 
     It may also return {"reply": text, "state": name}: recipes with an advantage per turn compare
     the turns of a prompt that were taken in the same state. The state defaults to the reply, and
-    that of the first turn to the prompt.
+    the first turn's state to the prompt.
     """
 
     name: str

@@ -19,12 +19,12 @@ def read_tree(path: Path, begun: bool = False) -> tuple[Any, str]:
     """Read a file, with the settings of its base (and its base's base, and so on) below its own.
 
     Returns the settings and the names of the files, for messages. Mappings merge; every other
-    value, a list too, replaces that of the base; a recipe of another name replaces the base's,
-    whose settings mean nothing to it. `base` is relative to the file that it stands in,
-    or `configs/...` of flowrl; other paths are too, and then to the working folder: see
+    value, including a list, replaces the base's; a recipe of another name replaces the base's,
+    whose settings mean nothing to it. `base` is relative to the file that it stands in, or
+    `configs/...` of flowrl; other paths are too, and then to the working folder: see
     `flowrl.settings.places`. Paths of a run that was `begun` stay as written. UserError, in one
-    sentence that names every file on the way, for a base that
-    cannot be read and for a circle of files.
+    sentence that names every file on the way, for a base that cannot be read and for a circle of
+    files.
     """
     tree = read_yaml(path)
     return with_base(tree if begun else at_file(tree, path), path)

@@ -58,8 +58,8 @@ class Lora(Settings):
 
 
 class FrozenAdapter(Settings):
-    """Adapters of somebody else, merged into the base before anything else: a style, or a student's
-    few steps (Lightning, Hyper)."""
+    """Someone else's adapters, merged into the base before anything else: a style, or a student
+    that needs few steps (Lightning, Hyper)."""
 
     path: str
     """A .safetensors file or a folder for the pipeline's load_lora_weights, or a hub name."""
@@ -86,7 +86,7 @@ class EncodingSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """A diffusers pipeline, a language model or one of a user's file, its arguments and its
+    """A diffusers pipeline, a language model or a user's own model, with its arguments and its
     precision."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
@@ -173,7 +173,7 @@ class ModelSettings(Settings):
 
     @property
     def given_adapters(self) -> dict[str, str]:
-        """Adapters of somebody else by the setting that names them."""
+        """Someone else's adapters, by the setting that names them."""
         named = {f"model.adapters, {i + 1}": each.path for i, each in enumerate(self.adapters)}
         begun = None if self.lora is None else self.lora.start
         return named if begun is None else named | {"model.lora.from": begun}

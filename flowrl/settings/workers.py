@@ -14,7 +14,7 @@ from flowrl.settings.base import OnResume, Settings
 
 
 class WorkerSettings(Settings):
-    """Sampling in units of calls, by processes of their own: see docs/processes.md."""
+    """Sampling in separate processes, in units of calls: see docs/processes.md."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
         "sampling": OnResume.FREE,

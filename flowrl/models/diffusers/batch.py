@@ -40,7 +40,7 @@ class Prompted(Protocol):
 
 @runtime_checkable
 class Driven(Protocol):
-    """A model whose samples are made by steps of a velocity: what a batch uses of it."""
+    """A model that samples by integrating a velocity: the interface that a batch uses."""
 
     name: str
     guidance: Scales

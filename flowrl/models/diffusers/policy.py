@@ -215,7 +215,7 @@ class PipelinePolicy:
     def latents(self, x: Tensor, steps: int) -> Tensor:
         """Latents for `decode`, from states x [n *d] at the schedule's last level.
 
-        They are the same but for schedulers that end above 0 (DDIM, set_alpha_to_one false).
+        They differ only for schedulers that end above 0 (DDIM, set_alpha_to_one false).
         """
         return self.loop.latents(x, steps).to(x.dtype)
 

@@ -125,7 +125,8 @@ class Generation:
 
 
 def downloaded(ids: Int[Tensor, "m u"], columns: Sequence[Float[Tensor, "m u"]]) -> list[Tensor]:
-    """Tokens, and float32 numbers of each, on the CPU by one copy, which a GPU is waited for."""
+    """Copy tokens and their float32 numbers to the CPU in one transfer, so that a GPU is waited for
+    only once."""
     if ids.device.type == "cpu":
         return [ids, *columns]
     whole = torch.stack([ids.int(), *(each.view(torch.int32) for each in columns)]).cpu()

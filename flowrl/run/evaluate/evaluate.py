@@ -104,7 +104,7 @@ class HeldOutResult:
     def spreads(self, base: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Standard deviations of the samples, and standard errors of the paired gains over `base`.
 
-        The noise is the same in every evaluation, so each sample has a partner of the base's.
+        The noise is the same in every evaluation, so each sample is paired with one of the base's.
         Nothing for fewer than two scored samples.
         """
         found: dict[str, float] = {}

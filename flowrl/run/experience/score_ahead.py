@@ -17,8 +17,8 @@ Score = Callable[[Mapping[str, Reward], Samples], Scores]
 
 
 def queued_score(score: Score, device: str) -> Score:
-    """`score` for another thread. On a GPU it has a stream of its own, whose work begins after all
-    that this thread has queued, the decoding of the samples; the next ones are drawn beside it."""
+    """`score` for another thread. On a GPU it runs in a stream of its own, which waits for all work
+    that this thread has queued (the decoding of the samples) while the next samples are drawn."""
     if device != "cuda":
         return score
     index, decoded = torch.cuda.current_device(), torch.cuda.Event()
@@ -40,7 +40,7 @@ class ScoreAhead(Generic[R]):
     the model, and threads score. Each concurrent reward has a call of its own for each rollout, and
     at most `CALLS` of these run at once. All other rewards share one thread, so they never run
     twice at a time; they score a single rollout, or the last one, on the main thread. Of several
-    errors that of the first rollout is raised. Use with `contextlib.closing`.
+    errors, the first rollout's is raised. Use with `contextlib.closing`.
     """
 
     CALLS: ClassVar[int] = 16
@@ -158,8 +158,8 @@ class ScoreParts(Generic[R]):
             self.whole.close()
 
     def hooks(self, parts: bool) -> tuple[Callable[[R], None], Callable[[R], None] | None]:
-        """What is called with each rollout, and with each part of a single one: None without
-        `parts`, and if no reward is asked for them, since they gain nothing then."""
+        """Callbacks for each rollout, and for each part of a single one. The second is None without
+        `parts`, or if no reward is asked for parts: then they gain nothing."""
         return self.whole.on_rollout, self.parts.on_rollout if self.asked and parts else None
 
     def media(self, rollouts: Sequence[R]) -> list[Samples]:

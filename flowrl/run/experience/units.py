@@ -28,7 +28,7 @@ from samplers.parts import DrawsPart, draws_per_part, joined_rollout, joined_tex
 
 @dataclass
 class Lookahead:
-    """Scores of predicted samples, which steered plans ask for on the way."""
+    """Scores of predicted samples, which steered plans request during sampling."""
 
     session: Session
     iteration: int
@@ -48,7 +48,7 @@ class Lookahead:
 def sample_units(
     session: Session, whole: SamplingUnit, seconds: dict[str, float]
 ) -> tuple[Batch, UnitSamples]:
-    """Sample this process's draws: in units where the run asks for these, else in calls that all
+    """Sample this process's draws: in units if the run asks for them, otherwise in calls that all
     draws share. Adds the time of each phase to `seconds`. The batch holds all prompts."""
     if session.source is None and session.run.workers.unit is None:
         return sample_unit(session, whole, seconds)
@@ -78,8 +78,8 @@ def encoded_prompts(session: Session, unit: SamplingUnit, seconds: dict[str, flo
 
 
 def cuttable(session: Session, iteration: int) -> bool:
-    """Whether the draws of an iteration may be in several units: those of a plan that steers, is
-    guided, looks at samples on the way, or has trees of texts or turns are one unit."""
+    """Whether an iteration's draws can be split into units. Draws of a plan that steers, is guided,
+    scores intermediate samples, or has trees of texts or turns form a single unit."""
     run, algorithm = session.run, session.algorithm
     plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
     return all(draws_per_part(plan, 1) is not None for plan in plans)
@@ -161,7 +161,7 @@ def joined_units(units: Sequence[SamplingUnit], made: Sequence[UnitSamples]) -> 
 
 
 def merged_reports(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Add up what rewards report of their calls in several units."""
+    """Add up what rewards report over several units."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
@@ -188,7 +188,8 @@ def _joined_rollout(parts: Sequence[RolloutLike], draws: tuple[int, ...]) -> Rol
 def decode_samples_of(
     batch: Batch, rollout: RolloutLike, prompts: PromptSet, rows: Sequence[int], place: str
 ) -> Samples:
-    """Decode a rollout into what rewards see; `rows` are those of the draws in the prompt file.
+    """Decode a rollout into the samples that rewards see; `rows` are the draws' rows in the prompt
+    file.
 
     NotFiniteError names `place` where latents or media hold NaN or infinity: a reward would answer
     with an error or a score of its own, and be blamed.

@@ -49,8 +49,7 @@ class HeldOutPages(Observer):
 
 
 def spread_over(samples: int, most: int) -> list[int]:
-    """Indices of at most so many samples, spread over prompts, which shows more than one prompt's
-    samples."""
+    """Indices of at most `most` samples, spread over prompts so that several prompts are shown."""
     count = min(most, samples)
     return [i * samples // count for i in range(count)]
 

@@ -23,8 +23,8 @@ TOGETHER = 64  # tensors of one comparison, which makes a copy of them
 
 
 class Policies:
-    """Weights of all policies: "current", "ref" (the frozen start), those of `averages`, and of
-    `loaded` weights.
+    """Weights of all policies: "current", "ref" (the frozen start), the `averages`, and `loaded`
+    weights.
 
     `keep_start` is false if nothing reads "ref": full weights are then held once.
     The optimizer and the averages follow `parameters`: float32 masters where the network's own
@@ -100,7 +100,7 @@ class Policies:
 
     @torch.no_grad()
     def replace_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Copy whole weights into a policy, which is not in use."""
+        """Copy whole weights into a policy that is not in use."""
         assert self.inside == "current" and not self.sharded
         for key, p in (self.network if name == "current" else self._weights[name]).items():
             p.copy_(weights[key])
@@ -180,8 +180,8 @@ class Policies:
 
 
 def same_values(own: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Whether tensors are equal once `other` is rounded to their types. A GPU compares TOGETHER of
-    them in two kernels, and is waited for once."""
+    """Whether tensors are equal once `other` is rounded to their types. On a GPU, TOGETHER of them
+    are compared in two kernels, with a single wait."""
     pairs = [(p.detach(), w.detach()) for p, w in zip(own, other, strict=True) if p.numel()]
     if all(p.device.type == "cpu" for p, _ in pairs):  # needs no copy
         return all(bool((p == w.to(p.dtype)).all()) for p, w in pairs)

@@ -74,12 +74,13 @@ class Session:
 
     @cached_property
     def scores_in_turn(self) -> bool:
-        """Whether samples are scored once all are drawn, a reward at a time: not beside a GPU."""
+        """Whether samples are scored after all are drawn, one reward at a time. False on a GPU,
+        beside which rewards run."""
         in_turn = scores_in_turn(self.rewards, len(self.algorithm.plans))
         return in_turn and self.parallel.device != "cuda"
 
     def drawn(self, samples: Samples) -> Samples:
-        """The samples as pages show them: tensors of a model of one's own as images."""
+        """The samples as pages show them: tensors of a user's own model as images."""
         return shown_by(self.learner.policy, samples)
 
     def weights(self, iteration: int) -> torch.Tensor:

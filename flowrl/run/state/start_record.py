@@ -220,7 +220,7 @@ def _base(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _own_base(run: Run) -> dict[str, str]:
-    """The digest of the weights of a model of one's own."""
+    """The digest of the weights of a user's own model."""
     weights = run.model.weights
     return {} if weights is None else {Path(weights).name: _digest(find(weights))}
 

@@ -18,8 +18,8 @@ from rewards import Samples, Scores
 
 @dataclass(frozen=True)
 class SamplingUnit:
-    """Draws of an iteration: their ids, and their rows of the prompt file. `first` is the place of
-    the first one among the process's draws."""
+    """Draws of an iteration: their ids and their rows of the prompt file. `first` is the place of
+    its first draw among the process's draws."""
 
     iteration: int
     ids: tuple[int, ...]
@@ -53,24 +53,24 @@ class UnitSamples:
 
 @runtime_checkable
 class UnitSource(Protocol):
-    """Samples units elsewhere than in the training process."""
+    """Samples units outside the training process."""
 
     def begin(self, iteration: int) -> None:
-        """Note the weights with which an iteration begins, and start what may be sampled of them:
-        the draws of the iteration that is `workers.lag` later."""
+        """Take the weights with which an iteration begins, and start the sampling that they allow:
+        the draws of the iteration `workers.lag` later."""
         ...
 
     def draws(self, iteration: int) -> Draws | None:
-        """The draws of an iteration that was started; None for another one."""
+        """The draws of an iteration that has been started; None for any other iteration."""
         ...
 
     def samples(self, units: list[SamplingUnit], seconds: dict[str, float]) -> list[UnitSamples]:
-        """Wait for the samples of an iteration's units, in order. Adds the time of each phase of
-        the workers to `seconds`, and the time of waiting."""
+        """Wait for the samples of an iteration's units, in order. Adds the workers' time per phase,
+        and the waiting time, to `seconds`."""
         ...
 
     def state(self, iteration: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return what a checkpoint after so many iterations keeps: numbers, and weights."""
+        """Return what a checkpoint keeps after this many iterations: numbers and weights."""
         ...
 
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None: ...

@@ -37,7 +37,7 @@ def noise_floor(learner: Learner, experience: Experience) -> float | None:
 
 
 def uncompiled_above(learner: Learner, experience: Experience, terminal: Terminal) -> Experience:
-    """Stop compiling by `model.compile: auto` where the noise floor is above the clip range.
+    """Stop compiling (`model.compile: auto`) if the noise floor is above the clip range.
 
     The rows of this iteration, which compiled blocks sampled, then lose their stored densities: the
     update recomputes them.

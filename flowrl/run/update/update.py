@@ -199,8 +199,9 @@ def evaluated_old(likelihood: Likelihood, experience: Experience, rows: Rows) ->
 def with_uncertain(
     learner: Learner, experience: Experience, shares: list[Chunks], part: float
 ) -> list[Chunks]:
-    """Mark the iteration's tokens of highest entropy under the policy that sampled, of whose share
-    the loss learns: once, so that neither chunks nor processes change the choice."""
+    """Mark the most uncertain tokens of the iteration under the policy that sampled; the loss
+    learns from a share of them. They are chosen once, so that neither chunks nor processes change
+    the choice."""
     chunks = [chunk for share in shares for chunk in share]
     using = learner.policies.using(learner.algorithm.behaviour)
     with learner.parallel.together(), bounded_call("training"), using:

@@ -37,7 +37,7 @@ REPLACED = 3  # times that a unit is given to another worker before the run ends
 
 @dataclass
 class Started:
-    """An iteration that was given to workers. `results` holds a reference and its worker for each
+    """An iteration that workers are sampling. `results` holds a reference and its worker for each
     unit."""
 
     draws: Draws
@@ -83,8 +83,8 @@ class SamplingPool:
     # The weights of an iteration, and what is sampled of them
 
     def begin(self, iteration: int) -> None:
-        """Keep the weights with which an iteration begins, and start the one that is `lag` later;
-        at first all up to that one."""
+        """Keep the weights with which an iteration begins, and start the iteration `lag` later; at
+        the beginning, start all iterations up to that one."""
         session, last = self.session, self.session.run.train.iterations - 1
         self._join(0)
         self.started = {k: each for k, each in self.started.items() if k >= iteration}
@@ -184,8 +184,8 @@ class SamplingPool:
     # The start and the end
 
     def prove(self) -> None:
-        """Wait for a worker. Each is compared with this process before it is asked for samples:
-        versions of packages, and one draw. UserError where they differ."""
+        """Wait for each worker, and compare it with this process before it samples: package
+        versions, and one draw. UserError if they differ."""
         session = self.session
         self._keep(-1)
         reference = ray.put(self.weights.pop(-1))
@@ -270,7 +270,7 @@ class SamplingPool:
 
 
 def relative_distance(own: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """The largest difference of two draws' tensors, of the size of their numbers."""
+    """Largest difference between the tensors of two draws, relative to their size."""
     worst = 0.0
     for here, there in zip(own, other, strict=True):
         if here.shape != there.shape:

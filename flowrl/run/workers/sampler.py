@@ -31,7 +31,7 @@ COMPARED = ("flowrl", "torch", "diffusers", "transformers", "peft")
 
 @dataclass(frozen=True)
 class Asked:
-    """A unit, and what sampling it depends on beside the settings.
+    """A unit, and everything besides the settings that its samples depend on.
 
     version  of the weights: the iteration that began with them
     sizes    rows per call, as the training process has them by now
@@ -43,7 +43,7 @@ class Asked:
 
 
 def facts() -> dict[str, str]:
-    """Versions that samples depend on."""
+    """Versions on which samples depend."""
     return {"python": platform.python_version(), **{name: version(name) for name in COMPARED}}
 
 
@@ -78,7 +78,7 @@ class SamplingWorker:
         prove_pipeline(self.session, StartProof(self.session, True))
 
     def place(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of a version, unless they are there."""
+        """Load the weights of a version, unless they are already loaded."""
         if version == self.version:
             return
         learner = self.session.learner
@@ -88,7 +88,7 @@ class SamplingWorker:
     def sample(
         self, asked: Asked, weights: Mapping[str, Tensor]
     ) -> tuple[UnitSamples, dict[str, float]]:
-        """The samples of a unit, on the CPU, and the seconds of each phase."""
+        """Samples of a unit, on the CPU, and the seconds of each phase."""
         self.place(asked.version, weights)
         self.session.learner.policy.sizes.take(asked.sizes)
         seconds: dict[str, float] = {}

@@ -54,8 +54,8 @@ class Conditioning:
     """Encoded rows of a batch of prompts. Row i belongs to prompt i.
 
     `extras` are the arguments of the pipeline's call that a row has for itself: a negative prompt,
-    a conditioning image. Rows have the same names, or there are no extras. `plain` is the same
-    encoded without guidance, for pipelines whose outputs then have another layout.
+    a conditioning image. Rows have the same names, or there are no extras. `plain` holds the same
+    prompts encoded without guidance, for pipelines whose outputs then have another layout.
     """
 
     layout: EncodingLayout

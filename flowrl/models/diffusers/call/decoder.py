@@ -19,8 +19,8 @@ _unread: list[tuple[Tensor, Callable[[], NoReturn]]] = []  # verdicts, and who r
 
 
 def read_with(value: Tensor) -> float:
-    """A number of the device, after the decoders' verdicts since the last call. NotFinitePartError
-    for the first bad one."""
+    """Read a number from the device, together with the decoders' verdicts since the last call.
+    NotFinitePartError for the first bad one."""
     late, _unread[:] = tuple(_unread), []
     verdicts = [verdict.to(value.dtype) for verdict, _ in late]
     number, *fine = torch.stack([value, *verdicts]).tolist() if late else [float(value)]

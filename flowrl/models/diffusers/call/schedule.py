@@ -28,7 +28,7 @@ class PipelineSchedule:
     sigmas     steps + 1 falling noise levels; the last is where the scheduler ends, 0 for flows
     timesteps  [steps] the values that the loop passes for them, in its own dtype
     train      timesteps per unit of sigma (of a flow)
-    visits     the level at each call of `scheduler.step`: some solvers look at a level twice
+    visits     the level at each call of `scheduler.step`: some solvers visit a level twice
     levels     of a model of a variance-preserving process: its level by integer time, rising
     inverted   the loop's own sigma is 1 - ours
     """

@@ -115,8 +115,8 @@ class Loop:
     ) -> tuple[Extra, ...]:
         """Arguments of each prompt: columns of its row, and images that all prompts share.
 
-        Raises UserError if an image is missing that the pipeline cannot go without, and for a
-        text that only other rows have and that nothing can stand for.
+        Raises UserError if a required image is missing, and for a text that only other rows have
+        and that nothing can replace.
         """
         found: Sequence[Extra] = ()
         if not self._columns.isdisjoint(set[str]().union(*meta)):

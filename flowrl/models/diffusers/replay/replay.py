@@ -17,7 +17,7 @@ class Replay:
 
     Predictions and decoder differ by 0 from the pipeline's own call and the first state by
     rounding, or there is no Replay. The first step of a scheduler that draws no noise is of first
-    order, so it must be our Euler step but for rounding: that proves how the prediction is read.
+    order, so it must be our Euler step up to rounding: that proves how the prediction is read.
     """
 
     pipeline: str
