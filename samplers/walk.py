@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.host import filled_rows, on_device, sent, uploaded
+from samplers.host import derived, filled_rows, on_device, sent, uploaded
 from samplers.kernels import Gaussian, euler, mean_log_prob, per_row
 from samplers.kernels import step as kernel_step
 from samplers.looks import Seen
@@ -150,7 +151,8 @@ class Walk:
         pushed = self.push(plan, index, k, at, Gaussian(mean, std)) if guided else mean
         parents = at.children(times)
         if times > 1:
-            mean, std, pushed = (a.repeat_interleave(times, 0) for a in (mean, std, pushed))
+            both = mean, std, pushed
+            mean, std, pushed = (derived(partial(_repeated, times), a) for a in both)
         g = Gaussian(mean, std)
         x_next = (pushed + per_row(std, mean) * self.step_noise(plan, index, k)).to(at.x.dtype)
         x_next = self.rounded(plan, x_next)
@@ -242,6 +244,10 @@ class Walk:
         common = self.noise(plan.states[k + 1] // branch, "split", index, k)
         common = common.repeat_interleave(branch, 0)
         return (common + plan.split * own) / (1 + plan.split**2) ** 0.5
+
+
+def _repeated(times: int, values: Tensor) -> Tensor:
+    return values.repeat_interleave(times, 0)
 
 
 def _level(x: Tensor, sigma: float) -> Float[Tensor, " n"]:

@@ -177,10 +177,16 @@ def once_per_state(
     if rows.state is None:
         return evaluate(rows)
     number = input_of(rows)
+    if torch.equal(number, torch.arange(len(number))):  # each has a state of its own
+        return evaluate(rows)
     parts = evaluate(take(rows, first_rows(number)))
     number = sent(number, parts[0].device)
     # index_select: on a CPU its backward adds in one order, whatever the threads
-    return [part.index_select(0, number) for part in parts]
+    return [derived(_selected, part, number) for part in parts]
+
+
+def _selected(part: Tensor, number: Tensor) -> Tensor:
+    return part.index_select(0, number)
 
 
 def first_rows(numbers: Int[Tensor, " b"]) -> Int[Tensor, " m"]:

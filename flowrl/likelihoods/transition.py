@@ -29,9 +29,10 @@ from flowrl.likelihoods.rows import (
     once_per_state,
 )
 from samplers import Edges, Gaussian, Particled, Rollout, Velocity, mean_log_prob
-from samplers.host import filled_rows, on_host, sent
+from samplers.host import filled_rows, on_host, sent, uploaded
 from samplers.kernels import coefficients, step
 
+KlForm = Literal["exact", "published", "velocity", "mean"]
 NEEDS_TOKEN = "a plan of text needs the Token likelihood"
 
 
@@ -74,11 +75,12 @@ def _step(policy: Velocity, rows: TransitionRows) -> Gaussian:
 
 def states_of(rollout: Rollout, edges: Edges) -> Int[Tensor, " b"] | None:
     """Number the distinct states of a step that has fewer states than transitions. The plan says
-    where, and the states say which: replay may have replaced one of several siblings."""
+    where, and the states say which: replay may have replaced one of several siblings. On the CPU,
+    where they are read."""
     before, after = rollout.plan.states[edges.step : edges.step + 2]
     if before == after:
         return None
-    return sent(on_host(equal_before(edges.x)), edges.prompt.device)
+    return on_host(equal_before(edges.x))
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Transition:
     unit = 1
     text = False
     ratio: Literal["density", "ratio_norm", "cps"] = "density"
-    kl_form: Literal["exact", "published", "velocity", "mean"] = "exact"
+    kl_form: KlForm = "exact"
     means: bool = False
 
     @property
@@ -177,15 +179,34 @@ class Transition:
         return q * ratio + mse(new.out, old.out) / (2 * q)
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b 1"]:
-        q, slope = step_scales(rows)
-        moved = mse(new.out, ref.out)
-        if self.kl_form == "mean":
-            return moved
-        if self.kl_form == "velocity":
-            return moved / slope**2
-        if self.kl_form == "published":
-            return moved * (rows.sigma - rows.sigma_next)[:, None] / (2 * q**2)
-        return step_divergence(new, ref, rows)
+        return scaled_by_step(self.kl_form, mse(new.out, ref.out), rows)
+
+
+def scaled_by_step(
+    form: KlForm, moved: Float[Tensor, "b 1"], rows: TransitionRows
+) -> Float[Tensor, "b 1"]:
+    """Squared distances of means as a `kl_form` of the rows' steps. On a GPU their factors are
+    computed on the host and multiplied at once."""
+    if form == "mean":
+        return moved
+    known = None
+    if moved.device.type != "cpu":
+        known = coefficients(rows.kernel, rows.sigma, rows.sigma_next)
+    if known is None:
+        fall = (rows.sigma - rows.sigma_next)[:, None]
+        return _divided(form, moved, *step_scales(rows), fall)
+    _, slope, std = known[..., None]
+    fall = (on_host(rows.sigma).double() - on_host(rows.sigma_next).double())[:, None]
+    factor = _divided(form, torch.ones_like(std), std, slope, fall)
+    return moved * uploaded(factor.to(moved.dtype), moved.device)
+
+
+def _divided(form: KlForm, moved: Tensor, q: Tensor, slope: Tensor, fall: Tensor) -> Tensor:
+    if form == "velocity":
+        return moved / slope**2
+    if form == "published":
+        return moved * fall / (2 * q**2)
+    return moved / (2 * q**2)
 
 
 def step_scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tensor, "b 1"]]:
@@ -204,4 +225,4 @@ def step_divergence(new: Evaluation, old: Evaluation, rows: Rows) -> Float[Tenso
     """|mean - mean_old|^2 / 2 q^2 in nats per dimension: the divergence of two steps with equal
     std."""
     assert isinstance(rows, TransitionRows), "only denoising steps have means"
-    return mse(new.out, old.out) / (2 * step_scales(rows)[0] ** 2)
+    return scaled_by_step("exact", mse(new.out, old.out), rows)

@@ -242,7 +242,8 @@ class RatioLoss(ABC):
         if self.entropy > 0:
             entropy = entropies(evaluations["new"])
             bonus, metrics["entropy"] = -self.entropy * entropy, entropy.detach()
-        return Entries(value + divergence, self.denominator, metrics, bonus)
+        value = value + divergence if self.anchors else value
+        return Entries(value, self.denominator, metrics, bonus)
 
 
 def entropies(evaluation: Evaluation) -> Float[Tensor, "b t"]:

@@ -21,7 +21,7 @@ from flowrl.credit.advantages import (
 )
 from flowrl.credit.comparisons import PruneWidth
 from flowrl.errors import UserError
-from flowrl.likelihoods.transition import Transition
+from flowrl.likelihoods.transition import KlForm, Transition
 from flowrl.losses.ratio import Anchor, Surrogate
 from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
 from samplers import (
@@ -48,9 +48,6 @@ from samplers import (
 def anchors(kl: float) -> tuple[Anchor, ...]:
     """An anchor to the frozen initial model, or none if `kl` is 0."""
     return (Anchor(kl),) if kl else ()
-
-
-KlForm = Literal["exact", "published", "velocity", "mean"]
 
 
 def named(kernel: str | Kernel, known: Mapping[str, Kernel]) -> Kernel:

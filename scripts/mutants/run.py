@@ -133,7 +133,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("advantages-rescale", "flowrl/credit/advantages.py", "self.to / self.at", "self.at / self.to",
      "credit/test_advantages.py"),
     ("likelihoods-published-kl", "flowrl/likelihoods/transition.py",
-     "moved * (rows.sigma - rows.sigma_next)[:, None] / (2 * q**2)", "moved / (2 * q**2)",
+     "moved * fall / (2 * q**2)", "moved / (2 * q**2)",
      "likelihoods/test_likelihoods.py"),
     ("likelihoods-ratio-norm", "flowrl/likelihoods/transition.py", "mse(new.out, old.out) / (2 * q)",
      "mse(new.out, old.out) / (2 * q**2)", "likelihoods/test_likelihoods.py"),

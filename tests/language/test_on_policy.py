@@ -53,7 +53,7 @@ def step_gradients(monkeypatch, kept: Session, experience: Experience) -> list[T
     """Gradients of the one optimizer step of an iteration, which is not taken."""
     found: list[Tensor] = []
 
-    def step(learner: Learner, progress: Progress) -> float:
+    def step(learner: Learner, progress: Progress, tally: update.Tally) -> float:
         grads = [p.grad for p in learner.policies.parameters.values()]
         found.extend(torch.zeros(1) if g is None else g.double().clone() for g in grads)
         learner.optimizer.zero_grad()

@@ -52,7 +52,7 @@ def test_gradients_are_those_of_texts_by_themselves(model, tmp_path, monkeypatch
     """Two optimizer steps of the same deal: gradients, ratios and every other role."""
     found: list[list[Tensor]] = []
 
-    def step(learner: Learner, progress: Progress) -> float:
+    def step(learner: Learner, progress: Progress, tally: update.Tally) -> float:
         parameters = learner.policies.parameters.values()
         found.append([p.grad.clone() for p in parameters if p.grad is not None])
         learner.optimizer.zero_grad()

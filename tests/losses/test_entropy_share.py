@@ -19,10 +19,10 @@ def gradients(model, folder, monkeypatch, rows: int, **train) -> list[list[Tenso
     steps: list[list[Tensor]] = []
     step = update.optimizer_step
 
-    def recorded(learner, progress):
+    def recorded(learner, progress, tally):
         parameters = learner.policies.parameters.values()
         steps.append([p.grad.clone() for p in parameters if p.grad is not None])
-        return step(learner, progress)
+        return step(learner, progress, tally)
 
     monkeypatch.setattr(update, "optimizer_step", recorded)
     metrics = update.update(session.learner, collect(session, 0), Progress()).metrics

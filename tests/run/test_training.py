@@ -72,7 +72,7 @@ def test_the_updates_share_out_the_mean_over_all_unmasked_rows(
         rows.mask[place : 3 + place] = False  # unequal counts in chunks and in updates
     want, found = of_all_rows(kept, experience), []
 
-    def step(learner: Learner, progress: Progress) -> float:
+    def step(learner: Learner, progress: Progress, tally: update.Tally) -> float:
         found.append(gradients(kept))
         learner.optimizer.zero_grad()
         return 1.0

@@ -23,7 +23,7 @@ from flowrl.likelihoods.rows import (
 )
 from flowrl.run.experience.collect import Experience
 from flowrl.run.state.learner import Learner
-from samplers.host import on_host, picked, sent
+from samplers.host import on_host, sent
 from samplers.noise import generator
 from samplers.untyped import integers
 
@@ -45,7 +45,8 @@ class Chunk:
 
     @property
     def mask(self) -> Bool[Tensor, "m t"]:
-        return picked(self.whole.mask, self.index)
+        """On the CPU."""
+        return on_host(self.whole.mask)[on_host(self.index)]
 
     @property
     def has_old(self) -> bool:

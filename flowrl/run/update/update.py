@@ -16,7 +16,7 @@ from flowrl.losses.averages import TEACHER
 from flowrl.losses.base import Counts, Entries, entropies, reduced
 from flowrl.losses.weights import share_bound
 from flowrl.models.call_sizes import CallTooLarge, bounded_call
-from flowrl.models.diffusers.call.decoder import read_with
+from flowrl.models.diffusers.call.decoder import late_verdicts
 from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip_shards
 from flowrl.run.experience.collect import Experience
@@ -45,16 +45,18 @@ class Tally:
         """Keep values until `settle`, because reading them would wait for a GPU."""
         self.waiting.append((name, values.detach().expand(mask.shape), mask))
 
-    def settle(self) -> None:
-        """Move all values to the CPU in one transfer and add them in order."""
-        if not self.waiting:
-            return
-        names, values, masks = zip(*self.waiting, strict=True)
-        own = torch.cat([each.flatten() for each in values]).cpu().double()
-        self.waiting = []
-        parts = own.split([each.numel() for each in masks])
-        for name, part, mask in zip(names, parts, masks, strict=True):
+    def settle(self, *numbers: Tensor) -> list[float]:
+        """Move all values to the CPU, with other numbers of the device, in one transfer; add the
+        values in order, and return the numbers."""
+        waiting, self.waiting = self.waiting, []
+        sent = [*numbers, *(values for _, values, _ in waiting)]
+        if not sent:
+            return []
+        own = torch.cat([each.flatten() for each in sent]).cpu().double()
+        found, *parts = own.split([len(numbers), *(mask.numel() for _, _, mask in waiting)])
+        for (name, _, mask), part in zip(waiting, parts, strict=True):
             self._add(name, part[on_host(mask).flatten()])
+        return found.tolist()
 
     def _add(self, name: str, kept: Tensor) -> None:
         if len(kept) == 0:
@@ -126,7 +128,7 @@ def update(
         except CallTooLarge as error:
             error.repeatable = not norms  # a step has changed the weights that sampled
             raise
-        norms.append(optimizer_step(learner, progress))
+        norms.append(optimizer_step(learner, progress, tally))
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
     decoded = 0 if experience.reward_path is None else experience.reward_path.decoded[0]
@@ -149,7 +151,7 @@ def averages_in_use(learner: Learner) -> frozenset[str]:
     read = {*learner.algorithm.loss.roles, learner.algorithm.behaviour}
     if read.isdisjoint({average.name for average in learner.policies.averages}):
         return frozenset()
-    every = learner.parallel.every(learner.policies.equal_to_current())
+    every = learner.parallel.every(learner.policies.equal_to_current(read))
     return frozenset(set.intersection(*every))
 
 
@@ -293,13 +295,18 @@ def denominators(learner: Learner, share: Chunks) -> Counts:
     return Counts(*torch.tensor(learner.parallel.every(tuple(own))).sum(0).tolist())
 
 
-def optimizer_step(learner: Learner, progress: Progress) -> float:
-    """Sum gradients over processes, clip and step. A norm that is not finite skips the step."""
+def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
+    """Sum gradients over processes, clip and step. A norm that is not finite skips the step. The
+    only wait for a GPU: the norm, verdicts of decoders and the values in `tally` are read at once.
+    """
     parameters, scale = learner.policies.parameters, learner.scaler.get_scale()
     learner.parallel.sum_gradients(parameters)
     learner.scaler.unscale_(learner.optimizer)
     clip = clip_shards if learner.policies.sharded else torch.nn.utils.clip_grad_norm_
-    norm = read_with(clip(parameters.values(), learner.run.train.max_grad_norm))
+    late = late_verdicts()
+    there = clip(parameters.values(), learner.run.train.max_grad_norm)
+    norm, *fine = tally.settle(there, *late.flags)
+    late.judge(fine)
     if math.isfinite(norm):
         learner.scaler.step(learner.optimizer)
         learner.policies.publish()

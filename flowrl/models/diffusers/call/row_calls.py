@@ -67,8 +67,7 @@ def velocity_in_calls(
     own, take = conditioning.extras, conditioning.take
 
     def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-        prompt = on_host(prompt)  # encodings are selected by numbers on the CPU
-        chosen = [own[i] for i in prompt.tolist()] if own else []
+        chosen = [own[i] for i in on_host(prompt).tolist()] if own else []
         size = most(len(sigma))
         if way.mixed and not chosen and len(sigma) <= size:
             return evaluate(x, sigma, take(prompt), way).to(x.device, dtype)
@@ -79,7 +78,8 @@ def velocity_in_calls(
         parts: list[Tensor] = []
         for rows in groups:
             at = sent(rows, x.device)
-            v = evaluate(x[at], picked(sigma, at), take(prompt[rows]), way)
+            own_rows = picked(prompt, rows if prompt.device == rows.device else at)
+            v = evaluate(x[at], picked(sigma, at), take(own_rows), way)
             parts.append(v.to(x.device, dtype))
         return torch.cat(parts)[sent(torch.argsort(torch.cat(groups)), x.device)]
 
