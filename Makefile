@@ -45,7 +45,7 @@ stranger: setup
 # Tests with open_clip and the torchvision that it needs, in an environment of their own.
 test-open-clip: setup
 	@$(BIN)/python scripts/make_open_clip_venv.py --base $(VENV) --venv $(VENV)-open-clip
-	@OMP_NUM_THREADS=1 $(VENV)-open-clip/bin/python -m pytest tests/rewards/test_reward_models_open_clip.py
+	@OMP_NUM_THREADS=1 $(VENV)-open-clip/bin/python -m pytest tests/rewards/test_reward_models_open_clip.py tests/language/test_vision_qwen.py
 
 # The one list of static checks: for hands, for pre-commit and for CI.
 lint: setup

@@ -30,6 +30,7 @@ class TokenRequest:
     room      most new tokens of each row
     spread    whether to return entropies too
     begun     tokens at the end of each context that a stop text may reach back into; None: 0
+    prompt    place of each context's prompt among all prompts of the writer; None: unknown
     """
 
     contexts: Sequence[Sequence[int]]
@@ -42,12 +43,14 @@ class TokenRequest:
     top_k: int = 0
     min_p: float = 0.0
     begun: Int[Tensor, " m"] | None = None
+    prompt: Int[Tensor, " m"] | None = None
 
     def take(self, rows: Int[Tensor, " r"]) -> "TokenRequest":
         some = [self.contexts[i] for i in integers(rows)]
         begun = None if self.begun is None else self.begun[rows]
+        prompt = None if self.prompt is None else self.prompt[rows]
         noise, room = self.noise[rows], self.room[rows]
-        return replace(self, contexts=some, noise=noise, room=room, begun=begun)
+        return replace(self, contexts=some, noise=noise, room=room, begun=begun, prompt=prompt)
 
 
 class WrittenTokens(NamedTuple):
@@ -211,7 +214,7 @@ class Writer:
         forks = plan.forking is not None and plan.forking.by == "entropy"
         asked = TokenRequest(
             contexts, noise, room, plan.temperature, plan.top_p, span[0], forks, plan.top_k,
-            plan.min_p, None if self.environment is not None else draft.lengths[rows],
+            plan.min_p, None if self.environment is not None else draft.lengths[rows], rows // each,
         )  # fmt: skip
         greedy = (rows % each == each - 1) & plan.greedy
         for part, temperature in ((~greedy, plan.temperature), (greedy, 0.0)):

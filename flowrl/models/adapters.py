@@ -1,6 +1,7 @@
 """Low-rank adapters of any module (peft, arXiv:2106.09685): their first values, their files, and a
 switch that turns them off, so that a call costs what it costs the base model."""
 
+import re
 from collections.abc import Callable, Iterable
 from copy import copy
 from pathlib import Path
@@ -117,14 +118,22 @@ def load_adapters(model: Any, folder: Path | str, *, every: bool = False) -> Non
         raise UserError(f"{folder} holds an adapter for another model or rank")
 
 
-def linear_targets(model: nn.Module, wanted: Iterable[str] | None, head: Any = None) -> list[str]:
+def linear_targets(
+    model: nn.Module,
+    wanted: Iterable[str] | None,
+    head: Any = None,
+    outside: str | None = None,
+) -> list[str]:
     """Name endings of the linear layers that get an adapter; None means all but the head.
+    `outside`: a regular expression of names that get none.
 
     UserError for one that matches no layer."""
     linears = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
+        if isinstance(module, nn.Linear)
+        and module is not head
+        and (outside is None or not re.fullmatch(outside, name))
     ]
     ends = sorted({name.rsplit(".", 1)[-1] for name in linears})
     for target in wanted or ():

@@ -11,6 +11,7 @@ from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallSizes
 from flowrl.models.policy import Policy
 from flowrl.paths import find
+from flowrl.prompts import has_images
 from flowrl.settings import Run
 from flowrl.settings.levels import levels_of
 from samplers.storage import Storage
@@ -151,6 +152,7 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
 
     m = run.model
     assert m.language is not None
+    _refuse_images(run, m.language)
     policy = CausalPolicy.load(
         place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file
     )
@@ -158,11 +160,29 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
         float32_head(policy.model)
     if run.train.share_prompts:
         policy.share_prompts()
-    policy.configure(system=m.system, stop=m.stop, temperature=run.evaluate.temperature)
+    policy.adapt_vision = m.lora is not None and m.lora.vision
+    policy.configure(
+        system=m.system, stop=m.stop, temperature=run.evaluate.temperature, template=m.template
+    )
     if m.environment is not None:
         stop = tuple(policy.stop), policy.stop_texts
-        policy.environment = Replies(m.environment, policy.tokenizer, *stop)
+        policy.environment = Replies(m.environment, policy.tokenizer, *stop, m.template)
     return policy
+
+
+def _refuse_images(run: Run, source: str) -> None:
+    """UserError, before weights load, for prompts with images that the model does not read."""
+    from transformers import AutoConfig
+
+    from flowrl.models.language.chat import images_refused
+    from flowrl.models.language.vision import reads_images
+
+    if not (find(source) / "config.json").is_file() or not run.prompts.on_disk("train"):
+        return
+    config = AutoConfig.from_pretrained(find(source))
+    pictured = next(filter(has_images, run.prompts.read("train").texts), None)
+    if pictured is not None and not reads_images(config):
+        raise images_refused(pictured)
 
 
 def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:

@@ -40,6 +40,8 @@ class Lora(Settings):
     alpha: float = Field(default=32.0, gt=0)
     targets: tuple[str, ...] | None = None
     """Names of linear layers; null: attention and feed-forward layers of the blocks."""
+    vision: bool = False
+    """Whether the part of a vision-language model that reads images has adapters too."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the adapters' products. bfloat16, with model.dtype: bfloat16, is faster on a GPU and keeps
     no float32 copies of inputs; the optimizer steps float32 weights in both."""
@@ -109,6 +111,8 @@ class ModelSettings(Settings):
     """The file of `language`'s folder that holds the weights, if they are GGUF."""
     system: str | None = None
     """Text of the chat template's system message, for prompts that have none of their own."""
+    template: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the chat template, such as {enable_thinking: false} of Qwen3."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion, besides the language model's own stop tokens. Rewards see the
     text before them."""
@@ -210,7 +214,8 @@ class ModelSettings(Settings):
                 "compile",
                 "context_parallel",
             },
-            "language": {"gguf_file", "head_dtype", "system", "stop", "server", "environment"},
+            "language": {"gguf_file", "head_dtype", "system", "template", "stop", "server"}
+            | {"environment"},
             "own": {"sigmas", "weights"},
         }
         known = of[set_[0]]

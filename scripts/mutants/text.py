@@ -7,8 +7,27 @@ LOSSES = "losses/test_token_losses.py losses/test_token_weights.py"
 KEPT = "samplers/test_token_support.py"
 CREDIT = "credit/test_text_credit.py credit/test_success_credit.py"
 
+SEEN = "language/test_vision.py"
+
 # fmt: off
 ROWS = (
+    ("vision-placeholders", "flowrl/models/language/vision.py",
+     "return logits.index_fill(-1, ids, torch.finfo(logits.dtype).min)", "return logits", SEEN),
+    ("vision-padding", "flowrl/models/language/generation.py",
+     "starts = [ids.shape[1] - len(context) for context in contexts] if images else []",
+     "starts = [0] * len(images)", SEEN),
+    ("vision-first", "flowrl/models/language/generation.py",
+     "images = [self.images[i] for i in asked.prompt.tolist()]",
+     "images = [self.images[0] for i in asked.prompt.tolist()]", SEEN),
+    ("vision-rows", "samplers/generate.py", "else self.prompt[rows]", "else self.prompt", SEEN),
+    ("vision-trained", "flowrl/models/language/token_scores.py",
+     "images = [self.images[i] for i in prompts] if self.images else []",
+     "images = [self.images[-1 - i] for i in prompts] if self.images else []", SEEN),
+    ("vision-order", "flowrl/models/language/vision.py",
+     'parts[first] = [*({"type": "image"} for _ in images), *parts[first]]',
+     'parts[first] = [*parts[first], *({"type": "image"} for _ in images)]', SEEN),
+    ("vision-adapters", "flowrl/models/language/lora.py", "exclude_modules=outside",
+     "exclude_modules=None", SEEN),
     ("tokens-sequences", "flowrl/losses/base.py", 'length = 1 if kind == "sequences" else kind',
      "length = 1", "run/test_training.py losses/test_token_losses.py"),
     ("kept-offset", "samplers/token_support.py", "places * words.shape[-1]", "places", KEPT),

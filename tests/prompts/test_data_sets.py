@@ -107,7 +107,7 @@ def assert_in(words: str, sentence: str) -> None:
         ),
         (["x"], "message 1 has 'x'; a message must be"),
         ([{"role": "user", "content": 3}], "its content is 3, not a text"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'"),
+        ([{"role": "user", "content": [{"type": "video"}]}], "a part of type 'video'"),
         ([{"role": "user", "content": " "}], "the prompt is empty"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,8 @@ KEYS = ("reply", "state")  # of a mapping that the function returns
 class Replies:
     """Calls the user's function and tokenizes its replies.
 
-    `how` names the function; `stop` are tokens that end a turn, `stop_texts` texts that do.
+    `how` names the function; `stop` are tokens that end a turn, `stop_texts` texts that do;
+    `template` are further arguments of the chat template.
     UserError if nothing ends a turn, or if the chat template cannot render a reply.
     """
 
@@ -29,6 +30,7 @@ class Replies:
     tokenizer: Any
     stop: tuple[int, ...]
     stop_texts: StopTexts | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.stop and self.stop_texts is None:
@@ -73,6 +75,7 @@ class Replies:
                 [{"role": role, "content": content} for role, content in turns],
                 add_generation_prompt=True,
                 tokenize=False,
+                **self.template,
             )
         except TemplateError as error:
             raise UserError(

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from flowrl.models.language.stop_texts import StopAtTexts, StopTexts
+from flowrl.models.language.vision import PromptImages, call_inputs
 from samplers.generate import TokenRequest, WrittenTokens
 from samplers.host import uploaded
 from samplers.token_support import KeptTokens, joined_column, joined_kept
@@ -58,12 +59,13 @@ class Keyed(LogitsProcessor):
 @dataclass(frozen=True)
 class Generation:
     """A `samplers.generate.Sampler` that runs the model, `rows_per_call` rows at a time. `stop`:
-    tokens that end a completion; `texts`: texts that do so."""
+    tokens that end a completion; `texts`: texts that do so; `images`: those of each prompt."""
 
     model: Any
     stop: Sequence[int]
     rows_per_call: int | None = None
     texts: StopTexts | None = None
+    images: Sequence[PromptImages | None] = ()
 
     @property
     def exact(self) -> bool:
@@ -83,7 +85,11 @@ class Generation:
         if self.texts is not None:
             begun = torch.zeros_like(asked.room) if asked.begun is None else asked.begun
             at_texts = StopAtTexts(self.texts, max(map(len, asked.contexts)), begun)
-        there = self.generated(asked.contexts, keyed, int(asked.room.max()), at_texts)
+        images: list[PromptImages | None] = []
+        if self.images:
+            assert asked.prompt is not None, "a writer knows its prompts"
+            images = [self.images[i] for i in asked.prompt.tolist()]
+        there = self.generated(asked.contexts, keyed, int(asked.room.max()), at_texts, images)
         columns = [each for each in (keyed.logp, keyed.spread) if each]
         ids, logp, *spread = downloaded(there, [torch.stack(each, 1) for each in columns])
         done = torch.isin(ids, torch.tensor(self.stop, dtype=torch.int64))
@@ -104,9 +110,12 @@ class Generation:
         processor: LogitsProcessor,
         length: int,
         at_texts: StopAtTexts | None = None,
+        images: Sequence[PromptImages | None] = (),
     ) -> Int[Tensor, "m u"]:
-        """Up to `length` tokens per context; tokens after a row's end are arbitrary."""
+        """Up to `length` tokens per context, whose prompts have these images; tokens after a row's
+        end are arbitrary."""
         ids, mask = left_padded(contexts, self.model.device)
+        starts = [ids.shape[1] - len(context) for context in contexts] if images else []
         settings = GenerationConfig(
             max_new_tokens=length,
             do_sample=False,
@@ -120,6 +129,7 @@ class Generation:
             generation_config=settings,
             logits_processor=LogitsProcessorList([processor]),
             stopping_criteria=StoppingCriteriaList([] if at_texts is None else [at_texts]),
+            **call_inputs(images, starts, ids.shape[1], self.model),
         )
         return sequences[:, ids.shape[1] :]
 
