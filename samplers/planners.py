@@ -27,13 +27,21 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class Ode:
-    """A deterministic plan, for evaluation and for losses that need only clean samples."""
+    """A deterministic plan, for evaluation and for losses that need only clean samples.
+
+    With a `kernel` its steps replace those of the solver: the samples of a few-step model
+    (`Scheduler`).
+    """
 
     group: int = 1
     solver: Solver = Euler()
+    kernel: Kernel | None = None
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
-        return (Plan(steps_of(sigmas), roots=self.group, solver=self.solver),)
+        if self.kernel is None:
+            return (Plan(steps_of(sigmas), roots=self.group, solver=self.solver),)
+        steps = steps_of(sigmas, noisy=set(range(len(sigmas) - 1)))
+        return (Plan(steps, self.kernel, self.group),)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
 from samplers import Plan, Rollout, Velocity
 from samplers.host import filled_rows, sent, uploaded
 from samplers.noise import key_hash, normal
+from samplers.scheduler import unbound
 from samplers.untyped import evaluated_again
 
 
@@ -107,6 +108,11 @@ class Pathwise:
             return NEEDS_TOKEN
         if any(plan.steer is not None for plan in image_plans(choices)):
             return "steered samples are not the policy's own, so none can be rebuilt: leave it out"
+        if any(map(unbound, image_plans(choices))):
+            return (
+                "kernel: scheduler: reward gradients go through Euler steps, and these are other "
+                "ones: take a recipe of policy gradients or of matching"
+            )
         return self.starts.refuses(choices)
 
     def rows(self, rollout: Rollout, advantage: PointValues, mask: PointMask) -> list[PathRows]:

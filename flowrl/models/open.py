@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flowrl.credit.choices import image_plans
 from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallSizes
 from flowrl.models.policy import Policy
@@ -14,6 +15,7 @@ from flowrl.paths import find
 from flowrl.prompts import has_images
 from flowrl.settings import Run
 from flowrl.settings.levels import levels_of
+from samplers.scheduler import unbound
 from samplers.storage import Storage
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
         savings.attention(policy.denoisers, m.attention)
     if compiles(run, device):
         savings.compile_blocks(policy.denoisers)
+    policy.loop.own_sampler = any(map(unbound, image_plans(run.algorithm())))
     policy.guidance = Scales(policy.scale(m.guidance.sample), policy.scale(m.guidance.train))
     policy.encoding_cache = _kept_encodings(run)
     policy.storage = _storage(run)
@@ -138,6 +141,7 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     if size:
         call = {**policy.call, **policy.loop.traits.shared, **size}
         twin.loop = Loop(policy.pipe, call, policy.loop.levels)
+        twin.loop.own_sampler = policy.loop.own_sampler
         twin.call, twin.known_proofs = twin.loop.call, {}
         twin.encoding_cache = _kept_encodings(run)  # they may depend on the size
         twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))

@@ -53,6 +53,7 @@ def proof_digest(
         "model": dump(run)["model"],
         "gradient_checkpointing": run.train.gradient_checkpointing,
         "steps": [run.algorithm().steps, run.evaluation_steps],
+        "own_sampler": policy.loop.own_sampler,
         "levels": [run.levels(n) for n in (run.algorithm().steps, run.evaluation_steps)],
         "evaluation": [run.evaluation_guidance, run.evaluation_size],
         "base": start_record.base,

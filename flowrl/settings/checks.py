@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from flowrl.algorithm import Algorithm
+from flowrl.credit.choices import image_plans
 from flowrl.credit.trackers import ScoreQuantiles
 from flowrl.errors import UserError
 from flowrl.paths import find
@@ -14,6 +15,8 @@ from flowrl.settings.model import ModelSettings
 from flowrl.settings.run import Run
 from flowrl.settings.train import StatesSettings
 from flowrl.settings.words import unknown_name
+from samplers import Plan
+from samplers.scheduler import unbound
 
 _HUB_SECONDS = 5.0
 _WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
@@ -29,6 +32,7 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
         raise UserError(f"recipe {name} is for model.{kind}, but the run has model.{other}")
     if m.own is not None:
         _check_own(run)
+        refuse_scheduler(image_plans(algorithm), m.own.name.rpartition(":")[2])
     if m.language is None and run.evaluate.temperature != 1:
         raise UserError("evaluate.temperature is only for texts (model.language): leave it out")
     if m.language is None:
@@ -40,6 +44,15 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
             "train.states: the states of texts are tokens, which take almost no space: leave it out"
         )
     _refuse_evaluation(run, "is only for images and videos")
+
+
+def refuse_scheduler(plans: Sequence[Plan], name: str) -> None:
+    """UserError for plans with the steps of a pipeline's scheduler."""
+    if any(map(unbound, plans)):
+        raise UserError(
+            f"kernel: scheduler: {name} is a model of one's own, which has no scheduler: kernel: "
+            "{name: cps, eta: 1} draws fresh noise around the predicted sample at every step"
+        )
 
 
 def _refuse_evaluation(run: Run, why: str) -> None:

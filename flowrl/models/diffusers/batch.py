@@ -63,6 +63,8 @@ class Driven(Protocol):
 
     def pictured(self, conditioning: Any, steps: int) -> bool: ...
 
+    def fitted(self, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]: ...
+
     def begin(self, conditioning: Any, steps: int) -> Begin | None: ...
 
     def latents(self, x: Tensor, steps: int) -> Tensor: ...
@@ -123,11 +125,12 @@ class MediaBatch:
 
         if on_rollout is not None:
             sampling = replace(sampling, on_rollout=lambda rollout: on_rollout(decoded(rollout)))
+        plans = plan(owner.schedule(self.steps).sigmas, iteration, seed)
+        plans = owner.fitted(plans, self.steps)
         begin = owner.begin(self.conditioning, self.steps)
         velocity = self._bind(owner.guidance.sample, "sampling")
         if self.ending is not None:
             velocity = self.ending(self, velocity)
-        plans = plan(owner.schedule(self.steps).sigmas, iteration, seed)
         metered = self.meter(velocity)
         latents = Latents(
             owner.shape(self.steps), owner.device, owner.arithmetic, begin, owner.storage

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows
 from flowrl.models.diffusers.batch import MediaBatch, Scales
@@ -24,6 +25,7 @@ from flowrl.models.diffusers.call.experts import RestingExperts
 from flowrl.models.diffusers.call.image_shapes import fit_images
 from flowrl.models.diffusers.call.neutral import neutral_scale
 from flowrl.models.diffusers.call.offload import OffloadedParts, placed_parts
+from flowrl.models.diffusers.call.own_steps import own_plans
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.signature import Loop
 from flowrl.models.diffusers.call.user_levels import UserLevels
@@ -31,7 +33,8 @@ from flowrl.models.diffusers.encoding_cache import EncodingCache
 from flowrl.models.diffusers.lora import given_adapters, lora
 from flowrl.models.diffusers.replay import proof
 from flowrl.settings.model import FrozenAdapter, GuidanceScale
-from samplers import Begin, Ode, Velocity
+from samplers import Begin, Ode, Plan, Scheduler, Velocity
+from samplers.scheduler import unbound
 from samplers.storage import Storage
 
 
@@ -105,7 +108,23 @@ class PipelinePolicy:
         return MediaBatch(self, self.encode(prompts, meta), steps)
 
     def plain(self, group: int) -> Ode:
-        return Ode(group)
+        return Ode(group, kernel=Scheduler() if self.loop.own_sampler else None)
+
+    def fitted(self, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]:
+        """Plans with the numbers of the pipeline's own scheduler, if they ask for its steps.
+
+        UserError for a scheduler without such steps, for a plan that does not fit it, and for a
+        plan without them where others have them.
+        """
+        if not any(map(unbound, plans)) and not self.loop.own_sampler:
+            return tuple(plans)
+        if not all(map(unbound, plans)):
+            raise UserError(
+                f"{self.name} samples by the steps of its own scheduler (kernel: scheduler), and "
+                "this plan has other ones"
+            )
+        self.loop.own_sampler = True
+        return own_plans(self.loop, plans, steps)
 
     def automatic(self, steps: int) -> int:
         """Rows per call for the size of a row's latents, based on measurements of small models."""

@@ -30,11 +30,12 @@ from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.own.lora import add_own_lora
 from flowrl.models.own.protocol import Decodes, Drawable, EncodedPrompts, OwnModel, Trains
 from flowrl.models.own.schedule import Levels, Scheduled
+from flowrl.settings.checks import refuse_scheduler
 from flowrl.settings.model import GuidanceScale
 from flowrl.settings.part_trials import own_error
 from rewards import Samples
 from rewards.types import MediaForm
-from samplers import Begin, Ode, Velocity
+from samplers import Begin, Ode, Plan, Velocity
 from samplers.host import on_host
 from samplers.storage import Storage
 
@@ -138,6 +139,12 @@ class OwnPolicy:
                 f"guidance {guidance}: {self.name} is your own model, which applies guidance in "
                 "its forward, if at all: leave guidance out"
             )
+
+    def fitted(self, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]:
+        """The plans themselves. UserError for the steps of a scheduler."""
+        del steps
+        refuse_scheduler(plans, self.name)
+        return tuple(plans)
 
     def pictured(self, conditioning: OwnConditioning, steps: int) -> bool:
         """Whether the first states contain an image besides noise: never."""
