@@ -36,6 +36,7 @@ _TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "envir
 _SINGLE = ("image", "img", "picture", "photo", "video", "text", "prompt", "caption", "completion")
 _MANY = tuple(f"{name}s" for name in _SINGLE)
 _COLLECTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,14 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
             f"{name} takes no arguments; a reward takes (samples), (images, prompts, metadata) or "
             "(prompts, completions); call a factory in the file and name its result"
         )
+    places = [p for p in parameters.values() if p.kind not in _BY_NAME]
+    if _is_flow_grpo(function) and len(places) < 3 and places[-1].kind is not _COLLECTED[0]:
+        raise ValueError(
+            f"{name} takes (images, prompts), but a third argument is given, the columns of the "
+            f"prompt file: write {function.__name__}(images, prompts, metadata)"
+        )
+    if not _is_trl(function):
+        _check_plain(name, function)
     if not (_is_trl(function) or _is_flow_grpo(function)):
         _check_first(name, function, parameters)
     _check_body(name, function, None if _is_trl(function) or _is_flow_grpo(function) else 0)
@@ -199,6 +208,16 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
         if trainer in parameters and parameters[trainer].default is inspect.Parameter.empty:
             raise ValueError(f"{name} takes {trainer!r}, which only TRL's trainer provides")
     return {key: p.replace(default=None) for key, p in _free(function).items()}
+
+
+def _check_plain(name: str, function: Callable[..., Any]) -> None:
+    """ValueError for a function whose call returns no scores: asynchronous, or a generator of
+    them."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise ValueError(
+            f"{name} is asynchronous, and a reward's call must return its scores: write `def`, and "
+            "asyncio.run(...) inside"
+        )
 
 
 def _check_first(

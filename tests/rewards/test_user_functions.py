@@ -184,6 +184,18 @@ def hidden(samples):
     whole = samples
     return whole.pictures.mean((1, 2, 3))
 
+def two(images, prompts):
+    return images.flatten(1).mean(1)
+
+async def waits(samples):
+    return samples.media.flatten(1).mean(1)
+
+async def asks(images, prompts, metadata):
+    return images.flatten(1).mean(1)
+
+def several_rest(images, prompts, *rest):
+    return images.flatten(1).mean(1)
+
 short = lambda samples: samples.media.flatten(1).mean(1)
 """
 
@@ -198,6 +210,9 @@ short = lambda samples: samples.media.flatten(1).mean(1)
         ("forgotten", "has no `return`: it must return one score per sample"),
         ("bare", "has no `return`"),
         ("Judge", r"line 30: samples have no 'texts'"),
+        ("two", r"a third argument is given.*write two\(images, prompts, metadata\)"),
+        ("waits", "is asynchronous"),
+        ("asks", "is asynchronous"),
     ],
 )
 def test_common_slips_are_named_before_a_run(function, message, tmp_path):
@@ -206,7 +221,7 @@ def test_common_slips_are_named_before_a_run(function, message, tmp_path):
         check_reward(f"{tmp_path / 'mine.py'}:{function}", {})
 
 
-@pytest.mark.parametrize("function", ["annotated", "sound", "other", "short"])
+@pytest.mark.parametrize("function", ["annotated", "sound", "other", "short", "several_rest"])
 def test_sound_functions_pass(function, tmp_path):
     (tmp_path / "mine.py").write_text(SLIPS)
     name = f"{tmp_path / 'mine.py'}:{function}"
