@@ -131,9 +131,9 @@ class Policies:
 
     @torch.no_grad()
     def equal_to_current(self, names: Collection[str]) -> set[str]:
-        """Those of `names` that are averages whose weights are bit-identical to the current ones on
-        this process: NFT's average follows without lag at first, for 75 steps with the settings for
-        OCR. Waits for a GPU once for each average among `names`."""
+        """Averages among `names` whose weights are bit-identical to the current ones on this
+        process: NFT's average follows without lag at first, for 75 steps with the settings for OCR.
+        Waits for a GPU once for each of them."""
         averages = [each.name for each in self.averages if each.name in names]
         return {name for name in averages if self._is_current(name)}
 
