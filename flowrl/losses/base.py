@@ -7,7 +7,6 @@ optimizer step and all processes, so that neither chunks nor processes change th
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -209,7 +208,7 @@ class RatioLoss(ABC):
                 "a loss can select tokens by entropy only once: remove the other selections"
             )
 
-    @cached_property  # read for every chunk
+    @property
     def roles(self) -> frozenset[str]:
         return roles(self.anchors, "old")
 
