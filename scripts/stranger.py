@@ -203,7 +203,11 @@ def interpreters(folder: Path, wheel: Path, limits: Path, only: str) -> list[str
         if only not in f"python{version}":
             continue
         print(f"\nPython {version}: {path}", flush=True)
-        python = installed(folder / f"venv-{version}", wheel, limits, python=path)
+        try:
+            python = installed(folder / f"venv-{version}", wheel, limits, python=path)
+        except SystemExit as error:  # no build of torch for it, for example
+            failed.append(f"Python {version}: {str(error)[:300]}")
+            continue
         found = tried(list(SHORT), made(folder / f"empty-{version}"), python)
         failed += [f"Python {version}: {line}" for line in found]
     if not failed and not list(others()):
