@@ -76,13 +76,13 @@ def _names(where: Sequence[str], recipe: type[BaseModel] | None) -> list[str]:
 
 def _sections_with(name: str, recipe: type[BaseModel] | None) -> list[str]:
     """Settings of this name in a section of the run, as `section.name`."""
-    sections = [part for part, field in Run.model_fields.items() if settings_at(field.annotation)]
-    single = [part for part in sections if part == "recipe" or _is_section(part)]
-    return [f"{part}.{name}" for part in single if name in _names([part], recipe)]
-
-
-def _is_section(part: str) -> bool:
-    return get_origin(Run.model_fields[part].annotation) is not tuple
+    found = []
+    for part, field in Run.model_fields.items():
+        listed = get_origin(field.annotation) is tuple
+        kind = recipe if part == "recipe" else settings_at(field.annotation)
+        if kind is not None and not listed and name in _names([part], recipe):
+            found.append(f"{part}.{name}")
+    return found
 
 
 def settings_at(annotation: Any) -> type[BaseModel] | None:
