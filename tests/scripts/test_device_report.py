@@ -74,11 +74,6 @@ levels = sent(at, "cuda")
 assert picked(levels, index).cpu().tolist() == at[[2, 0]].tolist()
 print("equal")
 """
-QUICK = "chain"  # starting a process of its own takes most of the time
-
-
-def params(*kinds: str) -> list[Any]:
-    return [pytest.param(k, marks=() if k == QUICK else pytest.mark.slow) for k in kinds]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -127,14 +122,14 @@ def reports(*paths: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def reported(pipeline, tmp_path_factory) -> Reported:
-    """The report of a kind's run. The quick one has a process of its own, the others share one."""
+    """The report of a kind's run. One process does a run of each kind: its start takes longest."""
     folder, kept = tmp_path_factory.mktemp("reports"), {}
 
     def report(kind: str) -> dict[str, Any]:
-        if kind not in kept:
-            kinds = [QUICK] if kind == QUICK else [each for each in KINDS if each != QUICK]
-            paths = [written(folder, settings(folder, pipeline, k), k) for k in kinds]
-            kept.update(reports(*paths))
+        if not kept:
+            kept.update(
+                reports(*(written(folder, settings(folder, pipeline, k), k) for k in KINDS))
+            )
         return kept[kind]
 
     return report
@@ -148,12 +143,12 @@ def whole(found: dict[str, Any]) -> None:
     assert found["whole_iteration"]["float64"] == 0  # mps has none, and others are slow
 
 
-@pytest.mark.parametrize("kind", params(*KINDS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_operation_mixes_devices(reported, kind):
     whole(reported(kind))
 
 
-@pytest.mark.parametrize("kind", params(*IMAGES))
+@pytest.mark.parametrize("kind", IMAGES)
 def test_sampling_waits_for_nothing_and_an_optimizer_step_once(reported, kind):
     """The step waits for the norm of its gradient, with its metrics. An iteration that samples by
     an average asks once whether that is still the trained weights."""
@@ -165,7 +160,6 @@ def test_sampling_waits_for_nothing_and_an_optimizer_step_once(reported, kind):
     assert report["pinned_per_call"]["sampling"] > 0  # noise does not block
 
 
-@pytest.mark.slow
 def test_texts_wait_once_a_call_of_generate(reported):
     """For five checks of arguments in transformers' `generate` and a copy of the tokens; not for
     the stopping check of each. In training transformers asks once a call whether texts are packed.
@@ -238,18 +232,18 @@ def test_texts_are_those_of_the_cpu_by_one_call_more(tmp_path):
 MOST = {"chain": 24, "matching": 24, "gradient": 16}
 
 
-@pytest.mark.parametrize("kind", params(*MOST))
+@pytest.mark.parametrize("kind", MOST)
 def test_a_sampling_call_has_few_operations_outside_of_the_network(reported, kind):
     found = reported(kind)
     assert found["kernels_per_call"]["sampling"] <= MOST[kind], found["by_line"]
 
 
-@pytest.mark.parametrize("kind", params(*IMAGES))
+@pytest.mark.parametrize("kind", IMAGES)
 def test_media_leave_the_device_once(reported, kind):
     found = reported(kind)
     (media,) = (line for line in found["by_line"] if line["line"].startswith("rewards/types.py:"))
-    parts = found["calls"]["sampling"] // 3 if kind == QUICK else 1  # of 3 steps; beside sampling
-    assert media["download"] == parts > (kind == QUICK)
+    parts = found["calls"]["sampling"] // 3 if kind == "chain" else 1  # of 3 steps; beside sampling
+    assert media["download"] == parts > (kind == "chain")
     most = max(line.get("download_bytes", 0) for line in found["by_line"])
     assert (
         media["download_bytes"]
