@@ -16,7 +16,8 @@ kernels_per_call    operations outside of networks; those of an optimizer step (
 float64_per_call    operations in float64
 updates             optimizer steps; `syncs_per_update` are those of training over them
 whole_iteration     all of these counts, and the bytes of copies, with decoding, rewards and credit
-live_bytes          the most that the device held
+live_bytes          the most that the device held in the counted iteration, and `planned_bytes`,
+                    what `flowrl plan` says that it takes (null: unknown)
 mixes               operations on tensors of two devices: the report ends at the first
 by_line             the same counts by phase and line of ours (and of a library that it called)
 """
@@ -88,6 +89,7 @@ def counted_calls(ledger: Ledger, kinds: set[type]) -> Iterator[None]:
 def measured(ledger: Ledger, path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """Do two iterations of the run and count the second."""
     from flowrl.cli.floor import Opened
+    from flowrl.estimate.memory import estimate
     from flowrl.run.state.session import open_accelerator, open_session
     from flowrl.settings.read import override, read_run
 
@@ -107,8 +109,9 @@ def measured(ledger: Ledger, path: Path, changes: Sequence[str]) -> dict[str, An
             pass  # the ledger has it
         finally:
             session.learner.policy.close()
-    updates = run.train.optimizer_steps
+    updates, planned = run.train.optimizer_steps, estimate(run)
     return {"run": str(path), **report(ledger), "updates": updates} | {
+        "planned_bytes": None if planned is None else planned.total,
         "syncs_per_update": total(ledger, "sync", "training") / updates,
         "kernels_per_update": ledger.total("kernel", "step", False) / updates,
     }
@@ -159,7 +162,8 @@ def table(found: dict[str, Any]) -> str:
         rows.append(f"{name + ' per call':20}" + "".join(f"{values[p]:12.2f}" for p in PHASES))
     each = found["syncs_per_update"], found["kernels_per_update"]
     rows.append("per update: {:.1f} syncs, {:.0f} kernels".format(*each))
-    rows.append(f"whole iteration: {found['whole_iteration']}; live bytes {found['live_bytes']}")
+    rows.append(f"whole iteration: {found['whole_iteration']}")
+    rows.append("live bytes {live_bytes}, planned {planned_bytes}".format(**found))
     for line in found["by_line"]:
         counts = {k: v for k, v in line.items() if k not in ("phase", "line")}
         rows.append(f"  {line['phase']:9}{line['line']}  {counts}")

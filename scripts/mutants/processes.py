@@ -11,6 +11,7 @@ STATES, EXPERTS = "samplers/test_storage.py", "models/test_experts.py"
 SHARED_OLD = "run/test_shared_old.py"
 TRANSFERS = "scripts/test_device_report.py"
 ONCE = "test_training_evaluates_each_distinct_input_once"
+ON_DEVICE = f"{TRANSFERS}::test_densities_and_divergences_are_those_of_the_cpu"
 
 # fmt: off
 ROWS = (
@@ -103,5 +104,23 @@ ROWS = (
      "processes/test_context_parallel.py::test_shared_calls_end_in_the_weights_of_whole_ones"),
     ("context-nan", "flowrl/processes/context_parallel.py", "if not away <= STEP_TOLERANCE[ours.dtype]:",
      "if away > STEP_TOLERANCE[ours.dtype]:", "processes/test_context_parallel.py"),
+    ("device-density", "samplers/kernels.py", "-0.5 / known.double().square()",
+     "-1.0 / known.double().square()", ON_DEVICE),
+    ("device-offset", "samplers/kernels.py", "logs = -known.double().log()", "logs = known.double().log()",
+     ON_DEVICE),
+    ("device-divergence", "flowrl/likelihoods/transition.py",
+     "factor = _divided(form, torch.ones_like(std), std, slope, fall)",
+     "factor = _divided(form, torch.ones_like(std), slope, std, fall)", ON_DEVICE),
+    ("device-alike", "samplers/host.py", "if fits and bool((here == here[0]).all()):", "if fits:",
+     ON_DEVICE),
+    ("device-tally", "flowrl/run/update/update.py", "norm, *fine = tally.settle(there, *late.flags)",
+     "norm, *fine = Tally().settle(there, *late.flags)",
+     f"{TRANSFERS}::test_sampling_waits_for_nothing_and_an_optimizer_step_once"),
+    ("device-leaves", "flowrl/run/experience/score_ahead.py", "self.parts.leave_device()", "pass",
+     "run/test_score_parts.py"),
+    ("device-late", "flowrl/models/language/generation.py", "torch.stack(each[:width], 1)",
+     "torch.stack(each, 1)", f"{TRANSFERS}::test_texts_are_those_of_the_cpu_by_one_call_more"),
+    ("device-surrogate", "flowrl/losses/ratio.py", "torch.where(advantage > 0, log_ratio.clamp(max=_LARGE), log_ratio).exp()",
+     "log_ratio.exp()", "losses/test_losses.py"),
 )
 # fmt: on

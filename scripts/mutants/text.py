@@ -202,7 +202,7 @@ ROWS = (
     ("forks-resample", "samplers/generate.py", ".cut(place.flatten())", ".cut(place.flatten() + 1)",
      "samplers/test_forks.py"),
     ("host-tokens", "flowrl/models/language/token_scores.py", "on_host(written).nonzero(",
-     "written.nonzero(", "scripts/test_device_report.py::test_texts_wait_once_a_token"),
+     "written.nonzero(", "scripts/test_device_report.py::test_texts_wait_once_a_call_of_generate"),
     ("host-replies", "flowrl/likelihoods/rows.py", "_before(ids, ends) & ~replies",
      "_before(ids, ends)", "samplers/test_turns.py language/test_turns_run.py"),
     ("forks-own", "samplers/forks.py", "torch.arange(group) < place",

@@ -196,7 +196,7 @@ def test_on_a_gpu_local_rewards_score_parts_in_a_stream_with_the_same_bits(
 
     noted = on_a_gpu(monkeypatch)
     ahead, calls, metrics = trained()
-    assert calls == [(4, False)] * 4 and noted.count("wait") == noted.count("record") == 4
+    assert calls == [(4, False)] * 4 and noted.count("wait") == noted.count("record") == 8
     monkeypatch.setattr(ScoreAhead, "_submit", inline)
     after, inlined, expected = trained()
     assert [n for n, _ in inlined] == [4] * 4 and all(main for _, main in inlined)

@@ -4,7 +4,8 @@
 row; the most likely token is then a sample. m rows, u new tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from transformers import (
     LogitsProcessorList,
     StoppingCriteriaList,
 )
+from transformers.generation import utils as generating
 
 from flowrl.models.language.stop_texts import StopAtTexts, StopTexts
 from flowrl.models.language.vision import PromptImages, call_inputs
@@ -91,7 +93,8 @@ class Generation:
             images = [self.images[i] for i in asked.prompt.tolist()]
         there = self.generated(asked.contexts, keyed, int(asked.room.max()), at_texts, images)
         columns = [each for each in (keyed.logp, keyed.spread) if each]
-        ids, logp, *spread = downloaded(there, [torch.stack(each, 1) for each in columns])
+        width = there.shape[1]  # less than the processor has seen, where `read_late` went on
+        ids, logp, *spread = downloaded(there, [torch.stack(each[:width], 1) for each in columns])
         done = torch.isin(ids, torch.tensor(self.stop, dtype=torch.int64))
         places = torch.arange(ids.shape[1])
         if at_texts is not None:
@@ -100,7 +103,8 @@ class Generation:
         written = (before == 0) & (places < asked.room[:, None])
         kept = None
         if keyed.kept:
-            kept = joined_kept(keyed.kept, partial(torch.stack, dim=1)).to("cpu").only(written)
+            stack = partial(torch.stack, dim=1)
+            kept = joined_kept(keyed.kept[:width], stack).to("cpu").only(written)
         stopped = (done & written).any(1)
         return WrittenTokens(ids, logp, written.sum(1), stopped, kept, *spread)
 
@@ -123,15 +127,37 @@ class Generation:
             eos_token_id=list(self.stop) or None,
             pad_token_id=0,  # tokens after a stop token are never read
         )
-        sequences = self.model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            generation_config=settings,
-            logits_processor=LogitsProcessorList([processor]),
-            stopping_criteria=StoppingCriteriaList([] if at_texts is None else [at_texts]),
-            **call_inputs(images, starts, ids.shape[1], self.model),
-        )
+        with read_late(ids.device):
+            sequences = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                generation_config=settings,
+                logits_processor=LogitsProcessorList([processor]),
+                stopping_criteria=StoppingCriteriaList([] if at_texts is None else [at_texts]),
+                **call_inputs(images, starts, ids.shape[1], self.model),
+            )
         return sequences[:, ids.shape[1] :]
+
+
+@contextmanager
+def read_late(device: torch.device) -> Iterator[None]:
+    """Read on CUDA, one token late, whether all texts have ended, so that the next token is queued
+    meanwhile: transformers 5.23 does so on MPS alone, and older versions wait for every token. The
+    token beyond the end is dropped by `generate`."""
+    check: Any = vars(generating).get("DeferredStopCheck")
+    if check is None or device.type != "cuda":
+        yield
+        return
+    own = vars(check)["is_supported"]
+
+    def supported(_device: Any, _cache: Any, cache_is_returned: bool, is_assistant: bool) -> bool:
+        return not cache_is_returned and not is_assistant
+
+    check.is_supported = staticmethod(supported)
+    try:
+        yield
+    finally:
+        check.is_supported = own
 
 
 def downloaded(ids: Int[Tensor, "m u"], columns: Sequence[Float[Tensor, "m u"]]) -> list[Tensor]:

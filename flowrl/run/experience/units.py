@@ -120,21 +120,19 @@ def sample_unit(
         with timed(seconds, "decode"):
             decoded = [*map(decode, rollouts)] if ahead is None else ahead.media(rollouts)
         with timed(seconds, "score"):
-            scores = (
-                ahead.scores(decoded)
-                if ahead is not None
-                else [score(session.rewards, samples) for samples in decoded]
-            )
+            if ahead is None:
+                scores = [score(session.rewards, samples) for samples in decoded]
+                decoded = [samples.on_cpu() for samples in decoded]
+            else:
+                scores, decoded = ahead.scores(decoded), ahead.on_cpu(decoded)
         looked = lookahead.count + (0 if guiding is None else guiding.decoded[0])
         if any(isinstance(rollout, Rollout) and rollout.seen for rollout in rollouts):
             looked += sum(map(looks_of, rollouts))
             with timed(seconds, "way"):
                 asked = IntermediateScorer(session, iteration, decode)
                 scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
-    statistics = batch.statistics(rollouts[0], decoded[0].media)
-    media = tuple(samples.on_cpu() for samples in decoded)  # the update needs a GPU's memory
-    meter = batch.meter
-    made = (tuple(rollouts), media, tuple(scores), statistics, looked)
+    statistics, meter = batch.statistics(rollouts[0], decoded[0].media), batch.meter
+    made = (tuple(rollouts), tuple(decoded), tuple(scores), statistics, looked)
     return batch, UnitSamples(*made, meter.graded + meter.frozen)
 
 
