@@ -49,6 +49,12 @@ class Experience:
     first: FirstSamples | None = None  # None where a replay replaces some, or all are given
     reward_path: RewardPath | None = None  # of gradient methods
     tasks: tuple[str, ...] = ()  # of the draws, where each task has a teacher
+    before: "Experience | None" = None  # of the model that wrote the prompts
+
+    @property
+    def chain(self) -> "tuple[Experience, ...]":
+        """One for each model of `Learner.chain`."""
+        return (*(() if self.before is None else self.before.chain), self)
 
 
 @dataclass(frozen=True)

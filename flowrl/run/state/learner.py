@@ -1,5 +1,7 @@
-"""The policy that a run trains, its optimizer, and the processes that share it."""
+"""The policies that a run trains, their optimizers, and the processes that share them."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +28,12 @@ from flowrl.settings.run import EVALUATION
 
 @dataclass(frozen=True)
 class Learner:
-    """The part of a run that losses and updates need, without prompts, rewards and folder.
+    """The part of a run that losses and updates need of one model, without prompts, rewards and
+    folder.
 
     evaluator   the policy at the guidance and the size of evaluations: the same weights
+    before      of the model whose texts are this one's prompts; None: prompts are the run's
+    name        of the model in metrics, checkpoints and folders; "" for the one that rewards score
     """
 
     run: Run
@@ -40,6 +45,47 @@ class Learner:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler  # of losses; does nothing unless the network is float16
     merging: MergedAdapters
+    before: "Learner | None" = None
+    name: str = ""
+
+    @property
+    def chain(self) -> "tuple[Learner, ...]":
+        """The models of a sample in the order of sampling; this one is the last."""
+        return (*(() if self.before is None else self.before.chain), self)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the model has weights to train: one that is only sampled from has none."""
+        return bool(self.policies.parameters)
+
+    def named(self, metric: str) -> str:
+        return f"{self.name}/{metric}" if self.name else metric
+
+    @contextmanager
+    def using(self, which: str) -> Iterator[None]:
+        """Run the modules of all models of the chain with the weights of a policy."""
+        with ExitStack() as stack:
+            for each in self.chain:
+                stack.enter_context(each.policies.using(which))
+            yield
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Run the modules of the chain with the weights of evaluations, merged where set."""
+        with self.using(evaluated(self.run)), ExitStack() as stack:
+            for each in self.chain:
+                stack.enter_context(each.merging.evaluation())
+            yield
+
+    def save(self, folder: Path) -> None:
+        """Write the weights of the chain's trained models, each named one to its subfolder."""
+        for each in self.chain:
+            if each.learns:
+                each.policy.save(folder / each.name)
+
+    def close(self) -> None:
+        for each in self.chain:
+            each.policy.close()
 
     @classmethod
     def open(cls, run: Run, folder: Path, accelerator: Accelerator) -> "Learner":
