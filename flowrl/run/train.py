@@ -264,7 +264,7 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What one model of the run learns from in an iteration."""
+    """The samples that one model of the run learns from in an iteration."""
 
     session: Session
     learner: Learner

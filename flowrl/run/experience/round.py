@@ -59,14 +59,15 @@ def sample_round(
     ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
     with session.parallel.together():
         session.writer.check()
-        batch, found = sample_units(session, SamplingUnit(iteration, ids, rows), seconds)
+        unit = SamplingUnit(iteration, ids, rows, texts=draws.texts[mine.start : mine.stop])
+        batch, found = sample_units(session, unit, seconds)
     each = zip(found.rollouts, found.samples, found.scores, strict=True)
     parts = tuple(_part(session, draws, *samples) for samples in each)
     made = Round(draws, mine, counts, batch, parts, found)
-    return _with_reference(session, made, seconds) if session.algorithm.reads_reference else made
+    return with_reference(session, made, seconds) if session.algorithm.reads_reference else made
 
 
-def _with_reference(session: Session, made: Round, seconds: dict[str, float]) -> Round:
+def with_reference(session: Session, made: Round, seconds: dict[str, float]) -> Round:
     """Add the log-ratios to the start of the samples that are learned from."""
     meter = Meter()
     policy = meter(made.batch.policy)

@@ -16,6 +16,7 @@ from flowrl.budget.spending import DrawRequest
 from flowrl.likelihoods.rows import Rows, stacked, take
 from flowrl.likelihoods.token import TokenPolicy
 from flowrl.prompts import Draws
+from flowrl.run.experience.rewriting import Rewritings, rewrite_draws
 from flowrl.run.experience.round import PlanSamples, Round, sample_round
 from flowrl.run.experience.units import timed
 from flowrl.run.state.session import Session
@@ -43,6 +44,7 @@ class Rounds:
     each: tuple[Round, ...]
     kept: Tensor  # [draws of all rounds and processes] bool: False for draws that are left out
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
+    rewritings: Rewritings | None = None  # that the draws are of, if a model wrote their prompts
 
     @classmethod
     def sample(cls, session: Session, iteration: int) -> "Rounds":
@@ -57,8 +59,11 @@ class Rounds:
 
         if spending is None:
             ahead = None if session.source is None else session.source.draws(iteration)
-            only = sampled(ahead or prompts.draw(iteration, count, seed, weights))
-            return cls(session, (only,), torch.ones(len(only.draws.ids), dtype=torch.bool), seconds)
+            drawn, written = ahead or prompts.draw(iteration, count, seed, weights), None
+            if session.before is not None:
+                written = rewrite_draws(session, iteration, drawn, seconds)
+            only = sampled(drawn if written is None else written.draws)
+            return cls.of(session, only, seconds, written)
         request = DrawRequest(prompts, count, seed, iteration, weights)
         each: list[Round] = []
         while (draws := spending.draws(request, [r.outcome for r in each])) is not None:
@@ -66,9 +71,26 @@ class Rounds:
         kept = spending.kept(request, [r.outcome for r in each])
         return cls(session, tuple(each), kept, seconds)
 
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        only: Round,
+        seconds: dict[str, float],
+        rewritings: Rewritings | None = None,
+    ) -> "Rounds":
+        """A single round, of which all draws are kept."""
+        kept = torch.ones(len(only.draws.ids), dtype=torch.bool)
+        return cls(session, (only,), kept, seconds, rewritings)
+
     @property
     def first(self) -> Round:
         return self.each[0]
+
+    @property
+    def merges(self) -> bool:
+        """Whether samples of several draws are compared."""
+        return any(n > 1 for each in self.each for n in each.draws.merged)
 
     @property
     def merged_groups(self) -> tuple[int, ...]:

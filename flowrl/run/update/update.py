@@ -158,7 +158,8 @@ def add_gradients(
         for chunk in share:
             rows = chunk.rows()
             entries, mask = chunk_loss(learner, experience, rows, equal)
-            learner.parallel.backward(learner.scaler.scale(reduced(entries, mask, counts)))
+            loss = learner.loss_weight * reduced(entries, mask, counts)
+            learner.parallel.backward(learner.scaler.scale(loss))
             tally.add("loss", entries.value, mask)
             for name, values in entries.metrics.items():
                 tally.add(name, values, mask)
