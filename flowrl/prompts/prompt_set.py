@@ -32,11 +32,13 @@ _MOST_CHARACTERS = 100_000  # of a prompt
 
 class Draws(NamedTuple):
     """Draws of an iteration: ids that are unique in the run, and their prompts' rows. `merged` has
-    the number of draws per group of compared samples, in order: usually one."""
+    the number of draws per group of compared samples, in order: usually one. `texts` are prompts
+    that a model wrote for the draws; empty: those of the rows."""
 
     ids: tuple[int, ...]
     rows: tuple[int, ...]
     merged: tuple[int, ...]
+    texts: tuple[str, ...] = ()
 
     @classmethod
     def each(cls, ids: Sequence[int], rows: Sequence[int]) -> "Draws":

@@ -11,7 +11,7 @@ from flowrl.credit.advantages import Sum
 from flowrl.credit.intermediate import StepGain
 from flowrl.credit.values import Context, node_values
 from flowrl.errors import UserError
-from flowrl.run.experience.rounds import sample_round
+from flowrl.run.experience.round import sample_round
 from flowrl.run.state.session import Session
 from samplers import Chain, Looking, Plan, Rollout, TableSDE
 from samplers.table_sde import as_table

@@ -11,10 +11,12 @@ from flowrl.credit.trackers import ScoreQuantiles
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import Chat, PromptSet
+from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.run import Run
 from flowrl.settings.train import StatesSettings
 from flowrl.settings.words import unknown_name
+from flowrl.settings.workers import WorkerSettings
 from samplers import Plan
 from samplers.scheduler import unbound
 
@@ -33,7 +35,7 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
     if m.own is not None:
         _check_own(run)
         refuse_scheduler(image_plans(algorithm), m.own.name.rpartition(":")[2])
-    if m.language is None and run.evaluate.temperature != 1:
+    if m.language is None and m.rewriter is None and run.evaluate.temperature != 1:
         raise UserError("evaluate.temperature is only for texts (model.language): leave it out")
     if m.language is None:
         if run.train.share_prompts:
@@ -52,6 +54,32 @@ def refuse_scheduler(plans: Sequence[Plan], name: str) -> None:
         raise UserError(
             f"kernel: scheduler: {name} is a model of one's own, which has no scheduler: kernel: "
             "{name: cps, eta: 1} draws fresh noise around the predicted sample at every step"
+        )
+
+
+def check_joint(run: Run) -> None:
+    """UserError for settings that a run of two models does not support."""
+    if run.before is None:
+        if run.train.rewriter_lr is not None:
+            raise UserError("train.rewriter_lr: the run has no model.rewriter: leave it out")
+        return
+    alone = {
+        "given": run.given is not None,
+        "budget": run.budget != BudgetSettings(),
+        "teachers": run.teachers is not None,
+        "workers": run.workers != WorkerSettings(),
+        "model.context_parallel": run.model.context_parallel > 1,
+    }
+    for place, used in alone.items():
+        if used:
+            raise UserError(f"{place} does not support two models (recipe joint): leave it out")
+    try:
+        algorithm = run.before.algorithm()
+    except UserError as error:
+        raise UserError(f"recipe.text: {error}") from error
+    if run.train.updates > run.prompts.per_iteration * algorithm.group:
+        raise UserError(
+            "train.updates: there are more optimizer steps than rewritings in an iteration"
         )
 
 

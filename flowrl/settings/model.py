@@ -59,6 +59,42 @@ class Lora(Settings):
         return self
 
 
+class RewriterSettings(Settings):
+    """The language model of a joint run, which writes the pipeline's prompts."""
+
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"lora": OnResume.NEVER}
+    language: str
+    """A folder with a transformers causal language model and its tokenizer, or a hub name."""
+    template: str = "{prompt}"
+    """Text that the model is given, with {prompt} where the run's prompt stands. Its completion,
+    without spaces at its ends, is the pipeline's prompt; rewards read the run's."""
+    system: str | None = None
+    """As model.system."""
+    stop: tuple[str, ...] = ()
+    """As model.stop."""
+    server: Server | None = None
+    """As model.server."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    device: Literal["auto", "cpu"] = "auto"
+    """auto: the pipeline's. cpu: the language model stays on the CPU, with its optimizer."""
+    lora: Annotated[
+        Lora | None,
+        BeforeValidator(lora_settings, json_schema_input_type=Lora | bool | int | None),
+    ] = Lora()
+    """As model.lora."""
+
+    @field_validator("template")
+    @classmethod
+    def _has_prompt(cls, value: str) -> str:
+        if value.count("{prompt}") != 1:
+            raise ValueError("needs {prompt} once, where the run's prompt stands")
+        return value
+
+    def model(self) -> "ModelSettings":
+        """The settings as those of a run of the language model alone."""
+        return ModelSettings(**{k: v for k, v in dict(self).items() if k != "template"})
+
+
 class FrozenAdapter(Settings):
     """Someone else's adapters, merged into the base before anything else: a style, or a student
     that needs few steps (Lightning, Hyper)."""
@@ -118,6 +154,8 @@ class ModelSettings(Settings):
     text before them."""
     server: Server | None = None
     """Server that generates the completions of training and of its evaluations; null: the model."""
+    rewriter: RewriterSettings | None = None
+    """Language model that writes the pipeline's prompts, for the recipe joint."""
     environment: EnvironmentSettings | None = None
     """Function that replies to the language model between its turns; null: one turn."""
     height: int | None = Field(default=None, ge=1)
@@ -207,6 +245,7 @@ class ModelSettings(Settings):
             | {
                 "adapters",
                 "encodings",
+                "rewriter",
                 "offload",
                 "offload_experts",
                 "vae",

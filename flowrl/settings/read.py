@@ -15,6 +15,7 @@ from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.checks import (
     check_bundles,
     check_hub,
+    check_joint,
     check_kind,
     check_model,
     check_optimizer,
@@ -167,6 +168,7 @@ def check_plan(run: Run) -> None:
         raise UserError(
             "train.updates: there are more optimizer steps than samples in an iteration"
         )
+    check_joint(run)
     check_kind(run, algorithm)
     check_bundles(run, algorithm)
     check_gradients(run, algorithm)
@@ -245,6 +247,10 @@ def check_run(run: Run, given: Collection[str] = ()) -> None:
     if run.teachers is not None:
         run.teachers.check(run.prompts.read("train"), run.model.lora is not None)
     check_optimizer(run.train.optimizer)
-    check_model(run.model)
+    for each in (run, run.before):
+        if each is not None:
+            check_model(each.model)
     check_trackers(run.track.trackers)
-    check_hub(run.model)
+    for each in (run, run.before):
+        if each is not None:
+            check_hub(each.model)

@@ -181,6 +181,10 @@ def recipe_kind(name: Any) -> type[RecipeSettings]:
     """Settings model of a recipe. UserError for an unknown recipe or an invalid function."""
     if isinstance(name, str) and name in RECIPE_SETTINGS:
         return RECIPE_SETTINGS[name]
+    if name == "joint":
+        from flowrl.settings.joint import JointSettings  # of two recipes, each by this function
+
+        return JointSettings
     return _own_kind(name, recipe_function(name))
 
 

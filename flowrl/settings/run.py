@@ -14,12 +14,13 @@ from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
 from flowrl.settings.given import GivenSettings, with_prompts
+from flowrl.settings.joint import JointSettings
 from flowrl.settings.levels import levels_of
 from flowrl.settings.model import GuidanceScale, ModelSettings
 from flowrl.settings.recipe import EveryRecipe, RecipeSettings, recipe_kind
 from flowrl.settings.short_forms import reward_list
 from flowrl.settings.teachers import TeacherSettings, check_teachers
-from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
+from flowrl.settings.train import Checkpoint, EvaluateSettings, StatesSettings, Track, Train
 from flowrl.settings.workers import WorkerSettings
 from samplers import FeynmanKac, FlowSDE, Particled, Planner
 
@@ -137,10 +138,45 @@ class Run(Settings):
         return self.budget.around(algorithm)
 
     @property
+    def joint(self) -> JointSettings | None:
+        """The recipe, if two models learn together."""
+        return self.recipe if isinstance(self.recipe, JointSettings) else None
+
+    @property
+    def before(self) -> "Run | None":
+        """The run of the language model that writes this run's prompts: the same prompts, rewards
+        and iterations with its own recipe, model and learning rate. None: prompts are as given."""
+        joint, rewriter = self.joint, self.model.rewriter
+        if joint is None or rewriter is None:
+            return None
+        own = {"lr": self.train.rewriter_lr or self.train.lr, "gradient_checkpointing": False}
+        changed = {
+            "recipe": joint.text_recipe,
+            "model": rewriter.model(),
+            "train": self.train.model_copy(update={**own, "states": StatesSettings()}),
+            "evaluate": self.evaluate.model_copy(
+                update=dict.fromkeys(("steps", "guidance", "height", "width"))
+            ),
+            "steer": None,
+            "intermediate_rewards": (),
+        }
+        return self.model_copy(update=changed)
+
+    @property
+    def learns(self) -> bool:
+        """Whether this run's own model is trained."""
+        return self.joint is None or self.joint.train != "text"
+
+    @property
     def drawn(self) -> int:
         """Number of an iteration's prompts for which samples are drawn; the others are given."""
         draws = self.prompts.per_iteration
         return draws if self.given is None else draws - self.given.count(draws)
+
+    @property
+    def rewritings(self) -> int:
+        """Draws of samples per prompt: one, or of a joint run one per rewriting."""
+        return 1 if self.before is None else self.before.algorithm().group
 
     @property
     def asked_intermediate(self) -> tuple[RewardSpec, ...]:
@@ -180,6 +216,8 @@ class Run(Settings):
     @property
     def exported(self) -> str:
         """Name of the folder with the last weights."""
+        if not self.learns:
+            return "weights"
         whole = "pipeline" if self.model.pipeline else "model"
         return "adapter" if self.model.lora else whole
 
@@ -214,6 +252,11 @@ class Run(Settings):
                 f"given.share: {self.given.share:g} of prompts.per_iteration "
                 f"{self.prompts.per_iteration} leaves no prompts to sample: raise "
                 "per_iteration, lower the share, or set it to 1"
+            )
+        if (self.joint is None) != (self.model.rewriter is None):
+            raise ValueError(
+                "model.rewriter: the language model belongs to the recipe joint, and this run has "
+                "only one of the two"
             )
         best = self.checkpoint.best
         if best is not None and best not in [spec.label for spec in self.judges]:

@@ -19,7 +19,7 @@ from flowrl.prompts import DATA_SET, PromptSet
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.experience.units import decode_samples_of
 from flowrl.run.save import checkpoint
-from flowrl.run.state.learner import Learner, evaluated
+from flowrl.run.state.learner import Learner
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session, score_once
 from flowrl.run.state.smaller_calls import with_smaller_calls
@@ -179,8 +179,7 @@ def evaluate_held_out(
     trial = Trial.of(prompts, e.samples, e.per_prompt, steps, e.seed)
     mine, counts = parallel.share(len(trial.rows))
     with parallel.together():
-        using = learner.policies.using(evaluated(learner.run))
-        with using, learner.merging.evaluation():
+        with learner.evaluating():
             drawn = draw_trial(learner.evaluator, trial.part(mine))
         scores = score_once(parallel, judges, drawn.samples)
         more = Attempts.of(e).columns(judges, drawn.samples, scores)

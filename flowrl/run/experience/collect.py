@@ -1,7 +1,7 @@
 """Sample, score, credit: one iteration's experience. No gradients here."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +16,8 @@ from flowrl.media.statistics import merged_means
 from flowrl.run.experience.intermediate_scores import intermediate_metrics
 from flowrl.run.experience.reference_kl import turns_of
 from flowrl.run.experience.reward_gradient import RewardPath
-from flowrl.run.experience.rounds import ModelCall, PlanSamples, Rounds
+from flowrl.run.experience.round import PlanSamples
+from flowrl.run.experience.rounds import ModelCall, Rounds
 from flowrl.run.state.session import Session
 from rewards import Samples, Scores
 from rewards.types import reports
@@ -48,6 +49,12 @@ class Experience:
     first: FirstSamples | None = None  # None where a replay replaces some, or all are given
     reward_path: RewardPath | None = None  # of gradient methods
     tasks: tuple[str, ...] = ()  # of the draws, where each task has a teacher
+    before: "Experience | None" = None  # of the model that wrote the prompts
+
+    @property
+    def chain(self) -> "tuple[Experience, ...]":
+        """One for each model of `Learner.chain`."""
+        return (*(() if self.before is None else self.before.chain), self)
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,52 @@ def collect(session: Session, iteration: int) -> Experience:
         tasks = teachers.tasks(session.prompts, learned.prompts)
     learned_from = (learned.rows, learned.draws, learned.policy, metrics)
     of_samples = (part.samples, part.scores, evaluations, shown)
-    return Experience(*learned_from, *of_samples, path, tasks)
+    made = Experience(*learned_from, *of_samples, path, tasks)
+    return made if rounds.rewritings is None else _with_rewriter(session, rounds, plans, made)
+
+
+def _with_rewriter(
+    session: Session, images: Rounds, plans: Sequence[PlanCredit], made: Experience
+) -> Experience:
+    """Add what the language model learns from: rewritings with the scores of their images."""
+    written = images.rewritings
+    assert written is not None and written.session.run is not None
+    own, joint = written.session, session.run.joint
+    round_ = written.scored(images.first, images.seconds)
+    rounds = Rounds.of(own, round_, images.seconds)
+    credited = credit(own, rounds, 0)
+    if joint is not None and joint.credit == "shared":
+        credited = replace(credited, owns=_shared(images, rounds, plans))
+    learned = rounds.merged([credited.owns])
+    described = _descriptions(own, rounds) | credited.metrics
+    metrics = {own.learner.named(k): v for k, v in described.items() if k not in made.metrics}
+    advantages, mask = credited.owns[0]
+    part = round_.parts[0]
+    before = Experience(
+        *(learned.rows, learned.draws, learned.policy, described),
+        *(part.samples, part.scores, round_.reference_evaluations),
+        FirstSamples(part, (advantages, mask), 1),
+    )
+    return replace(made, before=before, metrics=made.metrics | metrics)
+
+
+def _shared(
+    images: Rounds, rounds: Rounds, plans: Sequence[PlanCredit]
+) -> list[tuple[Tensor, ...]]:
+    """The mean advantage of each rewriting's images, at all of its decision points."""
+    written, sums = images.rewritings, list[Tensor]()
+    assert written is not None
+    for plan in plans:
+        advantages, mask = plan.owns[0]
+        count = mask.sum(1)
+        mean = (advantages * mask).sum(1) / count.clamp(min=1)
+        sums.append(images.gathered([torch.stack([mean, (count > 0).double()], 1)]))
+    draws = len(written.order)
+    both = torch.cat([each.view(draws, -1, 2) for each in sums], 1).flatten(0, 1)
+    value, known = written.means(both[:, :1], both[:, 1:].bool())
+    points = len(written.rollout.columns.nodes)
+    whole = tuple(column.expand(-1, points).contiguous() for column in (value, known))
+    return rounds.own(whole, written.group)
 
 
 def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
@@ -127,7 +179,7 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
     credited = summed.mask[..., 0].any(1).view(-1, columns.group).any(1)
     handle_failures(everyone, credited, session.run.train.on_failure == "skip_group")
     metrics = _score_metrics(everyone, session.weights(rollout.iteration), columns.group)
-    if session.spending is None and session.tracker is None:
+    if session.spending is None and session.tracker is None and not rounds.merges:
         advantages, mask = advantage(everyone, context, summed)
         kept = whole = advantages.contiguous(), mask.contiguous()
     else:

@@ -1,4 +1,4 @@
-"""The rounds of an iteration: samples and scores, gathered columns, and rows of all kept draws.
+"""The merged rounds of an iteration: scores, gathered columns and rows of all kept draws.
 
 An iteration has one round unless `budget.flat: resample` draws more prompts. Merging, dropping and
 encoding again happen here; credit and the update see one set of draws.
@@ -12,100 +12,19 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from flowrl.budget.spending import DrawRequest, RoundOutcome, RoundScores
+from flowrl.budget.spending import DrawRequest
 from flowrl.likelihoods.rows import Rows, stacked, take
 from flowrl.likelihoods.token import TokenPolicy
-from flowrl.models.evaluation_counter import Meter
-from flowrl.models.policy import Batch, RolloutLike
 from flowrl.prompts import Draws
-from flowrl.run.experience.reference_kl import reference_log_ratios
-from flowrl.run.experience.units import sample_units, timed, totals
+from flowrl.run.experience.rewriting import Rewritings, rewrite_draws
+from flowrl.run.experience.round import PlanSamples, Round, sample_round
+from flowrl.run.experience.units import timed
 from flowrl.run.state.session import Session
 from flowrl.run.state.smaller_calls import with_smaller_calls
-from flowrl.run.state.units import SamplingUnit, UnitSamples
-from rewards import Samples, Scores
 from samplers import Velocity
 from samplers.host import on_host, sent
 
 ModelCall = Velocity | TokenPolicy  # what a likelihood evaluates: of images, of texts
-
-
-@dataclass(frozen=True)
-class PlanSamples:
-    """Samples of one plan in a round."""
-
-    rollout: RolloutLike  # this process's, as it is learned from
-    samples: Samples  # this process's, as sampled
-    scores: Scores  # of those
-    everyone: Scores  # of all processes' samples, in the order of the draws
-    learned: Scores  # the same, as they are learned from: a replay may replace some
-    totals: Tensor  # weighted sums of those, NaN where unscored
-    log_ratios: Tensor | None = None  # log old/ref of this process's tokens, where credit reads it
-
-
-@dataclass(frozen=True)
-class Round:
-    draws: Draws  # of all processes
-    mine: range  # this process's places in them
-    counts: bool  # False if this process only pads the collective calls
-    batch: Batch
-    parts: tuple[PlanSamples, ...]  # one for each plan
-    found: UnitSamples  # by this process
-    reference_evaluations: int = 0  # evaluations without gradients for the KL in the reward
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        return self.draws.ids[self.mine.start : self.mine.stop]
-
-    @property
-    def prompts(self) -> tuple[int, ...]:
-        return self.draws.rows[self.mine.start : self.mine.stop]
-
-    @property
-    def outcome(self) -> RoundScores:
-        return RoundScores(self.draws, tuple(part.totals for part in self.parts))
-
-
-def sample_round(
-    session: Session, iteration: int, draws: Draws, seconds: dict[str, float]
-) -> Round:
-    """Sample and score a round's draws. Adds the time of each phase to `seconds`."""
-    mine, counts = session.parallel.share(len(draws.ids))
-    ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
-    with session.parallel.together():
-        session.writer.check()
-        batch, found = sample_units(session, SamplingUnit(iteration, ids, rows), seconds)
-    each = zip(found.rollouts, found.samples, found.scores, strict=True)
-    parts = tuple(_part(session, draws, *samples) for samples in each)
-    made = Round(draws, mine, counts, batch, parts, found)
-    return _with_reference(session, made, seconds) if session.algorithm.reads_reference else made
-
-
-def _with_reference(session: Session, made: Round, seconds: dict[str, float]) -> Round:
-    """Add the log-ratios to the start of the samples that are learned from."""
-    meter = Meter()
-    policy = meter(made.batch.policy)
-    with session.parallel.together(), timed(seconds, "ref"):
-        parts = [
-            replace(p, log_ratios=reference_log_ratios(session.learner, policy, p.rollout))
-            for p in made.parts
-        ]
-    return replace(made, parts=tuple(parts), reference_evaluations=meter.frozen)
-
-
-def _part(
-    session: Session, draws: Draws, rollout: RolloutLike, samples: Samples, scores: Scores
-) -> PlanSamples:
-    gather = session.parallel.gatherer(len(draws.ids))
-    everyone = scores.arranged(gather)
-    iteration, weights = rollout.iteration, session.weights(rollout.iteration)
-    weighted = totals(everyone, weights)
-    if session.spending is None:
-        return PlanSamples(rollout, samples, scores, everyone, everyone, weighted)
-    share = session.parallel.share(len(draws.ids))
-    outcome = RoundOutcome(draws, everyone, weighted, *share, iteration)
-    kept, learned = session.spending.scored(rollout, outcome)
-    return PlanSamples(kept, samples, scores, everyone, learned, totals(learned, weights))
 
 
 @dataclass(frozen=True)
@@ -125,6 +44,7 @@ class Rounds:
     each: tuple[Round, ...]
     kept: Tensor  # [draws of all rounds and processes] bool: False for draws that are left out
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
+    rewritings: Rewritings | None = None  # that the draws are of, if a model wrote their prompts
 
     @classmethod
     def sample(cls, session: Session, iteration: int) -> "Rounds":
@@ -139,8 +59,11 @@ class Rounds:
 
         if spending is None:
             ahead = None if session.source is None else session.source.draws(iteration)
-            only = sampled(ahead or prompts.draw(iteration, count, seed, weights))
-            return cls(session, (only,), torch.ones(len(only.draws.ids), dtype=torch.bool), seconds)
+            drawn, written = ahead or prompts.draw(iteration, count, seed, weights), None
+            if session.before is not None:
+                written = rewrite_draws(session, iteration, drawn, seconds)
+            only = sampled(drawn if written is None else written.draws)
+            return cls.of(session, only, seconds, written)
         request = DrawRequest(prompts, count, seed, iteration, weights)
         each: list[Round] = []
         while (draws := spending.draws(request, [r.outcome for r in each])) is not None:
@@ -148,9 +71,26 @@ class Rounds:
         kept = spending.kept(request, [r.outcome for r in each])
         return cls(session, tuple(each), kept, seconds)
 
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        only: Round,
+        seconds: dict[str, float],
+        rewritings: Rewritings | None = None,
+    ) -> "Rounds":
+        """A single round, of which all draws are kept."""
+        kept = torch.ones(len(only.draws.ids), dtype=torch.bool)
+        return cls(session, (only,), kept, seconds, rewritings)
+
     @property
     def first(self) -> Round:
         return self.each[0]
+
+    @property
+    def merges(self) -> bool:
+        """Whether samples of several draws are compared."""
+        return any(n > 1 for each in self.each for n in each.draws.merged)
 
     @property
     def merged_groups(self) -> tuple[int, ...]:

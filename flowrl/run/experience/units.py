@@ -12,6 +12,7 @@ from torch import Tensor
 from flowrl.media.statistics import Statistics, merged_means
 from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import Batch, RolloutLike
+from flowrl.models.rewritten import open_texts
 from flowrl.prompts import PromptSet
 from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of
 from flowrl.run.experience.reward_gradient import RewardPath
@@ -71,10 +72,12 @@ def units_of(session: Session, whole: SamplingUnit) -> list[SamplingUnit]:
 
 
 def encoded_prompts(session: Session, unit: SamplingUnit, seconds: dict[str, float]) -> Batch:
+    policy, steps = session.learner.policy, session.algorithm.steps
     with timed(seconds, "encode"), bounded_call("sampling"):
-        return session.learner.policy.open(
-            *session.prompts.take(unit.rows), session.algorithm.steps
-        )
+        prompts, meta = session.prompts.take(unit.rows)
+        if unit.texts:
+            return open_texts(policy, unit.texts, meta, steps)
+        return policy.open(prompts, meta, steps)
 
 
 def cuttable(session: Session, iteration: int) -> bool:

@@ -6,7 +6,7 @@ evaluation takes the base's place, for the rewards that the change concerns.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,23 @@ class Progress:
     iteration: int = 0  # iterations done
     optimizer_steps: int = 0
     skipped_in_a_row: int = 0  # optimizer steps without a finite gradient
+    named_skipped: dict[str, int] = field(default_factory=dict)  # the same, of models with a name
     seconds: float = 0.0
     best: float | None = None
     best_iteration: int | None = None
     first: dict[str, float] | None = None  # the base's evaluation
     last: dict[str, float] | None = None
     base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
+
+    def skipped_of(self, model: str) -> int:
+        return self.named_skipped.get(model, 0) if model else self.skipped_in_a_row
+
+    def skip(self, model: str, count: int) -> None:
+        """Set the number of optimizer steps in a row that a model has skipped."""
+        if model:
+            self.named_skipped[model] = count
+        else:
+            self.skipped_in_a_row = count
 
     def forget(self, old: Incomparable) -> None:
         """Drop scores with which later evaluations cannot be compared."""

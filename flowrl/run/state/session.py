@@ -4,7 +4,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -67,6 +67,17 @@ class Session:
     @property
     def algorithm(self) -> Algorithm:
         return self.learner.algorithm
+
+    @cached_property
+    def before(self) -> "Session | None":
+        """The same for the model that writes the prompts; None: they are as given."""
+        before = self.learner.before
+        return None if before is None else replace(self, learner=before, tracker=None)
+
+    @property
+    def template(self) -> str:
+        """The text around a prompt that a rewriter is given."""
+        return self.learner.template
 
     @property
     def parallel(self) -> Parallel:

@@ -50,7 +50,9 @@ class StartRecord:
             settings=dump(run),
             processes=processes,
             revision=folder.name if folder and folder.parent.name == "snapshots" else None,
-            base=(dict(_base(folder)) if folder else _own_base(run)) | dict(_adapters(run)),
+            base=(dict(_base(folder)) if folder else _own_base(run))
+            | dict(_adapters(run))
+            | _rewriter_base(run),
             prompts=dict(prompt_digests(run)),
             sources=source_digests(run),
             shared_states=True,
@@ -71,6 +73,12 @@ class StartRecord:
 
     def state(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _rewriter_base(run: Run) -> dict[str, str]:
+    """Digests of the files of the language model that writes the prompts."""
+    folder = None if run.before is None else local_folder(run.before.model.source)
+    return {} if folder is None else {f"rewriter/{file}": d for file, d in _base(folder)}
 
 
 def source_digests(run: Run) -> dict[str, str]:

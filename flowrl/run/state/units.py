@@ -19,12 +19,13 @@ from rewards import Samples, Scores
 @dataclass(frozen=True)
 class SamplingUnit:
     """Draws of an iteration: their ids and their rows of the prompt file. `first` is the place of
-    its first draw among the process's draws."""
+    its first draw among the process's draws, and `texts` are as in `Draws`."""
 
     iteration: int
     ids: tuple[int, ...]
     rows: tuple[int, ...]
     first: int = 0
+    texts: tuple[str, ...] = ()
 
     def cut(self, size: int) -> "list[SamplingUnit]":
         """Cut into units of `size` draws; the last one may have fewer."""

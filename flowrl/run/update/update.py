@@ -170,7 +170,8 @@ def add_gradients(
         for chunk in share:
             rows = chunk.rows()
             entries, mask = chunk_loss(learner, experience, rows, equal)
-            learner.parallel.backward(learner.scaler.scale(reduced(entries, mask, counts)))
+            loss = learner.loss_weight * reduced(entries, mask, counts)
+            learner.parallel.backward(learner.scaler.scale(loss))
             tally.add("loss", entries.value, mask)
             for name, values in entries.metrics.items():
                 tally.add(name, values, mask)
@@ -312,8 +313,9 @@ def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
         learner.policies.publish()
     learner.scaler.update()
     learner.optimizer.zero_grad(set_to_none=True)
-    progress.skipped_in_a_row = _skipped(progress.skipped_in_a_row, norm, scale)
-    if progress.skipped_in_a_row >= SKIPPED_STEPS:  # all processes have this norm, and stop here
+    skipped = _skipped(progress.skipped_of(learner.name), norm, scale)
+    progress.skip(learner.name, skipped)
+    if skipped >= SKIPPED_STEPS:  # all processes have this norm, and stop here
         raise NotFiniteError(
             "no finite gradient in three optimizer steps; lower train.lr or use model.dtype: "
             "float32"

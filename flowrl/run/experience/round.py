@@ -1,0 +1,94 @@
+"""One round of an iteration: encode prompts, sample, decode and score. No credit yet."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from flowrl.budget.spending import RoundOutcome, RoundScores
+from flowrl.models.evaluation_counter import Meter
+from flowrl.models.policy import Batch, RolloutLike
+from flowrl.prompts import Draws
+from flowrl.run.experience.reference_kl import reference_log_ratios
+from flowrl.run.experience.units import sample_units, timed, totals
+from flowrl.run.state.session import Session
+from flowrl.run.state.units import SamplingUnit, UnitSamples
+from rewards import Samples, Scores
+
+
+@dataclass(frozen=True)
+class PlanSamples:
+    """Samples of one plan in a round."""
+
+    rollout: RolloutLike  # this process's, as it is learned from
+    samples: Samples  # this process's, as sampled
+    scores: Scores  # of those
+    everyone: Scores  # of all processes' samples, in the order of the draws
+    learned: Scores  # the same, as they are learned from: a replay may replace some
+    totals: Tensor  # weighted sums of those, NaN where unscored
+    log_ratios: Tensor | None = None  # log old/ref of this process's tokens, where credit reads it
+
+
+@dataclass(frozen=True)
+class Round:
+    draws: Draws  # of all processes
+    mine: range  # this process's places in them
+    counts: bool  # False if this process only pads the collective calls
+    batch: Batch
+    parts: tuple[PlanSamples, ...]  # one for each plan
+    found: UnitSamples  # by this process
+    reference_evaluations: int = 0  # evaluations without gradients for the KL in the reward
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.draws.ids[self.mine.start : self.mine.stop]
+
+    @property
+    def prompts(self) -> tuple[int, ...]:
+        return self.draws.rows[self.mine.start : self.mine.stop]
+
+    @property
+    def outcome(self) -> RoundScores:
+        return RoundScores(self.draws, tuple(part.totals for part in self.parts))
+
+
+def sample_round(
+    session: Session, iteration: int, draws: Draws, seconds: dict[str, float]
+) -> Round:
+    """Sample and score a round's draws. Adds the time of each phase to `seconds`."""
+    mine, counts = session.parallel.share(len(draws.ids))
+    ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
+    with session.parallel.together():
+        session.writer.check()
+        unit = SamplingUnit(iteration, ids, rows, texts=draws.texts[mine.start : mine.stop])
+        batch, found = sample_units(session, unit, seconds)
+    each = zip(found.rollouts, found.samples, found.scores, strict=True)
+    parts = tuple(_part(session, draws, *samples) for samples in each)
+    made = Round(draws, mine, counts, batch, parts, found)
+    return with_reference(session, made, seconds) if session.algorithm.reads_reference else made
+
+
+def with_reference(session: Session, made: Round, seconds: dict[str, float]) -> Round:
+    """Add the log-ratios to the start of the samples that are learned from."""
+    meter = Meter()
+    policy = meter(made.batch.policy)
+    with session.parallel.together(), timed(seconds, "ref"):
+        parts = [
+            replace(p, log_ratios=reference_log_ratios(session.learner, policy, p.rollout))
+            for p in made.parts
+        ]
+    return replace(made, parts=tuple(parts), reference_evaluations=meter.frozen)
+
+
+def _part(
+    session: Session, draws: Draws, rollout: RolloutLike, samples: Samples, scores: Scores
+) -> PlanSamples:
+    gather = session.parallel.gatherer(len(draws.ids))
+    everyone = scores.arranged(gather)
+    iteration, weights = rollout.iteration, session.weights(rollout.iteration)
+    weighted = totals(everyone, weights)
+    if session.spending is None:
+        return PlanSamples(rollout, samples, scores, everyone, everyone, weighted)
+    share = session.parallel.share(len(draws.ids))
+    outcome = RoundOutcome(draws, everyone, weighted, *share, iteration)
+    kept, learned = session.spending.scored(rollout, outcome)
+    return PlanSamples(kept, samples, scores, everyone, learned, totals(learned, weights))
