@@ -55,12 +55,12 @@ class Rounds:
             sample = partial(sample_round, session, iteration, draws, seconds)
             return with_smaller_calls(session.learner, session.terminal, sample)
 
+        ahead = None if session.source is None else session.source.draws(iteration)
         if spending is None:
-            ahead = None if session.source is None else session.source.draws(iteration)
             only = sampled(ahead or prompts.draw(iteration, count, seed, weights))
             return cls(session, (only,), torch.ones(len(only.draws.ids), dtype=torch.bool), seconds)
         request = DrawRequest(prompts, count, seed, iteration, weights)
-        each: list[Round] = []
+        each = [sampled(ahead)] if ahead else list[Round]()
         while (draws := spending.draws(request, [r.outcome for r in each])) is not None:
             each.append(sampled(draws))
         kept = spending.kept(request, [r.outcome for r in each])
