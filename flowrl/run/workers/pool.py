@@ -73,6 +73,8 @@ class SamplingPool:
         self.weights: dict[int, PolicyWeights] = {}
         self.placed: dict[int, Any] = {}  # version -> its reference in the object store
         self.sizes: dict[str, float] = {}  # bytes that this iteration has sent, by kind
+        self.busy: dict[str, float] = {}  # seconds of this iteration's samples, by phase
+        self.sending = 0.0  # seconds
         self.age = 0  # of this iteration's samples, in iterations
         self.more: Mapping[str, float] = {}  # metrics of the choice of its draws
 
@@ -81,7 +83,8 @@ class SamplingPool:
     def begin(self, iteration: int) -> None:
         """Keep the weights with which an iteration begins, and start the one that is `lag` later;
         at first all up to that one. Then hand the policies the weights that sampled."""
-        session, last = self.session, self.session.run.train.iterations - 1
+        began, session = time.perf_counter(), self.session
+        last = session.run.train.iterations - 1
         self.crew.join()
         self.started = {k: each for k, each in self.started.items() if k >= iteration}
         policies, algorithm = session.learner.policies, session.algorithm
@@ -98,6 +101,7 @@ class SamplingPool:
         now = self.started[iteration]
         self.age, self.more = iteration - now.version, now.more
         policies.keep_sampled({} if self.age == 0 else self.weights[now.version])
+        self.sending = time.perf_counter() - began
 
     def _start(self, iteration: int, version: int) -> None:
         session = self.session
@@ -164,12 +168,14 @@ class SamplingPool:
 
     def metrics(self) -> dict[str, float]:
         """Return the bytes that this iteration has sent, and the state of the workers."""
-        sizes, self.sizes = self.sizes, {}
+        sizes, self.sizes, busy, self.busy = self.sizes, {}, self.busy, {}
         sizes = {"weights": 0.0, "samples": 0.0, "media": 0.0, "shown": 0.0} | sizes
         return {
             **self.more,
             **{f"workers/bytes/{kind}": size for kind, size in sizes.items()},
             LAG: float(self.age),
+            "seconds/sending": self.sending,
+            **{f"workers/seconds/{phase}": taken for phase, taken in busy.items()},
             "workers/joined": float(len(self.crew.joined)),
             "workers/restarts": float(self.crew.restarts),
         }
@@ -191,7 +197,8 @@ class SamplingPool:
                 why = first_line(error)
                 self._again(known, place, why)
                 continue
-            _add(seconds, made.seconds)
+            _add(self.busy, made.seconds)
+            _add(self.busy, {"replicas": sum(taken for *_, taken in scores.values())})
             self._count("samples", made.sizes[0])
             self._count("media", made.sizes[1] * len(scores))
             return self._whole(known, place, made, scores)
@@ -219,7 +226,7 @@ class SamplingPool:
     ) -> UnitSamples:
         """A unit with the scores of all rewards; media stay where they are until someone asks."""
         found, names = made.found, tuple(self.session.rewards)
-        columns = zip(*(part for part, _ in later.values()), strict=True) if later else None
+        columns = zip(*(part for part, *_ in later.values()), strict=True) if later else None
         scores = found.scores
         if columns is not None:
             remote = [_scores(tuple(later), each) for each in columns]
@@ -229,7 +236,7 @@ class SamplingPool:
             )
         found = replace(found, rollouts=tuple(map(all_states, found.rollouts)))
         reports = dict(found.reports)
-        for _, report in later.values():
+        for _, report, _ in later.values():
             _add(reports, report)
         prompts, rows = self.session.prompts, known.units[place].rows
         bring = [partial(self._fetch, known, place, k) for k in range(len(found.rollouts))]

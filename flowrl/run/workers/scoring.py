@@ -3,6 +3,7 @@
 import itertools
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_LAUNCHERS = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_")
 
 RewardColumn = Float[Tensor, " n"]
+Scored = tuple[list[RewardColumn], dict[str, float], float]  # by plan; reports; seconds
 
 
 def begin_worker(settings: Mapping[str, Any], threads: int) -> Run:
@@ -60,11 +62,13 @@ class ScoringWorker:
                 "ask it for; leave it out there"
             )
 
-    def score(self, samples: Sequence[Samples]) -> tuple[list[RewardColumn], dict[str, float]]:
-        """Scores of each plan's samples, NaN where there is none, and what the reward reports."""
+    def score(self, samples: Sequence[Samples]) -> Scored:
+        """Scores of each plan's samples, NaN where there is none, what the reward reports, and the
+        seconds that it took."""
+        began = time.perf_counter()
         with blamed_in_words():
             columns = [scored(self.label, self.rewards[self.label], each) for each in samples]
-        return columns, reports(self.rewards)
+        return columns, reports(self.rewards), time.perf_counter() - began
 
 
 @contextmanager
@@ -106,7 +110,7 @@ class ReplicatedReward:
 
     def __call__(self, samples: Samples) -> RewardColumn:
         media = ray.put((samples.on_cpu(),))
-        (column,), report = self.result(self.ask(media), media)
+        (column,), report, _ = self.result(self.ask(media), media)
         with self.lock:
             for name, value in report.items():
                 name = name.removeprefix(f"calls/{self.label}/")
@@ -124,7 +128,7 @@ class ReplicatedReward:
             replica = next(self.turns)
         return Waiting(replica.score.remote(samples), replica)
 
-    def result(self, asked: Waiting, samples: Any) -> tuple[list[RewardColumn], dict[str, float]]:
+    def result(self, asked: Waiting, samples: Any) -> Scored:
         """Wait for scores. Ray repeats what a replica that died was asked; one that does not answer
         in time is ended, and the next one is asked. RayError if the samples are lost."""
         for _ in range(WORKERS_ASKED):
