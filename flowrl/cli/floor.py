@@ -56,7 +56,8 @@ class Opened:
         began = seconds_now(self.device)
         made = iterate(self.session, self.progress)
         self.metrics.append(made.metrics)
-        self.samples = made.experience.samples
+        samples = made.experience.samples
+        self.samples = samples if isinstance(samples, Samples) else None
         return seconds_now(self.device) - began
 
 

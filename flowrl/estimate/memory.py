@@ -170,10 +170,15 @@ def _adapters(how: Lora, model: Sizes) -> int:
     return count or model.adapters * how.rank
 
 
+def trained_weights(run: Run, model: Sizes) -> int:
+    """Number of the weights that are trained."""
+    return model.trained if run.model.lora is None else _adapters(run.model.lora, model)
+
+
 def _weights(run: Run, model: Sizes) -> dict[str, int]:
     m, wide = run.model, BYTES[run.model.dtype]
     fine = max(wide, 4)  # what steps are taken of is float32 at least
-    trained = model.trained if m.lora is None else _adapters(m.lora, model)
+    trained = trained_weights(run, model)
     algorithm = run.algorithm()
     kept = len(run.averages(algorithm)) * fine * trained
     # the start of adapters is the base itself, with them off

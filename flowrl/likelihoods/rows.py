@@ -40,6 +40,7 @@ PointMask = Bool[Tensor, "n k"]
 class Rows:
     """Rows of any kind. Rows are masked, never dropped, so that all processes hold equally many.
 
+    `behaviour` is the evaluation of the policy that sampled where `old` is the proximal one's.
     `state` numbers the states that rows start from: rows of one prompt with the same number have
     the same x and sigma, so their velocity is evaluated once. None: every row has its own.
     """
@@ -49,6 +50,7 @@ class Rows:
     mask: Bool[Tensor, "b t"]  # False: neither in the loss nor in its denominator
     old: Evaluation | None  # the behaviour policy's; None until the update evaluates it
     state: Int[Tensor, " b"] | None = field(default=None, kw_only=True)
+    behaviour: Evaluation | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -131,13 +133,17 @@ def _drawn(ids: Tensor, ends: Tensor, replies: Tensor) -> Tensor:
     return _before(ids, ends) & ~replies
 
 
-def without_old(chunk: Rows) -> Rows:
+def without_old(chunk: Rows, keep: bool = False) -> Rows:
     """The rows without the sampler's log-probabilities, so that the trainer recomputes them.
 
-    Rows of tokens keep the sampler's as `sampled`: the log has the difference between the two."""
-    if chunk.old is not None and isinstance(chunk, TokenRows) and chunk.sampled is None:
-        return replace(chunk, old=None, sampled=chunk.old.logp)
-    return replace(chunk, old=None)
+    Rows of tokens keep the sampler's as `sampled`: the log has the difference between the two.
+    Others do as `behaviour` with `keep`: the update's own are then those of newer weights."""
+    if chunk.old is None:
+        return chunk
+    if isinstance(chunk, TokenRows):
+        kept = chunk.old.logp if chunk.sampled is None else chunk.sampled
+        return replace(chunk, old=None, sampled=kept)
+    return replace(chunk, old=None, behaviour=chunk.old if keep else None)
 
 
 def sampled_elsewhere(rows: Rows) -> Float[Tensor, "b t"] | None:
@@ -232,8 +238,9 @@ def restored(rows: RowsOf, device: torch.device) -> RowsOf:
         value = getattr(rows, each.name)
         if each.name in STATES and (value.dtype, value.device) != (sigma.dtype, sigma.device):
             found[each.name] = uploaded(value, sigma.device).to(sigma.dtype)
-    if rows.old is not None and rows.old.out is not None:
-        found["old"] = rows.old._replace(out=uploaded(rows.old.out, sigma.device))
+    for name, each in (("old", rows.old), ("behaviour", rows.behaviour)):
+        if each is not None and each.out is not None:
+            found[name] = each._replace(out=uploaded(each.out, sigma.device))
     return replace(rows, **found) if found else rows
 
 

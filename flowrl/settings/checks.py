@@ -12,6 +12,7 @@ from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.budget import BudgetSettings
+from flowrl.settings.data import IN_PYTHON
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.run import Run
 from flowrl.settings.train import StatesSettings
@@ -80,6 +81,59 @@ def check_joint(run: Run) -> None:
     if run.train.updates > run.prompts.per_iteration * algorithm.group:
         raise UserError(
             "train.updates: there are more optimizer steps than rewritings in an iteration"
+        )
+
+
+def check_workers(run: Run, algorithm: Algorithm) -> None:
+    """UserError for workers that a run cannot have, and for a lag that cannot be right."""
+    w = run.workers
+    if w.sampling == 0:
+        for name in ("lag", "gpus"):
+            if getattr(w, name):
+                raise UserError(f"workers.{name}: no workers; set workers.sampling too")
+    if not w.any:
+        if w.address is not None:
+            raise UserError("workers.address: no workers; set workers.sampling too")
+        return
+    if find_spec("ray") is None:
+        raise UserError("workers: they need Ray: pip install 'flowrl[ray]'")
+    specs = {each.label: each for each in (*run.rewards, *run.judges, *run.intermediate_rewards)}
+    for label in w.rewards:
+        if label not in specs:
+            raise UserError(
+                f"workers.rewards: no reward is labelled {label!r}; one of {', '.join(specs)}"
+            )
+        if algorithm.reward_gradient or algorithm.guided:
+            raise UserError(
+                f"workers.rewards: {label}: this recipe follows a reward's gradient, which does "
+                "not come from another process; leave it out"
+            )
+    for spec in specs.values():
+        if spec.name.startswith(IN_PYTHON) and (w.sampling or spec.label in w.rewards):
+            raise UserError(
+                f"workers: reward {spec.label} is a Python object, and a worker opens rewards by "
+                "name; write the reward in a file, or set workers.sampling: 0"
+            )
+    if w.sampling:
+        _check_sampling(run, algorithm)
+
+
+def _check_sampling(run: Run, algorithm: Algorithm) -> None:
+    if run.drawn == 0:
+        raise UserError("workers.sampling: all samples are given; set workers.sampling: 0")
+    if run.model.compile == "auto":
+        raise UserError(
+            "workers.sampling: model.compile: auto decides in each process by itself; set it to "
+            "true or false"
+        )
+    if run.model.server is not None:
+        raise UserError(
+            "workers.sampling: with model.server the server samples, and it holds one version of "
+            "the weights; set workers.sampling: 0, or leave the server out"
+        )
+    if run.workers.lag and algorithm.reward_gradient:
+        raise UserError(
+            "workers.lag: reward gradients are those of the weights that sampled; set lag: 0"
         )
 
 

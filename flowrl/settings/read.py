@@ -11,7 +11,6 @@ import rewards
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
-from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.checks import (
     check_bundles,
     check_hub,
@@ -21,6 +20,7 @@ from flowrl.settings.checks import (
     check_optimizer,
     check_texts,
     check_trackers,
+    check_workers,
 )
 from flowrl.settings.data import RewardSpec
 from flowrl.settings.gradients import check_gradients, check_own_gradients
@@ -160,7 +160,7 @@ def check_plan(run: Run) -> None:
         algorithm = run.algorithm()
     except ValueError as error:
         raise UserError(f"recipe: {error}") from error
-    run.workers.check(algorithm, run.budget != BudgetSettings(), run.recomputes_old)
+    check_workers(run, algorithm)
     _check_merging(run, algorithm)
     if run.model.sigmas is not None:
         _check_levels(run, algorithm)

@@ -10,6 +10,7 @@ from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.choices import image_plans
 from flowrl.credit.intermediate import differs_between_steps
 from flowrl.errors import UserError
+from flowrl.likelihoods.matching import Matching
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
@@ -124,6 +125,8 @@ class Run(Settings):
         algorithm = self.recipe.algorithm()
         if self.model.server is not None and algorithm.text:
             algorithm = self.model.server.around(algorithm)
+        elif self.decouples(algorithm):
+            algorithm = self.workers.around(algorithm)
         if self.model.environment is not None and algorithm.text:
             self.model.environment.check(algorithm)
         elif algorithm.by_turn:
@@ -229,6 +232,12 @@ class Run(Settings):
             return self.train.recompute_old
         half = self.model.dtype in ("bfloat16", "float16")
         return half and not (self.budget.replay and self.model.pipeline)
+
+    def decouples(self, algorithm: Algorithm) -> bool:
+        """Whether `old` is the proximal policy, the weights with which an update begins, and not
+        the one that sampled (PPO's decoupled objective, arXiv:2110.00641)."""
+        stored = not isinstance(algorithm.likelihood, Matching) and "old" in algorithm.loss.roles
+        return self.workers.lag > 0 and self.recomputes_old and stored
 
     @model_validator(mode="after")
     def _consistent(self) -> "Run":

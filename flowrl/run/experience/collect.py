@@ -19,6 +19,7 @@ from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.experience.round import PlanSamples
 from flowrl.run.experience.rounds import ModelCall, Rounds
 from flowrl.run.state.session import Session
+from flowrl.run.state.units import LAG, StoredSamples
 from rewards import Samples, Scores
 from rewards.types import reports
 from samplers import Rollout
@@ -43,7 +44,7 @@ class Experience:
     draws: tuple[int, ...]  # ids; a row's `prompt` is a place in them
     policy: ModelCall  # with the current weights, for training
     metrics: dict[str, float]  # over all processes
-    samples: Samples  # this process's, for logs and pages
+    samples: Samples | StoredSamples  # this process's, for logs and pages
     scores: Scores
     reference_evaluations: int = 0  # without gradients, that credit needed on this process
     first: FirstSamples | None = None  # None where a replay replaces some, or all are given
@@ -74,6 +75,8 @@ def collect(session: Session, iteration: int) -> Experience:
     if session.spending is not None:
         metrics |= session.spending.metrics()
     metrics |= _descriptions(session, rounds)
+    if session.source is not None:
+        metrics |= _summed(session.parallel.every(session.source.metrics()))
     metrics |= {f"seconds/{phase}": taken for phase, taken in rounds.seconds.items()}
     part, evaluations = first.parts[0], sum(r.reference_evaluations for r in rounds.each)
     shown = None
@@ -155,6 +158,11 @@ def scored_samples(rounds: Sequence[Any]) -> int:
     its own, which only keep the other processes company, do not count."""
     counted = [each for each in rounds if each.counts]
     return sum(r.found.looked + sum(len(p.rollout.prompt) for p in r.parts) for r in counted)
+
+
+def _summed(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Add up what each process counts; a lag is the same for all."""
+    return {n: rows[0][n] if n == LAG else sum(row[n] for row in rows) for n in rows[0]}
 
 
 def _guided(rounds: Rounds) -> dict[str, float]:

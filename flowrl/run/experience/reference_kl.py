@@ -34,7 +34,7 @@ def reference_log_ratios(
     Stored log-probabilities are the sampler's. They are computed again if another engine sampled or
     `train.recompute_old` is set, except for replayed texts.
     """
-    likelihood, behaviour = learner.algorithm.likelihood, learner.algorithm.behaviour
+    likelihood, behaviour = learner.algorithm.likelihood, learner.sampler
     assert isinstance(likelihood, Whole), "Algorithm refuses others"
     rows, samples = likelihood.whole(rollout)
     if rows.old is None or learner.run.recomputes_old:

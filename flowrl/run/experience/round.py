@@ -11,7 +11,7 @@ from flowrl.prompts import Draws
 from flowrl.run.experience.reference_kl import reference_log_ratios
 from flowrl.run.experience.units import sample_units, timed, totals
 from flowrl.run.state.session import Session
-from flowrl.run.state.units import SamplingUnit, UnitSamples
+from flowrl.run.state.units import SamplingUnit, StoredSamples, UnitSamples
 from rewards import Samples, Scores
 
 
@@ -20,7 +20,7 @@ class PlanSamples:
     """Samples of one plan in a round."""
 
     rollout: RolloutLike  # this process's, as it is learned from
-    samples: Samples  # this process's, as sampled
+    samples: Samples | StoredSamples  # this process's, as sampled
     scores: Scores  # of those
     everyone: Scores  # of all processes' samples, in the order of the draws
     learned: Scores  # the same, as they are learned from: a replay may replace some
@@ -80,7 +80,11 @@ def with_reference(session: Session, made: Round, seconds: dict[str, float]) -> 
 
 
 def _part(
-    session: Session, draws: Draws, rollout: RolloutLike, samples: Samples, scores: Scores
+    session: Session,
+    draws: Draws,
+    rollout: RolloutLike,
+    samples: Samples | StoredSamples,
+    scores: Scores,
 ) -> PlanSamples:
     gather = session.parallel.gatherer(len(draws.ids))
     everyone = scores.arranged(gather)

@@ -57,15 +57,15 @@ class Rounds:
             sample = partial(sample_round, session, iteration, draws, seconds)
             return with_smaller_calls(session.learner, session.terminal, sample)
 
+        ahead = None if session.source is None else session.source.draws(iteration)
         if spending is None:
-            ahead = None if session.source is None else session.source.draws(iteration)
             drawn, written = ahead or prompts.draw(iteration, count, seed, weights), None
             if session.before is not None:
                 written = rewrite_draws(session, iteration, drawn, seconds)
             only = sampled(drawn if written is None else written.draws)
             return cls.of(session, only, seconds, written)
         request = DrawRequest(prompts, count, seed, iteration, weights)
-        each: list[Round] = []
+        each = [sampled(ahead)] if ahead else list[Round]()
         while (draws := spending.draws(request, [r.outcome for r in each])) is not None:
             each.append(sampled(draws))
         kept = spending.kept(request, [r.outcome for r in each])

@@ -19,7 +19,7 @@ from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.experience.score_ahead import ScoreParts, joined_samples
 from flowrl.run.state.finite import check_samples
 from flowrl.run.state.session import Session, score_once
-from flowrl.run.state.units import SamplingUnit, UnitSamples
+from flowrl.run.state.units import SamplingUnit, StoredSamples, UnitSamples
 from rewards import Samples, Scores, score_all
 from samplers import Rollout, Sampling
 from samplers.completions import TextRollout
@@ -152,13 +152,20 @@ def joined_units(units: Sequence[SamplingUnit], made: Sequence[UnitSamples]) -> 
     columns = {name: torch.cat([each.columns[name] for each in found]) for name in found[0].columns}
     return UnitSamples(
         tuple(_joined_rollout(parts, draws) for parts in rollouts),
-        tuple(map(joined_samples, samples)),
+        tuple(map(_joined_samples, samples)),
         tuple(map(Scores.joined, scores)),
         Statistics(merged_means([(each.means, each.size) for each in found]), columns),
         sum(each.looked for each in placed),
         sum(each.evaluations for each in placed),
         merged_reports([each.reports for each in placed]),
     )
+
+
+def _joined_samples(parts: Sequence[Samples | StoredSamples]) -> Samples | StoredSamples:
+    stored = [each for each in parts if isinstance(each, StoredSamples)]
+    if stored:
+        return StoredSamples.joined(stored)
+    return joined_samples([each for each in parts if isinstance(each, Samples)])
 
 
 def merged_reports(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -43,6 +43,7 @@ from flowrl.run.experience.units import totals
 from flowrl.run.show.first_tree import first_tree, joint_tree
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
+from flowrl.run.state.units import StoredSamples
 from rewards import Samples, Scores
 from rewards.perception.files import read_images
 from samplers.completions import TextPlan
@@ -256,7 +257,7 @@ def _first_leaves(node: Tensor) -> list[int]:
 
 def _samples(
     draw: Callable[[Samples], Samples],
-    samples: Samples,
+    samples: Samples | StoredSamples,
     scores: Scores,
     places: Sequence[int],
     side: int,
@@ -292,7 +293,7 @@ def _media(media: Any, side: int) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _kind(samples: Samples) -> Any:
+def _kind(samples: Samples | StoredSamples) -> Any:
     """The kind of the samples as a page shows them: a tensor is drawn."""
     return "image" if samples.kind == "tensor" else samples.kind
 

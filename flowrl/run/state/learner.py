@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,23 @@ class Learner:
         merging = MergedAdapters.of(policy.roots(), merge if learns else "none")
         models = policy, evaluator, policies
         return cls(run, algorithm, parallel, *models, optimizer, losses, merging)
+
+    @property
+    def sampler(self) -> str:
+        """Name of the policy that drew the samples, with its weights at that time."""
+        return self.policies.at_sampling(self.algorithm.behaviour)
+
+    @property
+    def old(self) -> str:
+        """Name of the policy that evaluates `old` where rows lack it: the one that sampled, or the
+        proximal one, the weights with which the update begins (`train.recompute_old` and a
+        lag)."""
+        return "current" if self.decouples else self.sampler
+
+    @cached_property
+    def decouples(self) -> bool:
+        """Whether `old` is the proximal policy: see `Run.decouples`."""
+        return self.run.decouples(self.algorithm)
 
     def __str__(self) -> str:
         """Device, precision and trained parameters in one line per model."""

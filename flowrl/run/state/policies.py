@@ -19,6 +19,8 @@ from flowrl.models.shards import local_shard
 from flowrl.processes.sharding import full, like
 
 NamedWeights = dict[str, Tensor]
+PolicyWeights = dict[str, NamedWeights]  # by policy
+SAMPLED = "sampled: "  # before the name of a policy with the weights that sampled
 TOGETHER = 64  # tensors of one comparison, which makes a copy of them
 
 
@@ -131,16 +133,40 @@ class Policies:
 
     @torch.no_grad()
     def equal_to_current(self, names: Collection[str]) -> set[str]:
-        """Averages among `names` whose weights are bit-identical to the current ones on this
-        process: NFT's average follows without lag at first, for 75 steps with the settings for OCR.
-        Waits for a GPU once for each of them."""
+        """Averages among `names` whose weights at sampling are bit-identical to the current ones
+        on this process: NFT's average follows without lag at first, for 75 steps with the settings
+        for OCR. Waits for a GPU once for each of them."""
         averages = [each.name for each in self.averages if each.name in names]
         return {name for name in averages if self._is_current(name)}
 
     def _is_current(self, name: str) -> bool:
-        weights = self.local(self._weights[name])
+        weights = self.local(self._weights[self.at_sampling(name)])
         own = self.local(self.network)
         return same_values(list(own.values()), [weights[key] for key in own])
+
+    # Samples that are drawn ahead (`workers.lag`) were drawn by older weights
+
+    @torch.no_grad()
+    def copies(self, names: Collection[str]) -> PolicyWeights:
+        """Whole CPU copies of the weights of these policies. Collective if they are sharded."""
+        every = {"current": self.network, **self._weights}
+        return {
+            name: {key: whole_copy(value.detach()) for key, value in every[name].items()}
+            for name in sorted(names)
+        }
+
+    def keep_sampled(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Keep the weights, by policy, that sampled what is learned from next; nothing if all are
+        what they were then."""
+        kept = {name: own for name, own in self._weights.items() if not name.startswith(SAMPLED)}
+        for name, old in weights.items():
+            pairs = ((key, old[key].to(p.device), p) for key, p in self.network.items())
+            kept[SAMPLED + name] = {key: like(weight, p) for key, weight, p in pairs}
+        self._weights = kept
+
+    def at_sampling(self, name: str) -> str:
+        """The name of a policy's weights as they were when the samples were drawn."""
+        return SAMPLED + name if SAMPLED + name in self._weights else name
 
     def state(self) -> dict[str, Tensor]:
         """CPU copies of all weights as `policy/parameter` -> whole tensor, except the start and
@@ -218,6 +244,11 @@ def _copy(parameters: Mapping[str, nn.Parameter]) -> NamedWeights:
 def _whole(weight: Tensor) -> Tensor:
     """Gather shards, which makes a copy; copy a whole weight."""
     return full(weight) if isinstance(weight, DTensor) else weight.to("cpu", copy=True)
+
+
+def whole_copy(weight: Tensor) -> Tensor:
+    """A copy on the CPU of every process, gathered if it is sharded."""
+    return (weight.full_tensor() if isinstance(weight, DTensor) else weight).to("cpu", copy=True)
 
 
 def _held(p: nn.Parameter) -> Tensor:

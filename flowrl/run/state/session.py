@@ -106,8 +106,8 @@ class Session:
 def score_once(parallel: Parallel, rewards: Mapping[str, Reward], samples: Samples) -> Scores:
     """Score samples. Only the leader of a context-parallel group calls the rewards, since its
     members have the same samples; the others get unscored ones, which `Parallel.every` leaves
-    out."""
-    if parallel.leads:
+    out. No rewards have no columns: others score the samples."""
+    if parallel.leads and rewards:
         return score_all(rewards, samples)
     nothing = torch.zeros(len(samples.prompts), len(rewards), dtype=torch.float64)
     return Scores(nothing, nothing.bool(), tuple(rewards))
@@ -124,11 +124,16 @@ def check_reward_sources(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE)
             raise UserError(f"reward {spec.label}: {error}") from error
 
 
-def load_rewards(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE) -> dict[str, Reward]:
-    """Load rewards by label; Python objects are already loaded. UserError if one cannot be loaded
-    or reached."""
+def load_rewards(
+    specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE, elsewhere: Mapping[str, Reward] = {}
+) -> dict[str, Reward]:
+    """Load rewards by label; Python objects are already loaded, and those of `elsewhere` are other
+    processes'. UserError if one cannot be loaded or reached."""
     rewards = {}
     for spec in specs:
+        if spec.label in elsewhere:
+            rewards[spec.label] = elsewhere[spec.label]
+            continue
         try:
             given = live.rewards.get(spec.label)
             spec.refuse_python(given is not None)
@@ -169,11 +174,16 @@ def prove_rewards(
 
 
 def open_session(
-    run: Run, folder: Path, accelerator: Accelerator, live: Live = NOTHING_LIVE
+    run: Run,
+    folder: Path,
+    accelerator: Accelerator,
+    live: Live = NOTHING_LIVE,
+    elsewhere: Mapping[str, Reward] = {},
 ) -> Session:
-    """Load the model, prompts and rewards of a run. UserError if they cannot run."""
+    """Load the model, prompts and rewards of a run; rewards of `elsewhere` are other processes'.
+    UserError if they cannot run."""
     learner, p = Learner.open(run, folder, accelerator), run.prompts
-    rewards, tracker = load_rewards(run.rewards, live), learner.algorithm.tracker
+    rewards, tracker = load_rewards(run.rewards, live, elsewhere), learner.algorithm.tracker
     return Session(
         learner=learner,
         folder=folder,
@@ -181,8 +191,8 @@ def open_session(
         prompts=p.read("train"),
         held_out=None if p.held_out is None else p.read("held_out"),
         rewards=rewards,
-        judges=load_rewards(run.judges, live),
-        intermediate_rewards=load_rewards(run.intermediate_rewards, live) or rewards,
+        judges=load_rewards(run.judges, live, elsewhere),
+        intermediate_rewards=load_rewards(run.intermediate_rewards, live, elsewhere) or rewards,
         terminal=Terminal(accelerator.is_main_process),
         tracker=None if tracker is NoTracker else tracker(),
         spending=open_budget(run.budget, learner.algorithm.group),

@@ -4,16 +4,20 @@ A sample's noise belongs to its draw, so that where a unit is sampled changes no
 are cut into units changes numbers by rounding only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from flowrl.media.statistics import Statistics
 from flowrl.models.policy import RolloutLike
-from flowrl.prompts import Draws
+from flowrl.prompts import Draws, PromptSet
 from rewards import Samples, Scores
+from samplers.host import on_host
+
+LAG = "workers/lag"  # the metric: iterations between the weights that sampled and those trained
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,60 @@ class SamplingUnit:
 
 
 @dataclass(frozen=True)
+class StoredSamples:
+    """Samples whose media stay where they were made. `take` brings those that are shown here.
+
+    parts  number of samples, and a function that brings them, of each unit
+    """
+
+    parts: tuple[tuple[int, Callable[[], Samples]], ...]
+    prompts: Sequence[str]
+    group: Tensor
+    meta: Sequence[Mapping[str, Any]]
+    kind: str
+
+    @classmethod
+    def of(
+        cls,
+        rollout: RolloutLike,
+        prompts: PromptSet,
+        rows: Sequence[int],
+        kind: str,
+        bring: Callable[[], Samples],
+    ) -> "StoredSamples":
+        """A unit's samples; `rows` of its draws in the prompt file."""
+        group = on_host(rollout.prompt)
+        texts, meta = prompts.take([rows[i] for i in group.tolist()])
+        return cls(((len(group), bring),), texts, group, meta, kind)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[StoredSamples]") -> "StoredSamples":
+        return cls(
+            tuple(part for each in parts for part in each.parts),
+            [text for each in parts for text in each.prompts],
+            torch.cat([each.group for each in parts]),
+            [row for each in parts for row in each.meta],
+            parts[0].kind,
+        )
+
+    def take(self, rows: Sequence[int]) -> Samples:
+        """Samples of these rows, in this order."""
+        media, first = dict[int, Any](), 0
+        for count, bring in self.parts:
+            here = {row - first for row in rows if first <= row < first + count}
+            brought = bring() if here else None
+            media |= {} if brought is None else {first + i: brought.media[i] for i in here}
+            first += count
+        taken = [media[row] for row in rows]
+        tensors = [each for each in taken if isinstance(each, Tensor)]
+        same = len(tensors) == len(rows) and len({each.shape for each in tensors}) == 1
+        whole = torch.stack(tensors) if same and tensors else taken
+        group = self.group[torch.tensor([*rows], dtype=torch.long)]
+        meta = [self.meta[row] for row in rows] if self.meta else ()
+        return Samples(whole, [self.prompts[row] for row in rows], group, meta)
+
+
+@dataclass(frozen=True)
 class UnitSamples:
     """Samples of a unit, by plan.
 
@@ -44,7 +102,7 @@ class UnitSamples:
     """
 
     rollouts: tuple[RolloutLike, ...]
-    samples: tuple[Samples, ...]
+    samples: tuple[Samples | StoredSamples, ...]
     scores: tuple[Scores, ...]
     statistics: Statistics  # of the first plan's samples
     looked: int
@@ -68,6 +126,10 @@ class UnitSource(Protocol):
     def samples(self, units: list[SamplingUnit], seconds: dict[str, float]) -> list[UnitSamples]:
         """Wait for the samples of an iteration's units, in order. Adds the workers' time per phase,
         and the waiting time, to `seconds`."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return the bytes that this process has sent and received, and the state of workers."""
         ...
 
     def state(self, iteration: int) -> tuple[dict[str, Any], dict[str, Tensor]]:

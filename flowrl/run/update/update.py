@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,7 +110,8 @@ def update(
     meter = Meter(frozen=experience.reference_evaluations)
     experience = replace(experience, policy=meter(experience.policy))
     if learner.run.recomputes_old:
-        experience = replace(experience, rows=tuple(map(without_old, experience.rows)))
+        lacking = partial(without_old, keep=learner.decouples)
+        experience = replace(experience, rows=tuple(map(lacking, experience.rows)))
     shares = shares_of(learner, experience, progress.iteration)
     with (
         learner.parallel.together(),
@@ -181,11 +183,11 @@ def add_gradients(
 
 @torch.no_grad()
 def with_old(learner: Learner, experience: Experience, chunks: Chunks) -> Chunks:
-    """Evaluate the sampling policy for rows that lack its evaluation."""
+    """Evaluate the sampling policy, or the proximal one, for rows that lack its evaluation."""
     if "old" not in learner.algorithm.loss.roles:
         return chunks
     likelihood = learner.algorithm.likelihood
-    with learner.policies.using(learner.algorithm.behaviour):
+    with learner.policies.using(learner.old):
         return [
             chunk
             if chunk.has_old
@@ -206,7 +208,7 @@ def with_uncertain(
     learns from a share of them. They are chosen once, so that neither chunks nor processes change
     the choice."""
     chunks = [chunk for share in shares for chunk in share]
-    using = learner.policies.using(learner.algorithm.behaviour)
+    using = learner.policies.using(learner.sampler)
     with learner.parallel.together(), bounded_call("training"), using:
         values = [_entropies(learner, experience, chunk.rows()) for chunk in chunks]
     own = [column.cpu()[on_host(c.mask)] for c, column in zip(chunks, values, strict=True)]
@@ -244,15 +246,16 @@ def chunk_loss(
     same = {"current", *(equal or ())}
     shared = loss.roles & same
     for role in sorted(loss.roles - {"old", TEACHER} - shared):
-        with torch.no_grad(), policies.using(role):
+        with torch.no_grad(), policies.using(policies.at_sampling(role)):
             evaluations[role] = likelihood.evaluate(experience.policy, chunk)
     if TEACHER in loss.roles:
         evaluations[TEACHER] = judged_by_teachers(
             learner, experience.policy, chunk, experience.tasks
         )
-    fresh = algorithm.behaviour in same and chunk.old is None
+    old = learner.old  # an average under its own name, where its weights are those at sampling
+    fresh = (old in same or algorithm.behaviour in (equal or ())) and chunk.old is None
     if "old" in loss.roles and not fresh:
-        with torch.no_grad(), policies.using(algorithm.behaviour):
+        with torch.no_grad(), policies.using(old):
             evaluations["old"] = chunk.old or evaluated_old(likelihood, experience, chunk)
     new = evaluations["new"] = likelihood.evaluate(experience.policy, chunk)
     if fresh:  # before the first step the policy is the one that sampled: no second evaluation
@@ -264,9 +267,8 @@ def chunk_loss(
         evaluations["old"] = with_replayed(evaluations["old"], chunk)
     entries = loss(likelihood, evaluations, chunk)
     if "old" in evaluations:
-        stored = (
-            equal is not None and algorithm.behaviour == "current" and not learner.run.budget.replay
-        )
+        here = equal is not None and learner.sampler == "current"
+        stored = here and not learner.run.budget.replay
         own = mismatch_metric(chunk, evaluations, stored)
         entries = entries._replace(metrics=own | entries.metrics)
     return entries, chunk.mask
