@@ -223,6 +223,11 @@ class Scores:
     intermediate: IntermediateScores | None = None
 
     @property
+    def way(self) -> IntermediateScores | None:
+        """The older name of `intermediate`."""
+        return self.intermediate
+
+    @property
     def unscored(self) -> dict[str, int]:
         """Number of samples that each reward could not score."""
         missing = (~self.scored).sum(0).tolist()

@@ -145,7 +145,7 @@ def joined_kept(
 
 
 def joined_column(parts: Sequence[Any], join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Any:
-    """The same for tensors or kept tokens; None if one of the parts is None."""
+    """Join tensors or sets of tokens in the same way; None if one of the parts is None."""
     if any(part is None for part in parts):
         return None
     kept = isinstance(parts[0], TokenSupport)

@@ -72,6 +72,11 @@ class Context:
     tracked: TrackedStatistics = TrackedStatistics()
     intermediate: IntermediateScores | None = None
 
+    @property
+    def way(self) -> IntermediateScores | None:
+        """The older name of `intermediate`, for transforms of users' files."""
+        return self.intermediate
+
     def arranged(self, move: Callable[[Tensor], Tensor]) -> "Context":
         """Apply `move` to the rows [n ...] of every entry that has one per sample."""
         return replace(
