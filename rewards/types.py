@@ -214,13 +214,18 @@ class IntermediateScores(NamedTuple):
 class Scores:
     """Scores with one column per reward. `values` is 0 where `scored` is False.
 
-    way  scores of intermediate states by the same rewards, if the plan asks for them
+    intermediate  scores of intermediate states by the same rewards, if the plan asks for them
     """
 
     values: Float[Tensor, "n r"]
     scored: Bool[Tensor, "n r"]
     names: tuple[str, ...]
-    way: IntermediateScores | None = None
+    intermediate: IntermediateScores | None = None
+
+    @property
+    def way(self) -> IntermediateScores | None:
+        """The older name of `intermediate`."""
+        return self.intermediate
 
     @property
     def unscored(self) -> dict[str, int]:
@@ -230,13 +235,13 @@ class Scores:
 
     def arranged(self, move: Callable[[Tensor], Tensor]) -> "Scores":
         """Apply `move` to the rows [n ...] of every column."""
-        way = None if self.way is None else self.way.arranged(move)
+        way = None if self.intermediate is None else self.intermediate.arranged(move)
         return Scores(move(self.values), move(self.scored), self.names, way)
 
     @classmethod
     def joined(cls, parts: "Sequence[Scores]") -> "Scores":
         """Concatenate the samples of all parts."""
-        ways, way = [part.way for part in parts if part.way is not None], None
+        ways, way = [part.intermediate for part in parts if part.intermediate is not None], None
         if ways:
             both = (torch.cat([w.values for w in ways]), torch.cat([w.scored for w in ways]))
             way = IntermediateScores(*both, ways[0].weights)

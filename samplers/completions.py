@@ -18,7 +18,7 @@ from torch import Tensor
 
 from samplers.forks import Forking, owned, passed, points
 from samplers.plan import Columns
-from samplers.token_support import KeptTokens
+from samplers.token_support import TokenSupport
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class TextRollout:
     logp: Float[Tensor, "n t"]
     lengths: Int[Tensor, " n"]
     stopped: Bool[Tensor, " n"]
-    kept: KeptTokens | None
+    kept: TokenSupport | None
     prompt: Int[Tensor, " n"]
     draws: tuple[int, ...]
     seed: int

@@ -15,7 +15,7 @@ from torch import Tensor
 from samplers.completions import TextPlan, TextRollout
 from samplers.dialogue import Environment, EnvironmentReply, own_turns, packed
 from samplers.forks import Grown, by_draw, choose, grow
-from samplers.token_support import KeptTokens, joined_column
+from samplers.token_support import TokenSupport, joined_column
 from samplers.tokens import row_keys
 from samplers.untyped import integer_rows, integers
 
@@ -66,7 +66,7 @@ class WrittenTokens(NamedTuple):
     logp: Float[Tensor, "m u"]
     lengths: Int[Tensor, " m"]
     stopped: Bool[Tensor, " m"]
-    kept: KeptTokens | None = None
+    kept: TokenSupport | None = None
     spread: Float[Tensor, "m u"] | None = None
 
 
@@ -148,7 +148,7 @@ class Draft(WrittenTokens):
         stopped = self.stopped.index_put((rows,), part.stopped)
         kept, spread = self.kept, put(self.spread, part.spread)
         if part.kept is not None:
-            kept = (kept or KeptTokens.none(ids)).put(place, part.kept[row, at])
+            kept = (kept or TokenSupport.none(ids)).put(place, part.kept[row, at])
         return Draft(ids, logp, lengths, stopped, kept, spread)
 
 

@@ -1,4 +1,4 @@
-"""Credit from scores on the way: what each step of a trajectory gained.
+"""Credit from intermediate scores: what each step of a trajectory gained.
 
 n samples, k steps, r rewards. V_k is the score of the clean sample that the state before step k
 stands for, V_T that of the sample itself. A step is masked where a score that it needs is missing.
@@ -33,8 +33,10 @@ def state_values(credit: Credit, context: Context) -> StateValues:
     A state before a step without noise has the value of the next one, unless it has a score: the
     ODE decides nothing.
     """
-    assert context.way is not None, "`refuse_intermediate` excludes plans that look at nothing"
-    scores, scored = context.way.values.cpu(), context.way.scored.cpu()
+    assert context.intermediate is not None, (
+        "`refuse_intermediate` excludes plans that look at nothing"
+    )
+    scores, scored = context.intermediate.values.cpu(), context.intermediate.scored.cpu()
     noisy = context.columns.noisy
     value, known = credit.value[:, -1], credit.mask[:, -1]
     values, knowns = [value], [known]
@@ -55,7 +57,7 @@ def refuse_intermediate(choices: Choices, chains: bool) -> str | None:
     if isinstance(choices.plan, Particled):
         return "steer: particles are not credited by step: leave steer out of this recipe"
     if text_plans(choices) or any(plan.looks is None for plan in plans):
-        return "this credit reads scores on the way: give it a plan that looks (samplers.Looking)"
+        return "this credit reads intermediate scores: give it a plan that looks (samplers.Looking)"
     if any(not any(step.train for step in plan.steps) for plan in plans):
         return "this credit is one of steps, and the plan trains on none: take Chain or Window"
     if chains and any(set(plan.nodes) != {plan.group} for plan in plans):
@@ -253,9 +255,13 @@ class Potential:
             )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        assert context.way is not None, "`refuses` excludes plans that look at nothing"
-        scores, scored = context.way.values.cpu(), context.way.scored.cpu()
-        weights = context.weights if context.way.weights is None else context.way.weights
+        assert context.intermediate is not None, "`refuses` excludes plans that look at nothing"
+        scores, scored = context.intermediate.values.cpu(), context.intermediate.scored.cpu()
+        weights = (
+            context.weights
+            if context.intermediate.weights is None
+            else context.intermediate.weights
+        )
         known = torch.zeros_like(credit.mask)
         known[:, :-1, 0] = scored[:, 1:].all(-1)
         total = torch.zeros_like(credit.value)

@@ -204,7 +204,7 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
 def rows_per_call(run: Run, model: Sizes, kind: CallKind) -> int:
     """Rows per call as `Policy.automatic` chooses them; a search on a GPU may find other
     numbers."""
-    given = run.train.rows_by_kind[kind]
+    given = run.train.call_sizes[kind]
     if given != "auto":
         return given
     if run.model.language is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from samplers import Kernel
 from samplers.host import derived, on_device, on_host, picked, sent, uploaded
-from samplers.token_support import KeptTokens, joined_column
+from samplers.token_support import TokenSupport, joined_column
 from samplers.untyped import distinct_rows
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class TokenRows(Rows):
     ids: Int[Tensor, "b t"]
     lengths: Int[Tensor, " b"]
     temperature: float
-    kept: KeptTokens | None
+    kept: TokenSupport | None
     sampled: Float[Tensor, "b t"] | None = None
     from_environment: Bool[Tensor, "b t"] | None = None
     uncertain: Bool[Tensor, "b t"] | None = None
@@ -207,7 +207,7 @@ def stacked(parts: Sequence[T]) -> T:
     """Concatenate rows of one kind; fields that are not tensors come from the first."""
 
     def join(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], Tensor | KeptTokens):
+        if isinstance(values[0], Tensor | TokenSupport):
             return joined_column(values)
         if isinstance(values[0], Evaluation):
             return Evaluation(*(join(part) for part in zip(*values, strict=True)))
@@ -248,7 +248,7 @@ def _sent(rows: T, device: torch.device) -> T:
     def send(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value if value.device == device else sent(value, device)
-        if isinstance(value, KeptTokens):
+        if isinstance(value, TokenSupport):
             return value.to(device)
         return Evaluation(*map(send, value)) if isinstance(value, Evaluation) else value
 
@@ -261,11 +261,11 @@ def take(rows: T, index: Int[Tensor, " m"]) -> T:
     there: dict[torch.device, Tensor] = {index.device: index}
 
     def pick(value: Any) -> Any:
-        if isinstance(value, Tensor | KeptTokens):
+        if isinstance(value, Tensor | TokenSupport):
             if value.device not in there:
                 there[value.device] = on_device(index, value.device)
             at = there[value.device]
-            return value[at] if isinstance(value, KeptTokens) else picked(value, at)
+            return value[at] if isinstance(value, TokenSupport) else picked(value, at)
         if isinstance(value, Evaluation):
             return Evaluation(*(pick(part) for part in value))
         return value

@@ -34,10 +34,10 @@ class CallSizes:
     def __str__(self) -> str:
         return ", ".join(f"{rows or 'all'} in {kind}" for kind, rows in asdict(self).items())
 
-    def most(self, kind: CallKind, rows: int) -> int:
+    def rows(self, kind: CallKind, total: int) -> int:
         """Rows per call of this kind, at most the total."""
         bound: int | None = getattr(self, kind)
-        return bound or max(rows, 1)
+        return bound or max(total, 1)
 
     def lower(self, kind: CallKind) -> bool:
         """Halve the rows per call of one kind; False if the limit is already one, or there is
@@ -64,7 +64,7 @@ class HasSizes(Protocol):
     sizes: CallSizes
 
 
-class SamplingRows:
+class SamplingCallSize:
     """The attribute `rows_per_call` of a policy, which reads the limit of sampling and sets all
     limits."""
 

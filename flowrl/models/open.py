@@ -82,7 +82,7 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
         savings.compile_blocks(policy.denoisers)
     policy.loop.own_sampler = any(map(unbound, image_plans(run.algorithm())))
     policy.guidance = Scales(policy.scale(m.guidance.sample), policy.scale(m.guidance.train))
-    policy.encoding_cache = _kept_encodings(run)
+    policy.encoding_cache = _encoding_cache(run)
     policy.storage = _storage(run)
     if sized_by_images(policy.loop) and run.prompts.on_disk("train"):
         policy.check_rows(run.prompts.read("train").meta)  # sizes of calls rest on the latents'
@@ -110,7 +110,7 @@ def _storage(run: Run) -> Storage:
     return Storage(None if states.dtype is None else DTYPES[states.dtype], device)
 
 
-def _kept_encodings(run: Run) -> "EncodingCache | None":
+def _encoding_cache(run: Run) -> "EncodingCache | None":
     from flowrl.models.diffusers.encoding_cache import MIB, EncodingCache
 
     how = run.model.encodings
@@ -119,7 +119,7 @@ def _kept_encodings(run: Run) -> "EncodingCache | None":
 
 def call_sizes(run: Run, automatic: int) -> CallSizes:
     """The limits of `train.rows_per_call`, with a number in place of auto."""
-    rows = run.train.rows_by_kind
+    rows = run.train.call_sizes
     return CallSizes(**{kind: automatic if n == "auto" else n for kind, n in rows.items()})
 
 
@@ -143,7 +143,7 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
         twin.loop = Loop(policy.pipe, call, policy.loop.levels)
         twin.loop.own_sampler = policy.loop.own_sampler
         twin.call, twin.known_proofs = twin.loop.call, {}
-        twin.encoding_cache = _kept_encodings(run)  # they may depend on the size
+        twin.encoding_cache = _encoding_cache(run)  # they may depend on the size
         twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
         twin.frozen.rest()
     return twin

@@ -23,7 +23,7 @@ def search_sizes(session: Session) -> None:
     On a CPU, and for a language model, they stay what the settings give: a number that is the same
     on every machine.
     """
-    policy, settings = session.learner.policy, session.run.train.rows_by_kind
+    policy, settings = session.learner.policy, session.run.train.call_sizes
     kinds: list[CallKind] = [kind for kind, rows in settings.items() if rows == "auto"]
     there = session.parallel.device == "cuda" and isinstance(policy, Driven)
     if not kinds or not there or session.parallel.lockstep is not None:

@@ -124,7 +124,7 @@ class Train(Settings):
         return self.updates * self.epochs
 
     @property
-    def rows_by_kind(self) -> dict[CallKind, RowCount]:
+    def call_sizes(self) -> dict[CallKind, RowCount]:
         """`rows_per_call` for each kind of call."""
         rows = self.rows_per_call
         if not isinstance(rows, RowsPerCall):

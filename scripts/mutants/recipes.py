@@ -4,7 +4,7 @@ A row is name, file, text that occurs once in it, replacement, tests that must f
 """
 
 PINS, FEEDBACK = "recipes/test_pins.py", "recipes/test_feedback.py"
-LOOKS, WAY = "samplers/test_looks.py", "credit/test_way.py"
+LOOKS, WAY = "samplers/test_looks.py", "credit/test_intermediate.py"
 GROUPS, ARRAYS = "losses/test_group_losses.py", "losses/test_golden_preference.py"
 GRPO, TREES = "flowrl/recipes/grpo.py", "flowrl/recipes/grpo_trees.py"
 TEXTS = "flowrl/recipes/text.py"

@@ -109,7 +109,9 @@ class Loop:
         )  # fmt: skip
 
     def rows(self, rollout: Rollout) -> list[Rows]:
-        scores = replace(corner_scores(rollout), way=intermediate_scores(rollout, corner_scores))
+        scores = replace(
+            corner_scores(rollout), intermediate=intermediate_scores(rollout, corner_scores)
+        )
         logp = {edges.step: edges.logp for edges in rollout.edges}
         credit = self.algorithm.advantage(scores, Context(rollout.columns, torch.ones(1), logp))
         found = []

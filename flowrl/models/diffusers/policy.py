@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models import savings
-from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows
+from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call import checks, columns, row_calls
 from flowrl.models.diffusers.call.columns import Extra
@@ -47,7 +47,7 @@ class PipelinePolicy:
     Raises UserError, with the reason, for a pipeline that cannot be driven.
     """
 
-    rows_per_call = SamplingRows()
+    rows_per_call = SamplingCallSize()
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class PipelinePolicy:
         assert not extras or len(extras) == len(prompts)
         given = self.loop.encode, prompts, extras
         if self.encoding_cache is None:
-            found = row_calls.encoded_in_calls(*given, self.sizes.most("sampling", len(prompts)))
+            found = row_calls.encoded_in_calls(*given, self.sizes.rows("sampling", len(prompts)))
         else:
             found = self.encoding_cache.encode(*given, self.device)
         if self.frozen.parts:
@@ -260,7 +260,7 @@ class PipelinePolicy:
         loop, way, dtype = self.loop, proof.to_way, self.arithmetic
 
         def most(rows: int) -> int:
-            return self.sizes.most(kind, rows)
+            return self.sizes.rows(kind, rows)
 
         return row_calls.velocity_in_calls(loop.velocity, conditioning, way, most, dtype)
 
@@ -284,7 +284,7 @@ class PipelinePolicy:
         def decode(x: Tensor, rows: Conditioning) -> Tensor:
             return self.loop.decode(x, rows, way, graded)
 
-        size = self.sizes.most("decoding", len(x0))
+        size = self.sizes.rows("decoding", len(x0))
         whole = row_calls.decoded_in_calls(
             decode, x0, conditioning, size, way.together, graded=graded
         )

@@ -26,7 +26,7 @@ from flowrl.models.language.stop_texts import StopAtTexts, StopTexts
 from flowrl.models.language.vision import PromptImages, call_inputs
 from samplers.generate import TokenRequest, WrittenTokens
 from samplers.host import uploaded
-from samplers.token_support import KeptTokens, joined_column, joined_kept
+from samplers.token_support import TokenSupport, joined_column, joined_kept
 from samplers.tokens import entropy, gumbel, token_support, warp
 
 
@@ -37,7 +37,7 @@ class Keyed(LogitsProcessor):
         self.asked, self.position = asked, asked.first
         self.noise = asked.noise
         self.logp: list[Tensor] = []
-        self.kept: list[KeptTokens] = []
+        self.kept: list[TokenSupport] = []
         self.spread: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Keyed(LogitsProcessor):
         kept = token_support(logp, asked.top_p, asked.top_k, asked.min_p)
         if kept is not None:
             logp = logp.masked_fill(~kept, -torch.inf).log_softmax(-1)
-            self.kept.append(KeptTokens.of(kept))
+            self.kept.append(TokenSupport.of(kept))
         if asked.spread:
             self.spread.append(entropy(logp))
         noisy = logp if cold else logp + gumbel(self.noise, self.position, logp.shape[-1])

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.adapters import has_adapters, load_adapters, peft_adapter, save_adapters
-from flowrl.models.call_sizes import CallSizes, SamplingRows
+from flowrl.models.call_sizes import CallSizes, SamplingCallSize
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
@@ -40,7 +40,7 @@ class CausalPolicy:
     of new to old would be wrong.
     """
 
-    rows_per_call = SamplingRows()
+    rows_per_call = SamplingCallSize()
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from flowrl.likelihoods.rows import Evaluation, TokenRows, restored
 from flowrl.models.language.prefixes import Packing
 from flowrl.models.language.vision import PromptImages, call_inputs
 from samplers.host import on_host, sent, uploaded
-from samplers.token_support import KeptTokens
+from samplers.token_support import TokenSupport
 from samplers.tokens import entropy, warp
 from samplers.untyped import integer_rows, integers
 
@@ -86,13 +86,13 @@ class ScoringPolicy:
         self,
         last: Float[Tensor, "m _"],
         ids: Int[Tensor, " m"],
-        kept: KeptTokens | None,
+        kept: TokenSupport | None,
         temperature: float,
         entropies: bool,
     ) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
         head = self.model.get_output_embeddings()
 
-        def score(part: Tensor, token: Tensor, some: KeptTokens | None) -> tuple[Tensor, Tensor]:
+        def score(part: Tensor, token: Tensor, some: TokenSupport | None) -> tuple[Tensor, Tensor]:
             logits = head(part) if self.separate_head else part
             allowed = None if some is None else some.mask(logits.shape[-1])
             logp = warp(logits, temperature, allowed)

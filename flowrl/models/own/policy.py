@@ -24,7 +24,7 @@ from flowrl.models.adapters import (
     peft_adapter,
     save_adapters,
 )
-from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows, out_of_memory
+from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize, out_of_memory
 from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.own.lora import add_own_lora
@@ -69,7 +69,7 @@ class OwnPolicy:
     members, or whose parametrization makes no velocity.
     """
 
-    rows_per_call = SamplingRows()
+    rows_per_call = SamplingCallSize()
 
     def __init__(self, model: Any, *, name: str = "", levels: Levels | None = None) -> None:
         self.name = name or type(model).__name__
@@ -195,7 +195,7 @@ class OwnPolicy:
             return self.scheduled.velocity(x, sigma, predicted.to(x.dtype))
 
         def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-            size = self.sizes.most(kind, len(sigma))
+            size = self.sizes.rows(kind, len(sigma))
             if len(x) <= size:
                 return part(x, sigma, prompt)
             rows = zip(x.split(size), sigma.split(size), prompt.split(size), strict=True)
@@ -227,7 +227,7 @@ class OwnPolicy:
         """Decode clean states [n *d] to samples, in float32 at least. `graded` keeps the gradient
         with respect to x0."""
         del steps, guidance
-        size, dtype = self.sizes.most("decoding", len(x0)), self.dtype
+        size, dtype = self.sizes.rows("decoding", len(x0)), self.dtype
         parts: list[Tensor] = []
         with torch.set_grad_enabled(graded):
             for at in torch.arange(len(x0)).split(size):

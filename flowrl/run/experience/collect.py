@@ -194,9 +194,9 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
         kept, whole, context = _budgeted(session, rounds, plan, everyone, context)
     if context.reference is not None:
         metrics |= _kl(context.reference, kept[1])
-    if everyone.way is not None:
-        metrics |= intermediate_metrics(everyone.way)
-    return PlanCredit(rounds.own(whole, columns.group), metrics)
+    if everyone.intermediate is not None:
+        metrics |= intermediate_metrics(everyone.intermediate)
+    return PlanCredit(rounds.local(whole, columns.group), metrics)
 
 
 MaskedAdvantages = tuple[Tensor, Tensor]  # advantages and mask [n k]

@@ -37,7 +37,7 @@ class IntermediateScorer:
             return score_once(session.parallel, session.intermediate_rewards, samples)
 
         way = intermediate_scores(rollout, lambda seen: score(self.decode(seen)))
-        return replace(scores, way=None if way is None else way._replace(weights=own))
+        return replace(scores, intermediate=None if way is None else way._replace(weights=own))
 
 
 def intermediate_scores(

@@ -111,7 +111,7 @@ class Rounds:
             parts.append(self.session.parallel.gatherer(len(r.draws.ids))(column))
         return torch.cat(parts)
 
-    def own(self, columns: Sequence[Tensor], group: int) -> list[tuple[Tensor, ...]]:
+    def local(self, columns: Sequence[Tensor], group: int) -> list[tuple[Tensor, ...]]:
         """This process's part, per round, of columns over all samples."""
         cuts, start = [], 0
         for r in self.each:

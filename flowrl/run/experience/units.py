@@ -108,7 +108,7 @@ def sample_unit(
         guiding = slope = None
         if algorithm.guided:
             guiding = RewardPath.guiding(session, batch, rows, iteration)
-            slope = guiding.on_the_way
+            slope = guiding.intermediate_slope
         keep = algorithm.likelihood.keep_mean
         sampling = Sampling(keep, lookahead, slope, *hooks)
         learner, seed = session.learner, session.run.train.seed

@@ -112,9 +112,7 @@ def shares_of(learner: Learner, experience: Experience, iteration: int) -> list[
             parts = calls(index, inputs, max(1, rows_per_call // unit))
             if isinstance(rows, TokenRows) and not settings.share_prompts:
                 longest, most = learner.algorithm.steps, rows_per_call // unit
-                bound = TextCalls(
-                    max(1, most), longest, settings.rows_by_kind["training"] == "auto"
-                )
+                bound = TextCalls(max(1, most), longest, settings.call_sizes["training"] == "auto")
                 parts = bound.of(index, inputs, integers(on_host(rows.ends)))
             share += [Chunk(rows, sent(part, rows.prompt.device), device) for part in parts]
     return shares

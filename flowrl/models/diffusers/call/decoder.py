@@ -20,7 +20,7 @@ _unread: list[tuple[Tensor, Callable[[], NoReturn]]] = []  # verdicts, and who r
 
 @dataclass(frozen=True)
 class LateVerdicts:
-    """Verdicts of decoders, on the device, and who raises each."""
+    """Verdicts of decoders, on the device, each with the function that raises its error."""
 
     flags: Sequence[Tensor]
     refuse: Sequence[Callable[[], NoReturn]]
