@@ -176,8 +176,8 @@ def waits(trial: DeviceTrial) -> str:
     steps = session.run.train.updates
     found = f"sampling {sampling.total()}, update {training.total()} with {steps} optimizer steps"
     lines = [f"{line} ({n})" for line, n in (sampling + training).most_common(5)]
-    if sampling.total() or training.total() > steps + 2:
-        raise Failed(f"{found}; may be 0 and {steps + 2}: {', '.join(lines)}")
+    if sampling.total() or training.total() > steps + 1:
+        raise Failed(f"{found}; may be 0 and {steps + 1}: {', '.join(lines)}")
     return found
 
 
