@@ -236,7 +236,8 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
         experience = collect(session, progress.iteration)
     else:
         experience = collect_given(session, session.given, progress.iteration)
-    chain = zip(session.learner.chain, experience.chain, strict=True)
+    learned = (experience,) if experience.before is None else experience.chain
+    chain = zip(session.learner.chain, learned, strict=True)
     lessons = [Lesson(session, *each) for each in chain if each[0].learns]
     if progress.optimizer_steps == 0:
         lessons = [each.checked() for each in lessons]
