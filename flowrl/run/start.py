@@ -163,8 +163,8 @@ def with_workers(session: Session, cluster: "Cluster | None") -> Iterator[Sessio
     with closing(SamplingPool(session, cluster)) as workers:
         workers.crew.begin()
         yield replace(session, source=workers)
-        with session.parallel.together():  # the main process's Ray may be the others' too
-            pass
+    with session.parallel.together():  # the main process's Ray is the others' too
+        pass
 
 
 @contextmanager

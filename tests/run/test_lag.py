@@ -197,3 +197,12 @@ def test_a_loss_without_ratios_cannot_weigh_late_rows(pipeline, tmp_path):
     algorithm = run_from(settings, "test").algorithm()
     with pytest.raises(UserError, match="no ratio that could weigh"):
         WorkerSettings().around(algorithm)
+
+
+def test_a_lag_asks_nothing_of_losses_that_compare_with_no_old(pipeline, tmp_path):
+    """On-policy distillation has no ratio, so that recomputed log-densities change nothing."""
+    opd = {"name": "opd", "steps": 6}
+    settings = runs.tree(pipeline, tmp_path, opd, recompute_old=True)
+    settings["teachers"] = {"folders": {"all": str(tmp_path)}}
+    run = run_from({**settings, "workers": {"sampling": 1, "lag": 1}}, "test")
+    assert not run.decouples(run.algorithm())

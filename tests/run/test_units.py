@@ -8,7 +8,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.estimate.workers import traffic
-from flowrl.run.experience.units import cuttable, sample_units
+from flowrl.run.experience.units import cuttable, sample_unit, sample_units
 from flowrl.run.start import check_shares
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.units import SamplingUnit, StoredSamples
@@ -194,3 +194,12 @@ def test_plan_counts_the_bytes_that_a_unit_has(kind, pipeline, tmp_path):
     assert found.samples == sum(map(bytes_of, sent))
     own = opened.learner.policies.copies({opened.algorithm.behaviour})
     assert found.weights == bytes_of(own)
+
+
+def test_several_plans_are_sampled_without_rewards_where_replicas_score_them(pipeline, tmp_path):
+    forks = {"name": "temp_flow", "steps": 3, "roots": 1, "branch": 2}
+    opened = replace(session(pipeline, tmp_path, forks), rewards={})
+    _, made = sample_unit(opened, SamplingUnit(0, (0,), (0,)), {})
+    assert len(made.scores) == len(made.samples) > 1
+    for samples, scores in zip(made.samples, made.scores, strict=True):
+        assert scores.values.shape == (len(samples.prompts), 0) and scores.names == ()

@@ -100,7 +100,7 @@ def sample_unit(
 
     lookahead = Lookahead(session, iteration, decode)
     score, ahead = partial(score_once, session.parallel), None
-    if not session.scores_in_turn:
+    if session.rewards and not session.scores_in_turn:  # without rewards replicas score, later
         ahead = ScoreParts(decode, session.rewards, score, session.parallel.device)
     with nullcontext() if ahead is None else closing(ahead):
         batch = encoded_prompts(session, unit, seconds)

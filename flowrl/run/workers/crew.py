@@ -1,7 +1,9 @@
 """The sampling workers of one training process: who has joined, who is asked next, who is lost."""
 
 import math
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray  # type: ignore[reportMissingImports]
@@ -40,7 +42,8 @@ class Crew:
     def begin(self) -> None:
         """Wait for a worker. UserError if it differs from this process."""
         session = self.session
-        self.joining = {each.trial.remote(): each for each in self.actors}
+        for each in self.actors:
+            self._ask(each)
         with session.parallel.together():
             self.own = all_tensors(brought_to(trial(session), torch.device("cpu")))
         self.join(self.settings.limit)
@@ -67,22 +70,35 @@ class Crew:
             f"workers: one is lost ({why}); its draws are sampled by another one"
         )
         self.joined.remove(worker)
-        self.joining[worker.trial.remote()] = worker
+        self._ask(worker)
 
     def join(self, patience: float = 0) -> None:
-        """Take in the workers that have started by now; wait for one of them at most so long."""
-        while self.joining:
-            done, _ = ray.wait([*self.joining], num_returns=1, timeout=patience)
-            if patience and not done:
+        """Take in the workers that have started by now. With a patience, wait so many seconds for
+        one of them if there is none; UserError after that."""
+        end = time.monotonic() + patience
+        self._take_in(0)
+        while patience and not self.joined:
+            left = end - time.monotonic()
+            if left <= 0 or not self._take_in(left):
                 raise UserError(
                     f"workers: no worker has started in {patience:g} s; see `ray status` for what "
                     "the cluster lacks, or raise workers.limit"
                 )
-            for result in done:
-                self._compare(result, self.joining.pop(result))
-            patience = 0 if self.joined else patience
-            if not done:
-                return
+
+    def _take_in(self, patience: float) -> bool:
+        """Compare those that have started, after waiting for one. Returns whether one has."""
+        waiting = [*self.joining]
+        if not waiting:
+            return False
+        count = 1 if patience else len(waiting)
+        done, _ = ray.wait(waiting, num_returns=count, timeout=patience)
+        for result in done:
+            self._compare(result, self.joining.pop(result))
+        return bool(done)
+
+    def _ask(self, worker: Any) -> None:
+        """Ask a worker for its first draw, which it answers once it has started."""
+        self.joining[worker.trial.options(max_task_retries=-1).remote()] = worker
 
     def _compare(self, result: Any, worker: Any) -> None:
         try:
@@ -94,7 +110,7 @@ class Crew:
                 raise UserError(
                     f"workers: a worker could not start: {why_not_started(error)}"
                 ) from error
-            self.joining[worker.trial.remote()] = worker  # it died, and starts again
+            self._ask(worker)  # it died, and starts again
             return
         except RayError as error:
             raise UserError(f"workers: a worker could not start: {first_line(error)}") from error
@@ -114,7 +130,8 @@ class Crew:
 
     def close(self) -> None:
         for each in self.actors:
-            ray.kill(each)
+            with suppress(RayError):
+                ray.kill(each)
 
 
 def relative_distance(own: Sequence[Tensor], other: Sequence[Tensor]) -> float:
