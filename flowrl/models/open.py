@@ -1,6 +1,7 @@
 """Opens the model of a run's settings; no other module knows all kinds of model."""
 
 import copy
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from flowrl.credit.choices import image_plans
 from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallSizes
 from flowrl.models.policy import Policy
+from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.paths import find
 from flowrl.prompts import has_images
 from flowrl.settings import Run
@@ -121,6 +123,15 @@ def call_sizes(run: Run, automatic: int) -> CallSizes:
     """The limits of `train.rows_per_call`, with a number in place of auto."""
     rows = run.train.call_sizes
     return CallSizes(**{kind: automatic if n == "auto" else n for kind, n in rows.items()})
+
+
+def whole_at_evaluation(model: Policy | RewrittenPolicy, run: Run) -> Policy | RewrittenPolicy:
+    """`evaluation_policy` of the image model and, of a joint run, of its language model."""
+    if not isinstance(model, RewrittenPolicy):
+        return evaluation_policy(model, run)
+    assert run.before is not None
+    text = evaluation_policy(model.text, run.before)
+    return replace(model, text=text, image=evaluation_policy(model.image, run))
 
 
 def evaluation_policy(policy: Policy, run: Run) -> Policy:

@@ -7,7 +7,7 @@ from flowrl.pages.records import LevelRecord, TreeRecord
 from flowrl.pages.stack import count, number, sign, signed
 
 STEP, TEXT_STEP, LEAF, TOP, LEFT = 58.0, 120.0, 46.0, 54.0, 26.0
-BESIDE = 140.0  # of a rewriting, whose text is written over its node
+AROUND_TEXT = 140.0  # of a rewriting, whose text is written over its node
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TreeView:
 
     def x(self, level: int) -> float:
         """Horizontal position of a level in pixels; `level` -1 is the start."""
-        wide = min(2, level + 1) * (BESIDE - self.step) if self.rewritten else 0.0
+        wide = min(2, level + 1) * (AROUND_TEXT - self.step) if self.rewritten else 0.0
         return LEFT + self.step * (level + 1) + wide
 
     def y(self, level: LevelRecord, node: int) -> float:

@@ -244,7 +244,8 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
     t1 = time.perf_counter()
     updates = [each.updated(progress, keep_values) for each in lessons]
     metrics = experience.metrics
-    for each, updated in zip(lessons, updates, strict=True):
+    metrics = metrics | updates[-1].metrics  # of a single model, or of the one that rewards score
+    for each, updated in zip(lessons[:-1], updates, strict=False):
         named = each.learner.named
         metrics = metrics | {named(name): value for name, value in updated.metrics.items()}
     t2 = time.perf_counter()
@@ -252,10 +253,11 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
     progress.optimizer_steps += session.run.train.optimizer_steps
     for each, updated in zip(lessons, updates, strict=True):
         each.followed(updated, progress)
+    rates = [each.learner.optimizer.param_groups[0]["lr"] for each in lessons]
+    pairs = zip(lessons[:-1], rates, strict=False)
+    metrics |= {each.learner.named("lr"): rate for each, rate in pairs}
     metrics |= {
-        each.learner.named("lr"): each.learner.optimizer.param_groups[0]["lr"] for each in lessons
-    }
-    metrics |= {
+        "lr": rates[-1],
         "seconds": t2 - t0,
         "seconds/update": t2 - t1,
         "seconds/cpu": time.process_time() - cpu,  # of this process, all its threads

@@ -264,7 +264,9 @@ class EveryRecipe:
     def __get_pydantic_json_schema__(
         cls, _: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        kinds: Any = Union[tuple(RECIPE_SETTINGS.values())]  # noqa: UP007
+        from flowrl.settings.joint import JointSettings
+
+        kinds: Any = Union[(*RECIPE_SETTINGS.values(), JointSettings)]
         published: Any = Annotated[kinds, Field(discriminator="name")]
         both: Any = Union[published, OwnRecipe]  # noqa: UP007
         every = TypeAdapter[Any](both)

@@ -283,10 +283,8 @@ def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
 
 @dataclass(frozen=True)
 class ShapesReward:
-    """One score per image; NaN for a prompt that `parse_shapes` cannot read.
-
-    column: of the prompts' rows, with the prompt in those words; None: the prompt itself
-    """
+    """One score per image; NaN for a prompt that `parse_shapes` cannot read. It is the prompt
+    itself, or in `column` of the prompts' rows."""
 
     kind: ShapesKind = "graded"
     iou: float = 0.80
@@ -303,7 +301,7 @@ class ShapesReward:
         texts = samples.prompts
         if self.column is not None:
             texts = [str(row.get(self.column, "")) for row in samples.meta]
-        wanted = [parse_shapes(text) for text in texts]
+        wanted = list(map(parse_shapes, map(str, texts)))
         return torch.tensor(
             [
                 float("nan") if want is None else float(score(things, want))

@@ -1,13 +1,18 @@
 """A language model and an image model that learn together: one tree, one credit, two updates."""
 
 import math
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
@@ -232,21 +237,62 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
 
 def test_evaluations_are_the_fewest(tmp_path):
     """Equal rewritings are encoded once, and images with one noise share their trunk."""
-    session = opened(tree(image={"name": "flow_grpo_fast", "steps": 4, "window": 2}), tmp_path)
+    image = {"name": "flow_grpo_fast", "steps": 4, "window": 2}
+    session = opened(tree(image=image, text={"group": 8}), tmp_path)
     encoded, encode = [], session.learner.policy.encode
     session.learner.policy.encode = lambda texts, meta=(): (
         encoded.append(texts) or encode(texts, meta)
     )
     made = collect(session, 0)
     assert made.before is not None
-    distinct = {(i // 4, text) for i, text in enumerate(made.before.samples.media)}
+    distinct = {(i // 8, text) for i, text in enumerate(made.before.samples.media)}
+    assert len(distinct) < 3 * 8
     assert [len(texts) for texts in encoded] == [len(distinct)]
-    assert made.metrics["count/sampling"] == 3 * 4 * 2 * 4  # prompts, rewritings, images, steps
+    assert made.metrics["count/sampling"] == 3 * 8 * 2 * 4  # prompts, rewritings, images, steps
     settings = tree(image={"name": "mix_grpo", "steps": 4, "window": 2, "every": 1})
     settings["recipe"]["image"].pop("kl")
     made = collect(opened(settings, tmp_path / "shared"), 0)
     # the window is at the first two steps: one state of both images before it
     assert made.metrics["count/sampling"] == 3 * 4 * (1 + 2 * 3)
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", *words]
+
+
+SMALL = (
+    *("--train.iterations", "4", "--prompts.per-iteration", "5", "--checkpoint.every", "1"),
+    *("--evaluate.samples", "8", "--evaluate.every", "4", "--track.images", "0"),
+    *("--track.training", "0", "--track.panel", "false", "--model.device", "cpu"),
+)
+
+
+def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / "000004" / "policies.safetensors")
+
+
+@pytest.mark.slow
+def test_a_killed_run_and_two_processes_end_as_an_unbroken_one(tmp_path):
+    """To the bit after SIGKILL, to rounding with two processes."""
+    one, killed, two = (tmp_path / name for name in ("one", "killed", "two"))
+    train = ("flowrl", "train", "demo_joint", *SMALL, "--folder")
+    subprocess.run(command(*train, str(one)), check=True, cwd=PROJECT)
+    process = subprocess.Popen(command(*train, str(killed)), cwd=PROJECT)
+    while not (killed / "checkpoints" / "000002").is_dir():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    assert process.wait() == -9
+    subprocess.run(command("flowrl", "train", "--resume", str(killed)), check=True, cwd=PROJECT)
+    expected, found = saved_weights(one), saved_weights(killed)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
+    launch = ("accelerate.commands.launch", "--config_file", "configs/accelerate/ddp_cpu_2.yaml")
+    subprocess.run(command(*launch, "-m", *train, str(two)), check=True, cwd=PROJECT)
+    other = saved_weights(two)
+    gap = max(float((weight - other[name]).abs().max()) for name, weight in expected.items())
+    assert any(name.startswith("current/rewriter.") for name in expected)
+    assert gap < 2e-4  # four steps of 3e-4 and 1e-3
 
 
 REFUSED = {

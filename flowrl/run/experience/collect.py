@@ -98,17 +98,20 @@ def _with_rewriter(
     session: Session, images: Rounds, plans: Sequence[PlanCredit], made: Experience
 ) -> Experience:
     """Add what the language model learns from: rewritings with the scores of their images."""
-    written = images.rewritings
-    assert written is not None and written.session.run is not None
-    own, joint = written.session, session.run.joint
+    written, joint = images.rewritings, session.run.joint
+    assert written is not None and joint is not None
+    own = written.session
     round_ = written.scored(images.first, images.seconds)
     rounds = Rounds.of(own, round_, images.seconds)
     credited = credit(own, rounds, 0)
-    if joint is not None and joint.credit == "shared":
+    if joint.credit == "shared":
         credited = replace(credited, owns=_shared(images, rounds, plans))
     learned = rounds.merged([credited.owns])
     described = _descriptions(own, rounds) | credited.metrics
-    metrics = {own.learner.named(k): v for k, v in described.items() if k not in made.metrics}
+    shown = {"flat_groups", "reward_std", "count/sampling"} | (
+        described.keys() - made.metrics.keys()
+    )
+    metrics = {own.learner.named(k): v for k, v in described.items() if k in shown}
     advantages, mask = credited.owns[0]
     part = round_.parts[0]
     before = Experience(

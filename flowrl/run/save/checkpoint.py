@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from flowrl.errors import NotFiniteError, UserError
 from flowrl.models.policy import Policy
+from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.run.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
 from flowrl.run.save.model_state import (
     model_moments,
@@ -224,7 +225,7 @@ def drop_other_best(folder: Path, progress: Progress) -> None:
                 put_away(old)
 
 
-def bring(policy: Policy, run: Run, checkpoint: Path) -> None:
+def bring(policy: Policy | RewrittenPolicy, run: Run, checkpoint: Path) -> None:
     """Load the weights that evaluations use into a freshly opened policy."""
     name = "current" if run.evaluate.average is None else EVALUATION
     try:

@@ -215,6 +215,17 @@ def load_policy(
     return policy
 
 
+def load_models(run: Run, device: torch.device) -> Policy | RewrittenPolicy:
+    """The run's model as commands open it: of a joint run both, with their trained parts."""
+    own = load_policy(run, device, learns=run.learns)
+    if run.before is None or run.joint is None or run.model.rewriter is None:
+        return own
+    learns = run.joint.train != "image"
+    text = load_policy(run.before, device, learns=learns)
+    template, length = run.model.rewriter.template, run.before.evaluation_steps
+    return RewrittenPolicy(text, own, template, length, (learns, run.learns))
+
+
 def evaluated(run: Run) -> str:
     """Name of the policy that evaluations and exports use."""
     return EVALUATION if run.evaluate.average is not None else "current"

@@ -50,9 +50,7 @@ class StartRecord:
             settings=dump(run),
             processes=processes,
             revision=folder.name if folder and folder.parent.name == "snapshots" else None,
-            base=(dict(_base(folder)) if folder else _own_base(run))
-            | dict(_adapters(run))
-            | _rewriter_base(run),
+            base=(dict(_base(folder)) if folder else _own_base(run)) | dict(_adapters(run)),
             prompts=dict(prompt_digests(run)),
             sources=source_digests(run),
             shared_states=True,
@@ -73,12 +71,6 @@ class StartRecord:
 
     def state(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def _rewriter_base(run: Run) -> dict[str, str]:
-    """Digests of the files of the language model that writes the prompts."""
-    folder = None if run.before is None else local_folder(run.before.model.source)
-    return {} if folder is None else {f"rewriter/{file}": d for file, d in _base(folder)}
 
 
 def source_digests(run: Run) -> dict[str, str]:
@@ -234,7 +226,10 @@ def _own_base(run: Run) -> dict[str, str]:
 
 
 def _adapters(run: Run) -> Iterator[tuple[str, str]]:
-    """Digests of the adapters that a run begins with, by the setting that names them."""
+    """Digests of the adapters and of the rewriter that a run begins with, by their setting."""
+    folder = None if run.before is None else local_folder(run.before.model.source)
+    for name, digest in _base(folder) if folder else ():
+        yield f"model.rewriter ({name})", digest
     for setting, source in run.model.given_adapters.items():
         path = find(source)
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
