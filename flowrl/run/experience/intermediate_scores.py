@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from flowrl.errors import UserError
 from flowrl.models.policy import RolloutLike
 from flowrl.run.state.session import Session, score_once
 from rewards import Samples, Scores
 from rewards.types import IntermediateScores
 from samplers import Rollout
+from samplers.completions import TextRollout
 
 
 def looks_of(rollout: RolloutLike) -> int:
@@ -62,6 +64,29 @@ def intermediate_scores(
         values[:, seen.step] = own.values.repeat_interleave(leaves, 0)
         known[:, seen.step] = own.scored.repeat_interleave(leaves, 0)
     return IntermediateScores(values, known)
+
+
+def turn_scores(rollout: RolloutLike) -> IntermediateScores | None:
+    """Rewards of single turns that an environment gave, as scores of decision points: column k is
+    the reward of turn k."""
+    if not isinstance(rollout, TextRollout) or rollout.rewards is None:
+        return None
+    given = rollout.rewards[..., None]
+    return IntermediateScores(given.nan_to_num(0.0), ~given.isnan(), torch.ones(1))
+
+
+def turn_metrics(scores: Scores, by_turn: bool) -> dict[str, float]:
+    """`reward_turns`: mean over samples of the sum of their turns' own rewards. UserError for such
+    rewards where all turns share one credit, `by_turn` False."""
+    assert scores.way is not None
+    if not scores.way.scored.any():
+        return {}
+    if not by_turn:
+        raise UserError(
+            "model.environment rewards single turns, but all turns have one credit in this recipe: "
+            "take text_rebn, text_turns or text_gigpo, or leave the key 'reward' out"
+        )
+    return {"reward_turns": float(scores.way.values.double().sum((1, 2)).mean())}
 
 
 def intermediate_metrics(scores: IntermediateScores) -> dict[str, float]:
