@@ -1,6 +1,6 @@
 """Score the predicted clean samples of intermediate states."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,13 +66,18 @@ def intermediate_scores(
     return IntermediateScores(values, known)
 
 
-def turn_scores(rollout: RolloutLike) -> IntermediateScores | None:
-    """Rewards of single turns that an environment gave, as scores of decision points: column k is
-    the reward of turn k."""
+def with_turns(rollouts: Iterable[RolloutLike], scores: Iterable[Scores]) -> tuple[Scores, ...]:
+    """Add rewards of single turns, which an environment gave, as scores of decision points: column
+    k is the reward of turn k."""
+    return tuple(_with_turns(*pair) for pair in zip(rollouts, scores, strict=True))
+
+
+def _with_turns(rollout: RolloutLike, scores: Scores) -> Scores:
     if not isinstance(rollout, TextRollout) or rollout.rewards is None:
-        return None
+        return scores
     given = rollout.rewards[..., None]
-    return IntermediateScores(given.nan_to_num(0.0), ~given.isnan(), torch.ones(1))
+    way = IntermediateScores(given.nan_to_num(0.0), ~given.isnan(), torch.ones(1))
+    return replace(scores, way=way)
 
 
 def turn_metrics(scores: Scores, by_turn: bool) -> dict[str, float]:
