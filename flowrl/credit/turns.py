@@ -185,10 +185,10 @@ class Penalize:
 
 def turn_rewards(credit: Credit, context: Context) -> Tensor:
     """The environment's rewards of single turns [n k 1], 0 where it gave none."""
-    if context.way is None:
+    if context.intermediate is None:
         return torch.zeros_like(credit.value[..., :1])
     assert credit.value.shape[-1] == 1, "turns are credited behind the sum of rewards"
-    return context.way.values.cpu().double() * context.way.scored.cpu()
+    return context.intermediate.values.cpu().double() * context.intermediate.scored.cpu()
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Discount:
         credit = existing(credit, context)
         later = credit.mask.double().flip(1).cumsum(1).flip(1) - 1
         value = credit.value * self.gamma ** later.clamp(min=0)
-        if context.way is not None:
+        if context.intermediate is not None:
             parts, rest = list[Tensor](), torch.zeros_like(value[:, 0])
             for reward in reversed(turn_rewards(credit, context).unbind(1)):
                 rest = reward + self.gamma * rest

@@ -39,7 +39,7 @@ def test_returns_of_a_run_are_those_of_the_function_s_rewards(model, tmp_path):
     experience = collect(session, 0)
     rows: Any = experience.rows[0]
     policy: Any = session.learner.policy
-    way = experience.scores.way
+    way = experience.scores.intermediate
     assert way is not None
     names: dict = {}
     exec(GUESS + SCORED, names)

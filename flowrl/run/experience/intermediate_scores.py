@@ -76,22 +76,22 @@ def _with_turns(rollout: RolloutLike, scores: Scores) -> Scores:
     if not isinstance(rollout, TextRollout) or rollout.rewards is None:
         return scores
     given = rollout.rewards[..., None]
-    way = IntermediateScores(given.nan_to_num(0.0), ~given.isnan(), torch.ones(1))
-    return replace(scores, way=way)
+    turns = IntermediateScores(given.nan_to_num(0.0), ~given.isnan(), torch.ones(1))
+    return replace(scores, intermediate=turns)
 
 
 def turn_metrics(scores: Scores, by_turn: bool) -> dict[str, float]:
     """`reward_turns`: mean over samples of the sum of their turns' own rewards. UserError for such
     rewards where all turns share one credit, `by_turn` False."""
-    assert scores.way is not None
-    if not scores.way.scored.any():
+    assert scores.intermediate is not None
+    if not scores.intermediate.scored.any():
         return {}
     if not by_turn:
         raise UserError(
             "model.environment rewards single turns, but all turns have one credit in this recipe: "
             "take text_rebn, text_turns or text_gigpo, or leave the key 'reward' out"
         )
-    return {"reward_turns": float(scores.way.values.double().sum((1, 2)).mean())}
+    return {"reward_turns": float(scores.intermediate.values.double().sum((1, 2)).mean())}
 
 
 def intermediate_metrics(scores: IntermediateScores) -> dict[str, float]:
