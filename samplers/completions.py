@@ -202,6 +202,7 @@ class TextRollout:
                0; None where there is no environment
     states     with an environment: ids of the states that turns were taken in, 0 where there is
                no such turn
+    rewards    with an environment: its rewards of single turns; NaN where it gave none
     replayed   samples that an older policy drew, with its `logp`; None where there are none
     """
 
@@ -220,6 +221,7 @@ class TextRollout:
     elsewhere: bool = False
     from_environment: Bool[Tensor, "n t"] | None = None
     states: Int[Tensor, "n k"] | None = None
+    rewards: Float[Tensor, "n k"] | None = None
     replayed: Bool[Tensor, " n"] | None = None
 
     @property

@@ -236,7 +236,8 @@ def text_gigpo(
     by 0.95 per turn. 8 completions per prompt, KL 0.01 to the start (k3). Needs
     `model.environment`.
 
-    The environment names states, or its reply is the state. `scale` divides both parts by their
+    The environment names states, or its reply is the state; its rewards of turns are part of
+    returns and, summed, of the outcome. `scale` divides both parts by their
     std; the published code has both forms, and its default is without.
 
     Differences: a trajectory counts once in its group's mean, as in the paper, whose code counts it
@@ -255,9 +256,10 @@ def text_turns(
     AT-GRPO, arXiv:2510.11062, for one agent. A turn that no other sample of the prompt reaches
     trains nothing. Needs `model.environment`.
 
-    Differences: the paper samples a group's turns from one history, each with its own reward;
-    here trajectories are independent, and all turns share the outcome. The numbers are
-    ours."""
+    A turn's value is the outcome plus the environment's own reward of it.
+
+    Differences: the paper samples a group's turns from one history; here trajectories are
+    independent. The numbers are ours."""
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, group, (Turns(), GROUP), loss)
 
@@ -271,7 +273,9 @@ def text_rebn(
     are no groups: the `group` completions of a prompt are only drawn together. 0.9 is GEM's own
     example. Needs `model.environment`.
 
-    Differences: the outcome is the last turn's reward, and no other turn has one. A clipped
-    ratio (with `train.updates: 1` it is REINFORCE). The other numbers are ours."""
+    The outcome is a reward of the last turn; the environment may reward any turn.
+
+    Differences: a clipped ratio (with `train.updates: 1` it is REINFORCE). The other numbers are
+    ours."""
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, group, (Discount(gamma), WhitenTurns()), loss)

@@ -59,7 +59,8 @@ def prove_images(
     the training's, from right padding. UserError if they differ."""
     row = next(i for i, each in enumerate(images) if each is not None)
     shown, device = [images[row]] * 2, model.device
-    texts = [[*contexts[row]], [*contexts[row], *contexts[row][:1]]]
+    longer = [*contexts[row], *(stop[:1] or contexts[row][-1:])]  # pads the other on the right
+    texts = [[*contexts[row]], longer]
     sampled = _next(model, stop, texts[:1], shown[:1]).exp()[0]
     with torch.no_grad():
         last = ScoringPolicy(model, (), True).last_states(texts, device, shown)

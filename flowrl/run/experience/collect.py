@@ -13,7 +13,7 @@ from flowrl.credit.values import Context, ReferenceRatios, SampleTurns
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
 from flowrl.media.statistics import merged_means
-from flowrl.run.experience.intermediate_scores import intermediate_metrics
+from flowrl.run.experience.intermediate_scores import intermediate_metrics, turn_metrics
 from flowrl.run.experience.reference_kl import turns_of
 from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.experience.round import PlanSamples
@@ -197,7 +197,9 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
         kept, whole, context = _budgeted(session, rounds, plan, everyone, context)
     if context.reference is not None:
         metrics |= _kl(context.reference, kept[1])
-    if everyone.intermediate is not None:
+    if everyone.intermediate is not None and context.turns is not None:
+        metrics |= turn_metrics(everyone, session.algorithm.by_turn)
+    elif everyone.intermediate is not None:
         metrics |= intermediate_metrics(everyone.intermediate)
     return PlanCredit(rounds.local(whole, columns.group), metrics)
 

@@ -14,7 +14,7 @@ from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.models.rewritten import open_texts
 from flowrl.prompts import PromptSet
-from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of
+from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of, with_turns
 from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.experience.score_ahead import ScoreParts, joined_samples
 from flowrl.run.state.finite import check_samples
@@ -135,7 +135,7 @@ def sample_unit(
                 asked = IntermediateScorer(session, iteration, decode)
                 scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
     statistics, meter = batch.statistics(rollouts[0], decoded[0].media), batch.meter
-    made = (tuple(rollouts), tuple(decoded), tuple(scores), statistics, looked)
+    made = (tuple(rollouts), tuple(decoded), with_turns(rollouts, scores), statistics, looked)
     return batch, UnitSamples(*made, meter.graded + meter.frozen)
 
 
