@@ -23,7 +23,6 @@ TOGETHER = "models/test_images_together.py"
 
 NOISE_DEMO = "demo/test_demo_noise.py"
 SCHEDULER = "models/test_scheduler_steps.py"
-WHOLE_STEPS = f"{SCHEDULER}::test_whole_samples_with_the_same_noise_are_the_pipelines_own"
 PAPERS = f"{SCHEDULER}::test_densities_and_gradients_are_the_papers"
 INPAINTED = "models/test_inpainting.py"
 
@@ -39,7 +38,7 @@ ROWS = (
      "samplers/test_scheduler.py"),
     ("scheduler-levels", "samplers/scheduler.py", "tuple(sigmas) != self.sigmas", "False", "samplers/test_scheduler.py"),
     ("scheduler-angle", "flowrl/models/diffusers/call/schedule.py", "(angles.sin() + angles.cos())", "(1 + angles.cos())",
-     f"{WHOLE_STEPS}[TrigFlow]"),
+     f"{PAPERS}[TrigFlow]"),
     ("scheduler-refused", "flowrl/models/diffusers/replay/proof.py", "renews_noise(self.loop, self.steps)", "False",
      f"{SCHEDULER}::test_an_ode_is_refused_with_the_way_out"),
     ("held-noise", "samplers/held.py", "(root.to(x) - begun) / self.size", "(root.to(x) - begun)", INPAINTED),
