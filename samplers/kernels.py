@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from samplers.host import host_copy, remembered, sent, uploaded
@@ -301,19 +301,32 @@ class Churn:
         return self
 
 
-def mean_log_prob(g: Gaussian, x_next: Float[Tensor, "n *d"]) -> Float[Tensor, " n"]:
+def mean_log_prob(
+    g: Gaussian, x_next: Float[Tensor, "n *d"], free: Bool[Tensor, "n *d"] | None = None
+) -> Float[Tensor, " n"]:
     """log N(x_next; mean, std^2 I) averaged (not summed) over the latent's dims.
 
     Averaging divides log-ratios by the latent's size; the published clip ranges (1e-5 to 1e-3)
-    only make sense with it. A step without noise (std = 0) has no density: do not call this for it.
+    only make sense with it. With `free` the mean is over these entries alone. A step without noise
+    (std = 0) has no density: do not call this for it.
     On a GPU, for stds that the host knows, the mean is taken first: three operations on latents.
     """
     if g.mean.device.type != "cpu" and (known := host_copy(g.std)) is not None:
         logs = -known.double().log() - 0.5 * math.log(2 * math.pi)
         ends = torch.stack([logs, -0.5 / known.double().square()]).to(g.mean.dtype)
-        away = (lift(x_next) - g.mean).square().flatten(1).mean(1)
+        away = mean_over((lift(x_next) - g.mean).square(), free)
         offset, factor = uploaded(ends, away.device)
         return torch.addcmul(offset, factor, away)
     std = per_row(g.std, x_next)
     z = (lift(x_next) - g.mean) / std
-    return (-0.5 * z**2 - std.log() - 0.5 * math.log(2 * math.pi)).flatten(1).mean(1)
+    return mean_over(-0.5 * z**2 - std.log() - 0.5 * math.log(2 * math.pi), free)
+
+
+def mean_over(
+    values: Float[Tensor, "n *d"], free: Bool[Tensor, "n *d"] | None
+) -> Float[Tensor, " n"]:
+    """Means per row, over free entries if not all are."""
+    if free is None:
+        return values.flatten(1).mean(1)
+    kept = torch.where(free, values, torch.zeros_like(values))
+    return kept.flatten(1).sum(1) / free.flatten(1).sum(1)

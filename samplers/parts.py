@@ -92,7 +92,9 @@ def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
         whole = {name: None if c[0] is None else cat(c) for name, c in columns.items()}
         edges.append(Edges(same[0].step, **whole))  # type: ignore[arg-type]
     x0, prompt = cat([part.x0 for part in parts]), cat([part.prompt for part in parts])
-    return replace(parts[0], x0=x0, prompt=prompt, draws=draws, edges=tuple(edges))
+    kept = [part.free for part in parts if part.free is not None]
+    free = torch.cat(kept) if kept else None
+    return replace(parts[0], x0=x0, prompt=prompt, draws=draws, edges=tuple(edges), free=free)
 
 
 def joined_texts(parts: Sequence[TextRollout], draws: tuple[int, ...]) -> TextRollout:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.host import filled_rows
@@ -42,6 +42,7 @@ class Rollout:
     seen: tuple[Seen, ...] = ()
     kept: Float[Tensor, "n *d"] | None = None  # the states before the plan's step `keep`
     storage: Storage = Storage()  # how states are kept for training
+    free: Bool[Tensor, "p *d"] | None = None  # entries that are sampled, by prompt; None: all
 
     @property
     def columns(self) -> Columns:
@@ -199,8 +200,10 @@ def _rolled(plans: Sequence[Plan], walk: Walk, sampling: Sampling[Rollout]) -> t
 def _rollout(
     plan: Plan, x0: Tensor, prompt: Tensor, walk: Walk, edges: tuple[Edges, ...], index: int
 ) -> Rollout:
-    storage = walk.latents.storage
-    return Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index, storage=storage)
+    storage, held = walk.latents.storage, walk.latents.held
+    free = None if held is None else held.free
+    made = Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index, storage=storage)
+    return made if free is None else replace(made, free=free)
 
 
 def _steered(

@@ -90,7 +90,8 @@ def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples,
     policy.fitted(Ode()(sigmas, 0, trial.seed), trial.steps)  # refuses a scheduler's own steps
     draws = range(len(texts))
     begin = policy.begin(conditioning, trial.steps)
-    latents = Latents(shape, scorer.device, begin=begin)
+    held = policy.held(conditioning, trial.steps)
+    latents = Latents(shape, scorer.device, begin=begin, held=held)
     if how.method == "particles":
         (plan,) = Chain(FlowSDE(how.eta), how.particles)(sigmas, 0, trial.seed)
         kernel = FeynmanKac(tuple(range(1, trial.steps - 1, 2)), how.strength)

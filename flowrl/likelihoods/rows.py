@@ -62,6 +62,7 @@ class TransitionRows(Rows):
     sigma: Float[Tensor, " b"]
     sigma_next: Float[Tensor, " b"]
     kernel: Kernel
+    free: Bool[Tensor, "b *d"] | None = None  # entries that are sampled; None: all
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class MatchingRows(Rows):
     sigma: Float[Tensor, " b"]
     x0: Float[Tensor, "b *d"]
     noise: Float[Tensor, "b *d"]
+    free: Bool[Tensor, "b *d"] | None = None  # entries that are sampled; None: all
 
 
 @dataclass(frozen=True)

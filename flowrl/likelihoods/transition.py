@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, text_plans
@@ -30,7 +30,7 @@ from flowrl.likelihoods.rows import (
 )
 from samplers import Edges, Gaussian, Particled, Rollout, Velocity, mean_log_prob
 from samplers.host import filled_rows, on_host, sent, uploaded
-from samplers.kernels import coefficients, step
+from samplers.kernels import coefficients, mean_over, step
 
 KlForm = Literal["exact", "published", "velocity", "mean"]
 NEEDS_TOKEN = "a plan of text needs the Token likelihood"
@@ -61,10 +61,20 @@ class Likelihood(Protocol):
     def kl(self, new: Evaluation, ref: Evaluation, rows: Any) -> Float[Tensor, "b t"]: ...
 
 
-def mse(a: Float[Tensor, "b *d"] | None, b: Float[Tensor, "b *d"] | None) -> Float[Tensor, "b 1"]:
-    """Mean squared difference over the latent dimensions, per row."""
+def mse(
+    a: Float[Tensor, "b *d"] | None,
+    b: Float[Tensor, "b *d"] | None,
+    free: Bool[Tensor, "b *d"] | None = None,
+) -> Float[Tensor, "b 1"]:
+    """Mean squared difference over the latent dimensions, per row; over free entries if not all
+    are."""
     assert a is not None and b is not None, "this comparison needs means or velocities"
-    return (a - b).square().flatten(1).mean(1, keepdim=True)
+    return mean_over((a - b).square(), free)[:, None]
+
+
+def free_of(rollout: Rollout, prompt: Int[Tensor, " b"]) -> Bool[Tensor, "b *d"] | None:
+    """The sampled entries of rows of these prompts; None for all."""
+    return None if rollout.free is None else rollout.free[prompt]
 
 
 def _step(policy: Velocity, rows: TransitionRows) -> Gaussian:
@@ -160,12 +170,13 @@ class Transition:
             sigma=filled_rows(nodes, step.sigma, edges.logp.dtype, device),
             sigma_next=filled_rows(nodes, step.sigma_next, edges.logp.dtype, device),
             kernel=kernel,
+            free=free_of(rollout, edges.prompt),
             state=states_of(rollout, edges),
         )
 
     def evaluate(self, policy: Velocity, rows: TransitionRows) -> Evaluation:
         g = Gaussian(*once_per_state(rows, lambda once: _step(policy, once)))
-        return Evaluation(mean_log_prob(g, rows.x_next)[:, None], g.mean)
+        return Evaluation(mean_log_prob(g, rows.x_next, rows.free)[:, None], g.mean)
 
     def log_ratio(
         self, new: Evaluation, old: Evaluation, rows: TransitionRows
@@ -176,10 +187,10 @@ class Transition:
         q, _ = step_scales(rows)
         if self.ratio == "cps":
             return 2 * q**2 * ratio
-        return q * ratio + mse(new.out, old.out) / (2 * q)
+        return q * ratio + mse(new.out, old.out, rows.free) / (2 * q)
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b 1"]:
-        return scaled_by_step(self.kl_form, mse(new.out, ref.out), rows)
+        return scaled_by_step(self.kl_form, mse(new.out, ref.out, rows.free), rows)
 
 
 def scaled_by_step(
@@ -225,4 +236,4 @@ def step_divergence(new: Evaluation, old: Evaluation, rows: Rows) -> Float[Tenso
     """|mean - mean_old|^2 / 2 q^2 in nats per dimension: the divergence of two steps with equal
     std."""
     assert isinstance(rows, TransitionRows), "only denoising steps have means"
-    return scaled_by_step("exact", mse(new.out, old.out), rows)
+    return scaled_by_step("exact", mse(new.out, old.out, rows.free), rows)

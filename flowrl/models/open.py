@@ -153,7 +153,7 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
         call = {**policy.call, **policy.loop.traits.shared, **size}
         twin.loop = Loop(policy.pipe, call, policy.loop.levels)
         twin.loop.own_sampler = policy.loop.own_sampler
-        twin.call, twin.known_proofs = twin.loop.call, {}
+        twin.call, twin.known_proofs, twin.last_held = twin.loop.call, {}, None
         twin.encoding_cache = _encoding_cache(run)  # they may depend on the size
         twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
         twin.frozen.rest()

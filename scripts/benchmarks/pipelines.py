@@ -89,11 +89,10 @@ CLAIMS = (
     "false` ends at alpha_0, not at 0). With `plan: {kernel: scheduler}` (few-step models) "
     "flowrl's steps are those of the scheduler, with the same noise in both. Elsewhere they stand "
     "in for it, and the line of the proof names the scheduler. The columns (a) and (b) have the "
-    "largest difference of an image's or a "
-    "video's values in 0..1 over the four samples; where flowrl's steps stand in, (b) shows how "
-    "far another solver leads in so few steps. A bound holds for what is claimed: 4 times what "
-    "one unit of rounding in the first state does to the own call, which is measured, and at "
-    "least 1e-4.",
+    "largest difference of an image's or a video's values in 0..1 over the four samples; where "
+    "flowrl's steps stand in, (b) shows how far another solver leads in so few steps. A bound "
+    "holds for what is claimed: 4 times what one unit of rounding in the first state does to the "
+    "own call, which is measured, and at least 1e-4.",
     "",
     "Not covered: a scheduler that draws noise in its steps, where the pipeline takes no `latents` "
     "(else its draws are repeated, and (a) is compared); a rounded list of levels (DDIM, trailing, "
@@ -104,9 +103,22 @@ CLAIMS = (
     "so what they alone get wrong shows multiplied by the scale less 1. That latents follow the "
     "shape of an image is found with one image in five shapes, square, wide and tall.",
     "",
-    "Refused at load: weights for inpainting that have no channels for the mask (4-channel "
-    "StableDiffusionInpaintPipeline and StableDiffusion3InpaintPipeline), since their loop "
-    "changes the state between steps; pipelines whose latents follow the shape of the "
+    "Few-step models: LCM, TCD, FlowMatch with `stochastic_sampling` and SANA-Sprint predict the "
+    "clean sample and put fresh noise on it, so an ODE in their place samples another "
+    "distribution. Such a scheduler is found by its share of fresh noise, which does not shrink "
+    "with the step, and refused unless the run has `recipe: {plan: {kernel: scheduler}}`. Then "
+    "the numbers of each step are measured at the scheduler itself (boundary scalings, gamma and "
+    "angles included), in training and evaluations. Policy gradients train from two steps (the "
+    "last draws no noise, so it has no density), matching recipes from one.",
+    "",
+    "Inpainting with ordinary weights: where the loop puts the noised image back outside the mask "
+    "after each step, flowrl's walk does so too, and densities, divergences and matching errors "
+    "are means over the free entries. The tests compare the 4-channel "
+    "StableDiffusionInpaintPipeline and StableDiffusionXLInpaintPipeline and the 16-channel "
+    "StableDiffusion3InpaintPipeline besides those of the table, at strengths 1 and 0.75. Masks "
+    "need hard edges on the grid of the latents.",
+    "",
+    "Refused at load: pipelines whose latents follow the shape of the "
     "conditioning image, unless height and width are set; `denoising_end` and `denoising_start`. "
     "KolorsPipeline is not listed: it needs the package sentencepiece. Written by "
     "`scripts/benchmarks/pipelines.py`.",

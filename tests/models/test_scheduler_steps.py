@@ -111,6 +111,9 @@ def test_densities_and_gradients_are_the_papers(name: str) -> None:
         x, out, after = torch.randn(3, 1, 5, generator=drawn, dtype=torch.float64)
         out.requires_grad_()
         then = times[k + 1] if k + 1 < STEPS else None
+        if name == "TrigFlow" and k > 0:  # the level is the noise's share: s / (alpha + s)
+            angle = math.tan(times[k])
+            assert schedule.sigmas[k] == pytest.approx(angle / (1 + angle), rel=1e-5)
         each = list(zip(x[0].tolist(), out[0].tolist(), strict=True))
         steps = [PAPERS[name](*pair, times[k], then, abar) for pair in each]
         sigma, level = (torch.tensor([s], dtype=torch.float64) for s in schedule.sigmas[k : k + 2])

@@ -14,6 +14,7 @@ from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
 from rewards.types import MediaForm
 from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity, roll
+from samplers.held import Held
 from samplers.host import on_host
 from samplers.parts import DrawsPart, draw_parts, joined_rollout, placed_rollout
 from samplers.storage import Storage
@@ -60,6 +61,8 @@ class Driven(Protocol):
     def shape(self, steps: int) -> tuple[int, ...]: ...
 
     def scale(self, guidance: Any) -> float | None: ...
+
+    def held(self, conditioning: Any, steps: int) -> Held | None: ...
 
     def pictured(self, conditioning: Any, steps: int) -> bool: ...
 
@@ -133,8 +136,9 @@ class MediaBatch:
             velocity = self.ending(self, velocity)
         metered = self.meter(velocity)
         latents = Latents(
-            owner.shape(self.steps), owner.device, owner.arithmetic, begin, owner.storage
-        )
+            owner.shape(self.steps), owner.device, owner.arithmetic, begin, owner.storage,
+            owner.held(self.conditioning, self.steps),
+        )  # fmt: skip
         drawn = partial(roll, plans, seed=seed, iteration=iteration, sampling=sampling)
         parts = [] if sampling.on_part is None else self._parts(plans, draws)
         if len(parts) < 2 or sampling.on_part is None:

@@ -23,6 +23,7 @@ from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT,
 from flowrl.models.diffusers.call.driver import DENOISERS
 from flowrl.models.diffusers.call.experts import RestingExperts
 from flowrl.models.diffusers.call.image_shapes import fit_images
+from flowrl.models.diffusers.call.inpainting import held_entries
 from flowrl.models.diffusers.call.neutral import neutral_scale
 from flowrl.models.diffusers.call.offload import OffloadedParts, placed_parts
 from flowrl.models.diffusers.call.own_steps import own_plans
@@ -34,6 +35,7 @@ from flowrl.models.diffusers.lora import given_adapters, lora
 from flowrl.models.diffusers.replay import proof
 from flowrl.settings.model import FrozenAdapter, GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
+from samplers.held import Held
 from samplers.scheduler import unbound
 from samplers.storage import Storage
 
@@ -72,6 +74,7 @@ class PipelinePolicy:
         self.name, self.call = self.loop.name, self.loop.call
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
         self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
+        self.last_held: tuple[Conditioning, int, Held | None] | None = None
         self.encoding_cache: EncodingCache | None = None  # None: prompts are encoded in batches
         self.storage = Storage()  # of the states that are trained on
 
@@ -227,6 +230,15 @@ class PipelinePolicy:
         size = start.noise
         return None if size == 1.0 else lambda noise, _: size * noise
 
+    def held(self, conditioning: Conditioning, steps: int) -> Held | None:
+        """The entries of states that follow a given image (inpainting); None if all are sampled."""
+        last = self.last_held
+        if last is None or last[0] is not conditioning or last[1] != steps:
+            last = conditioning, steps, held_entries(self.loop, conditioning, steps)
+            self.last_held = last
+            self.frozen.rest()
+        return last[2]
+
     def pictured(self, conditioning: Conditioning, steps: int) -> bool:
         """Whether the first states contain an image besides noise (a `strength`)."""
         return self.loop.picture(conditioning, steps) is not None
@@ -262,7 +274,11 @@ class PipelinePolicy:
         def most(rows: int) -> int:
             return self.sizes.rows(kind, rows)
 
-        return row_calls.velocity_in_calls(loop.velocity, conditioning, way, most, dtype)
+        velocity = row_calls.velocity_in_calls(loop.velocity, conditioning, way, most, dtype)
+        held = self.held(conditioning, steps)
+        if held is None:
+            return velocity
+        return lambda x, sigma, prompt: held.velocity(velocity(x, sigma, prompt), x, sigma, prompt)
 
     def decode(
         self,

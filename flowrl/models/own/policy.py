@@ -146,6 +146,10 @@ class OwnPolicy:
         refuse_scheduler(plans, self.name)
         return tuple(plans)
 
+    def held(self, conditioning: OwnConditioning, steps: int) -> None:
+        """None: all entries are sampled."""
+        del conditioning, steps
+
     def pictured(self, conditioning: OwnConditioning, steps: int) -> bool:
         """Whether the first states contain an image besides noise: never."""
         del conditioning, steps

@@ -117,6 +117,13 @@ class Driver:
         assert isinstance(stop, Stop) and stop.received is not None
         return stop.received
 
+    def after_first(self, call: PipelineCall, draws: RecordedNoise, value: float) -> Tensor:
+        """States at the second step if the first returns `value` everywhere."""
+        control = Control(stop_at=1, moved=value)
+        stop = self._driven(call, control, draws.patches(self.pipe), until=NEVER_STOP)
+        assert isinstance(stop, Stop) and stop.received is not None
+        return stop.received.sample
+
     def received(self, call: PipelineCall, target: Target | None) -> Received:
         """Arguments of `step` at the target, or at the first step without a target.
 

@@ -70,7 +70,7 @@ class MeasuredScheduler:
         affine, sigmas = self.affine(), self.schedule.sigmas
         if len(affine) != len(sigmas) - 1:
             raise UserError(f"{self._refused}: it visits a level more than once")
-        factors = [self._factor(k) for k in range(len(affine))]
+        factors = [self.factor(k) for k in range(len(affine))]
         factors.append(float(scale(_one(sigmas[-1]))) * data_size(self.real))
         found = []
         for k, step in enumerate(affine):
@@ -140,7 +140,7 @@ class MeasuredScheduler:
             ended.append(result[0].float())
         return ended
 
-    def _factor(self, k: int) -> float:
+    def factor(self, k: int) -> float:
         """The scheduler's state for a flow state at step k, as a factor."""
         if not self.schedule.preserving:
             return 1.0

@@ -134,13 +134,15 @@ class Control:
     """Mode of the stand-in, shared with copies that a pipeline makes of its scheduler.
 
     own    the real scheduler steps, and each step's arguments and result are recorded
-    stop   the call ends at step number `stop_at`; states do not move before it
+    stop   the call ends at step number `stop_at`; states do not move before it, or are `moved`
+           everywhere
     visit  the loop runs to its end, its steps are recorded, states do not move
     """
 
     mode: Literal["own", "stop", "visit"] = "stop"
     pinned: Any = None  # stands for `timesteps`; None: the real list
     stop_at: int = 0
+    moved: float | None = None
     count: int = 0
     records: list[Received] = field(default_factory=list)
     repeatable: bool = True  # whether the first own step, made twice, had equal results
@@ -203,6 +205,9 @@ def _step(kind: Any, control: Control, size: float) -> Any:
             if control.native_scale:
                 seen = seen._replace(state=_as_seen(self, kind, seen.sample, seen.timestep))
             raise Stop(seen)
+        if control.mode == "stop" and control.moved is not None:
+            kind.step(self, *args, **named)  # it counts its steps
+            return Unmoved(torch.full_like(given["sample"], control.moved))
         if control.mode == "stop":
             return Unmoved(given["sample"])
         # some loops write the next state into this one

@@ -23,6 +23,7 @@ from flowrl.models.diffusers.call.checks import its_own
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.image_shapes import follows_pictures
+from flowrl.models.diffusers.call.inpainting import blends
 from flowrl.models.diffusers.call.neutral import counted_rows
 from flowrl.models.diffusers.call.own_steps import renews_noise
 from flowrl.models.diffusers.call.proof_checks import largest_difference, shown
@@ -59,7 +60,9 @@ class Subject:
         depend on each other, where the prediction is not what the scheduler takes it for, where
         guidance has no effect, and where no gradient comes through.
         """
-        proof_checks.unbroken(self.loop.name, self.own)
+        changes = proof_checks.unbroken(self.loop.name, self.own)
+        if changes and not blends(self.loop, self.own, self.conditioning, self.steps):
+            raise UserError(changes)
         self._check_sizes()
         way = self._way()
         decodes_in_loop = self._decoder(way)

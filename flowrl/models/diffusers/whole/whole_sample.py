@@ -7,7 +7,7 @@ flowrl's own steps the third. `whole_proof` compares them.
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -85,8 +85,12 @@ class WholeSample:
         """
         draws, loop, shape = RecordedNoise(1.0), self.policy.loop, self.noise.shape
         entry = loop.traits.entry
-        if "latents" not in loop.driver.parameters or self.policy.pictured(
-            self.conditioning, self.batch.steps
+        steps = self.batch.steps
+        if (
+            "latents" not in loop.driver.parameters
+            or self.policy.pictured(self.conditioning, steps)
+            # Z-Image noises the held entries with another draw where it is given `latents`
+            or self.policy.held(self.conditioning, steps) is not None
         ):
             raise ValueError(f"{loop.traits.name} takes no latents that hold only the noise")
         assert self._seen(None, draws).shape == shape
@@ -164,7 +168,12 @@ class WholeSample:
         (rollout,) = roll(
             policy.fitted(plans, steps),
             velocity,
-            Latents(policy.shape(steps), policy.device, begin=lambda _noise, _prompt: self.first),
+            Latents(
+                policy.shape(steps),
+                policy.device,
+                begin=lambda _noise, _prompt: self.first,
+                held=policy.held(self.conditioning, steps),
+            ),
             self.rows.tolist(),
             seed=self.seed,
             iteration=0,
@@ -209,7 +218,15 @@ class WholeSample:
             media = media_of(twin(**given)[0])
         last = states[-1] / data_size(scheduler)
         shape = (len(self.rows), *self.noise.shape[1:])
-        return last if last.shape == shape else last.reshape(shape), media
+        return self._blended(last if last.shape == shape else last.reshape(shape)), media
+
+    def _blended(self, last: Tensor) -> Tensor:
+        """The loop's last state: that of its last step, with the entries that it holds."""
+        held = self.policy.held(self.conditioning, self.batch.steps)
+        if held is None:
+            return last
+        flow = replace(held, end=1.0)
+        return flow.put(last, last, self.rows, None)
 
     def _step_noise(self, step: int) -> "GivenNoise | None":
         """The noise of flowrl's step, if its steps are the scheduler's; else the scheduler
