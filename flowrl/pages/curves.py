@@ -10,7 +10,7 @@ NORMAL = 1.96  # standard errors of a 95 % interval
 MOST_DECIDING = 8  # charts above the fold
 TRAINING = 5  # the colour of training samples, beside held-out ones
 PHASES = ("encode", "sample", "decode", "score", "ref", "update")
-OF_TRAINING = ("waiting/sampling", "waiting/scoring", "sending")  # of training, with workers
+WAITS = ("waiting/sampling", "waiting/scoring", "sending")  # of training, with workers
 OF_WORKERS = "workers/seconds/"
 DIVERSITIES = ("image/diversity", "text/distinct")
 STATISTIC_NAMES = {
@@ -172,7 +172,7 @@ def _statistics(run: RunFolder, used: set[str]) -> Iterator[Chart]:
 
 
 def _seconds(run: RunFolder, used: set[str]) -> Iterator[Chart]:
-    phases = [phase for phase in (*OF_TRAINING, *PHASES) if f"seconds/{phase}" in run.names]
+    phases = [phase for phase in (*WAITS, *PHASES) if f"seconds/{phase}" in run.names]
     used.update(f"seconds/{phase}" for phase in phases)
     lines = [Curve(phase, run.column(f"seconds/{phase}")) for phase in phases]
     if lines:
