@@ -138,7 +138,7 @@ def _shared(
     value, known = written.means(both[:, :1], both[:, 1:].bool())
     points = len(written.rollout.columns.nodes)
     whole = tuple(column.expand(-1, points).contiguous() for column in (value, known))
-    return rounds.own(whole, written.group)
+    return rounds.local(whole, written.group)
 
 
 def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:

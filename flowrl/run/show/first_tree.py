@@ -10,7 +10,7 @@ from flowrl.credit.values import Context, node_values
 from flowrl.run.experience.collect import FirstSamples
 from flowrl.run.experience.rewriting import neighbours
 from flowrl.run.state.session import Session
-from rewards import Scores
+from rewards import Samples, Scores
 from samplers import Rollout
 
 
@@ -53,7 +53,9 @@ def joint_tree(session: Session, images: FirstSamples, texts: FirstSamples) -> F
     differ, on the main process, where the draws of images begin with the first prompt's."""
     group, size = texts.part.rollout.columns.group, images.part.rollout.columns.group
     weights = session.weights(images.part.rollout.iteration)
-    order, equal = neighbours(list(texts.part.samples.media), group)
+    written = texts.part.samples
+    assert isinstance(written, Samples), "the texts are of this process"
+    order, equal = neighbours(list(written.media), group)
     place = _with_spread(images.part.scores, weights, group * size)
     draws = range(place * group, (place + 1) * group)
     each = [_of_draw(session, images, draw) for draw in draws]
@@ -81,7 +83,7 @@ def joint_tree(session: Session, images: FirstSamples, texts: FirstSamples) -> F
         noisy=(True, *one.noisy),
         trained=(True, *one.trained),
         roots=1,
-        texts=tuple(texts.part.samples.media[row] for row in rows for _ in range(size)),
+        texts=tuple(written.media[row] for row in rows for _ in range(size)),
     )
 
 
