@@ -138,6 +138,22 @@ def test_sampling_and_training_agree_with_the_model_s_own_call(policies, kind, r
     assert moved.tolist() == [False] * 3 + [True] * 3 + [False] * 3, "only of the row whose images"
 
 
+def test_columns_of_tokens_are_padded_with_the_prompts(policies, monkeypatch):
+    policy, seen = policies["qwen"], dict[str, Tensor]()
+    plain = policy.model.generate
+
+    def listening(**given):
+        seen.update(given)
+        return plain(**given)
+
+    monkeypatch.setattr(policy.model, "generate", listening)
+    policy.rows_per_call = None
+    policy.open(PROMPTS, ROWS, 2).rollouts(Completions(2), (0, 1, 2), seed=0, iteration=0)
+    image = seen["input_ids"] == policy.model.config.image_token_id
+    assert torch.equal(seen["mm_token_type_ids"] == 1, image) and image.any()
+    assert (seen["attention_mask"].sum(1) < image.shape[1]).any(), "some row is padded"
+
+
 def test_placeholders_have_no_probability_and_no_gradient(policies):
     head = policies["llava"].model.get_output_embeddings()
     logits = head(torch.randn(3, 16, requires_grad=True))
