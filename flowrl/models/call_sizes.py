@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -61,7 +61,8 @@ class CallSizes:
 class HasSizes(Protocol):
     """A policy with limits on its call sizes."""
 
-    sizes: CallSizes
+    @property
+    def sizes(self) -> CallSizes: ...
 
 
 class SamplingCallSize:
@@ -71,7 +72,7 @@ class SamplingCallSize:
     def __get__(self, owner: HasSizes, kind: type | None = None) -> int | None:
         return owner.sizes.sampling
 
-    def __set__(self, owner: HasSizes, rows: int | None) -> None:
+    def __set__(self, owner: Any, rows: int | None) -> None:
         owner.sizes = CallSizes.same(rows)
 
 

@@ -111,8 +111,9 @@ class Learner:
         assert joint is not None and rewriter is not None
         before = cls._one(run.before, folder, accelerator, None, joint.train != "image")
         before = replace(before, name=REWRITER, template=rewriter.template)
-        models: Any = before.evaluator, own.evaluator
-        pair = RewrittenPolicy(*models, rewriter.template, run.before.evaluation_steps)
+        text: Any = before.evaluator
+        image: Any = own.evaluator
+        pair = RewrittenPolicy(text, image, rewriter.template, run.before.evaluation_steps)
         return replace(own, before=before, evaluator=pair, loss_weight=joint.weight)
 
     @classmethod
