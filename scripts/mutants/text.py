@@ -54,8 +54,8 @@ ROWS = (
      "bonus, metrics[\"entropy\"] = self.entropy * entropy", LOSSES),
     ("tokens-corrected", "flowrl/losses/base.py", "kl = kl * ratio", "kl = kl * ratio.detach()",
      "losses/test_golden_text.py"),
-    ("tokens-anchor-weighed", "flowrl/losses/base.py", "return Entries(value + divergence,",
-     "return Entries(value,", LOSSES),
+    ("tokens-anchor-weighed", "flowrl/losses/base.py", "value = value + divergence if self.anchors else value",
+     "value = value", LOSSES),
     ("ratios-sequence", "flowrl/likelihoods/token_ratios.py", "/ mask.sum(1, keepdim=True).clamp(min=1)",
      "/ mask.shape[1]", LOSSES),
     ("ratios-token-gradient", "flowrl/likelihoods/token_ratios.py", "+ mean.detach()", "+ mean", LOSSES),
@@ -238,7 +238,7 @@ ROWS = (
      "return tokens * self.pairs", "language/test_share_prompts.py"),
     ("packs-windows", "flowrl/models/language/prefixes.py", "if kinds != FULL:", "if False:",
      "language/test_share_prompts.py"),
-    ("packs-proof", "flowrl/models/language/policy.py", "refuse_moved(self.model, moved, self._tolerance)",
+    ("packs-proof", "flowrl/models/language/proofs.py", "refuse_moved(model, moved, tolerance(model))",
      "pass", "language/test_share_prompts.py"),
 )
 # fmt: on
