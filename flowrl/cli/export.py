@@ -41,6 +41,10 @@ def export_run(given: ExportArguments) -> None:
     weights = _weights(given)
     if given.push_to_hub is not None:
         check_upload(given.push_to_hub)
+    if run.before is not None and given.merged:
+        raise UserError(
+            "export: --merged is for runs of one model, and a joint run has two: leave it out"
+        )
     adapter = (weights / LORA_FILE).is_file()
     if not adapter and (given.formats or given.merged) and not (weights / TEXT_ADAPTER).is_file():
         raise UserError(

@@ -14,12 +14,14 @@ from markupsafe import Markup
 from flowrl.errors import UserError
 from flowrl.models.description import local_folder
 from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND
+from flowrl.models.rewritten import REWRITER
 from flowrl.pages.charts import chart_sheet
 from flowrl.pages.curves import DIVERSITIES, RunCharts
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.stack import code_span, from_template
 from flowrl.pages.unseen import Unseen
 from flowrl.settings import Run
+from flowrl.settings.model import ModelSettings
 from flowrl.settings.read import dump
 
 CARD, CURVES = "README.md", "curves.svg"
@@ -40,9 +42,14 @@ class CardSubject:
     repository: str | None = None
 
     @property
+    def model(self) -> ModelSettings:
+        """The base model: of a joint run that trains its language model alone, that one."""
+        before = self.run.before
+        return self.run.model if before is None or self.run.learns else before.model
+
+    @property
     def source(self) -> str:
-        """The base model."""
-        return self.public(self.run.model.source)
+        return self.public(self.model.source)
 
     @property
     def iteration(self) -> int | None:
@@ -68,10 +75,11 @@ def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
     values = {
         "name": subject.repository or subject.folder.resolve().name,
         "metadata": Markup(_metadata(subject).to_yaml()),
-        "what": "An adapter" if run.model.lora else "All weights",
+        "what": "An adapter" if subject.model.lora else "All weights",
         "source": subject.source, "recipe": _recipe(run), "iteration": subject.iteration,
         "towards": [spec.label for spec in run.rewards],
-        "code": Markup("\n".join(_code(subject, files))) if run.model.pipeline else "",
+        "code": Markup("\n".join(_code(subject, files))) if subject.model.pipeline else "",
+        "rewriter": _rewriter(subject),
         "own": run.model.own is not None,
         "others": [name for name in files if name.startswith(("comfyui", "kohya"))],
         "inference": list(_inference(subject)), "evaluate": run.evaluate,
@@ -89,20 +97,25 @@ def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
 def _metadata(subject: CardSubject) -> ModelCardData:
     run = subject.run
     on_hub = _HUB_NAME.fullmatch(subject.source) and not Path(subject.source).is_dir()
-    kind = "text-to-image" if run.model.pipeline else "text-generation"
-    library = "diffusers" if run.model.pipeline else "transformers"
+    kind = "text-to-image" if subject.model.pipeline else "text-generation"
+    library = "diffusers" if subject.model.pipeline else "transformers"
     if run.model.own is not None:
         kind = library = None
     if run.model.call.get("num_frames", 1) != 1:
         kind = "text-to-video"
-    tags = ["flowrl", "reinforcement-learning", _recipe(run), *(["lora"] if run.model.lora else [])]
+    tags = [
+        "flowrl",
+        "reinforcement-learning",
+        _recipe(run),
+        *(["lora"] if subject.model.lora else []),
+    ]
     data = ModelCardData(
         library_name=library,
         pipeline_tag=kind,
         tags=tags,
         base_model=subject.source if on_hub else None,
     )
-    if on_hub and run.model.lora is not None:
+    if on_hub and subject.model.lora is not None:
         data["base_model_relation"] = "adapter"
     return data
 
@@ -124,6 +137,22 @@ def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
     if SECOND in files:
         more = f'weight_name="{SECOND}", load_into_transformer_2=True'
         yield f"pipe.load_lora_weights({place}, {more})"
+
+
+def _rewriter(subject: CardSubject) -> dict[str, Any]:
+    """What a reader needs of a joint run's language model, besides its files."""
+    run, before = subject.run, subject.run.before
+    if before is None or run.model.rewriter is None:
+        return {}
+    return {
+        "source": subject.public(before.model.source),
+        "files": "" if run.joint is None or run.joint.train == "image" else f"{REWRITER}/",
+        "template": run.model.rewriter.template,
+        "system": before.model.system,
+        "tokens": before.evaluation_steps,
+        "temperature": f"{before.evaluate.temperature:g}",
+        "pipeline": subject.public(run.model.source),
+    }
 
 
 def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:

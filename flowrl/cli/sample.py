@@ -143,6 +143,8 @@ def best_rewritings(
     total = totals(score_all(rewards, samples), weights).nan_to_num(-torch.inf)
     best = total.view(-1, tries).argmax(1) + torch.arange(len(total) // tries) * tries
     scores = [f"{x:.3f}" if x > -torch.inf else "unscored" for x in total.tolist()]
+    if bool(total.isinf().all()):
+        print(f"{', '.join(rewards)} scored no image: the first rewriting of each is kept")
     for i in best.tolist():
         print(f"{samples.prompts[i]!r}: {batch.texts[i]!r}, {scores[i]}")
     return TrialSamples(samples.take(best.tolist()), Statistics({}, {}))

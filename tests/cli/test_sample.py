@@ -1,10 +1,16 @@
 """Samples are saved whatever their rewards do."""
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
+from PIL import Image
 
+from flowrl.paths import PROJECT
+from rewards.perception.media import LUMA
 from tests.support import runs
 from tests.support.warm import small
 
@@ -45,3 +51,60 @@ def test_other_prompts_are_saved_and_unscored_with_the_reason(run, tmp_path, cap
     assert "unscored: sided raised KeyError: 'side'" in said.err
     assert "in no prompt file of the run have no columns" in said.err
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"000.png", "grid.png"}
+
+
+@pytest.fixture(scope="module")
+def joint(tmp_path_factory) -> Path:
+    """A run that trained the language model alone, for one iteration."""
+    place = tmp_path_factory.mktemp("joint")
+    tree = yaml.safe_load((PROJECT / "configs" / "demo_joint.yaml").read_text())
+    tree["recipe"]["train"] = "text"
+    tree["model"]["device"] = "cpu"
+    tree["prompts"]["per_iteration"] = 2
+    tree["train"] = {"iterations": 1}
+    tree["evaluate"] = {"every": 1, "samples": 4, "per_prompt": 2, "steps": 3}
+    tree["track"] = {"images": 0, "training": 0, "panel": False}
+    assert runs.flowrl("train", runs.write(tree, place), "--folder", place / "run") == 0
+    return place / "run"
+
+
+def pixels(file: Path) -> np.ndarray:
+    with Image.open(file) as image:
+        return np.asarray(image.convert("RGB")) / 255
+
+
+def lightness(image: np.ndarray) -> float:
+    return float((image @ np.asarray(LUMA)).mean())
+
+
+def test_the_best_rewriting_is_the_best_of_as_many_samples(joint, tmp_path, capsys):
+    prompt, one, all_ = "a scarlet block west of an inky disk", tmp_path / "1", tmp_path / "8"
+    given = ("sample", joint, prompt, "--rewards", "brightness")
+    assert runs.flowrl(*given, "--count", "8", "--out", all_) == 0
+    capsys.readouterr()
+    assert runs.flowrl(*given, "--count", "1", "--rewrite", "8", "--out", one) == 0
+    said = re.search(rf"^'{prompt}': '([a-z ]+)', (0\.\d+)$", capsys.readouterr().out, re.MULTILINE)
+    each = [pixels(all_ / f"{i:03}.png") for i in range(8)]
+    best = max(each, key=lightness)
+    assert said is not None and float(said[2]) == pytest.approx(lightness(best), abs=2e-3)
+    gaps = [np.abs(image - pixels(one / "000.png")).max() for image in each]
+    assert min(gaps) < 2.5 / 255 < max(gaps)  # rounding of a smaller call
+    assert each[int(np.argmin(gaps))] is best
+    assert {path.name for path in one.iterdir()} == {"000.png", "grid.png"}
+
+
+def test_rewritings_without_a_score_are_said_to_be_the_first(joint, tmp_path, capsys):
+    words = ("--rewrite", "2", "--count", "1", "--out", tmp_path / "out")
+    assert runs.flowrl("sample", joint, "a scarlet block", *words) == 0
+    assert "scored no image: the first rewriting of each is kept" in capsys.readouterr().out
+
+
+def test_the_export_of_a_language_model_alone_says_how_to_use_it(joint, tmp_path, capsys):
+    assert runs.flowrl("export", joint, "--merged", "--out", tmp_path / "merged") == 2
+    assert "a joint run has two: leave it out" in capsys.readouterr().err
+    assert runs.flowrl("export", joint, "--out", tmp_path / "export") == 0
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "All weights of `flowrl/demo/everyday-lm`" in card and "DiffusionPipeline" not in card
+    assert "prompts of `flowrl/demo/shapes-sd3`" in card and "weights in `rewriter/`" in card
+    assert "continues `{prompt} =` by at most 12 tokens" in card
+    assert (tmp_path / "export" / "rewriter" / "model.safetensors").is_file()
