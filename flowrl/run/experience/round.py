@@ -52,18 +52,26 @@ class Round:
 
 
 def sample_round(
-    session: Session, iteration: int, draws: Draws, seconds: dict[str, float]
+    session: Session,
+    iteration: int,
+    draws: Draws,
+    seconds: dict[str, float],
+    by: str | None = None,
 ) -> Round:
-    """Sample and score a round's draws. Adds the time of each phase to `seconds`."""
+    """Sample and score a round's draws. Adds the time of each phase to `seconds`. `by`: see
+    `SamplingUnit`; such samples are scored, and nothing learns from them."""
     mine, counts = session.parallel.share(len(draws.ids))
     ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
     with session.parallel.together():
         session.writer.check()
-        batch, found = sample_units(session, SamplingUnit(iteration, ids, rows), seconds)
+        batch, found = sample_units(session, SamplingUnit(iteration, ids, rows, by=by), seconds)
     each = zip(found.rollouts, found.samples, found.scores, strict=True)
-    parts = tuple(_part(session, draws, *samples) for samples in each)
+    learned = by is None
+    parts = tuple(_part(session, draws, *samples, learned) for samples in each)
     made = Round(draws, mine, counts, batch, parts, found)
-    return _with_reference(session, made, seconds) if session.algorithm.reads_reference else made
+    if learned and session.algorithm.reads_reference:
+        return _with_reference(session, made, seconds)
+    return made
 
 
 def _with_reference(session: Session, made: Round, seconds: dict[str, float]) -> Round:
@@ -79,13 +87,18 @@ def _with_reference(session: Session, made: Round, seconds: dict[str, float]) ->
 
 
 def _part(
-    session: Session, draws: Draws, rollout: RolloutLike, samples: Samples, scores: Scores
+    session: Session,
+    draws: Draws,
+    rollout: RolloutLike,
+    samples: Samples,
+    scores: Scores,
+    learned_from: bool = True,
 ) -> PlanSamples:
     gather = session.parallel.gatherer(len(draws.ids))
     everyone = scores.arranged(gather)
     iteration, weights = rollout.iteration, session.weights(rollout.iteration)
     weighted = totals(everyone, weights)
-    if session.spending is None:
+    if session.spending is None or not learned_from:
         return PlanSamples(rollout, samples, scores, everyone, everyone, weighted)
     share = session.parallel.share(len(draws.ids))
     outcome = RoundOutcome(draws, everyone, weighted, *share, iteration)

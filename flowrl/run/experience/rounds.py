@@ -17,6 +17,7 @@ from flowrl.likelihoods.rows import Rows, stacked, take
 from flowrl.likelihoods.token import TokenPolicy
 from flowrl.prompts import Draws
 from flowrl.run.experience.round import PlanSamples, Round, sample_round
+from flowrl.run.experience.start_values import learn_start_values
 from flowrl.run.experience.units import timed
 from flowrl.run.state.session import Session
 from flowrl.run.state.smaller_calls import with_smaller_calls
@@ -43,6 +44,7 @@ class Rounds:
     each: tuple[Round, ...]
     kept: Tensor  # [draws of all rounds and processes] bool: False for draws that are left out
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
+    start_samples: int = 0  # that credit asked of the start, over all processes
 
     @classmethod
     def sample(cls, session: Session, iteration: int) -> "Rounds":
@@ -51,20 +53,27 @@ class Rounds:
         weights = session.tracker.weights(len(prompts)) if session.tracker else None
         count, seed = session.run.drawn, session.run.train.seed
 
+        start = 0
+
         def sampled(draws: Draws) -> Round:
+            nonlocal start
+            if session.algorithm.samples_start:
+                learn = partial(learn_start_values, session, iteration, draws, seconds)
+                start += with_smaller_calls(session.learner, session.terminal, learn)
             sample = partial(sample_round, session, iteration, draws, seconds)
             return with_smaller_calls(session.learner, session.terminal, sample)
 
         if spending is None:
             ahead = None if session.source is None else session.source.draws(iteration)
             only = sampled(ahead or prompts.draw(iteration, count, seed, weights))
-            return cls(session, (only,), torch.ones(len(only.draws.ids), dtype=torch.bool), seconds)
+            kept = torch.ones(len(only.draws.ids), dtype=torch.bool)
+            return cls(session, (only,), kept, seconds, start)
         request = DrawRequest(prompts, count, seed, iteration, weights)
         each: list[Round] = []
         while (draws := spending.draws(request, [r.outcome for r in each])) is not None:
             each.append(sampled(draws))
         kept = spending.kept(request, [r.outcome for r in each])
-        return cls(session, tuple(each), kept, seconds)
+        return cls(session, tuple(each), kept, seconds, start)
 
     @property
     def first(self) -> Round:

@@ -114,7 +114,7 @@ def sample_unit(
         keep = algorithm.likelihood.keep_mean
         sampling = Sampling(keep, lookahead, slope, ahead.on_rollout, parts)
         seed, merging = session.run.train.seed, session.learner.merging.sampling()
-        behaving = session.learner.policies.using(algorithm.behaviour)
+        behaving = session.learner.policies.using(unit.by or algorithm.behaviour)
         with behaving, merging as aside, timed(seconds, "sample"), bounded_call("sampling"):
             sampling = replace(sampling, aside=aside)
             rollouts = batch.rollouts(
