@@ -168,7 +168,7 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
 def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     from accelerate import PartialState
 
-    from flowrl.models.language.served_adapters import Adapters
+    from flowrl.models.language.served_adapters import Adapters, Kept, Weights
     from flowrl.models.language.server import CompletionsServer
     from rewards.serving.client import Client
     from rewards.serving.requests import Patience
@@ -189,7 +189,13 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     vllm = s.engine == "vllm"
     admin = client if vllm else Client(client.url.removesuffix("/v1"), s.token, patience)
     prefix = "" if vllm else f"{s.model}:"
-    own = policy.model, folder / "served", client, admin, prefix, PartialState().process_index
+    main, folder = PartialState().is_main_process, folder / "served"
+    kept: Kept | None = None
+    if s.sync == "lora":
+        kept = Adapters(policy.model, folder, client, admin, prefix, main)
+    elif s.sync == "weights":
+        beside = Client(client.url.removesuffix("/v1"), s.token, patience)
+        kept = Weights(policy.model, folder, s.model, beside, main)
     algorithm = run.algorithm()
     (plan, *_) = algorithm.plan([0.0] * (algorithm.steps + 1), 0, 0)
     assert isinstance(plan, TextPlan)
@@ -199,7 +205,8 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
         tuple(policy.stop),
         policy.model.config.get_text_config().vocab_size,
         plan.temperature,
-        Adapters(*own) if s.sync == "lora" else None,
+        kept,
+        s.requests == "group",
     )
 
 

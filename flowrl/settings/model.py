@@ -259,6 +259,11 @@ class ModelSettings(Settings):
         if self.server is not None and self.server.sync == "lora" and self.lora is None:
             raise ValueError(
                 "server.sync: lora sends adapters, but all weights are trained (lora: null); train "
-                "adapters, or set server.sync: none"
+                "adapters, or set server.sync: weights or none"
+            )
+        if self.server is not None and self.server.sync == "weights" and self.lora is not None:
+            raise ValueError(
+                "server.sync: weights sends all weights, but adapters are trained: set "
+                "server.sync: lora"
             )
         return self
