@@ -152,8 +152,9 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
     m = run.model
     assert m.language is not None
     policy = CausalPolicy.load(
-        place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file
-    )
+        place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file,
+        attention=m.attention,
+    )  # fmt: skip
     if m.head_dtype is not None:
         float32_head(policy.model)
     if run.train.share_prompts:

@@ -158,7 +158,8 @@ class ModelSettings(Settings):
     encodings: EncodingSettings = EncodingSettings()
     vae: Vae = Vae()
     attention: str | None = None
-    """Attention backend of diffusers: native, flash, flex, xformers, ..."""
+    """Attention backend of diffusers (native, flash, flex, xformers, ...); of a language model
+    transformers' `attn_implementation` (sdpa, eager, flash_attention_2, ...)."""
     compile: bool | Literal["auto"] = False
     """torch.compile of the denoiser's repeated blocks. auto: on CUDA alone, until the first ratio
     leaves its limit."""
@@ -210,7 +211,15 @@ class ModelSettings(Settings):
                 "compile",
                 "context_parallel",
             },
-            "language": {"gguf_file", "head_dtype", "system", "stop", "server", "environment"},
+            "language": {
+                "gguf_file",
+                "head_dtype",
+                "system",
+                "stop",
+                "server",
+                "environment",
+                "attention",
+            },
             "own": {"sigmas", "weights"},
         }
         known = of[set_[0]]

@@ -1,7 +1,8 @@
 """A transformers causal language model as a policy, with its chat template if it has one."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers import (
 from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.adapters import has_adapters, load_adapters, peft_adapter, save_adapters
-from flowrl.models.call_sizes import CallSizes, SamplingRows
+from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
@@ -27,6 +28,7 @@ from flowrl.models.language.prefixes import Packing, refuse_moved
 from flowrl.models.language.server import CompletionsServer
 from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy, has_separate_head
+from flowrl.models.language.trial_calls import trial_sampling, trial_training
 from flowrl.models.precision import HALF
 from flowrl.prompts import Chat
 from rewards.perception.hub import of_network
@@ -68,11 +70,18 @@ class CausalPolicy:
 
     @classmethod
     def load(
-        cls, source: str, *, dtype: torch.dtype, device: torch.device, gguf_file: str | None = None
+        cls,
+        source: str,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        gguf_file: str | None = None,
+        attention: str | None = None,
     ) -> "CausalPolicy":
-        """Load a model from a folder, a hub name, or a GGUF file in the folder."""
+        """Load a model from a folder, a hub name, or a GGUF file in the folder. `attention` is a
+        name of transformers' `attn_implementation`; None leaves the choice to transformers."""
         gguf = {} if gguf_file is None else {"gguf_file": gguf_file}
-        config: dict[str, Any] = {}
+        config: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
         try:
             if gguf_file is not None:
                 from transformers import GgufConfig  # which transformers 5.0 does not have yet
@@ -150,6 +159,19 @@ class CausalPolicy:
                 f"{_short(prompts[worst])} has {len(contexts[worst])} tokens; remove such "
                 "prompts, or lower recipe.length"
             )
+
+    def trial_calls(
+        self, prompts: Sequence[str], steps: int
+    ) -> dict[CallKind, Callable[[int], object]]:
+        """Calls of each kind, as functions of their rows, on the longest prompt and `steps` tokens:
+        their memory is that of a run's largest call."""
+        context = max(map(self.encode, prompts), key=len)
+        return {
+            "sampling": partial(trial_sampling, self.model, context, steps),
+            "training": partial(
+                trial_training, ScoringPolicy(self.model, [context], self._separate_head), steps
+            ),
+        }
 
     def plain(self, group: int) -> Completions:
         return Completions(group, self.temperature, exact=True)
