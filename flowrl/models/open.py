@@ -169,7 +169,7 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
 def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     from accelerate import PartialState
 
-    from flowrl.models.language.served_adapters import Adapters, Kept, Weights
+    from flowrl.models.language.served_adapters import Adapters, InStep, Weights
     from flowrl.models.language.server import CompletionsServer
     from rewards.serving.client import Client
     from rewards.serving.requests import Patience
@@ -191,7 +191,7 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     admin = client if vllm else Client(client.url.removesuffix("/v1"), s.token, patience)
     prefix = "" if vllm else f"{s.model}:"
     main, folder = PartialState().is_main_process, folder / "served"
-    kept: Kept | None = None
+    kept: InStep | None = None
     if s.sync == "lora":
         kept = Adapters(policy.model, folder, client, admin, prefix, main)
     elif s.sync == "weights":

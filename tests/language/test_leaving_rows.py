@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flowrl.models.language import generation
-from flowrl.models.language.generation import Generation, cuttable
+from flowrl.models.language.generation import Generation, rows_can_leave
 from flowrl.models.language.stop_texts import StopTexts
 from samplers.generate import TokenRequest
 from samplers.tokens import row_keys
@@ -18,9 +18,9 @@ class Counted:
 
     def __init__(self, model):
         self.calls: list[tuple[int, int]] = []
-        model.base_model.register_forward_pre_hook(self.hear, with_kwargs=True)
+        model.base_model.register_forward_pre_hook(self.note, with_kwargs=True)
 
-    def hear(self, _module, _args, named):
+    def note(self, _module, _args, named):
         self.calls.append(tuple(named["input_ids"].shape))
 
     @property
@@ -40,7 +40,7 @@ def drawn(monkeypatch, leaving: bool, texts=(), **settings):
     model, tokenizer = tiny_lm.llama(), tiny_lm.tokenizer()
     model = model.double()
     if not leaving:
-        monkeypatch.setattr(generation, "cuttable", lambda _: False)
+        monkeypatch.setattr(generation, "rows_can_leave", lambda _: False)
     heard = Counted(model)
     stop = StopTexts(texts, tokenizer) if texts else None
     made = Generation(model, [tokenizer.eos_token_id], None, stop)(request(tokenizer, **settings))
@@ -99,6 +99,6 @@ def test_short_texts_and_few_rows_stay(monkeypatch):
 
 def test_models_with_states_are_not_cut():
     model = tiny_lm.llama()
-    assert cuttable(model)
+    assert rows_can_leave(model)
     model._is_stateful = True
-    assert not cuttable(model)
+    assert not rows_can_leave(model)

@@ -87,7 +87,7 @@ class Generation:
 
     def _part(self, asked: TokenRequest) -> WrittenTokens:
         """Draw all tokens of these rows, in one call or in several of ever fewer rows."""
-        device, cuts = self.model.device, cuttable(self.model)
+        device, cuts = self.model.device, rows_can_leave(self.model)
         tokens = _Tokens(*left_padded(asked.contexts, device))
         live, done, draft = torch.arange(len(asked.contexts)), 0, None
         while True:
@@ -215,7 +215,7 @@ class _HalfEnded(StoppingCriteria):
         return self.ended | ((~self.ended).sum() <= self.most)
 
 
-def cuttable(model: Any) -> bool:
+def rows_can_leave(model: Any) -> bool:
     """Whether rows can leave a call of `generate`: its cache holds keys and values of tokens, not
     states."""
     if model._is_stateful:

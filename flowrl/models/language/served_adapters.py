@@ -27,7 +27,7 @@ CHECKED = 2**22  # numbers of a checksum at a time
 
 
 @runtime_checkable
-class Kept(Protocol):
+class InStep(Protocol):
     """What keeps a server at the current weights."""
 
     def current(self) -> str:
@@ -143,8 +143,8 @@ class Weights:
     """All weights of a vLLM server (0.32), which must see `folder` under the same path.
 
     The server reads the files in place (`/collective_rpc` with `reload_weights`), forgets its
-    prompts (`/reset_prefix_cache`) and keeps a name (`/update_weight_version`), which tells after
-    each batch of answers whether it was restarted. VLLM_SERVER_DEV_MODE=1 switches these on.
+    prompts (`/reset_prefix_cache`) and keeps a name (`/update_weight_version`). Another name
+    after a batch of answers means that it was restarted. VLLM_SERVER_DEV_MODE=1 switches these on.
 
     name   the server's name of the model
     admin  of the paths beside /v1

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import TokenRows
-from flowrl.models.language.served_adapters import Kept, served
+from flowrl.models.language.served_adapters import InStep, served
 from flowrl.models.language.token_scores import ScoringPolicy
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Malformed
@@ -97,7 +97,7 @@ class CompletionsServer:
     stop: tuple[int, ...]
     vocabulary: int
     temperature: float
-    adapters: Kept | None
+    adapters: InStep | None
     grouped: bool = False
 
     @property

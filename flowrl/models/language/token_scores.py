@@ -79,7 +79,7 @@ class ScoringPolicy:
         ids = torch.tensor([[token for text in texts for token in text]])
         places = torch.cat([torch.arange(length) for length in lengths])[None]
         given = {"input_ids": uploaded(ids, device), "position_ids": uploaded(places, device)}
-        return pad_sequence(self._called(given)[0].split(lengths), batch_first=True)
+        return pad_sequence(list(self._called(given)[0].split(lengths)), batch_first=True)
 
     def _called(self, inputs: dict[str, Tensor]) -> Tensor:
         if self.separate_head:
