@@ -23,12 +23,12 @@ from rewards.serving.requests import Patience
 
 HASTY = Patience(timeout=30.0, tries=1)  # a server that is down must not delay the end of a run
 HEAD_START = 30.0  # seconds that the other processes leave to the main one
-CHECKED = 2**22  # numbers of a checksum at a time
+SUMMED = 2**22  # numbers of a checksum at a time
 
 
 @runtime_checkable
 class InStep(Protocol):
-    """What keeps a server at the current weights."""
+    """Keeps a server at the current weights."""
 
     def current(self) -> str:
         """The name that requests use; new weights are loaded first."""
@@ -251,7 +251,7 @@ def checksum(model: Any) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for name, parameter in model.named_parameters():
         bits = _whole(parameter).detach().contiguous().view(-1).view(torch.uint8)
-        sums = [_sums(part) for part in bits.split(CHECKED)]
+        sums = [_sums(part) for part in bits.split(SUMMED)]
         digest.update(f"{name} {torch.stack(sums).tolist()}".encode())
     return digest.hexdigest()
 

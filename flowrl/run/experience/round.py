@@ -1,5 +1,6 @@
 """One round of an iteration: encode prompts, sample, decode and score. No credit yet."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -62,7 +63,7 @@ def sample_round(
     `SamplingUnit`; such samples are scored, and nothing learns from them."""
     mine, counts = session.parallel.share(len(draws.ids))
     ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
-    with session.parallel.together():
+    with session.parallel.together(), whole_weights(session, by):
         session.writer.check()
         batch, found = sample_units(session, SamplingUnit(iteration, ids, rows, by=by), seconds)
     each = zip(found.rollouts, found.samples, found.scores, strict=True)
@@ -72,6 +73,14 @@ def sample_round(
     if learned and session.algorithm.reads_reference:
         return _with_reference(session, made, seconds)
     return made
+
+
+def whole_weights(session: Session, by: str | None) -> AbstractContextManager[None]:
+    """Gather sharded weights once where they write texts, token by token."""
+    algorithm = session.algorithm
+    own = by is None and algorithm.text and algorithm.behaviour == "current"
+    served = session.run.model.server is not None
+    return session.parallel.whole() if own and not served else nullcontext()
 
 
 def _with_reference(session: Session, made: Round, seconds: dict[str, float]) -> Round:
