@@ -7,7 +7,7 @@ CODE = samplers rewards flowrl scripts tests
 # Without compiled modules every process would compile all libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-text quick changed stranger test test-open-clip tests lint check format docs
+.PHONY: setup demo demo-text quick changed stranger renew test test-open-clip tests lint check format docs
 
 setup:
 	@$(PYTHON) scripts/make_venv.py --venv $(VENV)
@@ -37,15 +37,19 @@ quick: setup
 changed: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python scripts/changed.py
 
-# The wheel on a machine without our versions: newest packages, then the oldest; takes half an hour.
+# The wheel on a machine without our versions: newest packages, then the oldest; takes an hour.
 stranger: setup
 	@$(BIN)/python scripts/stranger.py
 	@$(BIN)/python scripts/stranger.py --oldest
 
+# Pins of the newest versions (constraints.txt), if all commands of the pages run with them.
+renew: setup
+	@$(BIN)/python scripts/stranger.py --renew
+
 # Tests with open_clip and the torchvision that it needs, in an environment of their own.
 test-open-clip: setup
 	@$(BIN)/python scripts/make_open_clip_venv.py --base $(VENV) --venv $(VENV)-open-clip
-	@OMP_NUM_THREADS=1 $(VENV)-open-clip/bin/python -m pytest tests/rewards/test_reward_models_open_clip.py
+	@OMP_NUM_THREADS=1 $(VENV)-open-clip/bin/python -m pytest tests/rewards/test_reward_models_open_clip.py tests/language/test_vision_qwen.py
 
 # The one list of static checks: for hands, for pre-commit and for CI.
 lint: setup

@@ -90,7 +90,8 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
 def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
     """ValueError if a model is neither local nor cached and the hub cannot be reached.
 
-    Includes the rewards that a reward is made of. Needs a network only for what is not local.
+    Includes the rewards that a reward is made of. Needs a network only for files that are not
+    local.
     """
     for setting, parameter in _parameters(name, want).items():
         value = settings.get(setting, parameter.default)

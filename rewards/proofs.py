@@ -27,9 +27,11 @@ PROOFS = {
         "read", "transformers' and open_clip's own code computes the vectors", gradient=True
     ),
     "clip_flant5": Proof("authors' code run", "the whole model, t2v_metrics 1.2", 9.4e-9),
-    "compbench": Proof("read", "Karine-Huang/T2I-CompBench at 1b70949, BLIPvqa_eval"),
+    "compbench": Proof(
+        "authors' code run", "phrases and product, drawn answers; theirs have four digits", 5e-5
+    ),
     "consistency": Proof("read", "Vchitect/VBench, subject and background consistency"),
-    "deqa": Proof("read", "zhiyuanyou/DeQA-Score and Q-Align, evaluate/scorer.py"),
+    "deqa": Proof("authors' code run", "DeQA's question and drawn answers; no model", 1.1e-6),
     "dpg_bench": Proof("authors' code run", "the reckoning of drawn answers; not mPLUG", 0.0),
     "dreamsim": Proof("authors' code run", "the ensemble with its adapter", 1.2e-7),
     "editreward": Proof("authors' code run", "Qwen2.5-VL's and MiMo-VL's chat templates", 9.6e-7),
@@ -41,9 +43,9 @@ PROOFS = {
     ),
     "hpsv3": Proof("authors' code run", "the whole model at 5931ac4", 3.6e-7),
     "imagereward": Proof("authors' code run", "the whole model", 5.1e-7, gradient=True),
-    "motion": Proof("read", "Vchitect/VBench, dynamic degree; block matching stands in for RAFT"),
+    "motion": Proof("authors' code run", "VBench's rule on drawn flows; not RAFT", 3.6e-7),
     "mps": Proof("authors' code run", "the evaluation's function, without half precision", 1.2e-6),
-    "ocr": Proof("read", "yifan123/flow_grpo, ocr.py; the engine is another"),
+    "ocr": Proof("authors' code run", "Flow-GRPO's rule on drawn lines; another engine", 0.0),
     "pickscore": Proof("authors' code run", "the function of their README", 1.8e-7, gradient=True),
     "safety": Proof("from memory", "labels from users' code, thresholds from diffusers"),
     "smoothness": Proof("read", "Vchitect/VBench; block matching stands in for AMT-S"),

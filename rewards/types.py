@@ -16,14 +16,14 @@ Kind = Literal["image", "video", "text", "tensor"]
 
 
 class MediaForm(NamedTuple):
-    """The kind of the samples that a model makes, and the shape of one that is a tensor."""
+    """The kind of samples that a model makes, and the shape of one sample if it is a tensor."""
 
     kind: Kind
     shape: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, item: Any) -> "MediaForm":
-        """The form of a sample. ValueError for what is none."""
+        """The form of a sample. ValueError for anything that is not a sample."""
         kind = _kind(item)
         return cls(kind, tuple(item.shape) if kind == "tensor" else ())
 
@@ -36,9 +36,9 @@ class Samples:
     """n decoded samples; the samples of a group are contiguous.
 
     media   images [n 3 h w] or videos [n f 3 h w], floats in 0..1; or n tensors [3 h w] or
-            [f 3 h w] of any sizes; or n strings; or tensors [n k] or [n t k] of a model of one's
-            own: points, waveforms, trajectories. None in a sequence is a sample that could not be
-            read; `score_all` removes it before it calls a reward
+            [f 3 h w] of any sizes; or n strings; or tensors [n k] or [n t k] of a user's own model:
+            points, waveforms, trajectories. None in a sequence is a sample that could not be read;
+            `score_all` removes it before it calls a reward
     group   an id per sample; two draws of the same prompt are two groups
     meta    the other columns of the prompt file, one mapping per sample; or empty
     """
@@ -161,8 +161,8 @@ class Waits(Protocol):
 class Concurrent(Protocol):
     """A reward with `concurrent` True may be called from several threads at once.
 
-    It limits its own requests in flight. A composite reward declares its own code alone: each of
-    its parts must be concurrent too."""
+    The reward limits its own requests in flight. A composite reward declares only its own code:
+    each of its members must be concurrent too."""
 
     @property
     def concurrent(self) -> bool: ...
@@ -214,13 +214,18 @@ class IntermediateScores(NamedTuple):
 class Scores:
     """Scores with one column per reward. `values` is 0 where `scored` is False.
 
-    way  those of states on the way, by the same rewards, where a plan looks at them
+    intermediate  scores of intermediate states by the same rewards, if the plan asks for them
     """
 
     values: Float[Tensor, "n r"]
     scored: Bool[Tensor, "n r"]
     names: tuple[str, ...]
-    way: IntermediateScores | None = None
+    intermediate: IntermediateScores | None = None
+
+    @property
+    def way(self) -> IntermediateScores | None:
+        """The older name of `intermediate`."""
+        return self.intermediate
 
     @property
     def unscored(self) -> dict[str, int]:
@@ -230,13 +235,13 @@ class Scores:
 
     def arranged(self, move: Callable[[Tensor], Tensor]) -> "Scores":
         """Apply `move` to the rows [n ...] of every column."""
-        way = None if self.way is None else self.way.arranged(move)
+        way = None if self.intermediate is None else self.intermediate.arranged(move)
         return Scores(move(self.values), move(self.scored), self.names, way)
 
     @classmethod
     def joined(cls, parts: "Sequence[Scores]") -> "Scores":
         """Concatenate the samples of all parts."""
-        ways, way = [part.way for part in parts if part.way is not None], None
+        ways, way = [part.intermediate for part in parts if part.intermediate is not None], None
         if ways:
             both = (torch.cat([w.values for w in ways]), torch.cat([w.scored for w in ways]))
             way = IntermediateScores(*both, ways[0].weights)

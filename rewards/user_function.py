@@ -4,8 +4,9 @@ function(samples, ...)                    n scores, as a tensor or a list with N
 function(images, prompts, metadata, ...)  Flow-GRPO's: images [n 3 h w] or videos [n f 3 h w] as one
                                           float tensor in 0..1, a list of prompts, one dict of
                                           columns per sample; returns scores or (scores, info)
-function(prompts, completions, ...)       TRL's, by keyword: two lists of strings, and one list per
-                                          column that the function names or collects in **kwargs
+function(prompts, completions, ...)       TRL's, by keyword: two lists of strings (of chat messages
+                                          where annotated so), and one list per column that the
+                                          function names or collects in **kwargs
 
 A judge of pairs is judge(samples, a, b, ...): for each pair of rows a[i] and b[i] the probability
 that a[i] is preferred.
@@ -17,6 +18,7 @@ The remaining parameters are settings. TRL's may be columns of the prompt file t
 import ast
 import asyncio
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ _TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "envir
 _SINGLE = ("image", "img", "picture", "photo", "video", "text", "prompt", "caption", "completion")
 _MANY = tuple(f"{name}s" for name in _SINGLE)
 _COLLECTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,11 @@ class FlowGrpoFunction(Own):
 
 @dataclass(frozen=True)
 class TrlFunction(Own):
-    """Wraps `function(prompts=, completions=, **columns, **settings)`, which may be
-    asynchronous."""
+    """Wraps `function(prompts=, completions=, **columns, **settings)`, which may be asynchronous.
+
+    A parameter annotated as `list[list[dict]]`, as TRL's own rewards are, gets chat messages: of
+    the prompt, and the assistant's one. Others get texts.
+    """
 
     def __call__(self, samples: Samples) -> Any:
         expect(samples, self.function.__name__, "text")
@@ -96,7 +102,16 @@ class TrlFunction(Own):
             for name in names
             if (every or name in parameters) and name not in self.settings
         }
-        own = {"prompts": list(samples.prompts), "completions": list(samples.media)}
+        own: dict[str, list[Any]] = {
+            "prompts": list(samples.prompts),
+            "completions": list(samples.media),
+        }
+        if _takes_messages(parameters.get("prompts")):
+            own["prompts"] = [prompt_messages(prompt) for prompt in samples.prompts]
+        if _takes_messages(parameters.get("completions")):
+            own["completions"] = [
+                [{"role": "assistant", "content": text}] for text in samples.media
+            ]
         given = {name: value for name, value in own.items() if every or name in parameters}
         result = self.function(**{**columns, **given}, **self.settings)
         return asyncio.run(result) if inspect.iscoroutine(result) else result
@@ -114,6 +129,21 @@ class TrlFunction(Own):
                 )
 
 
+def _takes_messages(parameter: inspect.Parameter | None) -> bool:
+    """Whether a parameter is annotated as a list of lists of mappings."""
+    if parameter is None or parameter.annotation is parameter.empty:
+        return False
+    text = parameter.annotation
+    text = text if isinstance(text, str) else str(text)
+    return re.search(r"list\[\s*(typing\.)?list\[\s*(typing\.)?dict", text.lower()) is not None
+
+
+def prompt_messages(prompt: str) -> list[dict[str, Any]]:
+    """Chat messages of a prompt; a text is the user's message."""
+    messages = getattr(prompt, "messages", None) or ({"role": "user", "content": prompt},)
+    return [dict(message) for message in messages]
+
+
 def _free(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters that the user gives a value for."""
     known = [p for p in function_parameters(function).values() if p.kind not in _COLLECTED]
@@ -127,7 +157,7 @@ def _is_flow_grpo(function: Callable[..., Any]) -> bool:
 
 
 def _is_trl(function: Callable[..., Any]) -> bool:
-    return "completions" in function_parameters(function)
+    return not function_parameters(function).keys().isdisjoint({"completions", "completion_ids"})
 
 
 def is_judge(function: Callable[..., Any]) -> bool:
@@ -161,6 +191,14 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
             f"{name} takes no arguments; a reward takes (samples), (images, prompts, metadata) or "
             "(prompts, completions); call a factory in the file and name its result"
         )
+    places = [p for p in parameters.values() if p.kind not in _BY_NAME]
+    if _is_flow_grpo(function) and len(places) < 3 and places[-1].kind is not _COLLECTED[0]:
+        raise ValueError(
+            f"{name} takes (images, prompts), but a third argument is given, the columns of the "
+            f"prompt file: write {function.__name__}(images, prompts, metadata)"
+        )
+    if not _is_trl(function):
+        _check_plain(name, function)
     if not (_is_trl(function) or _is_flow_grpo(function)):
         _check_first(name, function, parameters)
     _check_body(name, function, None if _is_trl(function) or _is_flow_grpo(function) else 0)
@@ -170,6 +208,16 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
         if trainer in parameters and parameters[trainer].default is inspect.Parameter.empty:
             raise ValueError(f"{name} takes {trainer!r}, which only TRL's trainer provides")
     return {key: p.replace(default=None) for key, p in _free(function).items()}
+
+
+def _check_plain(name: str, function: Callable[..., Any]) -> None:
+    """ValueError for a function whose call returns no scores: asynchronous, or a generator of
+    them."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise ValueError(
+            f"{name} is asynchronous, and a reward's call must return its scores: write `def`, and "
+            "asyncio.run(...) inside"
+        )
 
 
 def _check_first(

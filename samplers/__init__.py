@@ -30,6 +30,7 @@ from samplers.planners import (
     Window,
 )  # fmt: skip
 from samplers.roll import Begin, Edges, Latents, Rollout, Sampling, Velocity, roll
+from samplers.scheduler import KernelSteps, Scheduler
 from samplers.solvers import DPM2M, DPM3M, SA, Euler, Heun, Solver
 from samplers.table_sde import TableSDE
 from samplers.tree_steps import Moving, Prune, Stripes
@@ -68,6 +69,7 @@ __all__ = [
     "Guided",
     "Heun",
     "Kernel",
+    "KernelSteps",
     "Latents",
     "Looking",
     "Looks",
@@ -85,6 +87,7 @@ __all__ = [
     "Rollout",
     "Sampling",
     "Scattered",
+    "Scheduler",
     "Solver",
     "Step",
     "Stripes",

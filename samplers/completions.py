@@ -18,7 +18,7 @@ from torch import Tensor
 
 from samplers.forks import Forking, owned, passed, points
 from samplers.plan import Columns
-from samplers.token_support import KeptTokens
+from samplers.token_support import TokenSupport
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,7 @@ class TextRollout:
                0; None where there is no environment
     states     with an environment: ids of the states that turns were taken in, 0 where there is
                no such turn
+    rewards    with an environment: its rewards of single turns; NaN where it gave none
     replayed   samples that an older policy drew, with its `logp`; None where there are none
     """
 
@@ -210,7 +211,7 @@ class TextRollout:
     logp: Float[Tensor, "n t"]
     lengths: Int[Tensor, " n"]
     stopped: Bool[Tensor, " n"]
-    kept: KeptTokens | None
+    kept: TokenSupport | None
     prompt: Int[Tensor, " n"]
     draws: tuple[int, ...]
     seed: int
@@ -220,6 +221,7 @@ class TextRollout:
     elsewhere: bool = False
     from_environment: Bool[Tensor, "n t"] | None = None
     states: Int[Tensor, "n k"] | None = None
+    rewards: Float[Tensor, "n k"] | None = None
     replayed: Bool[Tensor, " n"] | None = None
 
     @property

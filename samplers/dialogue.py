@@ -18,10 +18,12 @@ from samplers.untyped import integers
 
 
 class EnvironmentReply(NamedTuple):
-    """The tokens of a reply, at least one, and the id of the next state."""
+    """The tokens of a reply, the id of the next state, and the reward of the turn that it answers;
+    None: it has none. Without tokens the reply ends the completion."""
 
     ids: Sequence[int]
     state: int
+    reward: float | None = None
 
 
 @runtime_checkable

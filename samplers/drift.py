@@ -67,7 +67,7 @@ class RewardGuide:
 
     Probes need no derivative of the reward, and cost two evaluations and two rewards per state. The
     slope takes v for a constant, so that it needs no evaluation, one reward, and no gradient of the
-    network. The density that is trained on stays that of the plain step.
+    network. The density that is trained on remains the plain step's.
     """
 
     drift: RewardDrift = RewardDrift()

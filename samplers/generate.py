@@ -15,7 +15,7 @@ from torch import Tensor
 from samplers.completions import TextPlan, TextRollout
 from samplers.dialogue import Environment, EnvironmentReply, own_turns, packed
 from samplers.forks import Grown, by_draw, choose, grow
-from samplers.token_support import KeptTokens, joined_column
+from samplers.token_support import TokenSupport, joined_column
 from samplers.tokens import row_keys
 from samplers.untyped import integer_rows, integers
 
@@ -30,6 +30,7 @@ class TokenRequest:
     room      most new tokens of each row
     spread    whether to return entropies too
     begun     tokens at the end of each context that a stop text may reach back into; None: 0
+    prompt    place of each context's prompt among all prompts of the writer; None: unknown
     """
 
     contexts: Sequence[Sequence[int]]
@@ -42,12 +43,14 @@ class TokenRequest:
     top_k: int = 0
     min_p: float = 0.0
     begun: Int[Tensor, " m"] | None = None
+    prompt: Int[Tensor, " m"] | None = None
 
     def take(self, rows: Int[Tensor, " r"]) -> "TokenRequest":
         some = [self.contexts[i] for i in integers(rows)]
         begun = None if self.begun is None else self.begun[rows]
+        prompt = None if self.prompt is None else self.prompt[rows]
         noise, room = self.noise[rows], self.room[rows]
-        return replace(self, contexts=some, noise=noise, room=room, begun=begun)
+        return replace(self, contexts=some, noise=noise, room=room, begun=begun, prompt=prompt)
 
 
 class WrittenTokens(NamedTuple):
@@ -63,7 +66,7 @@ class WrittenTokens(NamedTuple):
     logp: Float[Tensor, "m u"]
     lengths: Int[Tensor, " m"]
     stopped: Bool[Tensor, " m"]
-    kept: KeptTokens | None = None
+    kept: TokenSupport | None = None
     spread: Float[Tensor, "m u"] | None = None
 
 
@@ -145,7 +148,7 @@ class Draft(WrittenTokens):
         stopped = self.stopped.index_put((rows,), part.stopped)
         kept, spread = self.kept, put(self.spread, part.spread)
         if part.kept is not None:
-            kept = (kept or KeptTokens.none(ids)).put(place, part.kept[row, at])
+            kept = (kept or TokenSupport.none(ids)).put(place, part.kept[row, at])
         return Draft(ids, logp, lengths, stopped, kept, spread)
 
 
@@ -177,14 +180,15 @@ class Writer:
         common = None
         if plan.forking is not None:
             draft, common = self._fork(draft, plan, index)
-        lengths, from_environment, states = draft.lengths, None, None
+        lengths, from_environment, states, rewards = draft.lengths, None, None, None
         if self.environment is not None:
-            draft, from_environment, states = self._converse(draft, plan, index, self.environment)
+            found = self._converse(draft, plan, index, self.environment)
+            draft, from_environment, states, rewards = found
             lengths = draft.lengths - from_environment.sum(1)
         return TextRollout(
             plan, draft.ids, draft.logp, lengths, draft.stopped, draft.kept,
             rows.repeat_interleave(plan.group), self.draws, self.seed, self.iteration, index,
-            common, self.sampler.elsewhere, from_environment, states,
+            common, self.sampler.elsewhere, from_environment, states, rewards,
         )  # fmt: skip
 
     def _noise(self, index: int, part: int, nodes: int) -> Int[Tensor, " m"]:
@@ -211,7 +215,7 @@ class Writer:
         forks = plan.forking is not None and plan.forking.by == "entropy"
         asked = TokenRequest(
             contexts, noise, room, plan.temperature, plan.top_p, span[0], forks, plan.top_k,
-            plan.min_p, None if self.environment is not None else draft.lengths[rows],
+            plan.min_p, None if self.environment is not None else draft.lengths[rows], rows // each,
         )  # fmt: skip
         greedy = (rows % each == each - 1) & plan.greedy
         for part, temperature in ((~greedy, plan.temperature), (greedy, 0.0)):
@@ -222,19 +226,20 @@ class Writer:
 
     def _converse(
         self, draft: Draft, plan: TextPlan, index: int, environment: Environment
-    ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, "m k"]]:
+    ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, "m k"], Float[Tensor, "m k"]]:
         """Take the further turns of stopped completions. Returns the draft, the mask of tokens that
-        are not the model's, and the states of turns. Turn k's noise starts at k times the plan's
-        length, behind that of earlier turns.
+        are not the model's, the states of turns, and their rewards. Turn k's noise starts at k
+        times the plan's length, behind that of earlier turns.
         """
         assert plan.forking is None and not plan.cuts, "a tree has no turns"
         from_environment = torch.zeros_like(draft.ids, dtype=torch.bool)
         noise, live = self._noise(index, 0, plan.group), draft.stopped
         states = draft.ids.new_zeros(len(draft.ids), plan.turns)
+        rewards = torch.full(states.shape, torch.nan, dtype=torch.float64)
         starts = [environment.start(prompt) for prompt in range(len(self.draws))]
         states[:, 0] = draft.ids.new_tensor(starts).repeat_interleave(plan.group)
         for turn in range(1, plan.turns):
-            draft, more, states[:, turn] = self._answered(
+            draft, more, states[:, turn], rewards[:, turn - 1] = self._answered(
                 draft, from_environment, live, environment
             )
             from_environment = from_environment | more
@@ -242,7 +247,7 @@ class Writer:
             rows = live.nonzero()[:, 0]
             draft = self._extend(draft, rows, noise[rows], plan, (turn * plan.length, plan.length))
             live = live & draft.stopped
-        return draft, from_environment, states
+        return draft, from_environment, states, rewards
 
     def _answered(
         self,
@@ -250,19 +255,21 @@ class Writer:
         from_environment: Bool[Tensor, "m t"],
         live: Bool[Tensor, " m"],
         environment: Environment,
-    ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, " m"]]:
-        """Append the environment's replies to live rows. Also returns the replies' mask and the
-        states that follow. A reply that leaves no room for a token of the model is dropped, and its
-        completion is cut off.
+    ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, " m"], Float[Tensor, " m"]]:
+        """Append the environment's replies to live rows. Also returns the replies' mask, the
+        states that follow, and the rewards of the turns that end here. A reply that leaves no room
+        for a token of the model is dropped, and its completion is cut off.
         """
         each, before = len(draft.ids) // len(self.draws), draft.lengths
         replies, cut = dict[int, EnvironmentReply](), torch.zeros_like(live)
+        rewards = torch.full((len(live),), torch.nan, dtype=torch.float64)
         for row in integers(live.nonzero()[:, 0]):
             end = int(before[row])
             reply = environment(row // each, own_turns(draft.ids[row], from_environment[row], end))
-            if reply is None:
+            if reply is not None and reply.reward is not None:
+                rewards[row] = reply.reward
+            if reply is None or not reply.ids:
                 continue
-            assert len(reply.ids) > 0, "a reply has a token"
             if end + len(reply.ids) < draft.ids.shape[1]:
                 replies[row] = reply
             else:
@@ -278,7 +285,7 @@ class Writer:
             states[rows] = states.new_tensor([reply.state for reply in replies.values()])
         places = torch.arange(draft.ids.shape[1])
         from_environment = (places >= before[:, None]) & (places < draft.lengths[:, None])
-        return draft, from_environment, states
+        return draft, from_environment, states, rewards
 
     def _fork(self, draft: Draft, plan: TextPlan, index: int) -> tuple[Draft, Tensor]:
         rule, draws = plan.forking, len(self.draws)

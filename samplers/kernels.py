@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from samplers.host import host_copy, sent
+from samplers.host import host_copy, remembered, sent, uploaded
 
 # From here up a level counts as pure noise: Wan's list starts at .9997 and AWM's at .999, while no
 # published list has a second level above .9986 (shift 7, 100 steps).
@@ -67,14 +67,17 @@ def step(
     sigma: Float[Tensor, " n"],
     sigma_next: Float[Tensor, " n"],
 ) -> Gaussian:
-    """The kernel's distribution. On a GPU by two operations, see `coefficients`: equal to the
-    kernel's own up to float32's rounding. On a CPU, and of a user's kernel, its own to the bit."""
+    """The kernel's distribution. On a GPU it takes two operations (see `coefficients`) and equals
+    the kernel's own up to float32 rounding. On a CPU, and for a user's kernel, it is the kernel's
+    own to the bit."""
     known = None if x.device.type == "cpu" else coefficients(kernel, sigma, sigma_next)
     if known is None:
         return kernel(x, v, sigma, sigma_next)
     x, v = lift(x), lift(v)
-    of_x, of_v, std = sent(known.to(x.dtype), x.device)
-    return Gaussian(torch.addcmul(per_row(of_x, x) * x, per_row(of_v, x), v), std)
+    here = known.to(x.dtype)
+    of_x, of_v, std = sent(here, x.device)
+    mean = torch.addcmul(per_row(of_x, x) * x, per_row(of_v, x), v)
+    return Gaussian(mean, remembered(std, here[2]))
 
 
 def coefficients(
@@ -298,12 +301,32 @@ class Churn:
         return self
 
 
-def mean_log_prob(g: Gaussian, x_next: Float[Tensor, "n *d"]) -> Float[Tensor, " n"]:
+def mean_log_prob(
+    g: Gaussian, x_next: Float[Tensor, "n *d"], free: Bool[Tensor, "n *d"] | None = None
+) -> Float[Tensor, " n"]:
     """log N(x_next; mean, std^2 I) averaged (not summed) over the latent's dims.
 
     Averaging divides log-ratios by the latent's size; the published clip ranges (1e-5 to 1e-3)
-    only make sense with it. A step without noise (std = 0) has no density: do not call this for it.
+    only make sense with it. With `free` the mean is over these entries alone. A step without noise
+    (std = 0) has no density: do not call this for it.
+    On a GPU, for stds that the host knows, the mean is taken first: three operations on latents.
     """
+    if g.mean.device.type != "cpu" and (known := host_copy(g.std)) is not None:
+        logs = -known.double().log() - 0.5 * math.log(2 * math.pi)
+        ends = torch.stack([logs, -0.5 / known.double().square()]).to(g.mean.dtype)
+        away = mean_over((lift(x_next) - g.mean).square(), free)
+        offset, factor = uploaded(ends, away.device)
+        return torch.addcmul(offset, factor, away)
     std = per_row(g.std, x_next)
     z = (lift(x_next) - g.mean) / std
-    return (-0.5 * z**2 - std.log() - 0.5 * math.log(2 * math.pi)).flatten(1).mean(1)
+    return mean_over(-0.5 * z**2 - std.log() - 0.5 * math.log(2 * math.pi), free)
+
+
+def mean_over(
+    values: Float[Tensor, "n *d"], free: Bool[Tensor, "n *d"] | None
+) -> Float[Tensor, " n"]:
+    """Means per row, over free entries if not all are."""
+    if free is None:
+        return values.flatten(1).mean(1)
+    kept = torch.where(free, values, torch.zeros_like(values))
+    return kept.flatten(1).sum(1) / free.flatten(1).sum(1)

@@ -44,7 +44,7 @@ class Looking:
 class Thinned:
     """Plans of another planner whose groups shrink during sampling: see `samplers.looks.Thinning`.
 
-    The other planner's group is that of the samples that are left.
+    The other planner's group is the group of remaining samples.
     """
 
     otherwise: Planner

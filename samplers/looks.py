@@ -56,9 +56,9 @@ class Seen:
 class Thinning:
     """Early stopping of samples: Pro-GRPO (arXiv:2512.15347).
 
-    A draw starts with `start` samples. Before each step of `at` the reward of the projection
-    x - sigma v is asked for, and those of the most different rewards go on, `keep` of them; the
-    last `keep` is the plan's number of roots.
+    A draw starts with `start` samples. Before each step of `at` the projection x - sigma v is
+    scored, and the `keep` samples with the most different rewards continue; the last `keep` is the
+    plan's number of roots.
     """
 
     at: tuple[int, ...]

@@ -42,9 +42,9 @@ def draw_parts(
     """Split draws at call boundaries, so that results stay bit-identical: calls of `rows_per_call`
     rows at every level, and of `decoded` samples in the decoder (None: nothing is decoded).
 
-    One part where there is no such place, and for plans whose calls are other ones: those that
-    steer, are guided, look at samples on the way, shrink or keep states; of texts, trees, greedy
-    leaves and several turns.
+    One part if there is no such place, and for plans with other calls: plans that steer, are
+    guided, score intermediate samples, shrink or keep states; of texts, trees, greedy leaves and
+    several turns.
     """
     each = draws_per_part(plan, rows_per_call) or len(draws)
     if decoded is not None:
@@ -92,7 +92,9 @@ def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
         whole = {name: None if c[0] is None else cat(c) for name, c in columns.items()}
         edges.append(Edges(same[0].step, **whole))  # type: ignore[arg-type]
     x0, prompt = cat([part.x0 for part in parts]), cat([part.prompt for part in parts])
-    return replace(parts[0], x0=x0, prompt=prompt, draws=draws, edges=tuple(edges))
+    kept = [part.free for part in parts if part.free is not None]
+    free = torch.cat(kept) if kept else None
+    return replace(parts[0], x0=x0, prompt=prompt, draws=draws, edges=tuple(edges), free=free)
 
 
 def joined_texts(parts: Sequence[TextRollout], draws: tuple[int, ...]) -> TextRollout:

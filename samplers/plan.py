@@ -39,18 +39,16 @@ class Plan:
     The last level may be a scheduler's own, just above 0 (DDIM with set_alpha_to_one false).
 
     `split` correlates the noise of siblings: xi = (xi_parent + split eta) / sqrt(1 + split^2), so
-    each child is still N(mean, std^2) given its parent (BranchGRPO, arXiv:2509.06040, uses 4);
-    None draws them independently.
-    `steer` makes the roots of a draw particles that are weighed by a reward on the way and
-    resampled: their samples are not the policy's own, so they have no density to train on.
-    `noise_of` draws the steps' noise of the plan at that place of the iteration's plans instead of
-    its own: both then have the same children where they are in the same state.
-    `guide` moves the noisy steps that are sampled along a reward; their densities stay the
-    kernel's.
-    `looks` asks for rewards of clean samples on the way; `thin` stops samples on the way, and the
-    roots are those that are left.
-    `keep` is a step whose states a rollout keeps, those before it; None keeps none.
-    Raises ValueError, with the step's index, for steps that do not meet or are impossible.
+    each child is still N(mean, std^2) given its parent (BranchGRPO, arXiv:2509.06040, uses 4); None
+    draws them independently. `steer` makes the roots of a draw particles that are weighted by an
+    intermediate reward and resampled: their samples are not the policy's own, so they have no
+    density to train on. `noise_of` draws the steps' noise of the plan at that place of the
+    iteration's plans instead of its own: both then have the same children where they are in the
+    same state. `guide` moves the noisy steps that are sampled along a reward; their densities stay
+    the kernel's. `looks` asks for rewards of predicted clean samples; `thin` stops samples early;
+    the roots are the remaining ones. `keep` is a step whose states a rollout keeps, those before
+    it; None keeps none. Raises ValueError, with the step's index, for steps that do not meet or are
+    impossible.
     """
 
     steps: tuple[Step, ...]

@@ -27,13 +27,21 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class Ode:
-    """A deterministic plan, for evaluation and for losses that need only clean samples."""
+    """A deterministic plan, for evaluation and for losses that need only clean samples.
+
+    With a `kernel` its steps replace those of the solver: the samples of a few-step model
+    (`Scheduler`).
+    """
 
     group: int = 1
     solver: Solver = Euler()
+    kernel: Kernel | None = None
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
-        return (Plan(steps_of(sigmas), roots=self.group, solver=self.solver),)
+        if self.kernel is None:
+            return (Plan(steps_of(sigmas), roots=self.group, solver=self.solver),)
+        steps = steps_of(sigmas, noisy=set(range(len(sigmas) - 1)))
+        return (Plan(steps, self.kernel, self.group),)
 
 
 @dataclass(frozen=True)
@@ -42,10 +50,10 @@ class Particled:
     particles, moved by noisy steps of `kernel` and resampled by intermediate rewards. Other
     iterations use the planner `otherwise`.
 
-    Better samples to learn from while the policy finds few by itself; for likelihoods that need
-    clean samples only. The last resampling is left out, since copies of one sample teach nothing
-    new. So the samples follow the potentials on the way, and max and terminal tilt them by more
-    than the strength.
+    Provides better samples to learn from while the policy finds few itself; for likelihoods that
+    need clean samples only. The last resampling is left out, since copies of one sample teach
+    nothing new. So the samples follow the potentials on the way, and max and terminal tilt them by
+    more than the strength.
     """
 
     otherwise: Planner

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.host import filled_rows
@@ -28,7 +28,7 @@ class Rollout:
     plan.group of `draws`.
 
     `seed`, `iteration`, `draws` and `index` (the plan's place among its iteration's plans) key all
-    noise of these samples. `seen` are clean samples on the way, where the plan looks.
+    noise of these samples. `seen` are predicted clean samples, if the plan asks for them.
     """
 
     plan: Plan
@@ -42,6 +42,7 @@ class Rollout:
     seen: tuple[Seen, ...] = ()
     kept: Float[Tensor, "n *d"] | None = None  # the states before the plan's step `keep`
     storage: Storage = Storage()  # how states are kept for training
+    free: Bool[Tensor, "p *d"] | None = None  # entries that are sampled, by prompt; None: all
 
     @property
     def columns(self) -> Columns:
@@ -77,6 +78,8 @@ class _Trunk:
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> "_Trunk":
+        if len(plans) == 1:
+            return cls(frozenset())
         passed = Counter(p.trunk(k) for p in plans for k in range(len(p.steps)))
         return cls(frozenset(t for t, times in passed.items() if t is not None and times > 1))
 
@@ -89,15 +92,16 @@ class _Trunk:
     ) -> tuple[State, tuple[Edges, ...], tuple[Seen, ...], Tensor | None]:
         """Sample a plan: its leaves, trained transitions, intermediate predictions and kept
         states."""
-        places = [plan.trunk(k) for k in range(len(plan.steps) + 1)]
         state, start = walk.root(plan), 0
+        places = [plan.trunk(k) for k in range(len(plan.steps) + 1)] if self.shared else []
         for k, place in enumerate(places):
             if place is not None and place in self.states:
                 state, start = self.states[place], k
         edges, seen = list[Edges](), list[Seen]()
         kept = None
         for k in range(start, len(plan.steps)):
-            self.keep(places[k], state)
+            if places:
+                self.keep(places[k], state)
             kept = state.x if k == plan.keep else kept
             if plan.looks is not None and k in plan.looks.at:
                 seen.append(walk.completed(plan, k, state))
@@ -114,7 +118,7 @@ class Sampling(Generic[R]):
     """Options of sampling beside the plans. R is the kind of rollout, of latents or of text.
 
     keep_mean   store the sampling policy's means with the edges: one more latent per trained node
-    score       rewards [n] of predicted samples, which a plan that steers reads on the way
+    score       rewards [n] of predicted samples, which a plan that steers reads in between
     slope       slopes [n *d] of these rewards in the predicted samples
     on_rollout  called with each rollout but the last, as soon as it is drawn
     on_part     called with each part of a single rollout as soon as it is drawn, if it is drawn in
@@ -188,15 +192,18 @@ def _rolled(plans: Sequence[Plan], walk: Walk, sampling: Sampling[Rollout]) -> t
             x0 = state.children(plan.group // plan.states[-1]).x
         made = _rollout(plan, x0, walk.prompt(x0), walk, edges, index)
         rollouts.append(replace(made, seen=seen, kept=kept))
-        sampling.announce(rollouts, len(plans))
+        if sampling.on_rollout is not None:
+            sampling.announce(rollouts, len(plans))
     return tuple(rollouts)
 
 
 def _rollout(
     plan: Plan, x0: Tensor, prompt: Tensor, walk: Walk, edges: tuple[Edges, ...], index: int
 ) -> Rollout:
-    storage = walk.latents.storage
-    return Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index, storage=storage)
+    storage, held = walk.latents.storage, walk.latents.held
+    free = None if held is None else held.free
+    made = Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index, storage=storage)
+    return made if free is None else replace(made, free=free)
 
 
 def _steered(

@@ -114,8 +114,8 @@ def multistep(at: Point, past: tuple[Past, ...], order: int, heun: bool = False)
     """DPM-Solver++ (arXiv:2211.01095, Algorithm 2) for a rectified flow, alpha = 1 - sigma.
 
     Order 1 is Euler's step. A level of 1 among the nodes is infinitely far in lambda, so its
-    difference vanishes and the order falls by itself. `heun` weighs the second-order term by its
-    exact integral instead of a half.
+    difference vanishes and the order drops automatically. `heun` weighs the second-order term by
+    its exact integral instead of a half.
     """
     s, t = at.sigma, at.sigma_next
     here = log_snr(s)

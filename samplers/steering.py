@@ -117,7 +117,8 @@ def steer_plan(
 ) -> Steered:
     """Sample a plan's group as particles. Needs no more network evaluations than `roll`.
 
-    Copies part at the next noisy step: steer a plan that has some after the steps of `how.at`.
+    Copies of a particle diverge at the next noisy step, so the plan needs noisy steps after those
+    of `how.at`.
     """
     walk = Walk(velocity, latents, tuple(draws), (seed, iteration))
     way = Steering(how, walk, plan, 0, score)

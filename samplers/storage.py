@@ -10,7 +10,7 @@ from torch import Tensor
 class Storage:
     """Dtype and device of stored states; None keeps the sampler's own.
 
-    Under another dtype the sampler goes on from the rounded state, so a stored state is the one
+    Under another dtype the sampler continues from the rounded state, so a stored state is the one
     that the next was drawn from, and the ratio of unchanged weights stays exactly 1.
     """
 

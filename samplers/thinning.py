@@ -14,8 +14,8 @@ from samplers.walk import Edges, Walk
 def thinned(plan: Plan, how: Thinning, walk: Walk, index: int) -> tuple[Tensor, tuple[Edges, ...]]:
     """Samples [n *d] that are sampled to the end, and their trained transitions.
 
-    A sample that goes on takes the noise of its place among those that are left, which is keyed by
-    its draw as all noise is. ValueError without a reward.
+    A sample that continues takes the noise of its place among the remaining ones, keyed by its draw
+    like all noise. ValueError without a reward.
     """
     if walk.reward is None:
         raise ValueError(

@@ -20,7 +20,7 @@ WORD = 4  # bytes of a number in the pool
 
 
 @dataclass(frozen=True)
-class KeptTokens:
+class TokenSupport:
     """Sets of tokens at positions of any shape. A position refers to a part of the pool: the ids
     of its tokens or, where that is shorter, a bit per vocabulary entry.
 
@@ -35,7 +35,7 @@ class KeptTokens:
     pool: Int[Tensor, " p"]
 
     @classmethod
-    def of(cls, mask: Bool[Tensor, "m v"]) -> "KeptTokens":
+    def of(cls, mask: Bool[Tensor, "m v"]) -> "TokenSupport":
         """Store the true entries of each row, in 4 min(count, v / 32) + 12 bytes."""
         sizes = mask.sum(-1)
         bits = pack(mask)
@@ -65,7 +65,7 @@ class KeptTokens:
             found[wide] = unpack(bits, vocabulary)
         return found.view(*self.starts.shape, vocabulary)
 
-    def __getitem__(self, index: int | Tensor | slice | tuple[Tensor, ...]) -> "KeptTokens":
+    def __getitem__(self, index: int | Tensor | slice | tuple[Tensor, ...]) -> "TokenSupport":
         if isinstance(index, int | slice):
 
             def some(part: Tensor) -> Tensor:
@@ -75,29 +75,29 @@ class KeptTokens:
         at = (index,) if isinstance(index, Tensor) else index
         return self.mapped(lambda part: derived(_entries, part, *at))
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "KeptTokens":
-        """Apply a function to the positions of all sets. Zeros that it adds stand for no token."""
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "TokenSupport":
+        """Apply a function to the positions of all sets. Zeros that it adds represent no token."""
         return replace(self, starts=change(self.starts), counts=change(self.counts))
 
     @classmethod
-    def none(cls, like: Tensor) -> "KeptTokens":
+    def none(cls, like: Tensor) -> "TokenSupport":
         """Empty sets at every position of a tensor."""
         starts = torch.zeros_like(like, dtype=torch.int64)
         return cls(starts, starts.int(), starts.new_empty(0, dtype=torch.int32))
 
-    def put(self, place: tuple[Tensor, ...], new: "KeptTokens") -> "KeptTokens":
+    def put(self, place: tuple[Tensor, ...], new: "TokenSupport") -> "TokenSupport":
         """Replace the sets at these positions."""
         mine, new = with_one_pool([self, new])
         starts = mine.starts.index_put(place, new.starts)
-        return KeptTokens(starts, mine.counts.index_put(place, new.counts), new.pool)
+        return TokenSupport(starts, mine.counts.index_put(place, new.counts), new.pool)
 
-    def within(self, grown: "KeptTokens | None") -> "KeptTokens":
+    def within(self, grown: "TokenSupport | None") -> "TokenSupport":
         """The same sets in the pool of `grown`, which was made from these by selecting positions
         and by `put`, so that its pool begins with theirs: nothing is stored twice."""
         assert grown is not None and len(grown.pool) >= len(self.pool)
         return replace(self, pool=grown.pool)
 
-    def only(self, there: Bool[Tensor, "*n"]) -> "KeptTokens":
+    def only(self, there: Bool[Tensor, "*n"]) -> "TokenSupport":
         """Drop all other positions, and pool entries that nothing refers to any more."""
         masked = self.mapped(lambda part: part.masked_fill(~there, 0))
         used = masked.counts != 0
@@ -107,10 +107,10 @@ class KeptTokens:
         row, offset = _spread(sizes)
         moved = (sizes.cumsum(0) - sizes)[place]
         new = torch.zeros_like(masked.starts).index_put((used,), moved)
-        return KeptTokens(new, masked.counts, self.pool[starts[row] + offset])
+        return TokenSupport(new, masked.counts, self.pool[starts[row] + offset])
 
-    def to(self, device: str | torch.device) -> "KeptTokens":
-        return KeptTokens(*(sent(part, device) for part in (self.starts, self.counts, self.pool)))
+    def to(self, device: str | torch.device) -> "TokenSupport":
+        return TokenSupport(*(sent(part, device) for part in (self.starts, self.counts, self.pool)))
 
     @property
     def device(self) -> torch.device:
@@ -123,7 +123,7 @@ class KeptTokens:
         return sum(part.numel() * part.element_size() for part in parts)
 
 
-def with_one_pool(parts: Sequence[KeptTokens]) -> list[KeptTokens]:
+def with_one_pool(parts: Sequence[TokenSupport]) -> list[TokenSupport]:
     """Move several sets into one pool. Parts that already share a pool stay as they are."""
     pools = {id(part.pool): part.pool for part in parts}
     if len(pools) == 1:
@@ -132,23 +132,23 @@ def with_one_pool(parts: Sequence[KeptTokens]) -> list[KeptTokens]:
     end = 0
     for key, pool in pools.items():
         first[key], end = end, end + len(pool)
-    return [KeptTokens(p.starts + first[id(p.pool)], p.counts, whole) for p in parts]
+    return [TokenSupport(p.starts + first[id(p.pool)], p.counts, whole) for p in parts]
 
 
 def joined_kept(
-    parts: Sequence[KeptTokens], join: Callable[[list[Tensor]], Tensor] = torch.cat
-) -> KeptTokens:
+    parts: Sequence[TokenSupport], join: Callable[[list[Tensor]], Tensor] = torch.cat
+) -> TokenSupport:
     """Join the positions of several parts with `torch.cat` or another tensor function."""
     same = with_one_pool(parts)
     starts, counts = join([part.starts for part in same]), join([part.counts for part in same])
-    return KeptTokens(starts, counts, same[0].pool)
+    return TokenSupport(starts, counts, same[0].pool)
 
 
 def joined_column(parts: Sequence[Any], join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Any:
-    """The same for tensors or kept tokens; None if one of the parts is None."""
+    """Join tensors or sets of tokens in the same way; None if one of the parts is None."""
     if any(part is None for part in parts):
         return None
-    kept = isinstance(parts[0], KeptTokens)
+    kept = isinstance(parts[0], TokenSupport)
     return joined_kept(parts, join) if kept else join(list(parts))
 
 

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.host import filled_rows, on_device, sent, uploaded
+from samplers.held import Held
+from samplers.host import derived, filled_rows, on_device, sent, uploaded
 from samplers.kernels import Gaussian, euler, mean_log_prob, per_row
 from samplers.kernels import step as kernel_step
 from samplers.looks import Seen
@@ -48,6 +50,7 @@ class Latents:
 
     shape    of one state
     begin    turns noise into the first states; None if the noise itself is the first state
+    held     the entries that are given, not sampled; None if there are none
     storage  how the states of trained steps are kept
     """
 
@@ -56,6 +59,7 @@ class Latents:
     dtype: torch.dtype = torch.float32
     begin: Begin | None = None
     storage: Storage = Storage()
+    held: Held | None = None
 
 
 @dataclass
@@ -66,13 +70,15 @@ class State:
     past: tuple[Past, ...] = ()
     v: Tensor | None = None  # at x, once evaluated
     stored: Tensor | None = None  # x as it is kept for training, if it is
+    root: Tensor | None = None  # the first states of these, where entries are held
 
     def rows(self, index: Tensor) -> "State":
         past = tuple(p.rows(index) for p in self.past)
         x, v = self.x[index], None if self.v is None else self.v[index]
+        root = None if self.root is None else self.root[index]
         if self.stored is None or self.stored is self.x:
-            return State(x, past, v, None if self.stored is None else x)
-        return State(x, past, v, self.stored[on_device(index, self.stored.device)])
+            return State(x, past, v, None if self.stored is None else x, root)
+        return State(x, past, v, self.stored[on_device(index, self.stored.device)], root)
 
     def children(self, times: int) -> "State":
         """Repeat every state `times` times, with copies next to each other."""
@@ -113,10 +119,25 @@ class Walk:
         it."""
         x, begin = self.noise(plan.states[0], "root"), self.latents.begin
         x = x if begin is None else begin(x, self.prompt(x)).to(x.dtype)
-        return State(self.rounded(plan, x))
+        return State(self.rounded(plan, x), root=None if self.latents.held is None else x)
+
+    def blended(self, plan: Plan, k: int, x: Tensor, root: Tensor | None) -> Tensor:
+        """States after step k with the entries that are held."""
+        if self.latents.held is None or root is None:
+            return x
+        last = k == len(plan.steps) - 1
+        sigma = None if last else plan.steps[k].sigma_next
+        return self.latents.held.put(x, root, self.prompt(x), sigma)
+
+    def free(self, x: Tensor) -> Tensor | None:
+        """The entries of these states that are sampled; None for all."""
+        held = self.latents.held
+        return None if held is None else held.free[self.prompt(x)]
 
     def rounded(self, plan: Plan, x: Tensor) -> Tensor:
         """The state from which the sampler continues if states are rounded for storage."""
+        if self.latents.storage.dtype is None:
+            return x
         trained = any(step.train for step in plan.steps)
         return self.latents.storage.rounded(x) if trained else x
 
@@ -144,30 +165,32 @@ class Walk:
         times = plan.states[k + 1] // plan.states[k]
         levels = [_level(at.x, s) for s in (step.sigma, step.sigma_next)]
         mean, std = kernel_step(kernel, at.x, at.v, *levels)
-        pushed = self.push(plan, index, k, at, Gaussian(mean, std))
+        guided = plan.guide is not None and plan.guided(k)
+        pushed = self.push(plan, index, k, at, Gaussian(mean, std)) if guided else mean
         parents = at.children(times)
         if times > 1:
-            mean, std, pushed = (a.repeat_interleave(times, 0) for a in (mean, std, pushed))
+            both = mean, std, pushed
+            mean, std, pushed = (derived(partial(_repeated, times), a) for a in both)
         g = Gaussian(mean, std)
         x_next = (pushed + per_row(std, mean) * self.step_noise(plan, index, k)).to(at.x.dtype)
-        x_next = self.rounded(plan, x_next)
-        after = State(x_next, self.remember(plan, parents, self.point(plan, index, k, parents)))
+        x_next = self.rounded(plan, self.blended(plan, k, x_next, parents.root))
+        after = State(x_next, root=parents.root)
+        if plan.solver.memory:
+            after.past = self.remember(plan, parents, self.point(plan, index, k, parents))
         if not step.train:
             return after, None
-        logp, keep = mean_log_prob(g, x_next), self.latents.storage
+        logp, keep = mean_log_prob(g, x_next, self.free(x_next)), self.latents.storage
         after.stored = keep.put(x_next)
         x = keep.put(parents.x) if parents.stored is None else parents.stored
         kept = keep.moved(mean) if self.keep_mean else None
         edges = Edges(k, x, after.stored, kept, logp, self.prompt(x_next))
-        if plan.guided(k):
+        if guided:
             edges = replace(edges, moved=(pushed - mean).flatten(1).square().mean(1).sqrt() / std)
         return after, edges
 
     def push(self, plan: Plan, index: int, k: int, at: State, plain: Gaussian) -> Tensor:
-        """Means of the sampling distribution: the kernel's, shifted if the plan is guided at this
-        step."""
-        if plan.guide is None or not plan.guided(k):
-            return plain.mean
+        """Means of the sampling distribution of a guided step: the kernel's, shifted."""
+        assert plan.guide is not None  # draw
         levels = (_level(at.x, s) for s in (plan.steps[k].sigma, plan.steps[k].sigma_next))
         by = self.slopes if plan.guide.by == "slope" else self.probes
         return plan.guide.drift(plain, by(plan, index, k, at, plain.mean), *levels).mean
@@ -202,8 +225,8 @@ class Walk:
             at = at.children(plan.states[k + 1] // plan.states[k])
         point = self.point(plan, index, k, at)
         x, new = plan.solver_at(k)(point, at.past)
-        x = self.rounded(plan, x.to(at.x.dtype))
-        return State(x, self.remember(plan, at, point, new))
+        x = self.rounded(plan, self.blended(plan, k, x.to(at.x.dtype), at.root))
+        return State(x, self.remember(plan, at, point, new), root=at.root)
 
     def completed(self, plan: Plan, k: int, at: State) -> Seen:
         """Predict the clean samples of the states before step k with the plan's ODE."""
@@ -215,6 +238,7 @@ class Walk:
             v = self.look(x, sigma) if v is None else v
             x = euler(x, v, *(_level(x, s) for s in (sigma, sigma_next))).to(at.x.dtype)
             v = None
+        x = self.blended(plan, len(plan.steps) - 1, x, at.root)
         return Seen(k, x, self.prompt(x))
 
     def point(self, plan: Plan, index: int, k: int, at: State) -> Point:
@@ -239,6 +263,10 @@ class Walk:
         common = self.noise(plan.states[k + 1] // branch, "split", index, k)
         common = common.repeat_interleave(branch, 0)
         return (common + plan.split * own) / (1 + plan.split**2) ** 0.5
+
+
+def _repeated(times: int, values: Tensor) -> Tensor:
+    return values.repeat_interleave(times, 0)
 
 
 def _level(x: Tensor, sigma: float) -> Float[Tensor, " n"]:

@@ -208,7 +208,8 @@ def measures(trace: Trace | None) -> Iterator[str]:
     if trace is None:
         yield from ("not traced", "not traced")
     else:
-        yield f"{len(trace.files)} / {len(trace.functions)}"
+        named = sum(not name.endswith(">") for _, name in trace.functions)
+        yield f"{len(trace.files)} / {len(trace.functions)} ({named} named)"
         collect = sum(n for file, n in trace.entered.items() if file.endswith("/collect.py"))
         values = sum(n for (_, name), n in trace.functions.items() if name == "node_values")
         yield f"{collect}; {values}"

@@ -1,23 +1,32 @@
 """A stranger's machine: the wheel in a fresh environment, an empty folder, the pages' commands.
 
     python scripts/stranger.py [--oldest] [--only TEXT] [--folder DIR]
+    python scripts/stranger.py --renew
 
 The wheel is installed without extras, with the newest packages that pip resolves, or with
 --oldest the oldest that pyproject.toml admits. torch alone has the version of constraints.txt: a
 newer one would be gigabytes for a GPU. Then every command of README.md, docs/ and `flowrl new` that
 needs no weights, GPU or network is run (training for one iteration), each command's --help, and
-`flowrl doctor`. Exit code 1 if one fails. Prints versions, seconds, and the commands left out.
+`flowrl doctor`. Each extra is laid over this environment and tried, and the wheel is tried under
+other interpreters (those of FLOWRL_PYTHONS, paths as in PATH, and python3.N of PATH). Exit code 1
+if one fails. Prints versions, seconds, and the commands left out.
+
+--renew writes constraints.txt, and the versions that `flowrl doctor` names: the newest that pip
+resolves for flowrl with its tools, if all commands run with them.
 """
 
 import argparse
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 from make_venv import PROJECT, torch_index
@@ -26,54 +35,82 @@ from PIL import Image
 
 sys.path.insert(0, str(PROJECT))
 
+from flowrl.cli.doctor import PROVEN_VERSIONS
 from flowrl.cli.help import COMMANDS
 from tests.support.page_blocks import NOT_HERE, SMALL, commands, smaller
 
 DEMOS = ("demo", "demo_lora", "demo_edit", "text_demo")  # the runs that pages name
 SECONDS = 900  # of one command
+CONSTRAINTS, DOCTOR = PROJECT / "constraints.txt", PROJECT / "flowrl" / "cli" / "doctor.py"
+SERVED = "http://127.0.0.1:8791"
+OF_EXTRAS = {  # a command that needs it; not tried: rewards (make test-open-clip), ray, trl, docs
+    "track": f"flowrl train demo {SMALL} --track.with tensorboard",
+    "serve,remote": "flowrl serve-reward shapes --port 8791 & server=$!; for _ in $(seq 200); do "
+    "(: < /dev/tcp/127.0.0.1/8791) 2> /dev/null && break; sleep 1; done; flowrl score . --rewards "
+    f"'{{name: remote, url: \"{SERVED}\"}}'; code=$?; kill $server; exit $code",
+    "ocr": "flowrl score . --rewards ocr",
+    "math": "python -c 'import rewards; rewards.load(\"math_answer\")'",
+    "video": "python -c 'import av'",
+    "gguf": "python -c 'import gguf'",
+}
+SHORT = ("flowrl doctor", "flowrl recipes nft", f"flowrl train demo {SMALL}")
+SHORT += (f"flowrl train text_demo {SMALL}", "flowrl sample runs/demo-0001 'a green circle'")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="A stranger's machine")
     parser.add_argument("--oldest", action="store_true")
+    parser.add_argument("--renew", action="store_true")
     parser.add_argument("--only", default="", help="run the commands with this text alone")
     parser.add_argument("--folder", type=Path, default=None)
     given = parser.parse_args()
     folder = (given.folder or Path(tempfile.mkdtemp(prefix="stranger-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    python = installed(folder, given.oldest)
+    wheel, limits = built(folder), folder / "limits.txt"
+    limits.write_text("\n".join([pinned_torch(), *(lower_bounds() if given.oldest else ())]) + "\n")
+    if given.renew:
+        limits.write_text(newest(folder / "tools", wheel, limits))
+    python = installed(folder / "venv", wheel, limits)
     print(f"installed in {time.monotonic() - began:.0f} s", flush=True)
     print(run(f"{python} -m pip freeze", folder).stdout)
-    empty = folder / "empty"
-    empty.mkdir(exist_ok=True)
-    Image.new("RGB", (32, 32)).save(empty / "photo.png")
-    failed = [line for line in lines(empty, python, given.only) if not works(line, empty, python)]
+    failed = tried(lines(made(folder / "empty"), python, given.only), folder / "empty", python)
+    if not given.oldest:
+        failed += extras(folder, python, wheel, limits, given.only)
+        failed += interpreters(folder, wheel, limits, given.only)
     left = sorted({line for _, line in commands() if why(line)})
     print("\nleft out:", *(f"  {why(line)}: {line}" for line in left), sep="\n")
     print(f"\n{len(failed)} failed{''.join(f'{chr(10)}  {line}' for line in failed)}")
     print(f"{time.monotonic() - began:.0f} s in all")
+    if given.renew and not failed:
+        renewed(limits.read_text(), write=not given.only)
     sys.exit(bool(failed))
 
 
-def installed(folder: Path, oldest: bool) -> Path:
-    """The interpreter of a new environment with the wheel of this source tree."""
-    run(
-        f"{sys.executable} -m pip wheel -q --no-deps --no-build-isolation -w {folder} {PROJECT}",
-        folder, check=True,
-    )  # fmt: skip
+def built(folder: Path) -> Path:
+    """The wheel of this source tree."""
+    build = f"{sys.executable} -m pip wheel -q --no-deps --no-build-isolation -w {folder} {PROJECT}"
+    run(build, folder, check=True)
     (wheel,) = folder.glob("flowrl-*.whl")
-    venv.create(folder / "venv", with_pip=True, clear=True)
-    pip = [str(folder / "venv" / "bin" / "python"), "-m", "pip"]
-    limits = folder / "limits.txt"
-    pinned = (PROJECT / "constraints.txt").read_text()
-    torch = re.findall(r"^torch==.*$", pinned, re.MULTILINE)
-    limits.write_text("\n".join([*torch, *(lower_bounds() if oldest else ())]) + "\n")
+    return wheel
+
+
+def installed(folder: Path, wheel: Path, limits: Path, extra: str = "", python: str = "") -> Path:
+    """The interpreter of a new environment with the wheel."""
+    if python:
+        run(f"{python} -m venv --clear {folder}", folder.parent, check=True)
+    else:
+        venv.create(folder, with_pip=True, clear=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip"]
     index = " ".join(torch_index(pip, ["-c", str(limits)]))
     install = f"{' '.join(pip)} install -q --no-compile -c {limits}"
     run(f"{install} {index} torch", folder, check=True)
-    run(f"{install} {wheel}", folder, check=True)
+    run(f"{install} '{wheel}{extra}'", folder, check=True)
     return Path(pip[0])
+
+
+def pinned_torch() -> str:
+    return re.findall(r"^torch==.*$", CONSTRAINTS.read_text(), re.MULTILINE)[0]
 
 
 def lower_bounds() -> list[str]:
@@ -88,13 +125,43 @@ def lower_bounds() -> list[str]:
     ]
 
 
+def newest(folder: Path, wheel: Path, limits: Path) -> str:
+    """Pins of the newest packages for flowrl with its tools, in the form of constraints.txt."""
+    python = installed(folder, wheel, limits, "[dev]")
+    frozen = run(f"{python} -m pip freeze --exclude flowrl", folder, check=True).stdout
+    pins = [re.sub(r"\+.*$", "", line) for line in frozen.splitlines() if "==" in line]
+    return "\n".join(sorted(pins, key=str.lower)) + "\n"
+
+
+def renewed(pins: str, write: bool) -> None:
+    """Print what changes in the pins, and write them where the tests and `doctor` read them."""
+    before = set(CONSTRAINTS.read_text().splitlines())
+    changes = sorted(before ^ set(pins.splitlines()), key=str.lower)
+    print("\n".join(f"{'-' if line in before else '+'} {line}" for line in changes) or "no change")
+    if not write:
+        return print("not written: --only ran a part of the commands")
+    CONSTRAINTS.write_text(pins)
+    text = DOCTOR.read_text()
+    for name, old in PROVEN_VERSIONS.items():
+        (new,) = re.findall(rf"^{name}==(.*)$", pins, re.MULTILINE)
+        text = text.replace(f'"{name}": "{old}"', f'"{name}": "{new}"')
+    DOCTOR.write_text(text)
+
+
+def made(empty: Path) -> Path:
+    """The folder that commands run in, with the one file that they name."""
+    empty.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (32, 32)).save(empty / "photo.png")
+    return empty
+
+
 def lines(empty: Path, python: Path, only: str) -> list[str]:
     """The commands in an order in which each finds what it needs."""
     helps = [f"flowrl {name} --help" for name in COMMANDS]
-    made = run(f"{python} -m flowrl new mine", empty, check=True).stdout
+    said = run(f"{python} -m flowrl new mine", empty, check=True).stdout
     new = [
         f"cd mine && {line.partition('#')[0].strip()}"
-        for line in made.splitlines()
+        for line in said.splitlines()
         if line.startswith("  flowrl ")
     ]
     new = [f"{line} {SMALL}" if " train " in line else line for line in new]
@@ -105,9 +172,74 @@ def lines(empty: Path, python: Path, only: str) -> list[str]:
     return [line for line in ("flowrl doctor", *helps, *new, *runs, *pages) if only in line]
 
 
+def extras(folder: Path, python: Path, wheel: Path, limits: Path, only: str) -> list[str]:
+    """Lay each extra over the environment below; `doctor` must then find it, and its command run.
+    Returns the commands that failed."""
+    below = next((folder / "venv" / "lib").glob("python3*/site-packages"))
+    failed = []
+    for extra, line in OF_EXTRAS.items():
+        if only not in f"flowrl[{extra}] {line}":
+            continue
+        over = folder / f"over-{extra}"
+        venv.create(over, with_pip=False, clear=True)
+        own = over / "lib" / below.parent.name / "site-packages"
+        (own / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+        pip = f"{python} -m pip --python {over / 'bin' / 'python'} install -q --no-compile"
+        run(f"{pip} -c {limits} '{wheel}[{extra}]'", folder, check=True)
+        empty, here = made(folder / f"empty-{extra}"), over / "bin" / "python"
+        row = {"file": "photo.png", "prompt": 'the word "SALE" in a red circle'}
+        (empty / "prompts.jsonl").write_text(json.dumps(row) + "\n")
+        launch = f"#!{here}\nfrom flowrl.cli.app import main\nmain()\n"
+        (over / "bin" / "flowrl").write_text(launch)
+        (over / "bin" / "flowrl").chmod(0o755)
+        found = [f"flowrl doctor | grep -E '^ok +extra {each} '" for each in extra.split(",")]
+        failed += [f"flowrl[{extra}]: {each}" for each in tried([*found, line], empty, here)]
+    return failed
+
+
+def interpreters(folder: Path, wheel: Path, limits: Path, only: str) -> list[str]:
+    """Try the wheel under other versions of Python; returns the commands that failed."""
+    failed = []
+    for version, path in others():
+        if only not in f"python{version}":
+            continue
+        print(f"\nPython {version}: {path}", flush=True)
+        try:
+            python = installed(folder / f"venv-{version}", wheel, limits, python=path)
+        except SystemExit as error:  # no build of torch for it, for example
+            failed.append(f"Python {version}: {str(error)[:300]}")
+            continue
+        found = tried(list(SHORT), made(folder / f"empty-{version}"), python)
+        failed += [f"Python {version}: {line}" for line in found]
+    if not failed and not list(others()):
+        print("\nno other interpreter: name some in FLOWRL_PYTHONS")
+    return failed
+
+
+def others() -> Iterator[tuple[str, str]]:
+    """Version and path of interpreters that flowrl admits, one of each minor version but ours."""
+    seen = {sys.version_info[:2]}
+    listed = [path for path in os.environ.get("FLOWRL_PYTHONS", "").split(os.pathsep) if path]
+    named = [path for minor in range(11, 20) if (path := shutil.which(f"python3.{minor}"))]
+    ask = "import sys, venv; print(*sys.version_info[:2])"
+    for path in (*listed, *named):
+        done = subprocess.run([path, "-c", ask], capture_output=True, text=True, check=False)
+        if done.returncode:
+            continue
+        major, minor = map(int, done.stdout.split())
+        if (major, minor) >= (3, 11) and (major, minor) not in seen:
+            seen.add((major, minor))
+            yield f"{major}.{minor}", path
+
+
 def why(line: str) -> str:
     """The reason for which a command of a page is left out; empty if it runs."""
     return next((reason for part, reason in NOT_HERE.items() if part in line), "")
+
+
+def tried(listed: list[str], folder: Path, python: Path) -> list[str]:
+    """Run commands; returns those that failed."""
+    return [line for line in listed if not works(line, folder, python)]
 
 
 def works(line: str, folder: Path, python: Path) -> bool:
@@ -134,7 +266,7 @@ def run(
     if path is not None:
         environment |= {"PATH": f"{path}{os.pathsep}{environment['PATH']}", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        ["bash", "-c", line],
+        ["bash", "-o", "pipefail", "-c", line],
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -65,8 +65,8 @@ def model_settings(
 
 
 def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:
-    """Settings of a model of one's own; None for what is none. A module's weights are saved into
-    `files`. UserError for a class that no file can name, or whose arguments are not known."""
+    """Settings of a user's own model; None for any other model. A module's weights are saved into
+    `files`. UserError for a class that no file can name, or whose arguments are unknown."""
     if isinstance(model, str) and OWN_NAME.fullmatch(model):
         return {"own": model}
     if isinstance(model, Mapping) and "own" in model:

@@ -147,7 +147,7 @@ def file_name(reward: Callable[..., Any]) -> str | None:
 
 
 def place_of(named: Any) -> str | None:
-    """FILE.py:NAME of a function or class; None where no other process finds it."""
+    """FILE.py:NAME of a function or class; None if another process could not find it."""
     if named.__module__ in ("__main__", None):
         return None
     module = sys.modules.get(named.__module__)
@@ -161,7 +161,7 @@ def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
     """Settings of a data set for prompts. Files, hub names and mappings with `source` stay as they
     are; texts and rows are written to a new file in `files`, with images of rows beside it.
 
-    UserError, with the row, for what a file cannot hold.
+    UserError, with the row, for values that a file cannot hold.
     """
     at = f"prompts ({place})"
     if isinstance(given, str | Path):

@@ -15,14 +15,14 @@ from flowrl.api.untouched import untouched
 from flowrl.cli.given_model import policy_of
 from flowrl.cli.sample import check_takes_image, with_rows
 from flowrl.errors import UserError
-from flowrl.models.open import evaluation_policy
+from flowrl.models.open import whole_at_evaluation
 from flowrl.prompts import PromptSet
 from flowrl.run.atomic import numbered_folders
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score_trial
+from flowrl.run.state import record
 from flowrl.run.state.live import NOTHING_LIVE, Live
 from flowrl.run.state.session import load_rewards
-from flowrl.run.watch import record
 from flowrl.settings import PromptFiles, RewardSpec, Run
 from flowrl.settings.model import GuidanceScale
 from flowrl.settings.read import dump, run_from, run_of
@@ -150,7 +150,7 @@ class TrainedRun:
                 e.seed if seed is None else seed,
             )
             judges = self.judges(rewards)
-            policy = evaluation_policy(policy_of(run, self.folder, weights), run)
+            policy = whole_at_evaluation(policy_of(run, self.folder, weights), run)
             return score_trial(judges, draw_trial(policy, trial), Attempts.of(e))
 
     def judges(self, given: Sequence[GivenReward] = ()) -> dict[str, Reward]:

@@ -185,7 +185,7 @@ def train(  # noqa: PLR0913 one call has all of a run
                       False trains all weights; None: as in `settings`
     tokenizer         that of a live language model
     settings          all other settings, {"train": {"updates": 2}, ...}, or a run's file. The
-                      arguments above count more
+                      arguments above take precedence
     callbacks         called after each iteration, evaluation and checkpoint: see `Callback`
     folder            the new run's folder; by default the next free one in `runs`
     resume            the folder of a run to resume; it takes rewards that no file can name,
@@ -195,7 +195,7 @@ def train(  # noqa: PLR0913 one call has all of a run
     UserError, in one sentence, for settings that cannot work, before any weights load; Stopped for
     a run that ended early and can be resumed. Ctrl-C ends a run after its iteration, saves, and
     raises KeyboardInterrupt; a second one raises it at once. Both can be resumed. The state of the
-    process stays as it was: see `flowrl.api.untouched`.
+    process is restored: see `flowrl.api.untouched`.
     """
     numbers = {"iterations": iterations, "lr": lr, "seed": seed}
     arguments = Given(

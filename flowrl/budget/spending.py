@@ -93,6 +93,15 @@ class Rationed:
         first = call.iteration * call.count + LATER_ROUNDS * len(found)
         return Draws(tuple(range(first, first + call.count)), tuple(prompts), merged)
 
+    def first_draws(self, call: DrawRequest) -> tuple[Draws, dict[str, float]]:
+        """Draws of the first round of an iteration that is sampled ahead, and the metrics of their
+        choice, which are that iteration's."""
+        kept, self._metrics = self._metrics, {}
+        draws = self.draws(call, [])
+        assert draws is not None, "the first round is never empty"
+        more, self._metrics = self.metrics(), kept
+        return draws, more
+
     def _prompts(self, call: DrawRequest, number: int, before: set[int]) -> list[int]:
         """One prompt per draw; those already drawn in this iteration come last."""
         if number == 0 and self.difficulty.indifferent:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samplers.completions import TextRollout
-from samplers.token_support import KeptTokens, joined_kept
+from samplers.token_support import TokenSupport, joined_kept
 from samplers.tokens import unpack
 
 RowChange = Callable[[str, Any], Any]  # (name, tensor or kept tokens) -> the same kind
@@ -40,7 +40,7 @@ def cut(rollout: Any, sample: int) -> Pieces:
 
     def keep(name: str, rows: Any) -> Any:
         own = rows[sample]
-        if isinstance(own, KeptTokens):
+        if isinstance(own, TokenSupport):
             own = own.only(own.counts != 0).to("cpu")
             found.update({f"{name}.{part.name}": getattr(own, part.name) for part in fields(own)})
         else:
@@ -56,7 +56,7 @@ def put(rollout: Any, pieces: Mapping[int, Pieces]) -> Any:
     stay."""
 
     def swap(name: str, rows: Any) -> Any:
-        if isinstance(rows, KeptTokens):
+        if isinstance(rows, TokenSupport):
             return _swapped(rows, {at: _kept(parts, name) for at, parts in pieces.items()})
         rows = rows.clone()
         for sample, parts in pieces.items():
@@ -71,14 +71,14 @@ def put(rollout: Any, pieces: Mapping[int, Pieces]) -> Any:
     return replace(changed, replayed=replayed.to(changed.prompt.device))
 
 
-def _kept(parts: Pieces, name: str) -> KeptTokens:
+def _kept(parts: Pieces, name: str) -> TokenSupport:
     """A sample's kept tokens. Older checkpoints hold a bit per entry of the vocabulary."""
     if name in parts:
-        return KeptTokens.of(unpack(parts[name], 8 * parts[name].shape[-1]))
-    return KeptTokens(*(parts[f"{name}.{part.name}"] for part in fields(KeptTokens)))
+        return TokenSupport.of(unpack(parts[name], 8 * parts[name].shape[-1]))
+    return TokenSupport(*(parts[f"{name}.{part.name}"] for part in fields(TokenSupport)))
 
 
-def _swapped(rows: KeptTokens, samples: Mapping[int, KeptTokens]) -> KeptTokens:
+def _swapped(rows: TokenSupport, samples: Mapping[int, TokenSupport]) -> TokenSupport:
     device, index = rows.counts.device, torch.arange(len(rows.counts))
     index[list(samples)] = len(index) + torch.arange(len(samples))
     others = [each.mapped(lambda part: part[None]).to(device) for each in samples.values()]
@@ -87,7 +87,7 @@ def _swapped(rows: KeptTokens, samples: Mapping[int, KeptTokens]) -> KeptTokens:
 
 def _changed(value: Any, n: int, change: RowChange, name: str = "") -> Any:
     """`value` with every tensor of n rows changed, in its fields and theirs; not its prompts."""
-    if isinstance(value, KeptTokens):
+    if isinstance(value, TokenSupport):
         return change(name, value)
     if isinstance(value, Tensor):
         return change(name, value) if value.ndim and len(value) == n else value

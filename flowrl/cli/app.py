@@ -84,8 +84,8 @@ def version() -> str:
 
 
 def path_command(arguments: Sequence[str]) -> int:
-    """`path NAME`: print the path of a file of flowrl, for other programs; a file of the user
-    takes precedence."""
+    """`path NAME`: print the path of one of flowrl's files, for other programs; a user's file of
+    that name takes precedence."""
     if len(arguments) != 1:
         raise UserError("path: name one file, such as configs/accelerate/ddp.yaml")
     path = find(arguments[0])
@@ -96,7 +96,8 @@ def path_command(arguments: Sequence[str]) -> int:
 
 
 def command(name: str) -> Callable[[list[str]], int]:
-    """The function of a command. Its module comes after the word is known: torch takes seconds."""
+    """The function of a command. Its module is imported only once the command is known, because
+    importing torch takes seconds."""
     if name not in WITHOUT_MODELS:
         check_torchvision()
     module, _, function = COMMANDS[name].call.partition(":")

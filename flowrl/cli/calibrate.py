@@ -16,8 +16,8 @@ from flowrl.settings.read import check_run, override, read_run
 
 @dataclass
 class Calibrate:
-    """Find the noise of each step for dense_grpo, by what steps gain: rounds of sampling without
-    training. Every setting of a file is an option too."""
+    """Find the noise of each step for dense_grpo from what the steps gain, in rounds of sampling
+    without training. Every setting of a file is an option too."""
 
     config: Word[Path | None] = None
     """The file of a run."""

@@ -149,6 +149,7 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     from flowrl.estimate import fit
     from flowrl.estimate import time as time_estimate
     from flowrl.estimate.devices import parse_devices
+    from flowrl.estimate.workers import workers_report
 
     devices = None if given.devices is None else parse_devices(given.devices)
     if len(given.configs) > 1:
@@ -158,6 +159,8 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     print(fit.memory_report(run, limit, given.iteration))
     if devices is not None:
         print(time_estimate.time_report(run, devices, given.utilisation, given.iteration))
+    for line in workers_report(run, devices, given.utilisation, given.iteration):
+        print(line)
     for point in open_points(run):
         print(f"before training: {point}")
     return fit.fits(run, limit, given.iteration)

@@ -37,6 +37,7 @@ EXTRAS = {
     "math": "the reward math_answer",
     "video": "video files for score and evaluate-rewards",
     "gguf": "quantized weights (model.gguf_file)",
+    "ray": "sampling by workers (workers.sampling)",
     "trl": "comparisons with TRL in tests and scripts",
     "docs": "the documentation as a site (make docs)",
 }

@@ -58,7 +58,9 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     e = evaluation_settings(run, given)
     specs = tuple(parse_specs(words, "--rewards").values())
     rewards = load_rewards(specs or run.judges)
-    opened = chosen.open() if run.model.own is not None else None  # it alone knows its form
+    opened: tuple[Any, Any] | None = None
+    if run.model.own is not None:  # it alone knows its form
+        opened = chosen.open()
     form = likely_form(run) if opened is None else proven_form(opened[1], prompts, run)
     for sentence in prove_rewards(rewards, run, prompts, form):
         print(sentence)
@@ -88,7 +90,7 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
 
 
 def proven_form(policy: Policy, prompts: PromptSet, run: Run) -> MediaForm:
-    """The form of the samples of a model of one's own, which its checks show."""
+    """Form of the samples of a user's own model, as its checks show it."""
     policy.proofs(prompts.texts[:2], run.evaluation_steps, prompts.meta[:2])
     return made_form(policy)
 

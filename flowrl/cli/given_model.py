@@ -11,18 +11,20 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
 from flowrl.errors import UserError
-from flowrl.models.open import evaluation_policy
+from flowrl.models.open import evaluation_policy, whole_at_evaluation
 from flowrl.models.policy import EvaluationSampler, Policy
+from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.paths import find
 from flowrl.run.save import checkpoint
-from flowrl.run.state.learner import load_policy
+from flowrl.run.state.learner import load_models, load_policy
 from flowrl.settings import ModelSettings, RewardSpec, Run
 from flowrl.settings.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.checks import check_hub
 from flowrl.settings.own_parts import OWN_NAME
 from flowrl.settings.read import check_plan, opens_rewards, override, run_from, run_of
 
-WEIGHT_FOLDERS = ("adapter", "pipeline", "model")  # of the last weights
+WEIGHT_FOLDERS = ("adapter", "pipeline", "model", "weights")  # of the last weights
+Model = Policy | RewrittenPolicy
 TEXT_ADAPTER = "adapter_config.json"  # peft's name
 TEXT_LENGTH = 256  # of a text, where no run has set it
 
@@ -34,15 +36,15 @@ def device_of(run: Run) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def policy_of(run: Run, folder: Path, weights: str) -> Policy:
+def policy_of(run: Run, folder: Path, weights: str) -> Model:
     """The run's model with its last, best, base or other weights."""
     chosen = None if weights == "base" else weights_folder(folder, weights)
-    policy = load_policy(run, device_of(run))
+    policy = load_models(run, device_of(run))
     load_into(policy, run, chosen)
     return policy
 
 
-def load_into(policy: Policy, run: Run, chosen: Path | None) -> None:
+def load_into(policy: Model, run: Run, chosen: Path | None) -> None:
     """Load the weights of a folder or checkpoint; None keeps the base weights."""
     if chosen is not None and (chosen / checkpoint.POLICIES_FILE).is_file():
         checkpoint.bring(policy, run, chosen)
@@ -113,7 +115,7 @@ class GivenModel:
         judges = run.judges if opens else ()
         return cls(run, folder, weights, f"{folder.name}, {given.weights} weights", judges)
 
-    def steps(self, policy: Policy, given: int | None) -> int:
+    def steps(self, policy: Model, given: int | None) -> int:
         """Number of steps: the given one, the run's, or the pipeline's default."""
         if given is not None:
             return given
@@ -128,13 +130,13 @@ class GivenModel:
             raise UserError(f"{policy.name} has no default number of steps: set --steps")
         return own.default
 
-    def open(self) -> tuple[Policy, Policy]:
+    def open(self) -> tuple[Model, Model]:
         """Open the model with the base weights, and the same model at the evaluation's guidance
         and size."""
-        policy = load_policy(self.run, device_of(self.run))
-        return policy, evaluation_policy(policy, self.run)
+        policy = load_models(self.run, device_of(self.run))
+        return policy, whole_at_evaluation(policy, self.run)
 
-    def ended_by_base(self, policy: Policy, last: int, command: str) -> EvaluationSampler:
+    def ended_by_base(self, policy: Model, last: int, command: str) -> EvaluationSampler:
         """A policy whose last steps use the base weights. Prints what that means.
 
         UserError for texts, and for weights that are the base's.

@@ -31,7 +31,8 @@ CardRows = list[tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class CardSubject:
-    """An exported run. `weights` are the exported ones; `repository` is on the hub, or None."""
+    """An exported run. `weights` are the exported ones; `repository` is its name on the hub, or
+    None."""
 
     run: Run
     folder: Path

@@ -172,7 +172,7 @@ SUBJECTS = (
 
 
 def known_files(model: str, recipe: str | None, base: str) -> dict[str, str]:
-    """Files of a run of a model whose settings are included in flowrl."""
+    """Files for a run of a model whose settings are included in flowrl."""
     own = "" if recipe is None else f"recipe: {{name: {recipe}{_group(recipe)}}}\n"
     place = f"model: {{pipeline: {_source(model)}}}\n" if find(model).is_dir() else ""
     graded = recipe is not None and RECIPES[recipe]().reward_gradient
@@ -188,7 +188,7 @@ def example_prompts() -> list[str]:
 
 
 def image_files(model: str | None, recipe: str) -> dict[str, str]:
-    """Files of a run of images or videos, by name."""
+    """Files for a run of images or videos, by name."""
     lora = "null" if model is None else "{rank: 16, alpha: 32}"
     body = IMAGE_MODEL.format(model=_source(model or "flowrl/demo/shapes-sd3"), lora=lora)
     if model is None:
@@ -209,7 +209,7 @@ def image_files(model: str | None, recipe: str) -> dict[str, str]:
 
 
 def text_files(model: str | None, recipe: str) -> dict[str, str]:
-    """Files of a run of texts, by name."""
+    """Files for a run of texts, by name."""
     lora = "null" if model is None else "{rank: 16, alpha: 32}"
     body = TEXT_MODEL.format(model=_source(model or "flowrl/demo/sums-lm"), lora=lora)
     if model is None:

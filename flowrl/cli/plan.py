@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
@@ -31,6 +32,8 @@ def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
         body = ": all samples are given, training draws no samples"
     else:
         body = _describe_texts(run, texts, svg) if texts else _describe_images(run, plans, svg)  # type: ignore[arg-type]
+    if run.before is not None:  # the texts first: an image's draw is a rewriting
+        body = f"{_rewriter(run.before, iteration)}\nimages of the rewritings{body}"
     name = run.recipe.name  # type: ignore[attr-defined]
     updates = f"optimizer steps per iteration: {run.train.optimizer_steps}"
     notes = (
@@ -40,6 +43,16 @@ def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
         *text_length(run, _training_prompts(run)),
     )
     return "\n".join([f"recipe {name}, iteration {iteration}{body}", *notes])
+
+
+def _rewriter(before: Run, iteration: int) -> str:
+    """The plan of the language model that writes the prompts."""
+    algorithm = before.algorithm()
+    plans: Any = algorithm.plan(before.levels(algorithm.steps), iteration, before.train.seed)
+    name = before.recipe.name  # type: ignore[attr-defined]
+    return f"\nrewritings, {name}{_describe_texts(before, plans, None)}".replace(
+        "completions to score", "rewritings to draw"
+    )
 
 
 def _near_zero(run: Run, algorithm: Algorithm, iteration: int) -> Iterator[str]:
@@ -78,7 +91,7 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
             svg.write_text(picture.tree_svg(plans), encoding="utf-8")
         except OSError as error:
             raise UserError(f"--svg: cannot write {svg}: {error.strerror}") from error
-    draws = run.drawn
+    draws = run.drawn * run.rewritings
     samples = draws * sum(plan.group for plan in plans)
     trained, states = (
         draws * sum(getattr(plan, of) for plan in plans)
@@ -109,7 +122,7 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
 
 def _through(run: Run, plans: Sequence[Plan], likelihood: Pathwise) -> str:
     """The work of a gradient method."""
-    draws, loss = run.prompts.per_iteration, run.algorithm().loss
+    draws, loss = run.prompts.per_iteration * run.rewritings, run.algorithm().loss
     others = len(loss.roles)
     graded = sum(likelihood.graded(plan, others) for plan in plans)
     rows = sum(likelihood.decoded(plan) for plan in plans)

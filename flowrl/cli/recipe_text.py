@@ -9,6 +9,7 @@ import yaml
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings import recipe_function, recipe_kind
+from flowrl.settings.joint import JOINT, JointSettings
 from flowrl.settings.own_parts import FILE_AND_NAME, RECIPE_PARTS, parts_written
 from rewards.types import function_parameters
 
@@ -22,10 +23,16 @@ def recipes_command(arguments: list[str]) -> int:
         width = max(map(len, RECIPES))
         for name, recipe in RECIPES.items():
             print(f"{name:<{width}}  {(recipe.__doc__ or '').strip().splitlines()[0]}")
+        print(
+            f"{JOINT:<{width}}  A language model writes an image model's prompts; both may learn."
+        )
         return 0
     name, *others = arguments
     if others:
         raise UserError(f"recipes: name a single recipe, not {' '.join(arguments)[:200]}")
+    if name == JOINT:
+        print(f"{name}: {inspect.cleandoc(JointSettings.__doc__ or '')}")
+        return 0
     try:
         words = recipe_function(name).__doc__ or "a recipe of your own, without a docstring"
     except UserError as error:

@@ -43,7 +43,7 @@ def supervised(arguments: Sequence[str]) -> tuple[list[str], int | None]:
     """Run `train` with these arguments in a child process, and restart it whenever it dies.
 
     Returns, in the child, its words and None; in the parent its words and the last exit code.
-    UserError under a launcher and for a count that is none.
+    UserError under a launcher, and for an invalid count.
     """
     own, words = split_keys(arguments, (RESTARTS,))
     if RESTARTS not in own:

@@ -25,14 +25,16 @@ from flowrl.evaluation.measure import parse_specs
 from flowrl.media.statistics import Statistics
 from flowrl.models.own.policy import shown_by
 from flowrl.models.policy import Policy
+from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.pages.sample_files import Page
 from flowrl.paths import find, numbered
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
+from flowrl.run.experience.units import decode_samples_of, totals
 from flowrl.run.state.session import load_rewards
-from flowrl.settings import Run
+from flowrl.settings import RewardSpec, Run
 from flowrl.settings.arguments import SampleArguments
-from rewards import Reward, Samples
+from rewards import Reward, Samples, score_all
 from rewards.perception.files import open_image_file
 
 
@@ -54,7 +56,10 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     load_into(base, run, chosen.weights)
     steps = chosen.steps(policy, given.steps)
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
-    if given.steer == "no" and given.optimise == "no":
+    if given.rewrite > 1:
+        known = with_known_rows(trial, run)
+        result = best_rewritings(policy, known, given.rewrite, rewards, specs)
+    elif given.steer == "no" and given.optimise == "no":
         result = draw_trial(
             chosen.ended_by_base(policy, given.base_steps, "sample")
             if given.base_steps
@@ -78,7 +83,7 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     print(f"{len(page.scores)} samples in {out}; all on one page: {whole}")
 
 
-def _save_each(page: Page, policy: Policy, out: Path) -> None:
+def _save_each(page: Page, policy: Policy | RewrittenPolicy, out: Path) -> None:
     """Write a file per sample; of tensors their numbers too, in one file."""
     if page.samples.kind == "tensor":
         np.save(out / "samples.npy", torch.as_tensor(page.samples.media).cpu().numpy())
@@ -117,8 +122,48 @@ def _improved(scorer: SampleScorer, given: SampleArguments) -> tuple[Samples, st
     return samples, f"steered by {', '.join(scorer.rewards)}: {evaluations} network evaluations"
 
 
+def best_rewritings(
+    policy: Policy | RewrittenPolicy,
+    trial: Trial,
+    tries: int,
+    rewards: Mapping[str, Reward],
+    specs: Sequence[RewardSpec],
+) -> TrialSamples:
+    """The best of `tries` rewritings' images for each sample of the trial, by the weighted sum of
+    the rewards. Prints a line for each, with its rewriting. An unscored image is never chosen while
+    another one is scored. UserError for a run without a rewriter."""
+    if not isinstance(policy, RewrittenPolicy):
+        raise UserError("sample: --rewrite is for runs of the recipe joint: leave it out")
+    wide = replace(trial, group=trial.group * tries)
+    batch = policy.open(*wide.prompts.take(wide.rows), wide.steps)
+    plan = policy.plain(wide.group)
+    (rollout,) = batch.rollouts(plan, wide.rows, seed=wide.seed, iteration=0)
+    samples = decode_samples_of(batch, rollout, wide.prompts, wide.rows, "the samples")
+    weights = torch.tensor([spec.weight_at(0) for spec in specs])
+    total = totals(score_all(rewards, samples), weights).nan_to_num(-torch.inf)
+    best = total.view(-1, tries).argmax(1) + torch.arange(len(total) // tries) * tries
+    scores = [f"{x:.3f}" if x > -torch.inf else "unscored" for x in total.tolist()]
+    for i in best.tolist():
+        print(f"{samples.prompts[i]!r}: {batch.texts[i]!r}, {scores[i]}")
+    return TrialSamples(samples.take(best.tolist()), Statistics({}, {}))
+
+
+def with_known_rows(trial: Trial, run: Run) -> Trial:
+    """The trial with the columns of the run's own prompts, which a reward may read."""
+    known, prompts = _rows_by_prompt(run), trial.prompts
+    rows = tuple({**known.get(str(text), {}), "prompt": text} for text in prompts.texts)
+    return replace(trial, prompts=replace(prompts, meta=rows))
+
+
 def _refuse(given: SampleArguments, rewards: bool) -> None:
     """UserError for options that exclude each other, or need rewards."""
+    if given.rewrite > 1 and not rewards:
+        raise UserError("sample: --rewrite needs rewards to choose by: add --rewards")
+    if given.rewrite > 1 and (given.steer != "no" or given.optimise != "no" or given.base_steps):
+        raise UserError(
+            "sample: --rewrite cannot be combined with --steer, --optimise or --base-steps: leave "
+            "them out"
+        )
     if given.steer != "no" and not rewards:
         raise UserError(
             "sample: --steer needs rewards to choose by, and --model has none: add --rewards"
@@ -179,7 +224,7 @@ def _absolute(image: str) -> str:
     return whole
 
 
-def check_takes_image(policy: Policy, image: object) -> bool:
+def check_takes_image(policy: Policy | RewrittenPolicy, image: object) -> bool:
     """Whether the policy is a pipeline whose call has an argument `image`; UserError if it takes
     no image."""
     from flowrl.models.diffusers.policy import PipelinePolicy

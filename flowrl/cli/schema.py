@@ -24,7 +24,7 @@ _FOLDERS = (*(f"flowrl/{room}" for room in _ROOMS), "rewards", "samplers")
 
 @cache
 def read_schema() -> dict[str, Any]:
-    """Schema of the installed package; in a source tree, the schema of its present code."""
+    """Schema of the installed package; in a source tree, of its current code."""
     if not (PROJECT / "pyproject.toml").is_file() and BUILT.is_file():  # a wheel does not change
         return json.loads(BUILT.read_text(encoding="utf-8"))
     digest = _digest()

@@ -87,9 +87,11 @@ def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples,
         raise UserError("--steer needs a pipeline that starts from noise, not from an image")
     sigmas, shape = policy.schedule(trial.steps).sigmas, policy.shape(trial.steps)
     velocity = policy.bind(conditioning, steps=trial.steps, guidance=scorer.guidance)
+    policy.fitted(Ode()(sigmas, 0, trial.seed), trial.steps)  # refuses a scheduler's own steps
     draws = range(len(texts))
     begin = policy.begin(conditioning, trial.steps)
-    latents = Latents(shape, scorer.device, begin=begin)
+    held = policy.held(conditioning, trial.steps)
+    latents = Latents(shape, scorer.device, begin=begin, held=held)
     if how.method == "particles":
         (plan,) = Chain(FlowSDE(how.eta), how.particles)(sigmas, 0, trial.seed)
         kernel = FeynmanKac(tuple(range(1, trial.steps - 1, 2)), how.strength)

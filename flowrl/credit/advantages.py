@@ -140,7 +140,7 @@ class LeaveOneOut:
 
 @dataclass(frozen=True)
 class GroupBaseline:
-    """Values less a baseline of their group.
+    """Values minus a baseline of their group.
 
         A = value - (baseline + shift)
 
@@ -297,7 +297,7 @@ class Estimator:
 
         `summed`: what the method of that name has found of these scores, if that is known.
         """
-        context, first = replace(context, way=scores.way), self._behind_sum
+        context, first = replace(context, intermediate=scores.intermediate), self._behind_sum
         if summed is None or len(self._own) < first:
             summed, first = node_values(scores, context, self.fusion), 0
         credit = summed

@@ -74,8 +74,8 @@ def first_plans(planner: AnyPlanner, steps: int) -> Sequence[AnyPlan]:
 
     UserError if the planner does not fit the number of steps.
     """
-    if steps < 2:
-        raise UserError(f"steps must be at least 2, not {steps}")
+    if steps < 1:
+        raise UserError(f"steps must be at least 1, not {steps}")
     sigmas = [1 - k / steps for k in range(steps)] + [0.0]
     try:
         return planner(sigmas, 0, 0)

@@ -1,4 +1,4 @@
-"""Credit from scores on the way: what each step of a trajectory gained.
+"""Credit from intermediate scores: what each step of a trajectory gained.
 
 n samples, k steps, r rewards. V_k is the score of the clean sample that the state before step k
 stands for, V_T that of the sample itself. A step is masked where a score that it needs is missing.
@@ -33,8 +33,10 @@ def state_values(credit: Credit, context: Context) -> StateValues:
     A state before a step without noise has the value of the next one, unless it has a score: the
     ODE decides nothing.
     """
-    assert context.way is not None, "`refuse_intermediate` excludes plans that look at nothing"
-    scores, scored = context.way.values.cpu(), context.way.scored.cpu()
+    assert context.intermediate is not None, (
+        "`refuse_intermediate` excludes plans that look at nothing"
+    )
+    scores, scored = context.intermediate.values.cpu(), context.intermediate.scored.cpu()
     noisy = context.columns.noisy
     value, known = credit.value[:, -1], credit.mask[:, -1]
     values, knowns = [value], [known]
@@ -55,7 +57,7 @@ def refuse_intermediate(choices: Choices, chains: bool) -> str | None:
     if isinstance(choices.plan, Particled):
         return "steer: particles are not credited by step: leave steer out of this recipe"
     if text_plans(choices) or any(plan.looks is None for plan in plans):
-        return "this credit reads scores on the way: give it a plan that looks (samplers.Looking)"
+        return "this credit reads intermediate scores: give it a plan that looks (samplers.Looking)"
     if any(not any(step.train for step in plan.steps) for plan in plans):
         return "this credit is one of steps, and the plan trains on none: take Chain or Window"
     if chains and any(set(plan.nodes) != {plan.group} for plan in plans):
@@ -79,7 +81,7 @@ class StepGain:
 
         value_k = V_{k+1} - V_k
 
-    Gains add up to the sample's score less that of its noise. A step without noise is masked.
+    Gains add up to the sample's score minus the score of its noise. A step without noise is masked.
     `relative` False keeps V_{k+1} alone, the paper's weaker baseline.
     """
 
@@ -105,7 +107,7 @@ class TurningPoint:
         d_i = R_i - R_{i-1}, c_i = sign(d_i) sign(R_n - R_0), turn_i = c_i > 0 and not c_{i-1} > 0
 
     R_i is the score after i of the n noisy steps; c_{i-1} must be below 0, and the first step turns
-    if c_1 > 0. Signs are those of the weighted sum of the rewards.
+    if c_1 > 0. Signs refer to the weighted sum of the rewards.
 
     form      paper     d_i, but R_n - R_{i-1} where step i turns
               released  R_n - R_0 + bonus d_i where step i turns (in all released configurations)
@@ -200,7 +202,7 @@ class AbsoluteValue:
 
         A_k = w_k ((Q_k - mean) / (std + eps) + kappa Q_k),  w_k = clip(Q_k / mean_k Q, *bounds)
 
-    mean and std are those of the group at step k, mean_k that of the sample over its steps. kappa
+    mean and std are over the group at step k, mean_k over the sample's steps. kappa
     counts in the first `share` of the steps, and keeps groups without spread from learning nothing.
     It pulls towards what is sampled where rewards are positive, and away where they are negative.
     """
@@ -237,8 +239,9 @@ class Potential:
 
         A_k <- A_k + weight (V_{k+1} - mean) / (std + eps)
 
-    mean and std are those of the scored nodes of the group at step k. Where the reward on the way
-    abstains (None), nothing is added. It stands after the transforms that standardise the outcome.
+    mean and std are over the group's scored nodes at step k. Nothing is added where the
+    intermediate reward abstains (None). It stands after the transforms that standardise the
+    outcome.
     """
 
     weight: float = 1.0
@@ -252,9 +255,13 @@ class Potential:
             )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        assert context.way is not None, "`refuses` excludes plans that look at nothing"
-        scores, scored = context.way.values.cpu(), context.way.scored.cpu()
-        weights = context.weights if context.way.weights is None else context.way.weights
+        assert context.intermediate is not None, "`refuses` excludes plans that look at nothing"
+        scores, scored = context.intermediate.values.cpu(), context.intermediate.scored.cpu()
+        weights = (
+            context.weights
+            if context.intermediate.weights is None
+            else context.intermediate.weights
+        )
         known = torch.zeros_like(credit.mask)
         known[:, :-1, 0] = scored[:, 1:].all(-1)
         total = torch.zeros_like(credit.value)

@@ -217,7 +217,7 @@ class ScoreQuantiles:
 
         q <- q + rate (level - share of scores below q)
 
-    This is the gradient of the pinball loss. The first batch's own quantiles are the start.
+    This is the gradient of the pinball loss. It starts from the first batch's quantiles.
     """
 
     bundle: int = 5

@@ -121,9 +121,9 @@ class GreedyBaseline:
 
         A_i = value_i - value_greedy
 
-    A plan with `greedy` makes it the draw's last sample. It is masked, and without its score the
-    whole draw is. `samples` counts those of a draw, the greedy one included: a group may hold
-    several draws of a prompt.
+    A plan with `greedy` makes it the draw's last sample, which is masked. If it has no score, the
+    whole draw is masked. `samples` counts the samples of a draw, the greedy one included: a group
+    may hold several draws of a prompt.
     """
 
     samples: int
@@ -184,25 +184,37 @@ class Penalize:
         return None
 
 
+def turn_rewards(credit: Credit, context: Context) -> Tensor:
+    """The environment's rewards of single turns [n k 1], 0 where it gave none."""
+    if context.intermediate is None:
+        return torch.zeros_like(credit.value[..., :1])
+    assert credit.value.shape[-1] == 1, "turns are credited behind the sum of rewards"
+    return context.intermediate.values.cpu().double() * context.intermediate.scored.cpu()
+
+
 @dataclass(frozen=True)
 class Turns:
     """Compares each turn among the samples that have it: AT-GRPO (arXiv:2510.11062).
 
-        mask <- mask and exists
+        value_k <- value_k + reward of turn k,  mask <- mask and exists
 
-    Transforms behind it then compare turn k only among samples with a turn k.
+    Transforms behind it then compare turn k only among samples with a turn k. Rewards of turns are
+    the environment's own; the outcome is the team's reward of that paper.
     """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         given(context.turns, "turns of samples", "Turns")
-        return existing(credit, context)
+        value, mask = existing(credit, context)
+        return Credit((value + turn_rewards(credit, context)) * mask, mask)
 
 
 @dataclass(frozen=True)
 class Discount:
-    """Returns of turns: the outcome, discounted once per later turn (arXiv:2510.01051).
+    """Returns of turns: rewards from a turn on, discounted once per turn (arXiv:2510.01051).
 
-    value_k <- gamma^(turns after k) value_k
+    value_k <- gamma^(turns after k) value_k + sum_{j >= k} gamma^(j - k) reward_j
+
+    The outcome is a reward of the last turn; reward_j are the environment's own.
     """
 
     gamma: float = 0.95
@@ -210,7 +222,14 @@ class Discount:
     def __call__(self, credit: Credit, context: Context) -> Credit:
         credit = existing(credit, context)
         later = credit.mask.double().flip(1).cumsum(1).flip(1) - 1
-        return credit._replace(value=credit.value * self.gamma ** later.clamp(min=0) * credit.mask)
+        value = credit.value * self.gamma ** later.clamp(min=0)
+        if context.intermediate is not None:
+            parts, rest = list[Tensor](), torch.zeros_like(value[:, 0])
+            for reward in reversed(turn_rewards(credit, context).unbind(1)):
+                rest = reward + self.gamma * rest
+                parts.insert(0, rest)
+            value = value + torch.stack(parts, 1)
+        return credit._replace(value=value * credit.mask)
 
 
 @dataclass(frozen=True)
@@ -219,7 +238,8 @@ class States:
 
         A = (value - group mean) + weight (return - mean of returns in the same state of the draw)
 
-    arXiv:2505.10978. Returns are values discounted by `gamma`, whatever their turn. A state with a
+    arXiv:2505.10978. Value is the outcome plus all rewards of turns; returns are those of
+    `Discount` with `gamma`, whatever their turn. A state with a
     single decision adds 0. `scale` divides both parts by their std (published: no division).
     """
 
@@ -232,7 +252,8 @@ class States:
         states = given(context.turns, "states of decisions", "States").states.cpu()
         scale = "group" if self.scale else None
         rule = Standardize(scale, correction=1, eps=self.eps)
-        episode = rule(credit, context).value
+        own = (turn_rewards(credit, context) * credit.mask).sum(1, keepdim=True)
+        episode = rule(Credit((credit.value + own) * credit.mask, credit.mask), context).value
         credit = existing(credit, context)
         returns = Discount(self.gamma)(credit, context).value
         n, k, r = credit.value.shape

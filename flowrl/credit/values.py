@@ -58,7 +58,7 @@ class Context:
     turns      of conversations with an environment
     reference  log-ratios to the start, where credit reads them
     tracked    set by the algorithm's tracker
-    way        scores of states on the way
+    intermediate  scores of intermediate states
     """
 
     columns: Columns
@@ -70,7 +70,12 @@ class Context:
     turns: SampleTurns | None = None
     reference: ReferenceRatios | None = None
     tracked: TrackedStatistics = TrackedStatistics()
-    way: IntermediateScores | None = None
+    intermediate: IntermediateScores | None = None
+
+    @property
+    def way(self) -> IntermediateScores | None:
+        """The older name of `intermediate`, for transforms of users' files."""
+        return self.intermediate
 
     def arranged(self, move: Callable[[Tensor], Tensor]) -> "Context":
         """Apply `move` to the rows [n ...] of every entry that has one per sample."""

@@ -2,10 +2,12 @@
 
 The maze has 25 cells, A to Y in rows of five from the north-west, and walls. A prompt such as `CH:`
 names the start and the goal. A turn is a move, n, e, s or w; a wall stops it, and the reply is the
-cell after it. `flowrl/demo/maze.py:reply` is the environment, `reached` a reward.
+cell after it. `flowrl/demo/maze.py:reply` is the environment, `nearer` the same with a reward of
+each turn, `reached` a reward of the outcome.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import permutations
 from random import Random
 from typing import Any, Literal
@@ -47,6 +49,27 @@ def reply(prompt: str, _meta: Mapping[str, Any], turns: Sequence[str]) -> dict[s
     if cell == goal:
         return None
     return {"reply": cell, "state": prompt if cell == start else cell}
+
+
+def nearer(prompt: str, meta: Mapping[str, Any], turns: Sequence[str]) -> dict[str, Any]:
+    """The reply, with a reward of the turn: 0.1 per move that it came nearer to the goal."""
+    last = walk(prompt[0], "".join(turns))
+    before = walk(prompt[0], "".join(turns[:-1]))
+    gain = distances(prompt[1])[before] - distances(prompt[1])[last]
+    found = reply(prompt, meta, turns) or {"reply": None}
+    return {**found, "reward": gain / 10}
+
+
+@cache
+def distances(goal: str) -> dict[str, int]:
+    """Moves from each cell to the goal on the shortest way."""
+    found, edge = {goal: 0}, [goal]
+    for cell in edge:
+        for there in CELLS:
+            if there not in found and cell in {move(there, each) for each in MOVES}:
+                found[there] = found[cell] + 1
+                edge.append(there)
+    return found
 
 
 def reached(samples: Samples) -> list[float]:

@@ -83,7 +83,39 @@ def size(count: int) -> str:
 
 
 def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
-    """Estimate a run's memory; None if the model is not on this machine."""
+    """Estimate a run's memory, of both models of a joint run; None if a model is not on this
+    machine."""
+    own = _of_model(run, iteration)
+    if run.joint is None or run.before is None or own is None:
+        return own
+    before = _of_model(run.before, iteration)
+    if before is None:
+        return None
+    own = own if run.joint.train != "text" else _untrained(own)
+    before = before if run.joint.train != "image" else _untrained(before)
+    return _together(before, own, run.before.model.device == "cpu")
+
+
+def _untrained(found: MemoryEstimate) -> MemoryEstimate:
+    """The memory of a model that is only sampled from."""
+    parts = {k: v for k, v in found.parts.items() if k not in ("gradients", "optimizer", "states")}
+    return replace(found, parts=parts, phases={**found.phases, "training": 0})
+
+
+def _together(before: MemoryEstimate, own: MemoryEstimate, on_cpu: bool) -> MemoryEstimate:
+    """Both models in memory, and one at work at a time. `on_cpu`: the language model stays there
+    with all that it needs."""
+    if on_cpu:
+        return replace(own, resting=own.resting + before.total)
+    parts = {f"the rewriter's {name}": size for name, size in before.parts.items()}
+    phases = {f"the rewriter's {name}": size for name, size in before.phases.items()}
+    unknown = (*own.unknown, *(f"the rewriter's {each}" for each in before.unknown))
+    return replace(
+        own, parts={**own.parts, **parts}, phases={**own.phases, **phases}, unknown=unknown
+    )
+
+
+def _of_model(run: Run, iteration: int) -> MemoryEstimate | None:
     algorithm = run.algorithm()
     model = sizes.of(run.model, algorithm.steps)
     if model is None:
@@ -138,10 +170,15 @@ def _adapters(how: Lora, model: Sizes) -> int:
     return count or model.adapters * how.rank
 
 
+def trained_weights(run: Run, model: Sizes) -> int:
+    """Number of the weights that are trained."""
+    return model.trained if run.model.lora is None else _adapters(run.model.lora, model)
+
+
 def _weights(run: Run, model: Sizes) -> dict[str, int]:
     m, wide = run.model, BYTES[run.model.dtype]
     fine = max(wide, 4)  # what steps are taken of is float32 at least
-    trained = model.trained if m.lora is None else _adapters(m.lora, model)
+    trained = trained_weights(run, model)
     algorithm = run.algorithm()
     kept = len(run.averages(algorithm)) * fine * trained
     # the start of adapters is the base itself, with them off
@@ -167,7 +204,7 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
 def rows_per_call(run: Run, model: Sizes, kind: CallKind) -> int:
     """Rows per call as `Policy.automatic` chooses them; a search on a GPU may find other
     numbers."""
-    given = run.train.rows_by_kind[kind]
+    given = run.train.call_sizes[kind]
     if given != "auto":
         return given
     if run.model.language is not None:
@@ -180,7 +217,11 @@ def rows_per_call(run: Run, model: Sizes, kind: CallKind) -> int:
 def _most_trained(run: Run, iteration: int) -> int:
     """The most rows that a call of the update can have: the texts of an optimizer step, or the
     samples of one, which are evaluated at one step of the plan at a time."""
-    algorithm, draws, updates = run.algorithm(), run.prompts.per_iteration, run.train.updates
+    algorithm, draws, updates = (
+        run.algorithm(),
+        run.prompts.per_iteration * run.rewritings,
+        run.train.updates,
+    )
     if algorithm.text:
         return -(-draws * algorithm.group // updates)
     groups = max(2, *_groups(run, iteration))  # a given pair has 2
@@ -192,7 +233,7 @@ def _most_trained(run: Run, iteration: int) -> int:
 def _most_decoded(run: Run, iteration: int) -> int:
     """The most samples that a call of the decoder can have."""
     evaluated = 0 if run.prompts.held_out is None else run.evaluate.samples
-    return max(run.prompts.per_iteration * max(_groups(run, iteration)), evaluated)
+    return max(run.prompts.per_iteration * run.rewritings * max(_groups(run, iteration)), evaluated)
 
 
 def _groups(run: Run, iteration: int) -> list[int]:
@@ -227,4 +268,4 @@ def _states(run: Run, model: Sizes, iteration: int) -> int:
     looked = sum(plan.looked for plan in plans if plan.looks)
     kept = nodes + looked + sum(plan.group for plan in plans) * (1 if nodes else 3)
     wide = 4 if run.train.states.dtype is None else BYTES[run.train.states.dtype]
-    return run.prompts.per_iteration * kept * model.latent * wide
+    return run.prompts.per_iteration * run.rewritings * kept * model.latent * wide

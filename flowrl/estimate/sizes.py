@@ -109,7 +109,7 @@ def _language(described: Description, length: int) -> Sizes:
 
 
 def _own(own: OwnModelSettings) -> Sizes | None:
-    """The sizes of a model of one's own; None where it cannot be made on the meta device."""
+    """The sizes of a user's own model; None where it cannot be made on the meta device."""
     try:
         policy = OwnPolicy(own.build("meta"))
     except UserError:

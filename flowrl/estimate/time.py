@@ -48,7 +48,7 @@ def iteration_work(
     """Count the evaluations of one iteration, as `count/...` in metrics.jsonl does for images.
     `levels` are the model's; without them `run.levels` is used, and E-GRPO may merge other steps.
     An upper bound for DGPO, whose samples of a group share one input at sigma 1."""
-    algorithm, draws = run.algorithm(), run.drawn
+    algorithm, draws = run.algorithm(), run.drawn * run.rewritings
     levels = run.levels(algorithm.steps) if levels is None else levels
     plans = algorithm.plan(levels, iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
@@ -72,7 +72,11 @@ def iteration_work(
 
 
 def _trained_inputs(run: Run, plans: Sequence[Plan]) -> float:
-    draws, likelihood, loss = run.drawn, run.algorithm().likelihood, run.algorithm().loss
+    draws, likelihood, loss = (
+        run.drawn * run.rewritings,
+        run.algorithm().likelihood,
+        run.algorithm().loss,
+    )
     if isinstance(likelihood, Pathwise):
         return float(draws * sum(likelihood.graded(plan, len(loss.roles)) for plan in plans))
     if isinstance(likelihood, Matching):

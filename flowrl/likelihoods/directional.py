@@ -28,9 +28,9 @@ class Directional:
         log r = mean(delta^2) - mean((v - v_old + delta)^2),
         delta = (x0 - group mean) / mean((x0 - group mean)^2)
 
-    Samples of a group share their first noise and differ by little noise on the way. v points from
-    the sample to the noise, so the ratio rises as v moves along -delta, and x0 along delta. There
-    is no density: an evaluation has velocities, and 0 for its log-likelihood.
+    Samples of a group share their first noise and are separated by small noise in each step. v
+    points from the sample to the noise, so the ratio rises as v moves along -delta, and x0 along
+    delta. There is no density: an evaluation has velocities, and 0 for its log-likelihood.
     """
 
     unit = 1

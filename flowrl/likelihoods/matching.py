@@ -17,7 +17,7 @@ from flowrl.likelihoods.rows import (
     equal_before,
     once_per_state,
 )
-from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
+from flowrl.likelihoods.transition import NEEDS_TOKEN, free_of, mse
 from samplers import Rollout, Velocity
 from samplers.host import on_host, picked, sent, uploaded
 from samplers.kernels import per_row
@@ -152,6 +152,7 @@ class Matching:
                     sigma=sigma,
                     x0=kept_x0,
                     noise=storage.put(noise),
+                    free=free_of(rollout, prompt),
                     state=None if alone else sent(on_host(equal_before(x)), device),
                 )
             )
@@ -195,7 +196,7 @@ class Matching:
         target = rows.noise - rows.x0
         (v,) = once_per_state(rows, lambda r: [policy(r.x, r.sigma, r.prompt)])
         v = v.to(target.dtype)
-        return Evaluation(-self.weight(mse(v, target), rows.sigma), v)
+        return Evaluation(-self.weight(mse(v, target, rows.free), rows.sigma), v)
 
     def log_ratio(
         self, new: Evaluation, old: Evaluation, rows: MatchingRows
@@ -203,7 +204,7 @@ class Matching:
         return new.logp - old.logp
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: MatchingRows) -> Float[Tensor, "b 1"]:
-        moved = mse(new.out, ref.out)
+        moved = mse(new.out, ref.out, rows.free)
         if self.kl_weight == "uniform":
             return moved
         t = rows.sigma[:, None]

@@ -20,6 +20,7 @@ from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
 from samplers import Plan, Rollout, Velocity
 from samplers.host import filled_rows, sent, uploaded
 from samplers.noise import key_hash, normal
+from samplers.scheduler import unbound
 from samplers.untyped import evaluated_again
 
 
@@ -107,6 +108,11 @@ class Pathwise:
             return NEEDS_TOKEN
         if any(plan.steer is not None for plan in image_plans(choices)):
             return "steered samples are not the policy's own, so none can be rebuilt: leave it out"
+        if any(map(unbound, image_plans(choices))):
+            return (
+                "kernel: scheduler: reward gradients go through Euler steps, and these are other "
+                "ones: take a recipe of policy gradients or of matching"
+            )
         return self.starts.refuses(choices)
 
     def rows(self, rollout: Rollout, advantage: PointValues, mask: PointMask) -> list[PathRows]:
@@ -116,13 +122,14 @@ class Pathwise:
         return self.starts.rows(rollout, Rows(rollout.prompt, credit, kept, None))
 
     def graded(self, plan: Plan, anchors: int) -> int:
-        """Network evaluations with gradients per draw, for a loss that compares with so many other
-        policies. With several steps each step is evaluated twice, and once more for the anchors."""
+        """Network evaluations with gradients per draw, for a loss that compares with this many
+        other policies. With several steps each step is evaluated twice, and once more for the
+        anchors."""
         each = 3 if anchors else 2
         return plan.group * sum(k if k == 1 else each * k for k in self.starts.steps(plan))
 
     def frozen(self, plan: Plan, anchors: int) -> int:
-        """Evaluations without gradients per draw: of each of so many other policies, and of the
+        """Evaluations without gradients per draw: of each of this many other policies, and of the
         trained one if states inside a path must be found first."""
         if not anchors:
             return 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from samplers import Kernel
 from samplers.host import derived, on_device, on_host, picked, sent, uploaded
-from samplers.token_support import KeptTokens, joined_column
+from samplers.token_support import TokenSupport, joined_column
 from samplers.untyped import distinct_rows
 
 T = TypeVar("T")
@@ -40,6 +40,7 @@ PointMask = Bool[Tensor, "n k"]
 class Rows:
     """Rows of any kind. Rows are masked, never dropped, so that all processes hold equally many.
 
+    `behaviour` is the evaluation of the policy that sampled where `old` is the proximal one's.
     `state` numbers the states that rows start from: rows of one prompt with the same number have
     the same x and sigma, so their velocity is evaluated once. None: every row has its own.
     """
@@ -49,6 +50,7 @@ class Rows:
     mask: Bool[Tensor, "b t"]  # False: neither in the loss nor in its denominator
     old: Evaluation | None  # the behaviour policy's; None until the update evaluates it
     state: Int[Tensor, " b"] | None = field(default=None, kw_only=True)
+    behaviour: Evaluation | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class TransitionRows(Rows):
     sigma: Float[Tensor, " b"]
     sigma_next: Float[Tensor, " b"]
     kernel: Kernel
+    free: Bool[Tensor, "b *d"] | None = None  # entries that are sampled; None: all
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class MatchingRows(Rows):
     sigma: Float[Tensor, " b"]
     x0: Float[Tensor, "b *d"]
     noise: Float[Tensor, "b *d"]
+    free: Bool[Tensor, "b *d"] | None = None  # entries that are sampled; None: all
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class TokenRows(Rows):
     ids: Int[Tensor, "b t"]
     lengths: Int[Tensor, " b"]
     temperature: float
-    kept: KeptTokens | None
+    kept: TokenSupport | None
     sampled: Float[Tensor, "b t"] | None = None
     from_environment: Bool[Tensor, "b t"] | None = None
     uncertain: Bool[Tensor, "b t"] | None = None
@@ -131,13 +135,17 @@ def _drawn(ids: Tensor, ends: Tensor, replies: Tensor) -> Tensor:
     return _before(ids, ends) & ~replies
 
 
-def without_old(chunk: Rows) -> Rows:
+def without_old(chunk: Rows, keep: bool = False) -> Rows:
     """The rows without the sampler's log-probabilities, so that the trainer recomputes them.
 
-    Rows of tokens keep the sampler's as `sampled`: the log has the difference between the two."""
-    if chunk.old is not None and isinstance(chunk, TokenRows) and chunk.sampled is None:
-        return replace(chunk, old=None, sampled=chunk.old.logp)
-    return replace(chunk, old=None)
+    Rows of tokens keep the sampler's as `sampled`: the log has the difference between the two.
+    Others do as `behaviour` with `keep`: the update's own are then those of newer weights."""
+    if chunk.old is None:
+        return chunk
+    if isinstance(chunk, TokenRows):
+        kept = chunk.old.logp if chunk.sampled is None else chunk.sampled
+        return replace(chunk, old=None, sampled=kept)
+    return replace(chunk, old=None, behaviour=chunk.old if keep else None)
 
 
 def sampled_elsewhere(rows: Rows) -> Float[Tensor, "b t"] | None:
@@ -177,10 +185,16 @@ def once_per_state(
     if rows.state is None:
         return evaluate(rows)
     number = input_of(rows)
+    if torch.equal(number, torch.arange(len(number))):  # each has a state of its own
+        return evaluate(rows)
     parts = evaluate(take(rows, first_rows(number)))
     number = sent(number, parts[0].device)
     # index_select: on a CPU its backward adds in one order, whatever the threads
-    return [part.index_select(0, number) for part in parts]
+    return [derived(_selected, part, number) for part in parts]
+
+
+def _selected(part: Tensor, number: Tensor) -> Tensor:
+    return part.index_select(0, number)
 
 
 def first_rows(numbers: Int[Tensor, " b"]) -> Int[Tensor, " m"]:
@@ -195,7 +209,7 @@ def stacked(parts: Sequence[T]) -> T:
     """Concatenate rows of one kind; fields that are not tensors come from the first."""
 
     def join(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], Tensor | KeptTokens):
+        if isinstance(values[0], Tensor | TokenSupport):
             return joined_column(values)
         if isinstance(values[0], Evaluation):
             return Evaluation(*(join(part) for part in zip(*values, strict=True)))
@@ -215,9 +229,8 @@ def trimmed(rows: Rows, unit: int) -> Rows:
 
 
 def restored(rows: RowsOf, device: torch.device) -> RowsOf:
-    """Bring stored states to the dtype and device of computation, those of the noise levels, and
-    rows of texts, which begin on the CPU, to `device`. The rows themselves where they are there
-    already."""
+    """Move stored states to the dtype and device of the noise levels, and rows of texts, which
+    begin on the CPU, to `device`. Rows that are already there are returned unchanged."""
     if isinstance(rows, TokenRows):
         return _sent(rows, device)
     if not isinstance(rows, TransitionRows | MatchingRows | DirectionRows):
@@ -227,8 +240,9 @@ def restored(rows: RowsOf, device: torch.device) -> RowsOf:
         value = getattr(rows, each.name)
         if each.name in STATES and (value.dtype, value.device) != (sigma.dtype, sigma.device):
             found[each.name] = uploaded(value, sigma.device).to(sigma.dtype)
-    if rows.old is not None and rows.old.out is not None:
-        found["old"] = rows.old._replace(out=uploaded(rows.old.out, sigma.device))
+    for name, each in (("old", rows.old), ("behaviour", rows.behaviour)):
+        if each is not None and each.out is not None:
+            found[name] = each._replace(out=uploaded(each.out, sigma.device))
     return replace(rows, **found) if found else rows
 
 
@@ -236,7 +250,7 @@ def _sent(rows: T, device: torch.device) -> T:
     def send(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value if value.device == device else sent(value, device)
-        if isinstance(value, KeptTokens):
+        if isinstance(value, TokenSupport):
             return value.to(device)
         return Evaluation(*map(send, value)) if isinstance(value, Evaluation) else value
 
@@ -249,11 +263,11 @@ def take(rows: T, index: Int[Tensor, " m"]) -> T:
     there: dict[torch.device, Tensor] = {index.device: index}
 
     def pick(value: Any) -> Any:
-        if isinstance(value, Tensor | KeptTokens):
+        if isinstance(value, Tensor | TokenSupport):
             if value.device not in there:
                 there[value.device] = on_device(index, value.device)
             at = there[value.device]
-            return value[at] if isinstance(value, KeptTokens) else picked(value, at)
+            return value[at] if isinstance(value, TokenSupport) else picked(value, at)
         if isinstance(value, Evaluation):
             return Evaluation(*(pick(part) for part in value))
         return value

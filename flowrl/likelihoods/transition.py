@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, text_plans
@@ -29,9 +29,10 @@ from flowrl.likelihoods.rows import (
     once_per_state,
 )
 from samplers import Edges, Gaussian, Particled, Rollout, Velocity, mean_log_prob
-from samplers.host import filled_rows, on_host, sent
-from samplers.kernels import coefficients, step
+from samplers.host import filled_rows, on_host, sent, uploaded
+from samplers.kernels import coefficients, mean_over, step
 
+KlForm = Literal["exact", "published", "velocity", "mean"]
 NEEDS_TOKEN = "a plan of text needs the Token likelihood"
 
 
@@ -60,10 +61,20 @@ class Likelihood(Protocol):
     def kl(self, new: Evaluation, ref: Evaluation, rows: Any) -> Float[Tensor, "b t"]: ...
 
 
-def mse(a: Float[Tensor, "b *d"] | None, b: Float[Tensor, "b *d"] | None) -> Float[Tensor, "b 1"]:
-    """Mean squared difference over the latent dimensions, per row."""
+def mse(
+    a: Float[Tensor, "b *d"] | None,
+    b: Float[Tensor, "b *d"] | None,
+    free: Bool[Tensor, "b *d"] | None = None,
+) -> Float[Tensor, "b 1"]:
+    """Mean squared difference over the latent dimensions, per row; over free entries if not all
+    are."""
     assert a is not None and b is not None, "this comparison needs means or velocities"
-    return (a - b).square().flatten(1).mean(1, keepdim=True)
+    return mean_over((a - b).square(), free)[:, None]
+
+
+def free_of(rollout: Rollout, prompt: Int[Tensor, " b"]) -> Bool[Tensor, "b *d"] | None:
+    """The sampled entries of rows of these prompts; None for all."""
+    return None if rollout.free is None else rollout.free[prompt]
 
 
 def _step(policy: Velocity, rows: TransitionRows) -> Gaussian:
@@ -74,11 +85,12 @@ def _step(policy: Velocity, rows: TransitionRows) -> Gaussian:
 
 def states_of(rollout: Rollout, edges: Edges) -> Int[Tensor, " b"] | None:
     """Number the distinct states of a step that has fewer states than transitions. The plan says
-    where, and the states say which: replay may have replaced one of several siblings."""
+    where, and the states say which: replay may have replaced one of several siblings. On the CPU,
+    where they are read."""
     before, after = rollout.plan.states[edges.step : edges.step + 2]
     if before == after:
         return None
-    return sent(on_host(equal_before(edges.x)), edges.prompt.device)
+    return on_host(equal_before(edges.x))
 
 
 @dataclass(frozen=True)
@@ -110,7 +122,7 @@ class Transition:
     unit = 1
     text = False
     ratio: Literal["density", "ratio_norm", "cps"] = "density"
-    kl_form: Literal["exact", "published", "velocity", "mean"] = "exact"
+    kl_form: KlForm = "exact"
     means: bool = False
 
     @property
@@ -158,12 +170,13 @@ class Transition:
             sigma=filled_rows(nodes, step.sigma, edges.logp.dtype, device),
             sigma_next=filled_rows(nodes, step.sigma_next, edges.logp.dtype, device),
             kernel=kernel,
+            free=free_of(rollout, edges.prompt),
             state=states_of(rollout, edges),
         )
 
     def evaluate(self, policy: Velocity, rows: TransitionRows) -> Evaluation:
         g = Gaussian(*once_per_state(rows, lambda once: _step(policy, once)))
-        return Evaluation(mean_log_prob(g, rows.x_next)[:, None], g.mean)
+        return Evaluation(mean_log_prob(g, rows.x_next, rows.free)[:, None], g.mean)
 
     def log_ratio(
         self, new: Evaluation, old: Evaluation, rows: TransitionRows
@@ -174,18 +187,37 @@ class Transition:
         q, _ = step_scales(rows)
         if self.ratio == "cps":
             return 2 * q**2 * ratio
-        return q * ratio + mse(new.out, old.out) / (2 * q)
+        return q * ratio + mse(new.out, old.out, rows.free) / (2 * q)
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b 1"]:
-        q, slope = step_scales(rows)
-        moved = mse(new.out, ref.out)
-        if self.kl_form == "mean":
-            return moved
-        if self.kl_form == "velocity":
-            return moved / slope**2
-        if self.kl_form == "published":
-            return moved * (rows.sigma - rows.sigma_next)[:, None] / (2 * q**2)
-        return step_divergence(new, ref, rows)
+        return scaled_by_step(self.kl_form, mse(new.out, ref.out, rows.free), rows)
+
+
+def scaled_by_step(
+    form: KlForm, moved: Float[Tensor, "b 1"], rows: TransitionRows
+) -> Float[Tensor, "b 1"]:
+    """Squared distances of means as a `kl_form` of the rows' steps. On a GPU their factors are
+    computed on the host and multiplied at once."""
+    if form == "mean":
+        return moved
+    known = None
+    if moved.device.type != "cpu":
+        known = coefficients(rows.kernel, rows.sigma, rows.sigma_next)
+    if known is None:
+        fall = (rows.sigma - rows.sigma_next)[:, None]
+        return _divided(form, moved, *step_scales(rows), fall)
+    _, slope, std = known[..., None]
+    fall = (on_host(rows.sigma).double() - on_host(rows.sigma_next).double())[:, None]
+    factor = _divided(form, torch.ones_like(std), std, slope, fall)
+    return moved * uploaded(factor.to(moved.dtype), moved.device)
+
+
+def _divided(form: KlForm, moved: Tensor, q: Tensor, slope: Tensor, fall: Tensor) -> Tensor:
+    if form == "velocity":
+        return moved / slope**2
+    if form == "published":
+        return moved * fall / (2 * q**2)
+    return moved / (2 * q**2)
 
 
 def step_scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tensor, "b 1"]]:
@@ -204,4 +236,4 @@ def step_divergence(new: Evaluation, old: Evaluation, rows: Rows) -> Float[Tenso
     """|mean - mean_old|^2 / 2 q^2 in nats per dimension: the divergence of two steps with equal
     std."""
     assert isinstance(rows, TransitionRows), "only denoising steps have means"
-    return mse(new.out, old.out) / (2 * step_scales(rows)[0] ** 2)
+    return scaled_by_step("exact", mse(new.out, old.out, rows.free), rows)

@@ -172,6 +172,14 @@ class Weight(Protocol):
 
 
 @runtime_checkable
+class OfSteps(Protocol):
+    """A weight of denoising steps, which the likelihood compares."""
+
+    @property
+    def likelihood(self) -> Likelihood: ...
+
+
+@runtime_checkable
 class EntropyShare(Protocol):
     """A weight that keeps the `share` of the iteration's tokens with the highest entropy."""
 
@@ -215,7 +223,8 @@ class RatioLoss(ABC):
     def refuses(self, choices: Choices) -> str | None:
         """Refuses likelihoods without the values that the ratio, the weights or the bonus need."""
         likelihood = choices.likelihood
-        if self.weights and not isinstance(likelihood, Token):
+        of_tokens = any(not isinstance(weight, OfSteps) for weight in self.weights)
+        if of_tokens and not isinstance(likelihood, Token):
             return "a loss's weights read tokens: leave them out of losses on images"
         if self.of_tokens and isinstance(likelihood, Token) and likelihood.ratio != "token":
             return f"{type(self).__name__} reads the ratios of tokens: set ratio to token"
@@ -241,7 +250,8 @@ class RatioLoss(ABC):
         if self.entropy > 0:
             entropy = entropies(evaluations["new"])
             bonus, metrics["entropy"] = -self.entropy * entropy, entropy.detach()
-        return Entries(value + divergence, self.denominator, metrics, bonus)
+        value = value + divergence if self.anchors else value
+        return Entries(value, self.denominator, metrics, bonus)
 
 
 def entropies(evaluation: Evaluation) -> Float[Tensor, "b t"]:

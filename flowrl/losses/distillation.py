@@ -17,10 +17,10 @@ class Distillation:
 
         loss = weight D(new | teacher) + sum of the other anchors
 
-    D is the likelihood's divergence; the teacher is that of the row's prompt, without gradient. The
-    states are the student's own, and their distribution counts as a constant. Flow-OPD's `kl_only`,
-    where -D is an advantage of a clipped surrogate, is this gradient and a noise of mean 0, so it
-    is left out.
+    D is the likelihood's divergence. The teacher is the one of the row's prompt, and has no
+    gradient. The states are the student's own, and their distribution is treated as a constant.
+    Flow-OPD's `kl_only`, where -D is an advantage in a clipped surrogate, has this gradient plus
+    zero-mean noise, so it is left out.
 
     Metric: `kl_teacher`, which is D.
     """

@@ -29,7 +29,7 @@ class REC(RatioLoss):
     factor  w is 1 (none), r (ratio: importance sampling) or exp(A / temperature) (advantage)
 
     The ratio has the likelihood's level: with `ratio: sequence` whole completions are kept or not.
-    Its gradient stands for that of log p, so the loss fits denoising steps too, whose ratios need
+    It replaces the gradient of log p, so the loss also fits denoising steps, whose ratios need
     `low` and `high` of about 1e-4.
     """
 

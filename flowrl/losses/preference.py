@@ -43,12 +43,14 @@ class GroupPreference:
 
         loss = sg(W) A d + kl |v - v_ref|^2,  W = sigmoid(beta / G sum_group A (sg d - d_ref))
 
-    d = -log p is a sample's matching error, d_ref that of `reference`, G the group's size, and A is
-    clipped to +-advantage_max. The gradient is that of softplus(beta / G sum A (d - d_ref)), summed
-    over groups, with beta / G left out. The unknown normaliser cancels if A has mean 0 in a group.
+    d = -log p is a sample's matching error, d_ref the error under `reference`, G the group's size,
+    and A is clipped to +-advantage_max. It has the gradient of softplus(beta / G sum A (d -
+    d_ref)), summed over groups, with beta / G left out. The unknown normaliser cancels if A has
+    mean 0 in a group.
 
     clip_at  stops the gradient of d where A > 0 and exp(d_slow - d) > 1 + clip_at, or A <= 0 and
-             the same < 1 - clip_at; d_slow is that of the average `slow`. None does not clip
+             the same < 1 - clip_at; d_slow is the error under the average `slow`. None does not
+             clip
     clip_error, clip_kl  whether the clip stops the gradient of d, and that of the divergence
     """
 

@@ -38,8 +38,8 @@ def clipped_surrogate(
 
     `dual` bounds the loss of bad samples at -dual A: dual clip (arXiv:1912.09729).
     """
-    lost = (log_ratio.detach() > _LARGE) & (advantage > 0)  # clipped, and exp's slope may be inf
-    ratio = torch.where(lost, _LARGE, log_ratio).exp()
+    # beyond _LARGE good samples are clipped, and exp's slope may be inf
+    ratio = torch.where(advantage > 0, log_ratio.clamp(max=_LARGE), log_ratio).exp()
     gain = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
     if dual is not None:
         gain = torch.where(advantage < 0, torch.maximum(gain, dual * advantage), gain)
@@ -87,11 +87,11 @@ def clip_counts(
     """Mask of the entries [b t] whose gradient the clip removes, for each side."""
     ratio, good, bad = log_ratio.detach().exp(), advantage > 0, advantage < 0
     counts = {
-        "clipped_low": (bad & (ratio < 1 - low)).to(ratio),
-        "clipped_high": (good & (ratio > 1 + high)).to(ratio),
+        "clipped_low": bad & (ratio < 1 - low),
+        "clipped_high": good & (ratio > 1 + high),
     }
     if dual is not None:
-        counts["clipped_dual"] = (bad & (ratio > dual)).to(ratio)
+        counts["clipped_dual"] = bad & (ratio > dual)
     return counts
 
 

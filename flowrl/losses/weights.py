@@ -14,6 +14,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows, TokenRows
 from flowrl.likelihoods.token_ratios import bounded, mismatch, row_mean
+from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import PolicyTerm, entropies
 from samplers.host import wide
 
@@ -81,6 +82,43 @@ class Mismatch:
             "mismatch_truncated": outside if self.mode == "truncate" else none,
             "mismatch_masked": outside if self.mode == "mask" else none,
             "mismatch_effective": effective.to(ratio).expand_as(ratio),
+        }
+
+
+@dataclass(frozen=True)
+class Decoupled:
+    """The ratio of the proximal policy to the one that sampled, for denoising steps: the decoupled
+    objective of PPO (arXiv:2110.00641, eq. 6), for samples of older weights.
+
+        weight = clip(r(old, behaviour), low, high)
+
+    r is the exponential of the likelihood's own log-ratio, and `old` the policy that the clip is
+    around, the weights with which the update begins. `mode` as in `Mismatch`; rows without
+    `behaviour` were sampled by `old`, and have weight 1.
+
+    Metrics: `behind`, the mean |log r|; `behind_weight`; `behind_outside`, the share outside of
+    low..high.
+    """
+
+    likelihood: Likelihood
+    mode: Literal["truncate", "mask", "none"] = "mask"
+    high: float = 3.0
+    low: float = 0.0
+
+    def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
+        old = evaluations["old"]
+        if rows.behaviour is None:
+            return torch.ones_like(old.logp), {}
+        log_ratio = self.likelihood.log_ratio(old, rows.behaviour, rows).detach()
+        ratio = log_ratio.exp()
+        outside = ((ratio < self.low) | (ratio > self.high)).to(ratio)
+        weight = torch.ones_like(ratio)
+        if self.mode != "none":
+            weight = bounded(ratio, self.mode, self.low, self.high)
+        return weight, {
+            "behind": log_ratio.abs(),
+            "behind_weight": weight,
+            "behind_outside": outside,
         }
 
 

@@ -1,6 +1,7 @@
 """Low-rank adapters of any module (peft, arXiv:2106.09685): their first values, their files, and a
 switch that turns them off, so that a call costs what it costs the base model."""
 
+import re
 from collections.abc import Callable, Iterable
 from copy import copy
 from pathlib import Path
@@ -70,8 +71,8 @@ def save_adapters(model: Any, folder: Path) -> None:
 
 
 def in_order(config: PeftConfig) -> PeftConfig:
-    """The same settings with lists for sets, whose order in a file would be of the process: the
-    same run writes the same bits."""
+    """The same settings with sorted lists in place of sets, whose order differs between processes,
+    so that the same run writes the same bits."""
     made = copy(config)
     for name, value in vars(config).items():
         if isinstance(value, set):
@@ -80,8 +81,8 @@ def in_order(config: PeftConfig) -> PeftConfig:
 
 
 def peft_adapter(source: str) -> tuple[LoraConfig, str]:
-    """Settings of the adapters in a peft folder or hub name, and where it is. UserError for others
-    than plain LoRA of one rank."""
+    """Settings of the adapters in a peft folder or hub repository, and its location. UserError for
+    anything but plain LoRA of a single rank."""
     place, at = "model.lora.from", str(find(source))
     try:
         config = PeftConfig.from_pretrained(at)
@@ -98,15 +99,15 @@ def peft_adapter(source: str) -> tuple[LoraConfig, str]:
         or config.modules_to_save
     ):
         raise UserError(
-            f"{place}: {source} is no plain LoRA of one rank (or trains other modules too): merge "
-            "it into the model, and train new adapters"
+            f"{place}: {source} is not a plain LoRA of one rank, or trains other modules too: "
+            "merge it into the model, and train new adapters"
         )
     return config, at
 
 
 def load_adapters(model: Any, folder: Path | str, *, every: bool = False) -> None:
-    """Load files of `save_adapters`; the model must have adapters. UserError for others, and with
-    `every` for files without values for some of the adapters."""
+    """Load files of `save_adapters`; the model must have adapters. UserError for other files and,
+    with `every`, for files that lack values for some of the adapters."""
     if not has_adapters(model):
         raise UserError(f"{folder} holds an adapter, but the model has none: set model.lora")
     prefix = "base_model.model."
@@ -117,14 +118,22 @@ def load_adapters(model: Any, folder: Path | str, *, every: bool = False) -> Non
         raise UserError(f"{folder} holds an adapter for another model or rank")
 
 
-def linear_targets(model: nn.Module, wanted: Iterable[str] | None, head: Any = None) -> list[str]:
-    """Ends of the names of the linear layers that get an adapter; None: of all but the head.
+def linear_targets(
+    model: nn.Module,
+    wanted: Iterable[str] | None,
+    head: Any = None,
+    outside: str | None = None,
+) -> list[str]:
+    """Name endings of the linear layers that get an adapter; None means all but the head.
+    `outside`: a regular expression of names that get none.
 
     UserError for one that matches no layer."""
     linears = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
+        if isinstance(module, nn.Linear)
+        and module is not head
+        and (outside is None or not re.fullmatch(outside, name))
     ]
     ends = sorted({name.rsplit(".", 1)[-1] for name in linears})
     for target in wanted or ():

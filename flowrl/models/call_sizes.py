@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -34,10 +34,10 @@ class CallSizes:
     def __str__(self) -> str:
         return ", ".join(f"{rows or 'all'} in {kind}" for kind, rows in asdict(self).items())
 
-    def most(self, kind: CallKind, rows: int) -> int:
+    def rows(self, kind: CallKind, total: int) -> int:
         """Rows per call of this kind, at most the total."""
         bound: int | None = getattr(self, kind)
-        return bound or max(rows, 1)
+        return bound or max(total, 1)
 
     def lower(self, kind: CallKind) -> bool:
         """Halve the rows per call of one kind; False if the limit is already one, or there is
@@ -61,17 +61,18 @@ class CallSizes:
 class HasSizes(Protocol):
     """A policy with limits on its call sizes."""
 
-    sizes: CallSizes
+    @property
+    def sizes(self) -> CallSizes: ...
 
 
-class SamplingRows:
+class SamplingCallSize:
     """The attribute `rows_per_call` of a policy, which reads the limit of sampling and sets all
     limits."""
 
     def __get__(self, owner: HasSizes, kind: type | None = None) -> int | None:
         return owner.sizes.sampling
 
-    def __set__(self, owner: HasSizes, rows: int | None) -> None:
+    def __set__(self, owner: Any, rows: int | None) -> None:
         owner.sizes = CallSizes.same(rows)
 
 

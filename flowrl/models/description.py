@@ -16,9 +16,10 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from flowrl.models.diffusers.call.driver import DENOISERS
+from flowrl.models.language.vision import model_class
 from flowrl.models.open import place
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.settings import ModelSettings
@@ -73,7 +74,7 @@ class Description:
             own = dict(self.configs["model"])
             config = AutoConfig.for_model(own.pop("model_type"), **own)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
+            return model_class(config).from_config(config)
 
     def default(self, name: str) -> Any:
         """Default value of an argument of the pipeline's call; None without such an argument."""

@@ -46,13 +46,13 @@ class MergedAdapters:
         return cls(layers, when)
 
     def evaluation(self) -> AbstractContextManager[None]:
-        """Evaluations inside: merged unless `merge` is none."""
+        """Context for evaluations: adapters are merged unless `merge` is none."""
         return nullcontext() if self.when == "none" else self.merged()
 
     @contextmanager
     def sampling(self) -> Iterator[Aside | None]:
-        """Training samples inside. Yields what to enter around calls whose results no density is
-        stored of; None where that changes nothing."""
+        """Context for training samples. Yields a context for calls whose results need no stored
+        density; None if merging changes nothing there."""
         if self.when == "sampling":
             with self.merged():
                 yield None
@@ -67,8 +67,8 @@ class MergedAdapters:
 
     @contextmanager
     def merged(self) -> Iterator[None]:
-        """Merge inside, with the adapters that are in place at its start. May be nested. Adapters
-        that are switched off stay off."""
+        """Context in which the adapters that are active at its start are merged. May be nested.
+        Adapters that are switched off stay off."""
         if self._inside or all(layer.disable_adapters for layer in self.layers):
             yield
             return

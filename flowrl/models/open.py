@@ -1,18 +1,23 @@
 """Opens the model of a run's settings; no other module knows all kinds of model."""
 
 import copy
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from flowrl.credit.choices import image_plans
 from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallSizes
 from flowrl.models.policy import Policy
+from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.paths import find
+from flowrl.prompts import has_images
 from flowrl.settings import Run
 from flowrl.settings.levels import levels_of
+from samplers.scheduler import unbound
 from samplers.storage import Storage
 
 if TYPE_CHECKING:
@@ -25,7 +30,7 @@ DTYPES = {
 
 
 def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
-    """Load the model. `folder` is that of a training run: no other samples from a server."""
+    """Load the model. `folder` belongs to a training run; other uses never sample from a server."""
     set_tf32(run.model.tf32, device)
     if run.model.pipeline:
         return _pipeline(run, device)
@@ -77,8 +82,9 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
         savings.attention(policy.denoisers, m.attention)
     if compiles(run, device):
         savings.compile_blocks(policy.denoisers)
+    policy.loop.own_sampler = any(map(unbound, image_plans(run.algorithm())))
     policy.guidance = Scales(policy.scale(m.guidance.sample), policy.scale(m.guidance.train))
-    policy.encoding_cache = _kept_encodings(run)
+    policy.encoding_cache = _encoding_cache(run)
     policy.storage = _storage(run)
     if sized_by_images(policy.loop) and run.prompts.on_disk("train"):
         policy.check_rows(run.prompts.read("train").meta)  # sizes of calls rest on the latents'
@@ -106,7 +112,7 @@ def _storage(run: Run) -> Storage:
     return Storage(None if states.dtype is None else DTYPES[states.dtype], device)
 
 
-def _kept_encodings(run: Run) -> "EncodingCache | None":
+def _encoding_cache(run: Run) -> "EncodingCache | None":
     from flowrl.models.diffusers.encoding_cache import MIB, EncodingCache
 
     how = run.model.encodings
@@ -115,8 +121,17 @@ def _kept_encodings(run: Run) -> "EncodingCache | None":
 
 def call_sizes(run: Run, automatic: int) -> CallSizes:
     """The limits of `train.rows_per_call`, with a number in place of auto."""
-    rows = run.train.rows_by_kind
+    rows = run.train.call_sizes
     return CallSizes(**{kind: automatic if n == "auto" else n for kind, n in rows.items()})
+
+
+def whole_at_evaluation(model: Policy | RewrittenPolicy, run: Run) -> Policy | RewrittenPolicy:
+    """`evaluation_policy` of the image model and, of a joint run, of its language model."""
+    if not isinstance(model, RewrittenPolicy):
+        return evaluation_policy(model, run)
+    assert run.before is not None
+    text = evaluation_policy(model.text, run.before)
+    return replace(model, text=text, image=evaluation_policy(model.image, run))
 
 
 def evaluation_policy(policy: Policy, run: Run) -> Policy:
@@ -137,8 +152,9 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     if size:
         call = {**policy.call, **policy.loop.traits.shared, **size}
         twin.loop = Loop(policy.pipe, call, policy.loop.levels)
-        twin.call, twin.known_proofs = twin.loop.call, {}
-        twin.encoding_cache = _kept_encodings(run)  # they may depend on the size
+        twin.loop.own_sampler = policy.loop.own_sampler
+        twin.call, twin.known_proofs, twin.last_held = twin.loop.call, {}, None
+        twin.encoding_cache = _encoding_cache(run)  # they may depend on the size
         twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
         twin.frozen.rest()
     return twin
@@ -151,6 +167,7 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
 
     m = run.model
     assert m.language is not None
+    _refuse_images(run, m.language)
     policy = CausalPolicy.load(
         place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file,
         attention=m.attention,
@@ -159,11 +176,29 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
         float32_head(policy.model)
     if run.train.share_prompts:
         policy.share_prompts()
-    policy.configure(system=m.system, stop=m.stop, temperature=run.evaluate.temperature)
+    policy.adapt_vision = m.lora is not None and m.lora.vision
+    policy.configure(
+        system=m.system, stop=m.stop, temperature=run.evaluate.temperature, template=m.template
+    )
     if m.environment is not None:
         stop = tuple(policy.stop), policy.stop_texts
-        policy.environment = Replies(m.environment, policy.tokenizer, *stop)
+        policy.environment = Replies(m.environment, policy.tokenizer, *stop, m.template)
     return policy
+
+
+def _refuse_images(run: Run, source: str) -> None:
+    """UserError, before weights load, for prompts with images that the model does not read."""
+    from transformers import AutoConfig
+
+    from flowrl.models.language.chat import images_refused
+    from flowrl.models.language.vision import reads_images
+
+    if not (find(source) / "config.json").is_file() or not run.prompts.on_disk("train"):
+        return
+    config = AutoConfig.from_pretrained(find(source))
+    pictured = next(filter(has_images, run.prompts.read("train").texts), None)
+    if pictured is not None and not reads_images(config):
+        raise images_refused(pictured)
 
 
 def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
@@ -179,7 +214,7 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     assert s is not None
     if policy.stop_texts is not None:
         raise UserError(
-            f"model.stop: {policy.stop_texts.texts[0]!r} is several tokens of this tokenizer, "
+            f"model.stop: {policy.stop_texts.texts[0]!r} has several tokens in this tokenizer, "
             "but a server ends completions at single tokens: choose a text of one token"
         )
     patience = Patience(timeout=s.timeout, tries=s.tries, at_once=s.in_flight)

@@ -10,6 +10,8 @@ NORMAL = 1.96  # standard errors of a 95 % interval
 MOST_DECIDING = 8  # charts above the fold
 TRAINING = 5  # the colour of training samples, beside held-out ones
 PHASES = ("encode", "sample", "decode", "score", "ref", "update")
+WAITS = ("waiting/sampling", "waiting/scoring", "sending")  # of training, with workers
+OF_WORKERS = "workers/seconds/"
 DIVERSITIES = ("image/diversity", "text/distinct")
 STATISTIC_NAMES = {
     "image/brightness": ("Brightness", "0 to 1"),
@@ -170,11 +172,19 @@ def _statistics(run: RunFolder, used: set[str]) -> Iterator[Chart]:
 
 
 def _seconds(run: RunFolder, used: set[str]) -> Iterator[Chart]:
-    phases = [phase for phase in PHASES if f"seconds/{phase}" in run.names]
+    phases = [phase for phase in (*WAITS, *PHASES) if f"seconds/{phase}" in run.names]
     used.update(f"seconds/{phase}" for phase in phases)
     lines = [Curve(phase, run.column(f"seconds/{phase}")) for phase in phases]
     if lines:
         yield Chart("Seconds by phase", lines, "seconds/PHASE", "s", stacked=True)
+    theirs = [name for name in run.names if name.startswith(OF_WORKERS)]
+    used.update(theirs, (name for name in run.names if name.startswith("workers/")))
+    if theirs:
+        lines = [Curve(name.removeprefix(OF_WORKERS), run.column(name)) for name in theirs]
+        title = "Seconds of the workers for an iteration's samples"
+        yield Chart(title, lines, f"{OF_WORKERS}PHASE", "s", stacked=True)
+        counts = [Curve(n, run.column(f"workers/{n}")) for n in ("joined", "restarts")]
+        yield Chart("Workers", counts, "workers/joined, workers/restarts", "")
     for name in _TIMES:
         if name in run.names:
             used.add(name)

@@ -78,6 +78,7 @@ class LevelRecord:
     sigma       noise level before the step; None for texts
     values      of the nodes, from the scores of their leaves
     advantages  None where a node is not learned from
+    texts       of the nodes, where they are rewritings of the prompt
     """
 
     sigma: float | None
@@ -86,6 +87,7 @@ class LevelRecord:
     node: list[int]
     values: list[float | None]
     advantages: list[float | None]
+    texts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,8 @@ def edit_strip(
 def wrong_pairs(
     a: RewardResult, p: Preferences, gallery: Gallery, most: int
 ) -> tuple[str, int, list[list[JudgedImage]]]:
-    """A reward, the number of its verdicts that people contradict, and the most certain of them."""
+    """Each reward with the number of its verdicts that people contradict, and the most certain
+    ones."""
     wrong = np.flatnonzero(np.nan_to_num(a.margin) * preferred(p.label) < 0)
     order = wrong[np.argsort(-np.abs(a.margin[wrong]), kind="stable")][:most]
     return a.name, len(wrong), [_pair(a, p, gallery, int(i)) for i in order]

@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, TypeAdapter
+from pydantic_core import PydanticUndefined
+
 from flowrl.errors import UserError
-from flowrl.pages.defaults import chosen_settings
 from flowrl.pages.records import (
     AlarmRecord,
     EvaluationRecord,
@@ -20,10 +22,13 @@ from flowrl.pages.records import (
     read_starts,
     read_trees,
 )
+from flowrl.settings import Run
+from flowrl.settings.recipe import RECIPE_SETTINGS
 from flowrl.settings.strict_yaml import read_yaml
 
 EXPORTED = ("adapter", "pipeline", "model")  # weights that a run leaves at its end
 MetricLine = Mapping[str, float]
+_PLAIN = TypeAdapter[Any](Any)
 
 
 @dataclass(frozen=True)
@@ -159,3 +164,40 @@ def flat(tree: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(value, f"{path}.")
         else:
             yield path, value
+
+
+def chosen_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a run's settings that differs from the defaults or has none, as a tree of plain
+    data. A page may be made of anybody's folder, so no file that it names is imported: all settings
+    of a recipe of a user's own count as chosen."""
+    known = _defaults(Run)
+    recipe = settings.get("recipe")
+    name = recipe.get("name") if isinstance(recipe, Mapping) else None
+    if isinstance(name, str) and name in RECIPE_SETTINGS:
+        known["recipe"] = {**_defaults(RECIPE_SETTINGS[name]), "name": PydanticUndefined}
+    return _differing(settings, known)
+
+
+def _defaults(kind: type[BaseModel]) -> dict[str, Any]:
+    """Defaults by the names in a file; those of its own fields for a part without a default."""
+    found: dict[str, Any] = {}
+    for name, known in kind.model_fields.items():
+        value = known.get_default(call_default_factory=True, validated_data={})
+        part = known.annotation
+        if value is not PydanticUndefined:
+            found[known.alias or name] = _PLAIN.dump_python(value, mode="json", by_alias=True)
+        elif isinstance(part, type) and issubclass(part, BaseModel):
+            found[known.alias or name] = _defaults(part)
+    return found
+
+
+def _differing(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        default = known.get(name, PydanticUndefined)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            if inner := _differing(value, default):
+                found[name] = inner
+        elif value != default:
+            found[name] = value
+    return found

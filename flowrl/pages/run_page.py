@@ -201,7 +201,7 @@ def _sentences(run: RunFolder) -> Iterator[str]:
     best = run.best
     if best is not None and len(run.column(f"held_out/{run.key}")) > 1:
         when = "the base model" if best == 0 else f"iteration {best}"
-        text = Markup("The highest {} is that of {}; its weights are in <code>best/{}</code>.")
+        text = Markup("{} is highest at {}; its weights are in <code>best/{}</code>.")
         yield text.format(run.key, when, f"{best:06d}")
     kept = kept_diversity(run)
     if kept is not None and kept < 0.6:

@@ -7,6 +7,7 @@ from flowrl.pages.records import LevelRecord, TreeRecord
 from flowrl.pages.stack import count, number, sign, signed
 
 STEP, TEXT_STEP, LEAF, TOP, LEFT = 58.0, 120.0, 46.0, 54.0, 26.0
+AROUND_TEXT = 140.0  # of a rewriting, whose text is written over its node
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Head:
 @dataclass(frozen=True)
 class Dot:
     """A node: its position, radius, the sign and strength of its colour, and its text. `value` is
-    shown beside it where the tree splits."""
+    shown beside it where the tree splits, after the `text` of a rewriting."""
 
     x: float
     y: float
@@ -31,6 +32,7 @@ class Dot:
     depth: float
     words: str
     value: float | None
+    text: str = ""
 
 
 class TreeView:
@@ -43,6 +45,7 @@ class TreeView:
         self.text = tree.kind == "text"
         self.step = TEXT_STEP if self.text else STEP
         self.leaves = len(tree.totals)
+        self.rewritten = bool(tree.levels and tree.levels[0].texts)
         self.width = self.x(len(tree.levels) - 1) + (36 if self.text else 16)
         self.height = TOP + LEAF * self.leaves + 8
 
@@ -59,7 +62,8 @@ class TreeView:
 
     def x(self, level: int) -> float:
         """Horizontal position of a level in pixels; `level` -1 is the start."""
-        return LEFT + self.step * (level + 1)
+        wide = min(2, level + 1) * (AROUND_TEXT - self.step) if self.rewritten else 0.0
+        return LEFT + self.step * (level + 1) + wide
 
     def y(self, level: LevelRecord, node: int) -> float:
         """Vertical position of a node in pixels: the mean of its leaves' positions."""
@@ -88,10 +92,12 @@ class TreeView:
     @property
     def heads(self) -> Iterator[Head]:
         for k, level in enumerate(self.tree.levels):
-            look = "" if self.text else _look(level)
+            look = "" if self.text or level.texts else _look(level)
             yield Head(self.x(k), self._step(k), level.sigma, look)
 
     def _step(self, k: int) -> str:
+        if self.rewritten:
+            return str(k - 1) if k else "rewriting"
         if not self.text:
             return str(k)
         return "completion" if len(self.tree.levels) == 1 else f"part {k + 1}"
@@ -128,11 +134,15 @@ class TreeView:
         learned = "not learned from" if advantage is None else f"advantage {signed(advantage)}"
         if resting and advantage is not None:
             learned += ", in a step that is not trained"
-        where = self._step(k) if self.text else f"step {k}"
-        words = f"{where}, node {node + 1}: value {number(level.values[node])}, {learned}"
+        own = level.texts[node] if level.texts else ""
+        where = self._step(k) if self.text or own else f"step {self._step(k)}"
+        where = f"{where}, node {node + 1}" + (f" ({own})" if own else "")
+        words = f"{where}: value {number(level.values[node])}, {learned}"
         depth = 0.15 + 0.85 * abs(advantage or 0.0) / most
         at, radius = (self.x(k), self.y(level, node)), 3.5 if resting else 6.0
-        return Dot(*at, radius, sign(advantage), depth, words, value)
+        return Dot(
+            *at, radius, sign(advantage), depth, words, level.values[node] if own else value, own
+        )
 
 
 def _look(level: LevelRecord) -> str:

@@ -26,9 +26,9 @@ MEETING_SECONDS = 120.0  # processes of one command start within seconds of each
 def meet(cpu: bool) -> PartialState:
     """Start the process group if the environment names other processes.
 
-    A partner that died before is missed after MEETING_SECONDS, or as many seconds as the variable
-    FLOWRL_MEETING_SECONDS says: without a launcher nobody else would tell. Later waits have torch's
-    own limits again. UserError if not all are there in time.
+    UserError if the other processes have not joined within MEETING_SECONDS, or the seconds in the
+    variable FLOWRL_MEETING_SECONDS: without a launcher nothing else would notice that one has died.
+    Later waits have torch's own limits again.
     """
     met, seconds = dist.is_initialized(), _seconds()
     try:
@@ -72,7 +72,7 @@ def agreed(
 
 @contextmanager
 def not_alone(undo: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Raise a UserError, after `undo`, where a collective inside fails because a process died."""
+    """Raise a UserError, after `undo`, if a collective inside fails because a process died."""
     try:
         yield
     except Exception as error:

@@ -100,8 +100,8 @@ def groups(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Sum the gradients of replicated weights over processes; backward has already summed those of
-    shards.
+    """Sum the gradients of replicated weights over processes; backward has already summed the
+    shards' gradients.
 
     A process without a gradient that others have (the second of two experts) contributes zeros.
     """
@@ -134,7 +134,7 @@ def _buckets(grads: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 @torch.no_grad()
-def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
+def clip_shards(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
     """Clip all gradients to norm `most`, and return their norm before that, over all shards."""
     given = [p for p in parameters if p.grad is not None]
     shared = [p for p in given if isinstance(p, DTensor)]

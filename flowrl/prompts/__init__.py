@@ -1,6 +1,6 @@
 """Prompts: their files, and the order in which they are drawn."""
 
-from flowrl.prompts.chat import Chat
+from flowrl.prompts.chat import Chat, has_images, text_of
 from flowrl.prompts.files import on_hub
 from flowrl.prompts.prompt_set import (
     DATA_SET,
@@ -20,7 +20,9 @@ __all__ = [
     "Draws",
     "PromptSet",
     "Selection",
+    "has_images",
     "on_hub",
+    "text_of",
     "uncertainty",
     "weighted_draw",
 ]

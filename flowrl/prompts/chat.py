@@ -1,6 +1,6 @@
 """Prompts that are lists of chat messages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flowrl.errors import UserError
@@ -9,7 +9,9 @@ ChatMessage = Mapping[str, Any]  # role and content; what else a chat template m
 
 
 class Chat(str):
-    """A prompt of chat messages. A language model's chat template renders `messages`.
+    """A prompt of chat messages. A language model's chat template renders `messages`. A message's
+    content is a text, or a list of parts, `{type: text, text: ...}` and `{type: image}`, if it has
+    images.
 
     Everything else reads it as a text: the user's message, or all messages but the system's with
     their roles if there are several. `at` names its file and row in errors.
@@ -24,13 +26,16 @@ class Chat(str):
         return chat
 
 
-def read_chat(value: Sequence[Any], at: str, drop_reply: bool) -> Chat:
+def read_chat(
+    value: Sequence[Any], at: str, drop_reply: bool, located: Callable[[Any], Any]
+) -> Chat:
     """Read a prompt from a list of messages. The next turn after the last message must be the
     model's.
 
-    `drop_reply` leaves out an assistant's message at the end. UserErrors begin with `at`.
+    `drop_reply` leaves out an assistant's message at the end; `located` makes an image's path
+    absolute. UserErrors begin with `at`.
     """
-    messages = [_message(one, f"{at}: message {i}") for i, one in enumerate(value, 1)]
+    messages = [_message(one, f"{at}: message {i}", located) for i, one in enumerate(value, 1)]
     if drop_reply and messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
@@ -43,35 +48,52 @@ def read_chat(value: Sequence[Any], at: str, drop_reply: bool) -> Chat:
     shown = [message for message in messages if message["role"] != "system"]
     if not shown:
         raise UserError(f"{at}: the chat only has a system message; add a user message")
-    lines = [f"{message['role']}: {message['content']}" for message in shown]
-    return Chat(shown[0]["content"] if len(shown) == 1 else "\n".join(lines), messages, at)
+    texts = [text_of(message["content"]) for message in shown]
+    lines = [f"{message['role']}: {text}" for message, text in zip(shown, texts, strict=True)]
+    return Chat(texts[0] if len(shown) == 1 else "\n".join(lines), messages, at)
 
 
-def _message(value: Any, at: str) -> ChatMessage:
-    """A message without its empty keys, and its content as one text."""
+def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """The text of a message's content, without its images."""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text", "")) for part in content)
+
+
+def has_images(prompt: str) -> bool:
+    """Whether a prompt is a chat with images among its messages."""
+    messages = prompt.messages if isinstance(prompt, Chat) else ()
+    return any(not isinstance(message["content"], str) for message in messages)
+
+
+def _message(value: Any, at: str, located: Callable[[Any], Any]) -> ChatMessage:
+    """A message without its empty keys. Its content is one text, or parts if it has images."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         have = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"{value!r:.50}"
         raise UserError(f"{at} has {have}; a message must be {{role: user, content: a text}}")
     content = value.get("content")
     if isinstance(content, list):
-        content = _joined(content, at)
+        parts = [_part(part, at, located) for part in content]
+        pictured = any(part["type"] == "image" for part in parts)
+        content = parts if pictured else text_of(parts)
     if content is None and value.get("tool_calls"):
         content = ""
-    if not isinstance(content, str):
+    if not isinstance(content, str | list):
         raise UserError(f"{at}: its content is {content!r:.50}, not a text")
     rest = {key: each for key, each in value.items() if each is not None}
     return {**rest, "content": content}
 
 
-def _joined(parts: Sequence[Any], at: str) -> str:
-    """The text of content in parts, `{type: text, text: ...}`."""
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    for part, text in zip(parts, texts, strict=True):
-        if isinstance(text, str):
-            continue
-        kind = part.get("type") if isinstance(part, Mapping) else part
-        raise UserError(
-            f"{at} has a part of type {kind!r:.50}, but only texts are supported: "
-            "leave such rows out (where), or name another column"
-        )
-    return "".join(str(text) for text in texts)
+def _part(part: Any, at: str, located: Callable[[Any], Any]) -> dict[str, Any]:
+    """A part of a message's content: a text, or an image with or without its file."""
+    text = part.get("text") if isinstance(part, Mapping) else part
+    if isinstance(text, str):
+        return {"type": "text", "text": text}
+    kind = part.get("type") if isinstance(part, Mapping) else part
+    if kind == "image":
+        file = next((part[k] for k in ("image", "path", "url") if part.get(k) is not None), None)
+        return {"type": "image"} if file is None else {"type": "image", "image": located(file)}
+    raise UserError(
+        f"{at} has a part of type {kind!r:.50}, but only texts and images are supported: leave "
+        "such rows out (where), or name another column"
+    )

@@ -104,7 +104,7 @@ def _lines(text: str) -> Iterable[tuple[str, str]]:
 
 
 def one_value_per_key(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. ValueError for a key that is given twice."""
+    """A JSON object. ValueError for a key that occurs twice."""
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]

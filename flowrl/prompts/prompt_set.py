@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.paths import find
-from flowrl.prompts.chat import read_chat
+from flowrl.prompts.chat import has_images, read_chat
 from flowrl.prompts.files import read_rows
 from flowrl.prompts.source import DataSource, check_column
 from rewards.perception.files import PIECE
@@ -31,11 +32,13 @@ _MOST_CHARACTERS = 100_000  # of a prompt
 
 class Draws(NamedTuple):
     """Draws of an iteration: ids that are unique in the run, and their prompts' rows. `merged` has
-    the number of draws per group of compared samples, in order: usually one."""
+    the number of draws per group of compared samples, in order: usually one. `texts` are prompts
+    that a model wrote for the draws; empty: those of the rows."""
 
     ids: tuple[int, ...]
     rows: tuple[int, ...]
     merged: tuple[int, ...]
+    texts: tuple[str, ...] = ()
 
     @classmethod
     def each(cls, ids: Sequence[int], rows: Sequence[int]) -> "Draws":
@@ -86,11 +89,11 @@ class PromptSet:
         for name in (column, *data.columns.values()):
             check_column(table.rows, name, at)
         inside = "" if column in ("prompt", "text") else f", {column}"
+        folder = find(data.source).parent  # images are relative to the file
         texts = [
-            _prompt(cell(row, column), f"{at}, {where}{inside}", data.drop_reply)
+            _prompt(cell(row, column), f"{at}, {where}{inside}", data.drop_reply, folder)
             for row, where in zip(table.rows, table.places, strict=True)
         ]
-        folder = find(data.source).parent  # image columns are relative to the file
         named = [{new: cell(row, old) for new, old in data.columns.items()} for row in table.rows]
         rows = zip(table.rows, named, table.places, strict=True)
         meta = tuple(
@@ -190,10 +193,13 @@ def _in_turn(
     return [orders[i // size][i % size] for i in range(begin, begin + count)]
 
 
-def _prompt(text: Any, at: str, drop_reply: bool) -> str:
-    """The prompt, if it is a text or a chat. UserErrors begin with `at`."""
+def _prompt(text: Any, at: str, drop_reply: bool, folder: Path) -> str:
+    """The prompt, if it is a text or a chat, whose images are below `folder`. UserErrors begin with
+    `at`."""
     if isinstance(text, list):
-        text = read_chat(text, at, drop_reply)
+        text = read_chat(text, at, drop_reply, partial(_whole, folder=folder))
+        if not text and has_images(text):
+            return text  # an image without a word
     if text is not None and not isinstance(text, str):
         raise UserError(f"{at}: the prompt is {text!r:.50}, not a text")
     if text is None or not text.strip():

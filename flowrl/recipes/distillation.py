@@ -24,9 +24,10 @@ def opd(
     scale: Scale = "group", kernel: Literal["cps", "flow_sde"] | Kernel = "cps",
 ) -> Algorithm:  # fmt: skip
     """OPD, on-policy distillation, arXiv:2605.15055 (DiffusionOPD) and arXiv:2605.08063 (Flow-OPD's
-    `gkd`): the student samples, and each of its noisy steps is pulled to the step of the teacher of
-    that prompt's task. SD3.5-M, OCR (verl-omni): 10 steps, Flow-CPS with noise 0.8 in a window of 3
-    of the first 5, 8 samples, no KL. Rewards only watch, and a group may be one sample.
+    `gkd`): the student samples, and each of its noisy steps is pulled towards the step of the
+    teacher for that prompt's task. SD3.5-M, OCR (verl-omni): 10 steps, Flow-CPS with noise 0.8 in a
+    window of 3 of the first 5, 8 samples, no KL. Rewards are only monitored, and a group may have a
+    single sample.
 
     `form` is the divergence: `exact`, `published` (verl-omni's, smaller by h), `velocity` or `mean`
     (UniRL's without the denominator). `task` above 0 adds the clipped surrogate of the rewards with

@@ -111,11 +111,11 @@ def crd(
     kl: float = 0.1, temperature: float | None = None, kind: Literal["mse", "bce"] = "mse",
     decay: tuple[int, float, float] = (75, 0.0075, 0.999), solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
-    """CRD, centred reward distillation, arXiv:2603.14128, by Flow-Factory's code: the implicit
-    reward of each sample is regressed on its advantage, both less their group's mean. SD3.5-M, OCR:
-    10 steps, group 24, 20 levels, KL 0.1. The average that rewards are relative to has decay
-    min(0.999, 0.25 + 0.005 s), the one that samples min(most, slope (s - flat)), 0 before flat;
-    `decay` is (flat, slope, most). Training keeps the activations of a whole group.
+    """CRD, centred reward distillation, arXiv:2603.14128, following Flow-Factory's code: each
+    sample's implicit reward is regressed on its advantage, both centred per group. SD3.5-M, OCR: 10
+    steps, group 24, 20 levels, KL 0.1. Implicit rewards are relative to an average with decay
+    min(0.999, 0.25 + 0.005 s); samples come from an average with decay min(most, slope (s - flat)),
+    0 before flat: `decay` is (flat, slope, most). Training keeps the activations of a whole group.
 
     Differences: centred within a prompt's group, as the paper is reported to do, where the code
     centres over a micro-batch; levels are stratified and uniform, where the code's 20 draws never
@@ -140,10 +140,11 @@ def fdfo(
     *, steps: int = 40, group: int = 2, gamma: float = 0.0025, bound: float = 0.03,
     kl: float = 0.0, kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
-    """FDFO, finite-difference flow optimisation, arXiv:2603.12893: two samples of one noise differ
-    by little noise on the way, and every step's velocity is moved along the difference of the
-    samples, by the difference of their rewards. 40 steps, pairs, gamma 0.0025, bound 0.03, no KL.
-    Rewards are not standardised: their scale acts as a learning rate.
+    """FDFO, finite-difference flow optimisation, arXiv:2603.12893: two samples from the same
+    initial noise are separated by small noise in each step, and every step's velocity is moved
+    along the difference of the samples, in proportion to the difference of their rewards. 40 steps,
+    pairs, gamma 0.0025, bound 0.03, no KL. Rewards are not standardised: their scale acts as a
+    learning rate.
 
     Differences: the first noise of a pair is the same, where the code perturbs it too; the state
     before the last step is not trained; a larger `group` compares each sample with the mean of all,
@@ -168,7 +169,8 @@ def flash_grpo(
 
     Differences: all prompts of an iteration share the noisy step, where the code draws one per
     prompt; the weight is relative to the mean over the steps that can be drawn, where the code
-    takes that of the steps that were; the group's size is not in the code's settings, 24 is ours.
+    takes the mean over the steps that were drawn; the group's size is not in the code's settings,
+    24 is ours.
     """
     noise = named(kernel, {"wan": WanSDE(), "flow_sde": FlowSDE(eta)})
     return Algorithm(
@@ -184,13 +186,14 @@ def e_grpo(
     *, steps: int = 16, group: int = 12, eta: float = 0.7, clip: float = 1e-4,
     share: float = 0.5, least: float | None = None, kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
-    """E-GRPO, arXiv:2601.00423, by its abstract: consecutive steps of low entropy are merged into
-    one noisy step, all others are deterministic, and samples that share a merged step are compared.
-    16 steps of which the first half can be noisy, 12 children each, noise level 0.7, clip 1e-4.
+    """E-GRPO, arXiv:2601.00423, according to its abstract: consecutive steps of low entropy are
+    merged into one noisy step, all others are deterministic, and samples that share a merged step
+    are compared. 16 steps, of which the first half can be noisy, 12 children each, noise level 0.7,
+    clip 1e-4.
 
     Chosen here: steps are merged until they reach `least` nats per dim, by default the mean over
-    the steps by themselves (the paper's threshold is not in its abstract). The released run merges
-    nothing: that is `least: -100`.
+    unmerged steps (the paper's threshold is not in its abstract). The released run merges nothing:
+    that is `least: -100`.
     """
     own = Standardize("group", correction=1, eps=1e-8)
     return Algorithm(
@@ -208,9 +211,9 @@ def g2rpo(
     kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """G2RPO, arXiv:2510.01982: at each step of `at` 12 noisy children leave an ODE trunk, and each
-    is finished on several grids, whose scores are standardised by themselves. FLUX: 16 steps, noise
-    level 0.7, clip 1e-4, grids of all and of every second level. Use `train.updates` of 8, the
-    published optimizer steps of an iteration.
+    child is finished on several grids, whose scores are standardised separately. FLUX: 16 steps,
+    noise level 0.7, clip 1e-4, grids of all and of every second level. Set `train.updates: 8`, the
+    published number of optimizer steps per iteration.
 
     Differences: the advantages of a child's grids train the same step as rows of their own, so that
     their losses are averaged where the code adds the advantages, clipped at 5; an optimizer step
@@ -232,10 +235,10 @@ def euphonium(
     probe: float = 0.1, gradient: Literal["spsa", "reward"] = "spsa", outcome: float = 1.0,
     process: float = 0.0, shared_noise: bool = True, kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
-    """Euphonium, arXiv:2602.04928: sampling is moved along a reward, and the plain steps are
-    trained on, so that the policy takes over what guidance finds. 16 steps, eta 0.25, group 8, clip
-    1e-4, 60 % of the steps trained, guidance from step 12 on. `scale` is the move per unit
-    gradient; null is eta^2 / (2 kl_beta).
+    """Euphonium, arXiv:2602.04928: sampling is guided by a reward, and the unguided steps are
+    trained, so that the policy learns what guidance finds. 16 steps, eta 0.25, group 8, clip 1e-4,
+    60 % of the steps trained, guidance from step 12 on. `scale` is the move per unit gradient; null
+    is eta^2 / (2 kl_beta).
 
     `gradient: spsa` estimates the gradient from two scores, which any reward has (the code has it
     as an option, at scale 0.2); `reward` takes that of a reward with `differentiable` at the

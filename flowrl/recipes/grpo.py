@@ -21,7 +21,7 @@ from flowrl.credit.advantages import (
 )
 from flowrl.credit.comparisons import PruneWidth
 from flowrl.errors import UserError
-from flowrl.likelihoods.transition import Transition
+from flowrl.likelihoods.transition import KlForm, Transition
 from flowrl.losses.ratio import Anchor, Surrogate
 from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
 from samplers import (
@@ -48,9 +48,6 @@ from samplers import (
 def anchors(kl: float) -> tuple[Anchor, ...]:
     """An anchor to the frozen initial model, or none if `kl` is 0."""
     return (Anchor(kl),) if kl else ()
-
-
-KlForm = Literal["exact", "published", "velocity", "mean"]
 
 
 def named(kernel: str | Kernel, known: Mapping[str, Kernel]) -> Kernel:
@@ -187,9 +184,9 @@ def mix_grpo_flash(
     every: int = 20, ratio: float = 0.4, frozen: bool = False, scale: Scale = "group",
     kernel: Kernel | None = None, solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
-    """MixGRPO-Flash (same paper): after the window, `ratio` of the steps by DPM-Solver++, order 2.
-    Flash: ratio 0.4, the window moves every 20 iterations; Flash*: `frozen=True`, ratio 0.2. A
-    `solver` of your own replaces DPM-Solver++.
+    """MixGRPO-Flash (same paper): after the window, the steps are reduced to the share `ratio` and
+    taken by second-order DPM-Solver++. Flash: ratio 0.4, the window moves every 20 iterations;
+    Flash*: `frozen=True`, ratio 0.2. A `solver` of your own replaces DPM-Solver++.
 
     Differences: as `mix_grpo`; at least one step follows the window, so that sigma 0 is reached.
     """

@@ -85,7 +85,7 @@ def branch_grpo(
     kl: float = 0.0, kernel: Literal["constant", "flow_sde"] | Kernel = "constant",
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO, arXiv:2509.06040. FLUX: 20 steps, two children at steps 0, 3, 6, 9, eta 0.3, clip
-    1e-3; an edge's advantage is its child's among the nodes of the same depth.
+    1e-3; an edge's advantage is that of its child among the nodes of the same depth.
 
     prune   width, after the last split: the best `keep` of each `branch` (with two children the
             paper's Parent-Top1), or that share of the draw's leaves at its `extremes` (the paper's

@@ -36,12 +36,12 @@ def dense_grpo(
     reward: Literal["gain", "value"] = "gain", scale: Scale = "group",
     kl_form: KlForm = "published", kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
-    """DenseGRPO, arXiv:2601.20218: each step has the reward that it gained, between clean samples
-    that an ODE makes of the states before and after it, standardised by group and step. SD3.5-M:
-    10 steps, group 24, KL 0.04 (GenEval, OCR) or 0.01 (PickScore), the loss Flow-GRPO's. `noise` is
-    its table of calibrated noise, a number for each step but the last: `flowrl calibrate` finds it,
-    and without it the noise is Flow-GRPO's with `eta`. `reward: value` is its weaker baseline, and
-    by its own ablation `completion: 1` is worse than no dense reward at all.
+    """DenseGRPO, arXiv:2601.20218: each step is credited with the reward gained between the clean
+    samples that an ODE reaches from the states before and after it, standardised per group and
+    step. SD3.5-M: 10 steps, group 24, KL 0.04 (GenEval, OCR) or 0.01 (PickScore), with Flow-GRPO's
+    loss. `noise` is its table of calibrated noise, one number per step except the last, which
+    `flowrl calibrate` finds; without it the noise is Flow-GRPO's with `eta`. `reward: value` is its
+    weaker baseline; in the paper's ablation `completion: 1` is worse than no dense reward at all.
 
     Differences: the clip range is Flow-GRPO's, since the paper names none.
     """
@@ -66,12 +66,12 @@ def turning_point(
     form: Literal["paper", "released"] = "released", bonus: float = 1.0, strict: bool = False,
     balanced: bool = False, kernel: Literal["cps", "flow_sde"] | Kernel = "cps",
 ) -> Algorithm:  # fmt: skip
-    """TurningPoint-GRPO, arXiv:2602.06422: steps after which a trajectory goes where it ends have
-    more reward. SD3.5-M: Flow-CPS with noise 0.7, 10 steps, all but the last noisy; FLUX: 6 steps,
-    noise 0.8; group 24, clip 1e-5, no KL; `window` leaves noise in the first steps alone.
-    `form: released` is that of all released configurations, R_n - R_0 + bonus d_i at turning
-    points, and `paper` that of the paper, d_i but R_n - R_(i-1) at turning points. `strict` and
-    `balanced` are its options.
+    """TurningPoint-GRPO, arXiv:2602.06422: steps after which a trajectory moves towards its final
+    reward get more credit. SD3.5-M: Flow-CPS with noise 0.7, 10 steps, all but the last noisy;
+    FLUX: 6 steps, noise 0.8; group 24, clip 1e-5, no KL; `window` restricts noise to the first
+    steps. `form: released` is the one in all released configurations, R_n - R_0 + bonus d_i at
+    turning points, and `form: paper` the one in the paper, d_i but R_n - R_(i-1) at turning points.
+    `strict` and `balanced` are its options.
 
     Differences: every noisy step has a reward, the last one too.
     """
@@ -93,9 +93,9 @@ def vgpo(
     bounds: tuple[float, float] = (0.5, 2.0), completion: int | None = 1,
     kl_form: KlForm = "published", kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
-    """VGPO, arXiv:2512.12387, by reviews and summaries of the paper: a step's credit is the
-    discounted sum of the rewards of the projections that follow it, with a part that stays where a
-    group has no spread. Needs rewards above 0; KL 0.04, without which aesthetics fall.
+    """VGPO, arXiv:2512.12387, according to reviews and summaries of the paper: a step's credit is
+    the discounted sum of the rewards of the projections that follow it, plus a part that remains if
+    a group has no spread. Needs rewards above 0; KL 0.04; without it aesthetics fall.
 
     A guess in places: gamma, kappa, where the weight Q_k / mean Q stands, and `bounds` that clip it
     (ours) are not in the sources. The absolute part counts in the first half of the steps, as
@@ -118,14 +118,14 @@ def pro_grpo(
     eta: float = 0.7, clip: float = 1e-4, kl: float = 0.04, scale: Scale = "group",
     kl_form: KlForm = "published", kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
-    """Pro-GRPO, arXiv:2512.15347, by a detailed summary of its method: a group starts with more
-    samples than are learned from. Before each step of `at` the projections are scored, and those
-    whose rewards vary most go on, `keep` of them. SD3.5-M: 10 steps, 48 to 24 to 12 samples before
-    the steps 5 and 7; Flash 24, 16, 12; SD1.4 with 50 steps 48, 32, 8 before 30 and 40. The samples
-    that are left make the mean, the std and the loss.
+    """Pro-GRPO, arXiv:2512.15347, following a detailed summary of its method: a group starts with
+    more samples than it trains on. Before each step of `at` the projections are scored, and the
+    `keep` samples whose rewards vary most continue. SD3.5-M: 10 steps, 48 to 24 to 12 samples
+    before the steps 5 and 7; Flash 24, 16, 12; SD1.4 with 50 steps 48, 32, 8 before 30 and 40. The
+    mean, the std and the loss use the remaining samples.
 
     Chosen here: the scale of the advantages is the group's, and the loss Flow-GRPO's. The mean of
-    the samples that are left is not that of the policy.
+    the remaining samples is not the policy's mean.
     """
     if not keep:
         raise UserError("pro_grpo: `keep` must list the sizes to which the group shrinks")
@@ -145,12 +145,12 @@ def potential_tree(
     kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO's tree with a step-wise reward that may abstain, after the potential assessment of
-    PARM, arXiv:2501.13926: a judge of clean images on the way says whether they can still become
-    good, or None where they are not clear enough to judge. Name it in `intermediate_rewards`.
+    PARM, arXiv:2501.13926: a judge of predicted clean images decides whether they can still become
+    good, and returns None if they are not clear enough to judge. Name it in `intermediate_rewards`.
 
     Ours: PARM selects samples at inference and is known here by its abstract, so the number is our
-    choice. A node's credit is that of its leaves, standardised by depth, plus `weight` times the
-    standardised reward of its own image where there is one.
+    choice. A node's credit is its leaves' credit, standardised by depth, plus `weight` times the
+    standardised reward of its own image, if it has one.
     """
     own = Standardize("group")
     return Algorithm(

@@ -91,9 +91,9 @@ def dpo(
     *, steps: int = 10, group: int = 24, levels_per_sample: int = 4, beta: float = 100.0,
     weight: WeightingName = "uniform", solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
-    """Online Diffusion-DPO (arXiv:2311.12908) on a group's best and worst sample, at one noise and
-    level, in velocity space as in Flow-GRPO's repository: beta 100. Diffusion-DPO's 2000 to 5000
-    are for noise predictions: `weight="epsilon"`.
+    """Online Diffusion-DPO (arXiv:2311.12908) on a group's best and worst sample, at the same noise
+    and level, in velocity space as in Flow-GRPO's repository: beta 100. Diffusion-DPO's 2000 to
+    5000 are for noise predictions: `weight="epsilon"`.
 
     Differences: a group with a tie is masked, where the codes train on a sample against itself;
     the reference stays the frozen start; levels are uniform and stratified, their number ours.

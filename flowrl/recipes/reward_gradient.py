@@ -63,10 +63,9 @@ def draft_lv(
     *, steps: int = 50, group: int = 1, draws: int = 2, form: Form = "linear",
     bound: float = 0.0, scale: float = 1.0, kl: float = 0.0,
 ) -> Algorithm:  # fmt: skip
-    """DRaFT-LV, arXiv:2309.17400: DRaFT-1 of lower variance. Each finished sample gets two new
+    """DRaFT-LV, arXiv:2309.17400: DRaFT-1 with lower variance. Each finished sample gets two new
     noises at the level of the last step, and the gradient passes through one step from each. 50
-    steps, LoRA.
-    """
+    steps, LoRA."""
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     return pathwise(steps, Ode(group), Renoised(draws), loss)
 
@@ -77,12 +76,12 @@ def srpo(
     strengths: tuple[tuple[float, float], tuple[float, float]] = ((0.1, 0.25), (0.3, 0.01)),
     form: Form = "hinge", bound: float = 0.7, scale: float = 1.0, kl: float = 0.0,
 ) -> Algorithm:  # fmt: skip
-    """SRPO, arXiv:2509.06942: Direct-Align with a relative reward. A finished sample gets back the
-    noise that it was sampled from, one step with gradients takes a part of it out, and the known
-    rest is subtracted, so that early levels can be trained. The reward is that of the prompt behind
-    one word less that behind another; a second row steps upwards, with the words exchanged. FLUX:
-    25 steps, levels 0.75 to 0.96, loss max(0.7 - r, 0), all weights, lr 5e-6, gradient norm 0.1.
-    PickScore: levels 0.667 to 0.964, strengths 0.1 to 0.5 and 0.6 to 0.01.
+    """SRPO, arXiv:2509.06942: Direct-Align with a relative reward. The noise from which a finished
+    sample came is added to it again, one step with gradients removes a part of it, and the known
+    rest is subtracted, so that early levels can be trained. The reward is the score with one word
+    in front of the prompt minus the score with another; a second row steps upwards, with the words
+    exchanged. FLUX: 25 steps, levels 0.75 to 0.96, loss max(0.7 - r, 0), all weights, lr 5e-6,
+    gradient norm 0.1. PickScore: levels 0.667 to 0.964, strengths 0.1 to 0.5 and 0.6 to 0.01.
 
     `words: null` is Direct-Align: the plain reward, and the step down alone. Differences: the words
     are examples of the paper's kind (realistic against rendered), not those of its script; the

@@ -39,7 +39,7 @@ OVER_BATCH = Standardize("batch", correction=1, centre="batch")
 def sampling_settings(
     temperature: float = 1.0, top_p: float = 1.0, name: str | None = None
 ) -> Callable[[Callable[..., Algorithm]], Callable[..., Algorithm]]:
-    """Give a recipe the sampling settings temperature, top_p, top_k and min_p, and a name."""
+    """Add the sampling settings temperature, top_p, top_k and min_p to a recipe, and name it."""
     rule = {"temperature": temperature, "top_p": top_p, "top_k": 0, "min_p": 0.0}
 
     def decorate(recipe: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
@@ -100,9 +100,9 @@ def text_mixture(*, length: int = 1024, group: int = 16, kl: float = 0.0) -> Alg
 def text_grpo(
     *, length: int = 1024, group: int = 64, clip: float = 0.2, kl: float = 0.04, cut: Cut = "train"
 ) -> Algorithm:
-    """GRPO, arXiv:2402.03300: the group's mean and std, a clip range of 0.2, KL 0.04 to the
-    start (k3), the mean over each completion's tokens and then over completions. 64 completions
-    a prompt, 1,024 tokens.
+    """GRPO, arXiv:2402.03300: the group's mean and std, a clip range of 0.2, KL 0.04 to the start
+    (k3), the mean over each completion's tokens and then over completions. 64 completions per
+    prompt, 1,024 tokens.
 
     The std divides by n - 1, as in TRL and verl, which add 1e-4 and 1e-6 to it."""
     loss = Surrogate(clip, clip, anchors=anchors(kl), denominator="rows")
@@ -114,10 +114,10 @@ def text_rloo(
     *, length: int = 512, group: int = 4, clip: float = 0.2, kl: float = 0.0,
     kl_in: KlPlace = "loss",
 ) -> Algorithm:  # fmt: skip
-    """REINFORCE with the mean of the others as baseline, arXiv:2402.14740: 4 completions a
-    prompt, each one action, so that the ratio is the product over its tokens.
+    """REINFORCE with the mean of the others as baseline, arXiv:2402.14740: 4 completions per
+    prompt, each treated as one action, so that the ratio is the product over its tokens.
 
-    With one update an iteration the clip never acts, and this is the paper's estimator.
+    With one update per iteration the clip never acts, and this is the paper's estimator.
 
     kl_in  reward  as in the paper: `kl` times log(policy / start) of the whole completion is
                    taken off its reward, before the others' mean
@@ -199,7 +199,8 @@ def text_sapo(
 
 @sampling_settings()
 def text_vespo(*, length: int = 4096, group: int = 16) -> Algorithm:
-    """VESPO, arXiv:2602.10693: a smooth function of its whole ratio weighs a completion."""
+    """VESPO, arXiv:2602.10693: each completion is weighted by a smooth function of its whole
+    ratio."""
     return texts(length, group, (GROUP,), VESPO())
 
 
@@ -207,8 +208,8 @@ def text_vespo(*, length: int = 4096, group: int = 16) -> Algorithm:
 def text_gmpo(
     *, length: int = 3000, group: int = 8, clip: float = 0.4, kl: float = 0.0
 ) -> Algorithm:
-    """GMPO, arXiv:2507.20673: the geometric mean of a completion's ratios, each of which is
-    clipped at e^-0.4 and e^0.4 on the side where moving on would pay."""
+    """GMPO, arXiv:2507.20673: the geometric mean of a completion's ratios, each of which is clipped
+    at e^-0.4 and e^0.4 on the side where a further change would increase the objective."""
     return texts(length, group, (GROUP,), GMPO(clip, clip, anchors=anchors(kl)))
 
 
@@ -227,14 +228,14 @@ def text_rec(
     *, length: int = 1024, group: int = 8, keep: ClipSides = "one_side", low: float = 0.2,
     high: float = 0.2, pull: float = 0.0, shift: float = 0.0,
 ) -> Algorithm:  # fmt: skip
-    """Group-relative REINFORCE for samples of older policies, arXiv:2509.24203: the gradient of
-    A log p, without the ratio as a factor, where the clip range does not forbid it.
+    """Group-relative REINFORCE for samples of older policies, arXiv:2509.24203: the gradient of A
+    log p, without the ratio as a factor, wherever the clip range allows it.
 
     keep  one_side  REC-OneSide; two_side and ring keep other tokens
           all       with `pull` (a weight of log(r)^2) OPMD of Kimi k1.5, arXiv:2501.12599; with
                     `shift: -0.1` AsymRE, arXiv:2506.20520
 
-    The advantage is the reward less the group's mean and the shift, without a division. The length
+    The advantage is the reward minus the group's mean and the shift, without a division. The length
     and the group are ours."""
     loss = REC(keep, low, high, pull=pull)
     return texts(length, group, (GroupBaseline(shift=shift),), loss)
@@ -244,7 +245,7 @@ def text_rec(
 def text_luspo(
     *, length: int = 4096, group: int = 16, low: float = 2e-3, high: float = 2.5e-3
 ) -> Algorithm:
-    """LUSPO, arXiv:2602.05261: GSPO with completions weighed by their length, so that a token
-    of a long one counts as much as any other. Ranges 2e-3 below, 2.5e-3 above."""
+    """LUSPO, arXiv:2602.05261: GSPO with completions weighted by their length, so that tokens of
+    long and short ones count the same. Ranges 2e-3 below, 2.5e-3 above."""
     loss = Surrogate(low, high, denominator="sequences")
     return texts(length, group, (GROUP,), loss, Token("sequence"))

@@ -45,8 +45,8 @@ def text_tree(
     *, length: int = 1024, roots: int = 4, branch: int = 2, at: tuple[int, ...] = (256,),
     clip: float = 0.2, credit: Literal["depth", "local"] = "depth",
 ) -> Algorithm:  # fmt: skip
-    """Completions that branch after `at` tokens, so that a segment has credit of its own: a
-    node's value is the mean of its completions.
+    """Completions that branch after `at` tokens, so that each segment gets its own credit: a node's
+    value is the mean of its completions.
 
     credit  depth  nodes of one depth compete, as in BranchGRPO (arXiv:2509.06040)
             local  a node against its draw and against its parent, TreeRL (arXiv:2506.11902)
@@ -61,9 +61,9 @@ def text_reinforce(
     *, length: int = 1024, group: int = 8, clip: float = 0.2, kl: float = 0.0,
     kl_in: KlPlace = "loss", baseline: bool = True,
 ) -> Algorithm:  # fmt: skip
-    """REINFORCE++ with a baseline, arXiv:2501.03262: the group's mean is taken off, then
-    advantages are whitened over all tokens of the batch. The paper's other form, `baseline:
-    false`, whitens only, and takes its KL off the reward.
+    """REINFORCE++ with a baseline, arXiv:2501.03262: the group's mean is subtracted, then
+    advantages are whitened over all tokens of the batch. The paper's other form, `baseline: false`,
+    only whitens, and subtracts its KL from the reward.
 
     kl_in  loss    a term by the k2 estimate, whose gradient is that of KL(new | start)
            reward  as in the paper: `kl` times log(policy / start) of a token and of all after
@@ -77,15 +77,16 @@ def text_reinforce(
 
 @sampling_settings(temperature=0.6)
 def text_opo(*, length: int = 4096, group: int = 16) -> Algorithm:
-    """OPO, arXiv:2505.23585: one exact on-policy step, the baseline weighed by length, no clip,
-    no KL. Set `train.updates: 1`, which its proof requires."""
+    """OPO, arXiv:2505.23585: one exact on-policy step, the baseline weighted by length, no clip, no
+    KL. Set `train.updates: 1`, which its proof requires."""
     return texts(length, group, (LengthBaseline(),), Reinforce())
 
 
 @sampling_settings()
 def text_maxrl(*, length: int = 4096, group: int = 16, clip: float = 0.2) -> Algorithm:
-    """MaxRL, arXiv:2602.02710: advantages are divided by the group's mean, the gradient of the
-    likelihood of success, so that hard prompts weigh more. Rewards are at least 0."""
+    """MaxRL, arXiv:2602.02710: advantages are divided by the group's mean, which follows the
+    gradient of the log-likelihood of success and gives hard prompts more weight. Rewards are at
+    least 0."""
     return texts(length, group, (MaxRL(),), Surrogate(clip, clip))
 
 
@@ -108,8 +109,8 @@ def text_bnpo(
     """BNPO, arXiv:2506.02864: advantages are divided by the density of a Beta law that is
     fitted to the success rates of the batch's prompts. Rewards are in 0..1.
 
-    Weights are bounded by 10, by 1e6 in the released code, which divides the variance of rates by
-    n - 1, and the paper by n, as here."""
+    Weights are bounded by 10 (1e6 in the released code). The variance of the rates is divided by n,
+    as in the paper; the released code divides by n - 1."""
     loss = Surrogate(clip, clip, denominator="rows")
     return texts(length, group, (BetaNormalize(most),), loss)
 
@@ -136,9 +137,9 @@ def text_stream(
     *, length: int = 1024, group: int = 1, keep: float = 0.9, uncertain: bool = True,
     clip: float = 0.2,
 ) -> Algorithm:  # fmt: skip
-    """Single-stream policy optimisation, arXiv:2509.13232: one completion a prompt, compared
-    with the prompt's expected score, then whitened over the batch. Prompts that could go either
-    way come more often (`uncertain`). Scores in 0..1.
+    """Single-stream policy optimisation, arXiv:2509.13232: one completion per prompt, compared with
+    the prompt's expected score, then whitened over the batch. Prompts with an uncertain outcome are
+    drawn more often (`uncertain`). Scores are in 0..1.
 
     How fast a prompt's past fades is constant here: see `flowrl.credit.trackers.PromptValues`.
     """
@@ -169,8 +170,8 @@ def text_a_star_po(
 
 @sampling_settings()
 def text_dpo(*, length: int = 512, group: int = 8, beta: float = 0.1) -> Algorithm:
-    """Online DPO, arXiv:2305.18290 on own samples: the group's best against its worst, beta
-    0.1. A group that ties has no pair."""
+    """Online DPO, arXiv:2305.18290 on the policy's own samples: the group's best against its worst,
+    beta 0.1. A group that ties has no pair."""
     return texts(length, group, (BestWorst(),), Preference(beta), Token(paired=True))
 
 
@@ -179,8 +180,8 @@ def text_spo_tree(
     *, length: int = 1024, roots: int = 6, branch: int = 6, at: tuple[int, ...] = (256, 512),
     clip: float = 0.2,
 ) -> Algorithm:  # fmt: skip
-    """SPO-tree, arXiv:2505.23564: a segment's advantage is its node's value less the parent's,
-    in trees that branch 6 times at each level.
+    """SPO-tree, arXiv:2505.23564: a segment's advantage is its node's value minus the parent's, in
+    trees that branch 6 times at each level.
 
     Published: only tokens of probability below 0.9 in a segment are trained. Here all are."""
     plan = Segments(roots, branch, at)
@@ -206,8 +207,9 @@ def text_remax(
     *, length: int = 512, group: int = 1, clip: float = 0.2, kl: float = 0.0,
     kl_in: KlPlace = "loss",
 ) -> Algorithm:  # fmt: skip
-    """ReMax, arXiv:2310.10505: one completion a prompt, each one action, less the reward of the
-    greedy completion of the same prompt, which is drawn and scored but not trained on.
+    """ReMax, arXiv:2310.10505: one completion per prompt, treated as one action; its baseline is
+    the reward of the greedy completion of the same prompt, which is drawn and scored but not
+    trained on.
 
     With one update an iteration the clip never acts, and this is the paper's estimator. `group`
     counts the sampled completions; `reward` of the log is over the greedy ones too. The length
@@ -255,13 +257,14 @@ def text_gigpo(
     by 0.95 per turn. 8 completions per prompt, KL 0.01 to the start (k3). Needs
     `model.environment`.
 
-    The environment names states, or its reply is the state. `scale` divides both parts by their
+    The environment names states, or its reply is the state; its rewards of turns are part of
+    returns and, summed, of the outcome. `scale` divides both parts by their
     std; the published code has both forms, and its default is without.
 
-    Differences: a trajectory counts once in its group's mean, as in the paper, whose code
-    counts it once per turn; states are the same or not, never similar; no penalty of invalid
-    actions (a reward may have one). A clip range of 0.2 and the mean over tokens are those of
-    verl, on which that code builds; the length is ours."""
+    Differences: a trajectory counts once in its group's mean, as in the paper, whose code counts it
+    once per turn; states are the same or not, never similar; no penalty of invalid actions (a
+    reward may have one). The clip range of 0.2 and the mean over tokens come from verl, on which
+    the authors' code builds; the length is ours."""
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, group, (States(weight, gamma, scale),), loss)
 
@@ -270,13 +273,14 @@ def text_gigpo(
 def text_turns(
     *, length: int = 4096, group: int = 8, clip: float = 0.2, kl: float = 0.0
 ) -> Algorithm:
-    """A turn is compared with the same turn of the samples that have it: the groups of AT-GRPO,
-    arXiv:2510.11062, for one agent. A turn that no other sample of the prompt has trains
-    nothing. Needs `model.environment`.
+    """Each turn is compared with the same turn of the other samples that reach it: the groups of
+    AT-GRPO, arXiv:2510.11062, for one agent. A turn that no other sample of the prompt reaches
+    trains nothing. Needs `model.environment`.
 
-    Differences: the paper samples a group's turns from one history, each with its own reward;
-    here trajectories are independent, and all turns share the outcome. The numbers are
-    ours."""
+    A turn's value is the outcome plus the environment's own reward of it.
+
+    Differences: the paper samples a group's turns from one history; here trajectories are
+    independent. The numbers are ours."""
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, group, (Turns(), GROUP), loss)
 
@@ -286,11 +290,13 @@ def text_rebn(
     *, length: int = 4096, group: int = 8, gamma: float = 0.9, clip: float = 0.2, kl: float = 0.0
 ) -> Algorithm:
     """REINFORCE with return batch normalisation (GEM, arXiv:2510.01051): returns of turns,
-    discounted by `gamma`, less their mean over all turns of the batch, over their std. No
-    groups: `group` completions of a prompt are only drawn together. 0.9 is GEM's own example.
-    Needs `model.environment`.
+    discounted by `gamma`, minus their mean over all turns of the batch, divided by their std. There
+    are no groups: the `group` completions of a prompt are only drawn together. 0.9 is GEM's own
+    example. Needs `model.environment`.
 
-    Differences: the outcome is the last turn's reward, and no other turn has one. A clipped
-    ratio (with `train.updates: 1` it is REINFORCE). The other numbers are ours."""
+    The outcome is a reward of the last turn; the environment may reward any turn.
+
+    Differences: a clipped ratio (with `train.updates: 1` it is REINFORCE). The other numbers are
+    ours."""
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, group, (Discount(gamma), WhitenTurns()), loss)

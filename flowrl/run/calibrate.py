@@ -98,7 +98,9 @@ def step_gains(
     draws = session.prompts.draw(number, run.prompts.per_iteration, seed, None)
     (part,) = sample_round(session, number, draws, {}).parts
     assert isinstance(part.rollout, Rollout)
-    context = Context(part.rollout.columns, session.weights(number), way=part.everyone.way)
+    context = Context(
+        part.rollout.columns, session.weights(number), intermediate=part.everyone.intermediate
+    )
     credit = node_values(part.everyone, context)
     for transform in (StepGain(), Sum()):
         credit = transform(credit, context)

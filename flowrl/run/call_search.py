@@ -22,7 +22,7 @@ def search_sizes(session: Session) -> None:
 
     On a CPU they stay what the settings give: a number that is the same on every machine.
     """
-    policy, settings = session.learner.policy, session.run.train.rows_by_kind
+    policy, settings = session.learner.policy, session.run.train.call_sizes
     kinds: list[CallKind] = [kind for kind, rows in settings.items() if rows == "auto"]
     if not kinds or session.parallel.device != "cuda" or session.parallel.lockstep is not None:
         return
@@ -54,7 +54,7 @@ def rows_that_fit(peak: Callable[[int], int], free: int) -> int:
     """Largest power of two of rows whose peak memory, extrapolated from one and two rows, stays
     within SHARE of the `free` bytes; at least 1.
 
-    peak: bytes that a call of so many rows needs. The result is tried, and halved while it raises
+    peak: bytes that a call of this many rows needs. The result is tried, and halved while it raises
     CallTooLarge.
     """
     one = peak(1)
@@ -116,6 +116,8 @@ class TriesTexts(Protocol):
 
 def _of_texts(session: Session, policy: TriesTexts) -> dict[CallKind, Callable[[int], object]]:
     calls = dict(policy.trial_calls(session.prompts.texts, session.algorithm.steps))
+    if not calls:
+        return {}
     train = calls["training"]
 
     def training(rows: int) -> None:

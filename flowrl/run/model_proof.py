@@ -14,6 +14,7 @@ from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole import proof_cache as proof_cache
 from flowrl.models.diffusers.whole.proof_cache import CachedProof
+from flowrl.models.rewritten import instructed
 from flowrl.prompts import PromptSet
 from flowrl.run.state.session import Session
 from flowrl.run.state.start_record import StartRecord
@@ -53,6 +54,7 @@ def proof_digest(
         "model": dump(run)["model"],
         "gradient_checkpointing": run.train.gradient_checkpointing,
         "steps": [run.algorithm().steps, run.evaluation_steps],
+        "own_sampler": policy.loop.own_sampler,
         "levels": [run.levels(n) for n in (run.algorithm().steps, run.evaluation_steps)],
         "evaluation": [run.evaluation_guidance, run.evaluation_size],
         "base": start_record.base,
@@ -99,6 +101,10 @@ class StartProof:
     def prove(self) -> None:
         """Prove the model unless a proof is cached, and print the proof's sentences."""
         policy, say = self.session.learner.policy, self.session.terminal.say
+        if (before := self.session.before) is not None:
+            given = instructed(before.template, self.rows[0])
+            for sentence in before.learner.policy.proofs(given, before.algorithm.steps):
+                say(sentence)
         if isinstance(policy, PipelinePolicy):
             policy.check_rows(self.rows[1])
         if self.kept is not None and isinstance(policy, PipelinePolicy):

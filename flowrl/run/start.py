@@ -1,10 +1,11 @@
 """Starts a run in a new folder, or resumes one from its newest checkpoint."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 from accelerate import PartialState
@@ -16,7 +17,7 @@ from flowrl.run.atomic import appear, held, reason, sweep
 from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
-from flowrl.run.state import start_record
+from flowrl.run.state import record, start_record
 from flowrl.run.state.live import NOTHING_LIVE, Live, of_callback
 from flowrl.run.state.session import (
     Session,
@@ -27,11 +28,13 @@ from flowrl.run.state.session import (
 )
 from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import Result, train_session
-from flowrl.run.watch import record
 from flowrl.settings import Run
-from flowrl.settings.data import IN_PYTHON
 from flowrl.settings.read import dump, with_full_paths
 from flowrl.settings.trust import remember
+from rewards import Reward
+
+if TYPE_CHECKING:
+    from flowrl.run.workers.cluster import Cluster  # Ray is an extra
 
 
 def start(
@@ -39,18 +42,19 @@ def start(
 ) -> Result:
     """Start a new run in a new folder. UserError if the folder exists."""
     state, run = meet(on_cpu(run)), with_full_paths(run)
-    check_workers(run, state.num_processes)
+    check_shares(run, state.num_processes)
     reserved = agreed(state, lambda: str(reserve(run, folder, name, live)), shutil.rmtree)
     chosen = Path(reserved)
     run = live.placed(run, chosen)
     with held_together(chosen, state, lambda _: shutil.rmtree(chosen)):
         try:
-            with explained(run), not_alone():
-                accelerator = open_accelerator(run, chosen)
-                agreed(state, lambda: open_trackers(run, chosen, accelerator, 0))
-                session = open_session(run, chosen, accelerator, live)
-            with with_workers(session) as session:
-                return train_session(session, cache=cache)
+            with on_cluster(run, state) as cluster:
+                with explained(run), not_alone():
+                    accelerator = open_accelerator(run, chosen)
+                    agreed(state, lambda: open_trackers(run, chosen, accelerator, 0))
+                    session = open_session(run, chosen, accelerator, live, rewards_of(cluster))
+                with with_workers(session, cluster) as session:
+                    return train_session(session, cache=cache)
         except UserError as error:
             ours = not isinstance(error, Stopped) and not of_callback(error)
             if state.is_main_process and ours:
@@ -92,7 +96,7 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
     line names other changes.
     """
     state = meet(on_cpu(run))
-    check_workers(run, state.num_processes)
+    check_shares(run, state.num_processes)
     terminal = record.Terminal(state.is_main_process)
     with held_together(folder, state) as before:
         if before:
@@ -107,43 +111,60 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
             if state.is_main_process:
                 for parent in (folder, folder / "checkpoints", folder / "best"):
                     sweep(parent)
-            with starting(folder):
-                accelerator = open_accelerator(run, folder)
-                first = 0 if newest is None else int(newest.name) + 1
-                agreed(state, lambda: open_trackers(run, folder, accelerator, first))
-                session = open_session(run, folder, accelerator, live)
-            with with_workers(session) as session:
-                return train_session(session, newest, cache)
+            with on_cluster(run, state) as cluster:
+                with starting(folder):
+                    accelerator = open_accelerator(run, folder)
+                    first = 0 if newest is None else int(newest.name) + 1
+                    agreed(state, lambda: open_trackers(run, folder, accelerator, first))
+                    session = open_session(run, folder, accelerator, live, rewards_of(cluster))
+                with with_workers(session, cluster) as session:
+                    return train_session(session, newest, cache)
 
 
-def check_workers(run: Run, processes: int) -> None:
-    """UserError where the run cannot have sampling workers; before anything is created."""
-    if run.workers.sampling == 0:
-        return
-    if processes > 1:
+def check_shares(run: Run, processes: int) -> None:
+    """UserError if a training process would have no sampling worker; before anything is created."""
+    if 0 < run.workers.sampling < processes:
         raise UserError(
-            "workers.sampling: needs a single training process so far; start the run without a "
-            "launcher, or set workers.sampling: 0"
+            f"workers.sampling: {run.workers.sampling} for {processes} training processes, each of "
+            f"which has its own workers; set it to {processes} or a multiple"
         )
-    for spec in (*run.rewards, *run.intermediate_rewards):
-        if spec.name.startswith(IN_PYTHON):
-            raise UserError(
-                f"workers.sampling: reward {spec.label} is a Python object, and a worker opens "
-                "rewards by name; write the reward in a file, or set workers.sampling: 0"
-            )
+    if run.workers.sampling and run.model.context_parallel > 1:
+        raise UserError(
+            "workers.sampling: a worker makes whole calls; set model.context_parallel: 1, or "
+            "workers.sampling: 0"
+        )
 
 
 @contextmanager
-def with_workers(session: Session) -> Iterator[Session]:
+def on_cluster(run: Run, state: PartialState) -> Iterator["Cluster | None"]:
+    """Ray for a run with workers, and nothing for others; it ends with the run."""
+    if not run.workers.any:
+        yield None
+        return
+    from flowrl.run.workers.cluster import Cluster  # Ray is an extra
+
+    with closing(Cluster(run, state)) as cluster:
+        yield cluster
+
+
+def rewards_of(cluster: "Cluster | None") -> Mapping[str, Reward]:
+    """Rewards that processes of their own score."""
+    return {} if cluster is None else cluster.rewards
+
+
+@contextmanager
+def with_workers(session: Session, cluster: "Cluster | None") -> Iterator[Session]:
     """The session with its sampling workers, which end with it."""
-    if session.run.workers.sampling == 0:
+    if cluster is None or session.run.workers.sampling == 0:
         yield session
         return
-    from flowrl.run.workers.pool import SamplingPool  # Ray is an extra
+    from flowrl.run.workers.pool import SamplingPool
 
-    with closing(SamplingPool(session)) as workers:
-        workers.prove()
+    with closing(SamplingPool(session, cluster)) as workers:
+        workers.crew.begin()
         yield replace(session, source=workers)
+    with session.parallel.together():  # the main process's Ray is the others' too
+        pass
 
 
 @contextmanager

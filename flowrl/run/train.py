@@ -4,8 +4,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
@@ -20,19 +19,20 @@ from flowrl.run.experience.collect import Experience, collect
 from flowrl.run.experience.given import collect_given
 from flowrl.run.model_proof import StartProof
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.observer import Iteration, Observer
 from flowrl.run.show.observers import open_observers
 from flowrl.run.show.track import finishing
+from flowrl.run.state import record
 from flowrl.run.state.finite import check_iteration
+from flowrl.run.state.learner import Learner
 from flowrl.run.state.live import Event, Moment
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.state.signals import Interrupt
 from flowrl.run.state.smaller_calls import explained, with_smaller_calls
 from flowrl.run.update import ratio_check
 from flowrl.run.update.update import Updated, update
-from flowrl.run.watch import record
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import Run
 from flowrl.settings.read import dump, read_run
@@ -63,7 +63,7 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
     failures = resumable(session.folder)
     explaining = explained(session.run, session.learner.policy)
     trackers = finishing(session.accelerator)  # they end last: a tracker costs no weights
-    with failures, trackers, explaining, closing(session.learner.policy), Interrupt() as interrupt:
+    with failures, trackers, explaining, closing(session.learner), Interrupt() as interrupt:
         with session.writer.beside():
             with starting(session.folder):
                 loop = begin(session, resume, cache)
@@ -226,9 +226,9 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
 
     NotFiniteError, on all processes, if weights, averages, rewards or the loss are not finite.
     """
-    learner = session.learner
-    for group in learner.optimizer.param_groups:
-        group["lr"] = learning_rate(session.run, progress.iteration)
+    for each in session.learner.chain:
+        for group in each.optimizer.param_groups:
+            group["lr"] = learning_rate(each.run, progress.iteration)
     t0, cpu = time.perf_counter(), time.process_time()
     if session.source is not None:
         session.source.begin(progress.iteration)
@@ -236,41 +236,70 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
         experience = collect(session, progress.iteration)
     else:
         experience = collect_given(session, session.given, progress.iteration)
+    learned = (experience,) if experience.before is None else experience.chain
+    chain = zip(session.learner.chain, learned, strict=True)
+    lessons = [Lesson(session, *each) for each in chain if each[0].learns]
     if progress.optimizer_steps == 0:
-        compare = partial(_check_ratio, session, experience)
-        experience = with_smaller_calls(learner, session.terminal, compare)
+        lessons = [each.checked() for each in lessons]
     t1 = time.perf_counter()
-    take_steps = partial(_updated, session, experience, progress, keep_values)
-    updated = with_smaller_calls(learner, session.terminal, take_steps)
-    metrics = experience.metrics | updated.metrics
+    updates = [each.updated(progress, keep_values) for each in lessons]
+    metrics = experience.metrics
+    metrics = metrics | updates[-1].metrics  # of a single model, or of the one that rewards score
+    for each, updated in zip(lessons[:-1], updates, strict=False):
+        named = each.learner.named
+        metrics = metrics | {named(name): value for name, value in updated.metrics.items()}
     t2 = time.perf_counter()
     progress.iteration += 1
     progress.optimizer_steps += session.run.train.optimizer_steps
-    learner.policies.follow(progress.optimizer_steps)
-    check_iteration(experience.rows, learner.policies.named(), metrics, progress.iteration)
+    for each, updated in zip(lessons, updates, strict=True):
+        each.followed(updated, progress)
+    rates = [each.learner.optimizer.param_groups[0]["lr"] for each in lessons]
+    pairs = zip(lessons[:-1], rates, strict=False)
+    metrics |= {each.learner.named("lr"): rate for each, rate in pairs}
     metrics |= {
-        "lr": learner.optimizer.param_groups[0]["lr"],
+        "lr": rates[-1],
         "seconds": t2 - t0,
         "seconds/update": t2 - t1,
         "seconds/cpu": time.process_time() - cpu,  # of this process, all its threads
     }
-    return Iteration(progress.iteration, experience, updated, metrics)
+    return Iteration(progress.iteration, experience, updates[-1], metrics)
 
 
-def _check_ratio(session: Session, experience: Experience) -> Experience:
-    learner, terminal = session.learner, session.terminal
-    with session.parallel.together(), bounded_call("training"):
-        experience = ratio_check.uncompiled_above(learner, experience, terminal)
-        ratio_check.check_ratio(learner, experience, terminal)
-    return experience
+@dataclass(frozen=True)
+class Lesson:
+    """The samples that one model of the run learns from in an iteration."""
 
+    session: Session
+    learner: Learner
+    experience: Experience
 
-def _updated(
-    session: Session, experience: Experience, progress: Progress, keep_values: bool
-) -> Updated:
-    """Take the optimizer steps; may be repeated while the first one is not taken."""
-    session.learner.optimizer.zero_grad(set_to_none=True)
-    return update(session.learner, experience, progress, keep_values)
+    def checked(self) -> "Lesson":
+        """The same after the first ratio was measured, which may stop compilation."""
+        checked = with_smaller_calls(self.learner, self.session.terminal, self._check_ratio)
+        return replace(self, experience=checked)
+
+    def _check_ratio(self) -> Experience:
+        learner, experience, terminal = self.learner, self.experience, self.session.terminal
+        with self.session.parallel.together(), bounded_call("training"):
+            experience = ratio_check.uncompiled_above(learner, experience, terminal)
+            ratio_check.check_ratio(learner, experience, terminal)
+        return experience
+
+    def updated(self, progress: Progress, keep_values: bool) -> Updated:
+        """Take the optimizer steps."""
+        learner = self.learner
+
+        def take_steps() -> Updated:  # again while the first step is not taken
+            learner.optimizer.zero_grad(set_to_none=True)
+            return update(learner, self.experience, progress, keep_values)
+
+        return with_smaller_calls(learner, self.session.terminal, take_steps)
+
+    def followed(self, updated: Updated, progress: Progress) -> None:
+        """Update the averages, and check that everything is finite."""
+        policies, metrics = self.learner.policies, self.experience.metrics | updated.metrics
+        policies.follow(progress.optimizer_steps)
+        check_iteration(self.experience.rows, policies.named(), metrics, progress.iteration)
 
 
 def learning_rate(run: Run, iteration: int) -> float:

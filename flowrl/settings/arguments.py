@@ -79,6 +79,8 @@ class SampleArguments:
     """Samples from which one is chosen."""
     strength: float = 10.0
     """Weight of the rewards, in exp(strength * reward)."""
+    rewrite: AtLeastOne = 1
+    """Rewritings of a joint run for each sample, of which the rewards choose the best image."""
     optimise: Literal["no", "gradient", "search", "best"] = "no"
     """How a better noise is found for each sample: see flowrl/cli/optimise.py."""
     rounds: AtLeastOne = 50

@@ -77,7 +77,7 @@ class BudgetSettings(Settings):
         if self.flat == "resample" and algorithm.tracker is not NoTracker:
             raise UserError(
                 "budget.flat: this recipe's credit remembers every drawn prompt, so none can "
-                "be replaced: set drop"
+                "be replaced: set budget.flat: drop"
             )
         single = {"repeat": self.repeat > 1, "replay": self.replay > 0, "subset": bool(self.subset)}
         for name in (name for name, wanted in single.items() if wanted):

@@ -6,14 +6,20 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from flowrl.algorithm import Algorithm
+from flowrl.credit.choices import image_plans
 from flowrl.credit.trackers import ScoreQuantiles
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import Chat, PromptSet
+from flowrl.settings.budget import BudgetSettings
+from flowrl.settings.data import IN_PYTHON
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.run import Run
 from flowrl.settings.train import StatesSettings
 from flowrl.settings.words import unknown_name
+from flowrl.settings.workers import WorkerSettings
+from samplers import Plan
+from samplers.scheduler import unbound
 
 _HUB_SECONDS = 5.0
 _WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
@@ -29,7 +35,8 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
         raise UserError(f"recipe {name} is for model.{kind}, but the run has model.{other}")
     if m.own is not None:
         _check_own(run)
-    if m.language is None and run.evaluate.temperature != 1:
+        refuse_scheduler(image_plans(algorithm), m.own.name.rpartition(":")[2])
+    if m.language is None and m.rewriter is None and run.evaluate.temperature != 1:
         raise UserError("evaluate.temperature is only for texts (model.language): leave it out")
     if m.language is None:
         if run.train.share_prompts:
@@ -42,6 +49,94 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
     _refuse_evaluation(run, "is only for images and videos")
 
 
+def refuse_scheduler(plans: Sequence[Plan], name: str) -> None:
+    """UserError for plans with the steps of a pipeline's scheduler."""
+    if any(map(unbound, plans)):
+        raise UserError(
+            f"kernel: scheduler: {name} is a model of one's own, which has no scheduler: kernel: "
+            "{name: cps, eta: 1} draws fresh noise around the predicted sample at every step"
+        )
+
+
+def check_joint(run: Run) -> None:
+    """UserError for settings that a run of two models does not support."""
+    if run.before is None:
+        if run.train.rewriter_lr is not None:
+            raise UserError("train.rewriter_lr: the run has no model.rewriter: leave it out")
+        return
+    alone = {
+        "given": run.given is not None,
+        "budget": run.budget != BudgetSettings(),
+        "teachers": run.teachers is not None,
+        "workers": run.workers != WorkerSettings(),
+        "model.context_parallel": run.model.context_parallel > 1,
+    }
+    for place, used in alone.items():
+        if used:
+            raise UserError(f"{place} does not support two models (recipe joint): leave it out")
+    try:
+        algorithm = run.before.algorithm()
+    except UserError as error:
+        raise UserError(f"recipe.text: {error}") from error
+    if run.train.updates > run.prompts.per_iteration * algorithm.group:
+        raise UserError(
+            "train.updates: there are more optimizer steps than rewritings in an iteration"
+        )
+
+
+def check_workers(run: Run, algorithm: Algorithm) -> None:
+    """UserError for workers that a run cannot have, and for a lag that cannot be right."""
+    w = run.workers
+    if w.sampling == 0:
+        for name in ("lag", "gpus"):
+            if getattr(w, name):
+                raise UserError(f"workers.{name}: no workers; set workers.sampling too")
+    if not w.any:
+        if w.address is not None:
+            raise UserError("workers.address: no workers; set workers.sampling too")
+        return
+    if find_spec("ray") is None:
+        raise UserError("workers: they need Ray: pip install 'flowrl[ray]'")
+    specs = {each.label: each for each in (*run.rewards, *run.judges, *run.intermediate_rewards)}
+    for label in w.rewards:
+        if label not in specs:
+            raise UserError(
+                f"workers.rewards: no reward is labelled {label!r}; one of {', '.join(specs)}"
+            )
+        if algorithm.reward_gradient or algorithm.guided:
+            raise UserError(
+                f"workers.rewards: {label}: this recipe follows a reward's gradient, which does "
+                "not come from another process; leave it out"
+            )
+    for spec in specs.values():
+        if spec.name.startswith(IN_PYTHON) and (w.sampling or spec.label in w.rewards):
+            raise UserError(
+                f"workers: reward {spec.label} is a Python object, and a worker opens rewards by "
+                "name; write the reward in a file, or set workers.sampling: 0"
+            )
+    if w.sampling:
+        _check_sampling(run, algorithm)
+
+
+def _check_sampling(run: Run, algorithm: Algorithm) -> None:
+    if run.drawn == 0:
+        raise UserError("workers.sampling: all samples are given; set workers.sampling: 0")
+    if run.model.compile == "auto":
+        raise UserError(
+            "workers.sampling: model.compile: auto decides in each process by itself; set it to "
+            "true or false"
+        )
+    if run.model.server is not None:
+        raise UserError(
+            "workers.sampling: with model.server the server samples, and it holds one version of "
+            "the weights; set workers.sampling: 0, or leave the server out"
+        )
+    if run.workers.lag and algorithm.reward_gradient:
+        raise UserError(
+            "workers.lag: reward gradients are those of the weights that sampled; set lag: 0"
+        )
+
+
 def _refuse_evaluation(run: Run, why: str) -> None:
     for place in ("guidance", "height", "width"):
         if getattr(run.evaluate, place) is not None:
@@ -49,7 +144,7 @@ def _refuse_evaluation(run: Run, why: str) -> None:
 
 
 def _check_own(run: Run) -> None:
-    """UserError for settings that a model of one's own has no part for."""
+    """UserError for settings that have no effect on a user's own model."""
     _refuse_evaluation(run, "is a setting of pipelines")
     if run.given is not None:
         raise UserError(
@@ -63,7 +158,7 @@ def _check_own(run: Run) -> None:
         )
     if run.train.gradient_checkpointing:
         raise UserError(
-            "train.gradient_checkpointing: a model of one's own calls torch.utils.checkpoint in "
+            "train.gradient_checkpointing: your own model calls torch.utils.checkpoint in "
             "its forward itself: leave the setting out"
         )
 

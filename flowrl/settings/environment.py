@@ -21,7 +21,8 @@ class EnvironmentSettings(Settings):
 
     It may also return {"reply": text, "state": name}: recipes with an advantage per turn compare
     the turns of a prompt that were taken in the same state. The state defaults to the reply, and
-    that of the first turn to the prompt.
+    the first turn's state to the prompt. {"reply": ..., "reward": number} rewards the turn that it
+    answers, also with a reply of None, for recipes with returns of turns.
     """
 
     name: str

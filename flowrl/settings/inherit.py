@@ -1,6 +1,7 @@
 """Run files that begin with another file's settings: `base: ../demo.yaml`."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ def read_tree(path: Path, begun: bool = False) -> tuple[Any, str]:
     """Read a file, with the settings of its base (and its base's base, and so on) below its own.
 
     Returns the settings and the names of the files, for messages. Mappings merge; every other
-    value, a list too, replaces that of the base; a recipe of another name replaces the base's,
-    whose settings mean nothing to it. `base` is relative to the file that it stands in,
-    or `configs/...` of flowrl; other paths are too, and then to the working folder: see
+    value, including a list, replaces the base's; a recipe of another name replaces the base's,
+    whose settings mean nothing to it. `base` is relative to the file that it stands in, or
+    `configs/...` of flowrl; other paths are too, and then to the working folder: see
     `flowrl.settings.places`. Paths of a run that was `begun` stay as written. UserError, in one
-    sentence that names every file on the way, for a base that
-    cannot be read and for a circle of files.
+    sentence that names every file on the way, for a base that cannot be read and for a circle of
+    files.
     """
     tree = read_yaml(path)
     return with_base(tree if begun else at_file(tree, path), path)
@@ -59,8 +60,25 @@ def _base_file(path: Path, value: Any) -> Path:
     own = CONFIGS_FOLDER / value.removeprefix(_OWN)
     base = own if value.startswith(_OWN) and not near.exists() and own.is_file() else near
     if not base.is_file():
-        raise UserError(f"{path}: base: there is no file {base}; the path is relative to {path}")
+        raise UserError(
+            f"{path}: base: there is no file {base}; the path is relative to {path}"
+            f"{_near_name(value, path.parent)}"
+        )
     return base
+
+
+def _near_name(value: str, folder: Path) -> str:
+    """The name of a file that a misspelt base may mean: of this folder, or a run of flowrl."""
+    own = sorted(
+        _OWN + f.relative_to(CONFIGS_FOLDER).as_posix() for f in CONFIGS_FOLDER.rglob("*.yaml")
+    )
+    known = [*sorted(file.name for file in folder.glob("*.yaml")), *own]
+    wanted = value if value.endswith((".yaml", ".yml")) else f"{value}.yaml"
+    same = [name for name in known if name.removeprefix(_OWN) == wanted.removeprefix(_OWN)]
+    near = (
+        same or get_close_matches(wanted, known, n=1) or get_close_matches(_OWN + wanted, own, n=1)
+    )
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _over(under: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,8 +74,8 @@ def falling(levels: Any) -> tuple[float, ...]:
 
 
 def levels_of(sigmas: Sigmas, steps: int) -> tuple[float, ...]:
-    """Levels of a call with so many steps, without the final 0. UserError if their number differs,
-    or a user's function returns levels that `falling` rejects."""
+    """Levels of a call with this many steps, without the final 0. UserError if their number
+    differs, or a user's function returns levels that `falling` rejects."""
     if isinstance(sigmas, LevelShift):
         return sigmas.levels(steps)
     if isinstance(sigmas, tuple):

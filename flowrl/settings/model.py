@@ -40,6 +40,8 @@ class Lora(Settings):
     alpha: float = Field(default=32.0, gt=0)
     targets: tuple[str, ...] | None = None
     """Names of linear layers; null: attention and feed-forward layers of the blocks."""
+    vision: bool = False
+    """Whether the part of a vision-language model that reads images has adapters too."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the adapters' products. bfloat16, with model.dtype: bfloat16, is faster on a GPU and keeps
     no float32 copies of inputs; the optimizer steps float32 weights in both."""
@@ -57,9 +59,45 @@ class Lora(Settings):
         return self
 
 
+class RewriterSettings(Settings):
+    """The language model of a joint run, which writes the pipeline's prompts."""
+
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"lora": OnResume.NEVER}
+    language: str
+    """A folder with a transformers causal language model and its tokenizer, or a hub name."""
+    template: str = "{prompt}"
+    """Text that the model is given, with {prompt} where the run's prompt stands. Its completion,
+    without spaces at its ends, is the pipeline's prompt; rewards read the run's."""
+    system: str | None = None
+    """As model.system."""
+    stop: tuple[str, ...] = ()
+    """As model.stop."""
+    server: Server | None = None
+    """As model.server."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    device: Literal["auto", "cpu"] = "auto"
+    """auto: the pipeline's. cpu: the language model stays on the CPU, with its optimizer."""
+    lora: Annotated[
+        Lora | None,
+        BeforeValidator(lora_settings, json_schema_input_type=Lora | bool | int | None),
+    ] = Lora()
+    """As model.lora."""
+
+    @field_validator("template")
+    @classmethod
+    def _has_prompt(cls, value: str) -> str:
+        if value.count("{prompt}") != 1:
+            raise ValueError("needs {prompt} once, where the run's prompt stands")
+        return value
+
+    def model(self) -> "ModelSettings":
+        """The settings as those of a run of the language model alone."""
+        return ModelSettings(**{k: v for k, v in dict(self).items() if k != "template"})
+
+
 class FrozenAdapter(Settings):
-    """Adapters of somebody else, merged into the base before anything else: a style, or a student's
-    few steps (Lightning, Hyper)."""
+    """Someone else's adapters, merged into the base before anything else: a style, or a student
+    that needs few steps (Lightning, Hyper)."""
 
     path: str
     """A .safetensors file or a folder for the pipeline's load_lora_weights, or a hub name."""
@@ -86,7 +124,7 @@ class EncodingSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """A diffusers pipeline, a language model or one of a user's file, its arguments and its
+    """A diffusers pipeline, a language model or a user's own model, with its arguments and its
     precision."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
@@ -109,11 +147,15 @@ class ModelSettings(Settings):
     """The file of `language`'s folder that holds the weights, if they are GGUF."""
     system: str | None = None
     """Text of the chat template's system message, for prompts that have none of their own."""
+    template: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the chat template, such as {enable_thinking: false} of Qwen3."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion, besides the language model's own stop tokens. Rewards see the
     text before them."""
     server: Server | None = None
     """Server that generates the completions of training and of its evaluations; null: the model."""
+    rewriter: RewriterSettings | None = None
+    """Language model that writes the pipeline's prompts, for the recipe joint."""
     environment: EnvironmentSettings | None = None
     """Function that replies to the language model between its turns; null: one turn."""
     height: int | None = Field(default=None, ge=1)
@@ -174,7 +216,7 @@ class ModelSettings(Settings):
 
     @property
     def given_adapters(self) -> dict[str, str]:
-        """Adapters of somebody else by the setting that names them."""
+        """Someone else's adapters, by the setting that names them."""
         named = {f"model.adapters, {i + 1}": each.path for i, each in enumerate(self.adapters)}
         begun = None if self.lora is None else self.lora.start
         return named if begun is None else named | {"model.lora.from": begun}
@@ -204,6 +246,7 @@ class ModelSettings(Settings):
             | {
                 "adapters",
                 "encodings",
+                "rewriter",
                 "offload",
                 "offload_experts",
                 "vae",
@@ -211,15 +254,8 @@ class ModelSettings(Settings):
                 "compile",
                 "context_parallel",
             },
-            "language": {
-                "gguf_file",
-                "head_dtype",
-                "system",
-                "stop",
-                "server",
-                "environment",
-                "attention",
-            },
+            "language": {"gguf_file", "head_dtype", "system", "template", "stop", "server"}
+            | {"environment", "attention"},
             "own": {"sigmas", "weights"},
         }
         known = of[set_[0]]

@@ -38,7 +38,7 @@ class OwnModelSettings(Settings):
         return {"name": name, "settings": {**value.get("settings", {}), **rest}}
 
     def check(self) -> tuple[Any, dict[str, Any]]:
-        """The class or function, and its arguments converted. UserError for others."""
+        """The class or function, with its arguments converted. UserError if they are invalid."""
         try:
             found = user_function_of(self.name)
             return found, own_settings(self.name, found, self.settings)
@@ -48,8 +48,8 @@ class OwnModelSettings(Settings):
             raise UserError(f"model.own: {own_error(self.name, error)}") from error
 
     def build(self, device: str = "cpu") -> Any:
-        """Make the model. Its random first weights are the same each time. UserError where the
-        user's code raises."""
+        """Build the model. Its random initial weights are always the same. UserError if the user's
+        code raises."""
         found, settings = self.check()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)

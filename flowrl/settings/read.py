@@ -11,16 +11,17 @@ import rewards
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
-from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.checks import (
     check_bundles,
     check_hub,
+    check_joint,
     check_kind,
     check_model,
     check_optimizer,
     check_start_samples,
     check_texts,
     check_trackers,
+    check_workers,
 )
 from flowrl.settings.data import RewardSpec
 from flowrl.settings.gradients import check_gradients, check_own_gradients
@@ -160,7 +161,7 @@ def check_plan(run: Run) -> None:
         algorithm = run.algorithm()
     except ValueError as error:
         raise UserError(f"recipe: {error}") from error
-    run.workers.check(algorithm, run.budget != BudgetSettings(), run.recomputes_old)
+    check_workers(run, algorithm)
     _check_merging(run, algorithm)
     if run.model.sigmas is not None:
         _check_levels(run, algorithm)
@@ -168,6 +169,7 @@ def check_plan(run: Run) -> None:
         raise UserError(
             "train.updates: there are more optimizer steps than samples in an iteration"
         )
+    check_joint(run)
     check_kind(run, algorithm)
     check_bundles(run, algorithm)
     check_start_samples(run, algorithm)
@@ -247,6 +249,10 @@ def check_run(run: Run, given: Collection[str] = ()) -> None:
     if run.teachers is not None:
         run.teachers.check(run.prompts.read("train"), run.model.lora is not None)
     check_optimizer(run.train.optimizer)
-    check_model(run.model)
+    for each in (run, run.before):
+        if each is not None:
+            check_model(each.model)
     check_trackers(run.track.trackers)
-    check_hub(run.model)
+    for each in (run, run.before):
+        if each is not None:
+            check_hub(each.model)

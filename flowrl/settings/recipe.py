@@ -181,6 +181,10 @@ def recipe_kind(name: Any) -> type[RecipeSettings]:
     """Settings model of a recipe. UserError for an unknown recipe or an invalid function."""
     if isinstance(name, str) and name in RECIPE_SETTINGS:
         return RECIPE_SETTINGS[name]
+    if name == "joint":
+        from flowrl.settings.joint import JointSettings  # of two recipes, each by this function
+
+        return JointSettings
     return _own_kind(name, recipe_function(name))
 
 
@@ -260,7 +264,9 @@ class EveryRecipe:
     def __get_pydantic_json_schema__(
         cls, _: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        kinds: Any = Union[tuple(RECIPE_SETTINGS.values())]  # noqa: UP007
+        from flowrl.settings.joint import JointSettings
+
+        kinds: Any = Union[(*RECIPE_SETTINGS.values(), JointSettings)]
         published: Any = Annotated[kinds, Field(discriminator="name")]
         both: Any = Union[published, OwnRecipe]  # noqa: UP007
         every = TypeAdapter[Any](both)

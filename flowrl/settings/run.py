@@ -7,18 +7,21 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from flowrl.algorithm import Algorithm, Average, Decay
+from flowrl.credit.choices import image_plans
+from flowrl.credit.intermediate import differs_between_steps
 from flowrl.errors import UserError
+from flowrl.likelihoods.matching import Matching
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
 from flowrl.settings.given import GivenSettings, with_prompts
-from flowrl.settings.intermediate import check_intermediate
+from flowrl.settings.joint import JointSettings
 from flowrl.settings.levels import levels_of
 from flowrl.settings.model import GuidanceScale, ModelSettings
 from flowrl.settings.recipe import EveryRecipe, RecipeSettings, recipe_kind
 from flowrl.settings.short_forms import reward_list
 from flowrl.settings.teachers import TeacherSettings, check_teachers
-from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
+from flowrl.settings.train import Checkpoint, EvaluateSettings, StatesSettings, Track, Train
 from flowrl.settings.workers import WorkerSettings
 from samplers import FeynmanKac, FlowSDE, Particled, Planner
 
@@ -122,6 +125,8 @@ class Run(Settings):
         algorithm = self.recipe.algorithm()
         if self.model.server is not None and algorithm.text:
             algorithm = self.model.server.around(algorithm)
+        elif self.decouples(algorithm):
+            algorithm = self.workers.around(algorithm)
         if self.model.environment is not None and algorithm.text:
             self.model.environment.check(algorithm)
         elif algorithm.by_turn:
@@ -136,10 +141,45 @@ class Run(Settings):
         return self.budget.around(algorithm)
 
     @property
+    def joint(self) -> JointSettings | None:
+        """The recipe, if two models learn together."""
+        return self.recipe if isinstance(self.recipe, JointSettings) else None
+
+    @property
+    def before(self) -> "Run | None":
+        """The run of the language model that writes this run's prompts: the same prompts, rewards
+        and iterations with its own recipe, model and learning rate. None: prompts are as given."""
+        joint, rewriter = self.joint, self.model.rewriter
+        if joint is None or rewriter is None:
+            return None
+        own = {"lr": self.train.rewriter_lr or self.train.lr, "gradient_checkpointing": False}
+        changed = {
+            "recipe": joint.text_recipe,
+            "model": rewriter.model(),
+            "train": self.train.model_copy(update={**own, "states": StatesSettings()}),
+            "evaluate": self.evaluate.model_copy(
+                update=dict.fromkeys(("steps", "guidance", "height", "width"))
+            ),
+            "steer": None,
+            "intermediate_rewards": (),
+        }
+        return self.model_copy(update=changed)
+
+    @property
+    def learns(self) -> bool:
+        """Whether this run's own model is trained."""
+        return self.joint is None or self.joint.train != "text"
+
+    @property
     def drawn(self) -> int:
         """Number of an iteration's prompts for which samples are drawn; the others are given."""
         draws = self.prompts.per_iteration
         return draws if self.given is None else draws - self.given.count(draws)
+
+    @property
+    def rewritings(self) -> int:
+        """Draws of samples per prompt: one, or of a joint run one per rewriting."""
+        return 1 if self.before is None else self.before.algorithm().group
 
     @property
     def asked_intermediate(self) -> tuple[RewardSpec, ...]:
@@ -179,6 +219,8 @@ class Run(Settings):
     @property
     def exported(self) -> str:
         """Name of the folder with the last weights."""
+        if not self.learns:
+            return "weights"
         whole = "pipeline" if self.model.pipeline else "model"
         return "adapter" if self.model.lora else whole
 
@@ -190,6 +232,12 @@ class Run(Settings):
             return self.train.recompute_old
         half = self.model.dtype in ("bfloat16", "float16")
         return half and not (self.budget.replay and self.model.pipeline)
+
+    def decouples(self, algorithm: Algorithm) -> bool:
+        """Whether `old` is the proximal policy, the weights with which an update begins, and not
+        the one that sampled (PPO's decoupled objective, arXiv:2110.00641)."""
+        stored = not isinstance(algorithm.likelihood, Matching) and "old" in algorithm.loss.roles
+        return self.workers.lag > 0 and self.recomputes_old and stored
 
     @model_validator(mode="after")
     def _consistent(self) -> "Run":
@@ -214,8 +262,42 @@ class Run(Settings):
                 f"{self.prompts.per_iteration} leaves no prompts to sample: raise "
                 "per_iteration, lower the share, or set it to 1"
             )
+        if (self.joint is None) != (self.model.rewriter is None):
+            raise ValueError(
+                "model.rewriter: the language model belongs to the recipe joint, and this run has "
+                "only one of the two"
+            )
         best = self.checkpoint.best
         if best is not None and best not in [spec.label for spec in self.judges]:
             known = ", ".join(spec.label for spec in self.judges)
             raise ValueError(f"checkpoint.best: {best!r} is not a held-out reward; one of {known}")
         return self
+
+
+def asks_intermediate(algorithm: Algorithm) -> bool:
+    """Whether any plan of the run scores intermediate samples."""
+    return isinstance(algorithm.plan, Particled) or any(
+        plan.looks or plan.thin or plan.guide for plan in image_plans(algorithm)
+    )
+
+
+def check_intermediate(algorithm: Algorithm, own: bool, budget: BudgetSettings) -> None:
+    """UserError for intermediate rewards that are not used or cannot be compared by the credit,
+    and for a budget that needs one advantage per sample. `own`: whether `intermediate_rewards` has
+    any."""
+    if own and not asks_intermediate(algorithm):
+        raise UserError(
+            "intermediate_rewards: this recipe does not score intermediate states: leave it "
+            "out, use a recipe that does (potential_tree, pro_grpo), or set steer"
+        )
+    if own and not differs_between_steps(algorithm.transforms):
+        raise UserError(
+            "intermediate_rewards: this recipe subtracts intermediate rewards from the "
+            "samples' rewards, so both must be the same: leave intermediate_rewards out"
+        )
+    for name, wanted in (("subset", budget.subset is not None), ("replay", budget.replay > 0)):
+        if wanted and algorithm.by_step:
+            raise UserError(
+                f"budget.{name} needs one score per sample, but this recipe has credit per "
+                "step: leave it out"
+            )

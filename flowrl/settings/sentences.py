@@ -1,7 +1,7 @@
 """pydantic's errors as sentences: the place, the given value, and valid ones."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -33,7 +33,8 @@ def _clause(e: Mapping[str, Any], recipe: type[BaseModel] | None) -> str:
     where = [str(part)[:100] for part in e["loc"]]
     at = ".".join(_in_one_line(part) for part in where)
     if e["type"] == "extra_forbidden":
-        sentence = unknown_name(where[-1], _names(where[:-1], recipe))
+        elsewhere = _sections_with(where[-1], recipe)
+        sentence = unknown_name(where[-1], _names(where[:-1], recipe), elsewhere)
         known = recipe is not None and recipe.__name__ in RECIPES
         if sentence.endswith(_EITHER) and isinstance(e["input"], str) and recipe and known:
             (kind,) = model_named(e["input"], recipe.__name__)
@@ -41,6 +42,9 @@ def _clause(e: Mapping[str, Any], recipe: type[BaseModel] | None) -> str:
         return f"{at}: {sentence}"
     if e["type"] == "missing":
         return f"{at}: missing"
+    if e["type"] in ("model_type", "model_attributes_type"):
+        some = ", ".join(_names(where, recipe)[:3])
+        return f"{at}: expected settings ({some}, ...), not {short_repr(e['input'])}"
     if e["type"] == "value_error":
         why = e.get("ctx", {}).get("error")
         return f"{at}: {why}" if at else str(why)
@@ -68,6 +72,17 @@ def _names(where: Sequence[str], recipe: type[BaseModel] | None) -> list[str]:
             kind = settings_at(kind.model_fields[part].annotation) or Run
     names = [field.alias or name for name, field in kind.model_fields.items()]
     return names if where else [*names, BASE_KEY]
+
+
+def _sections_with(name: str, recipe: type[BaseModel] | None) -> list[str]:
+    """Settings of this name in a section of the run, as `section.name`."""
+    found = []
+    for part, field in Run.model_fields.items():
+        listed = get_origin(field.annotation) is tuple
+        kind = recipe if part == "recipe" else settings_at(field.annotation)
+        if kind is not None and not listed and name in _names([part], recipe):
+            found.append(f"{part}.{name}")
+    return found
 
 
 def settings_at(annotation: Any) -> type[BaseModel] | None:

@@ -89,10 +89,15 @@ class Server(Settings):
                     "so probabilities are unknown; set recipe.top_p: 1, recipe.top_k: 0 and "
                     "recipe.min_p: 0"
                 )
-        loss, weight = algorithm.loss, self.correction.weight()
-        if isinstance(loss, VESPO) and weight.mode != "none":  # has weights of its own
-            loss = replace(loss, mismatch=weight)
-            weight = replace(weight, mode="none")
-        if isinstance(loss, RatioLoss):
-            loss = replace(loss, weights=(*loss.weights, weight))
-        return replace(algorithm, loss=loss)
+        return corrected(algorithm, self.correction.weight())
+
+
+def corrected(algorithm: Algorithm, weight: Mismatch) -> Algorithm:
+    """The algorithm whose loss weighs tokens by the trainer's probability over the sampler's."""
+    loss = algorithm.loss
+    if isinstance(loss, VESPO) and weight.mode != "none":  # has weights of its own
+        loss = replace(loss, mismatch=weight)
+        weight = replace(weight, mode="none")
+    if isinstance(loss, RatioLoss):
+        loss = replace(loss, weights=(*loss.weights, weight))
+    return replace(algorithm, loss=loss)

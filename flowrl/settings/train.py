@@ -70,6 +70,8 @@ class Train(Settings):
     lr: float = Field(default=3e-4, gt=0, le=1)
     """Learning rate, at most 1. 3e-4 is for adapters; all weights of a large model need about 1e-6
     to 1e-5."""
+    rewriter_lr: float | None = Field(default=None, gt=0, le=1)
+    """Learning rate of model.rewriter; null: lr."""
     schedule: ScheduleSettings = ScheduleSettings()
     updates: int = Field(default=1, ge=1)
     """Optimizer steps per pass over an iteration's samples; each sees an equal share of them."""
@@ -122,7 +124,7 @@ class Train(Settings):
         return self.updates * self.epochs
 
     @property
-    def rows_by_kind(self) -> dict[CallKind, RowCount]:
+    def call_sizes(self) -> dict[CallKind, RowCount]:
         """`rows_per_call` for each kind of call."""
         rows = self.rows_per_call
         if not isinstance(rows, RowsPerCall):

@@ -208,9 +208,12 @@ def flowrl_words(name: str) -> list[str]:
     return [w.setting for w in WORDS if last in w.names] or list(WORDS_OF_HABIT.get(last, ()))
 
 
-def suggestion(name: Any, known: Sequence[str], prefix: str = "") -> str:
+def suggestion(
+    name: Any, known: Sequence[str], prefix: str = "", elsewhere: Sequence[str] = ()
+) -> str:
     """A clause with the way out of an unknown name: another spelling, flowrl's word for it, the
-    nearest known name, or all known names. `prefix` is an option's."""
+    same name at another place (`elsewhere`), the nearest known name, or all known names. `prefix`
+    is an option's."""
     text = str(name)[:100].removeprefix("--")
     same = [each for each in known if _letters(each) == _letters(text)]
     if not same and (words := flowrl_words(text)):
@@ -219,8 +222,9 @@ def suggestion(name: Any, known: Sequence[str], prefix: str = "") -> str:
         each for each in VALUES.get(_letters(text), (f"text_{folded(text)}",)) if each in known
     ]
     ends = [each for each in known if prefix and each.endswith(f".{folded(text)}")]
-    if not same and (others or ends):
-        return f"did you mean {' or '.join(_written(each, prefix) for each in others or ends)}?"
+    found = others or ends or elsewhere
+    if not same and found:
+        return f"did you mean {' or '.join(_written(each, prefix) for each in found)}?"
     near = (
         same or get_close_matches(text, known, n=1) or get_close_matches(folded(text), known, n=1)
     )
@@ -233,9 +237,9 @@ def _written(word: str, prefix: str) -> str:
     return word if word.startswith("--") else prefix + word
 
 
-def unknown_name(name: Any, known: Sequence[str]) -> str:
-    """Error message for an unknown name."""
-    return f"{short_repr(name)} is not known; {suggestion(name, known)}"
+def unknown_name(name: Any, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
+    """Error message for an unknown name. `elsewhere`: places of the same name."""
+    return f"{short_repr(name)} is not known; {suggestion(name, known, elsewhere=elsewhere)}"
 
 
 def words_table() -> str:

@@ -1,32 +1,45 @@
-"""Units of sampling, and the processes that sample them beside training."""
+"""Units of sampling, and the processes that sample and score them beside training."""
 
 from collections.abc import Mapping
-from importlib.util import find_spec
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
-from flowrl.likelihoods.transition import Transition
+from flowrl.losses.base import RatioLoss
+from flowrl.losses.weights import Decoupled
 from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.server import CorrectionSettings, corrected
+
+
+class ReplicaSettings(Settings):
+    """Processes that score samples by one reward."""
+
+    replicas: int = Field(default=1, ge=1)
+    gpus: float = Field(default=0.0, ge=0)
+    """GPUs of each replica."""
 
 
 class WorkerSettings(Settings):
-    """Sampling in units of calls, by processes of their own: see docs/processes.md."""
+    """Sampling in units of calls, and scoring, by processes of their own: see
+    docs/many_machines.md."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
         "sampling": OnResume.FREE,
         "gpus": OnResume.FREE,
+        "rewards": OnResume.FREE,
         "address": OnResume.FREE,
         "limit": OnResume.FREE,
+        "differing": OnResume.FREE,
         "unit": OnResume.SAID,
         "lag": OnResume.NEVER,
     }
     sampling: int = Field(default=0, ge=0)
-    """Processes that sample and score, started by Ray (`pip install 'flowrl[ray]'`). 0: the
-    training process samples."""
+    """Processes that sample, started by Ray (`pip install 'flowrl[ray]'`). 0: the training
+    processes sample."""
     unit: int | None = Field(default=None, ge=1)
     """Draws that are encoded, sampled, decoded and scored in calls of their own; one worker samples
     a unit. null: all draws of a process share calls. It moves numbers by rounding, as other calls
@@ -34,45 +47,39 @@ class WorkerSettings(Settings):
     lag: int = Field(default=0, ge=0)
     """Iteration i learns from samples of the weights with which iteration i - lag began. 0: nothing
     is sampled while weights are updated."""
+    rewards: dict[str, ReplicaSettings] = Field(default_factory=dict)
+    """Rewards, by label, that processes of their own score: `{hpsv3: {replicas: 2, gpus: 1}}`.
+    Others are opened by every process that samples."""
     gpus: float | None = Field(default=None, ge=0)
-    """GPUs of a worker; null: one if the run uses CUDA, else none."""
+    """GPUs of a sampling worker; null: one if the run uses CUDA, else none."""
     address: str | None = None
     """A Ray cluster: `auto` for the one that this machine belongs to. null: one on this machine,
     which ends with the run."""
     limit: float = Field(default=900, gt=0)
-    """Seconds until a unit that has no result is given to another worker."""
+    """Seconds until a worker that has not answered is ended, and another one asked."""
+    differing: Literal["raise", "warn"] = "raise"
+    """What follows if a worker's packages or its first draw differ from the training process's."""
+    correction: CorrectionSettings = CorrectionSettings()
+    """With a lag and `train.recompute_old`: bounds of the ratio of the weights with which an update
+    begins to those that sampled, which then weighs the loss."""
 
-    def check(self, algorithm: Algorithm, budget: bool, recomputes_old: bool) -> None:
-        """UserError for choices that cannot be combined."""
-        if self.sampling == 0:
-            for name in ("lag", "gpus", "address"):
-                if getattr(self, name):
-                    raise UserError(f"workers.{name}: no workers; set workers.sampling too")
-        elif find_spec("ray") is None:
-            raise UserError("workers.sampling needs Ray: pip install 'flowrl[ray]'")
-        if not self.lag:
-            return
-        averages = {each.name for each in algorithm.averages} & {*algorithm.roles}
-        computes_old = "old" in algorithm.roles and not isinstance(
-            algorithm.likelihood, Transition | Token
-        )
-        if averages or computes_old or algorithm.behaviour != "current":
+    @property
+    def any(self) -> bool:
+        """Whether a run has workers, and needs Ray."""
+        return self.sampling > 0 or bool(self.rewards)
+
+    def around(self, algorithm: Algorithm) -> Algorithm:
+        """The algorithm with the decoupled objective, where log-densities of an older policy are
+        stored and recomputed. UserError for a loss without ratios."""
+        if not isinstance(algorithm.loss, RatioLoss):
             raise UserError(
-                "workers.lag: this loss evaluates the weights that sampled, and after a lag they "
-                "are gone: log-probabilities alone are kept; set lag: 0"
+                "workers.lag: train.recompute_old replaces the log-densities of the weights that "
+                "sampled, and this loss has no ratio that could weigh its rows: set "
+                "train.recompute_old: false, or lag: 0"
             )
-        if algorithm.reward_gradient:
-            raise UserError(
-                "workers.lag: reward gradients are those of the weights that sampled; set lag: 0"
-            )
-        if budget:
-            raise UserError(
-                "workers.lag: a budget chooses prompts by the scores of the iteration before; "
-                "set lag: 0, or leave the budget out"
-            )
-        if recomputes_old:
-            raise UserError(
-                "workers.lag: train.recompute_old replaces the log-probabilities of the weights "
-                "that sampled by those of the current ones; set train.recompute_old: false, or "
-                "lag: 0"
-            )
+        how = self.correction
+        if isinstance(algorithm.likelihood, Token):
+            return corrected(algorithm, how.weight())
+        weight = Decoupled(algorithm.likelihood, how.mode, how.high, how.low)
+        loss = replace(algorithm.loss, weights=(*algorithm.loss.weights, weight))
+        return replace(algorithm, loss=loss)

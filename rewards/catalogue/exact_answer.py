@@ -107,7 +107,7 @@ def load(
     column: str = "answer",
 ) -> Reward:
     """kind   number: equal as exact numbers where both are numbers, otherwise as `text`;
-           text: equal but for case and blanks; exact: equal
+           text: equal except for case and blanks; exact: equal
     find   where in the text: all, last_number, last_line, boxed (TeX), tag (<answer>), hash
            (####), or a regular expression whose first group is the answer
     """

@@ -5,7 +5,7 @@ Between frames at a distance of `every`, the largest 5 % of motions are averaged
 
 * `kind: amount` is the mean over the pairs, at most `most`: continuous, hence fit to train on;
 * `kind: vote` is VBench's rule: 1 if at least round(4 n / 16) of the pairs move, with n compared
-  frames.
+  frames. One must move at least; in VBench's code none of two frames must.
 
 VBench measures motion with RAFT, about 8 frames a second; block matching stands in for it here
 (`rewards.perception.motion`), which finds whole pixels of 128 and motions up to 16 of 256. So

@@ -283,11 +283,13 @@ def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
 
 @dataclass(frozen=True)
 class ShapesReward:
-    """One score per image; NaN for a prompt that `parse_shapes` cannot read."""
+    """One score per image; NaN for a prompt that `parse_shapes` cannot read. It is the prompt
+    itself, or in `column` of the prompts' rows."""
 
     kind: ShapesKind = "graded"
     iou: float = 0.80
     aspect: float = 0.75
+    column: str | None = None
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         expect(samples, "shapes", "image")
@@ -296,7 +298,10 @@ class ShapesReward:
     def _score(self, samples: Samples) -> Float[Tensor, " n"]:
         score = grade_shapes if self.kind == "graded" else is_exact
         found = detect(samples.media, self.iou, self.aspect)
-        wanted = [parse_shapes(prompt) for prompt in samples.prompts]
+        texts = samples.prompts
+        if self.column is not None:
+            texts = [str(row.get(self.column, "")) for row in samples.meta]
+        wanted = list(map(parse_shapes, map(str, texts)))
         return torch.tensor(
             [
                 float("nan") if want is None else float(score(things, want))
@@ -309,9 +314,17 @@ class ShapesReward:
         image = (torch.tensor(BACKGROUND) / 255).view(3, 1, 1).repeat(1, 32, 32)
         image[:, 9:23, 9:23] = (torch.tensor(COLOURS["red"]) / 255).view(3, 1, 1)
         media = torch.stack([image, image])
-        return Samples(media, ["a red square", "a blue circle"], torch.arange(2))
+        prompts = ["a red square", "a blue circle"]
+        rows = [] if self.column is None else [{self.column: text} for text in prompts]
+        return Samples(media, prompts, torch.arange(2), rows)
 
 
-def load(kind: ShapesKind = "graded", iou: Share = 0.80, aspect: Share = 0.75) -> Reward:
-    """Load the reward. A larger `iou` (0.85) and `aspect` (0.8) make it stricter."""
-    return ShapesReward(kind, iou, aspect)
+def load(
+    kind: ShapesKind = "graded",
+    iou: Share = 0.80,
+    aspect: Share = 0.75,
+    column: str | None = None,
+) -> Reward:
+    """Load the reward. A larger `iou` (0.85) and `aspect` (0.8) make it stricter. `column` of the
+    prompts' rows has the objects to find, where the prompt has other words."""
+    return ShapesReward(kind, iou, aspect, column)

@@ -7,8 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from struct import error as StructError
+from typing import IO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
@@ -20,6 +22,13 @@ OPEN_SHEETS = 4  # sheets that stay decoded while pieces of them are read
 Stamp = tuple[int, int]
 FORMATS = ("PNG", "JPEG", "WEBP")  # other readers of PIL start programs, or crash on damage
 MOST_FILE_PIXELS = 2**26  # 8192 x 8192: 67 million
+# PIL raises all of these for damaged files: SyntaxError for chunks of a PNG, the others for lengths
+# and numbers in headers and metadata
+DAMAGE = (
+    *(OSError, ValueError, SyntaxError, ArithmeticError, LookupError, TypeError),
+    *(AttributeError, EOFError, MemoryError, StructError, RecursionError),
+    *(Image.DecompressionBombError, Image.DecompressionBombWarning),
+)
 _ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # already applied
 
 
@@ -59,28 +68,36 @@ def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Im
         x, y, width, height = map(int, match.groups()[1:])
         return _piece(str(path), match[1], (x, y, x + width, y + height), most_pixels)
     try:
-        with open(path, "rb") as file, Image.open(file, formats=FORMATS) as image:
-            if image.width * image.height > most_pixels:
-                raise ValueError(
-                    f"{image.width} x {image.height} pixels; the limit is {most_pixels}"
-                )
-            upright = ImageOps.exif_transpose(image)
-            upright.info = {k: v for k, v in upright.info.items() if k not in _ORIENTATION}
-            return upright
+        with open(path, "rb") as file:
+            return _decoded(file, most_pixels)
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ValueError(f"{path}: {_absence(str(path))}") from error
     except UnidentifiedImageError as error:
         empty = Path(path).stat().st_size == 0
         what = "an empty file" if empty else "not a PNG, JPEG or WebP image"
         raise ValueError(f"{path}: {what}") from error
-    # PIL raises all of these for damaged files: SyntaxError for chunks of a PNG, the others for
-    # lengths and numbers in headers and metadata
-    except (OSError, ValueError, SyntaxError, ArithmeticError, LookupError, TypeError) as error:
+    except DAMAGE as error:
         raise _unreadable(path, error) from error
-    except (AttributeError, EOFError, MemoryError, StructError, RecursionError) as error:
-        raise _unreadable(path, error) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _unreadable(path, error) from error
+
+
+def open_image_bytes(data: bytes, name: str, most_pixels: int = MOST_FILE_PIXELS) -> Image.Image:
+    """The image of a file's bytes, as `open_image_file` reads it; `name` begins the ValueErrors."""
+    try:
+        return _decoded(BytesIO(data), most_pixels)
+    except UnidentifiedImageError as error:
+        what = "not a PNG, JPEG or WebP image" if data else "an empty file"
+        raise ValueError(f"{name}: {what}") from error
+    except DAMAGE as error:
+        raise _unreadable(name, error) from error
+
+
+def _decoded(file: IO[bytes], most_pixels: int) -> Image.Image:
+    with Image.open(file, formats=FORMATS) as image:
+        if image.width * image.height > most_pixels:
+            raise ValueError(f"{image.width} x {image.height} pixels; the limit is {most_pixels}")
+        upright = ImageOps.exif_transpose(image)
+        upright.info = {k: v for k, v in upright.info.items() if k not in _ORIENTATION}
+        return upright
 
 
 def file_stamp(path: str | Path) -> Stamp | None:

@@ -38,7 +38,7 @@ def frame_indices(count: int, frames: Frames) -> list[int]:
     """Indices of chosen frames among `count`: all, first, every k, or a number of evenly spread
     frames.
 
-    A number takes the middles of as many equal parts, or all frames if there are fewer.
+    A number takes the middle frames of that many equal parts, or all frames if there are fewer.
     """
     if isinstance(frames, int):
         taken = min(frames, count)

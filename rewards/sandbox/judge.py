@@ -130,12 +130,14 @@ def _bare_names(tree: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in based}
 
 
-def judge_tests(connection: Connection, tests: Sequence[str], write: Callable[[str], None]) -> None:
-    """Write `1` or `0` for each test, in order, as soon as it is known."""
+def judge_tests(connection: Connection, given: Sequence[str], write: Callable[[str], None]) -> None:
+    """Write a line for each test, in order, as soon as it is known: the first of `given`, a word
+    that nobody else knows, and `1` or `0`. The others of `given` are the tests."""
+    word, *tests = given
     sys.addaudithook(_refuse_pickles)
     row = RowUnderTest(tests, RemoteProgram(connection))
     for test in tests:
-        write("1" if row.passes(test) else "0")
+        write(f"{word} {int(row.passes(test))}\n")
 
 
 def _refuse_pickles(event: str, _: Any) -> None:

@@ -15,8 +15,8 @@ MOST_TOKENS = 2**53  # that a count can be
 
 
 def parse_answer(answer: "httpx.Response") -> Any:
-    """Parse the JSON of an answer. Malformed without JSON, or with excessive nesting or
-    integers."""
+    """Parse the JSON of an answer. Raises Malformed if it is not JSON, nests too deeply, or has
+    integers that are too large."""
     try:
         return json.loads(answer.content, parse_int=_integer)
     except (ValueError, RecursionError) as error:

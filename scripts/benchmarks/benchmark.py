@@ -34,7 +34,7 @@ from flowrl.cli.commands import quiet
 from flowrl.estimate import memory
 from flowrl.models.diffusers.call.scheduler_standin import Patch, patched
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings import RECIPE_SETTINGS

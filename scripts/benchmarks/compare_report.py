@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from flowrl.run.watch.record import replace
+from scipy.stats import t as student
+
+from flowrl.run.state.record import replace
 
 Curve = list[dict[str, float]]  # a run's metrics, line by line
 
@@ -47,14 +49,18 @@ def reach(known: Sequence[tuple[float, float]], goal: float) -> float | None:
     return None
 
 
+def over_seeds(values: Sequence[float]) -> float | None:
+    """Half of the 95 % t-interval of the mean over seeds; None for a single one."""
+    if len(values) < 2:
+        return None
+    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+
+
 def gain(curves: Sequence[Curve], metric: str) -> str:
-    """The gain over the base, averaged over seeds, with its 95 % interval by paired samples."""
-    error = metric.replace("held_out/", "held_out_gain_error/")
-    if any(error not in curve[-1] for curve in curves):
-        return "not known"
+    """The gain over the base, averaged over seeds, with its 95 % interval over them."""
     gains = [curve[-1][metric] - curve[0][metric] for curve in curves]
-    wide = 1.96 * math.sqrt(sum(curve[-1][error] ** 2 for curve in curves)) / len(curves)
-    return f"{mean(gains):+.3f} ({mean(gains) - wide:+.3f} to {mean(gains) + wide:+.3f})"
+    wide = over_seeds(gains)
+    return f"{mean(gains):+.3f}" + ("" if wide is None else f" +- {wide:.3f}")
 
 
 def where(curve: Curve, looks: Looks, watched: str) -> float | None:
@@ -89,7 +95,9 @@ FORMS = (thousands, thousands, thousands, "{:.0f}".format)  # of AXES
 def row(name: str, found: Mapping[str, Any], looks: Looks) -> str:
     curves: list[Curve] = found["curves"]
     last = [curve[-1][looks.metric] for curve in curves]
+    wide = over_seeds(last)
     cells = [name, str(found["chosen"]), spread(last, "{:.3f}".format)]
+    cells.append("one seed" if wide is None else f"{wide:.3f}")
     for metrics, form in zip(AXES.values(), FORMS, strict=True):
         cells.append(spread([points(c, metrics, looks.metric)[-1][0] for c in curves], form))
     for axis, form in ((SAMPLING, thousands), (SECONDS, FORMS[-1])):
@@ -99,7 +107,7 @@ def row(name: str, found: Mapping[str, Any], looks: Looks) -> str:
         kept = [curve[-1][looks.keep] / curve[0][looks.keep] for curve in curves]
         cells.append(spread(kept, "{:.2f}".format))
     if looks.watch:
-        cells.insert(3, gain(curves, looks.metric))
+        cells.insert(4, gain(curves, looks.metric))
     for name in looks.watch:
         ends = spread([curve[-1][name] for curve in curves], "{:.3f}".format)
         cells.append(f"{mean(curve[0][name] for curve in curves):.3f} -> {ends}")
@@ -109,12 +117,12 @@ def row(name: str, found: Mapping[str, Any], looks: Looks) -> str:
 
 def table(results: Mapping[str, Mapping[str, Any]], looks: Looks) -> str:
     heads = [
-        "method", "trial chosen", "held-out accuracy at the end", *AXES,
+        "method", "trial chosen", "held-out accuracy at the end", "+- 95 % over seeds", *AXES,
         f"evaluations in sampling to {looks.goal}", f"CPU seconds to {looks.goal}",
         *(["diversity kept"] if looks.keep is not None else []),
     ]  # fmt: skip
     if looks.watch:
-        heads.insert(3, "its gain (95 % interval)")
+        heads.insert(4, "its gain +- 95 % over seeds")
     for name in looks.watch:
         short = name.removeprefix("held_out/")
         heads += [short, f"{short} at {looks.goal}"]

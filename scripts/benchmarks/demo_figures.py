@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import mean
 
 import tyro
+from compare_report import over_seeds
 
-from flowrl.run.watch.record import METRICS
+from flowrl.run.state.record import METRICS
 from flowrl.settings import Run
 from flowrl.settings.read import read_run
 
@@ -87,19 +88,24 @@ def _noise_floor(said: str) -> float:
 
 def table(results: list[dict]) -> str:
     rows = [
-        "| run | held-out strict | gain confirmed | diversity | wall s | CPU s | alarms |",
-        "|---|---|---|---|---|---|---|",
+        "| run | held-out strict | mean +- 95 % over seeds | gain confirmed | diversity | wall s | "
+        "CPU s | alarms |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for config in dict.fromkeys(r["config"] for r in results):
         own = [r for r in results if r["config"] == config]
         after = ", ".join(f"{r['after']:.3f}" for r in own)
         gains = [r["after"] - r["before"] for r in own]
+        wide = over_seeds([r["after"] for r in own])
+        middle = f"{mean(r['after'] for r in own):.3f}" + (
+            "" if wide is None else f" +- {wide:.3f}"
+        )
         kept = [
             (r["stricter_after"] - r["stricter_before"]) / g
             for r, g in zip(own, gains, strict=True)
         ]
         rows.append(
-            f"| {config} | {own[0]['before']:.3f} -> {after} | "
+            f"| {config} | {own[0]['before']:.3f} -> {after} | {middle} | "
             f"{', '.join(f'{100 * k:.0f} %' for k in kept)} | "
             f"{min(r['diversity'] for r in own):.2f} | {mean(r['wall'] for r in own):.0f} | "
             f"{mean(r['cpu'] for r in own):.0f} | {sum(r['alarms'] for r in own):.0f} |"

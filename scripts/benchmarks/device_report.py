@@ -11,11 +11,13 @@ syncs_per_call      the host waits for the device: a value, a size or a copy is 
 uploads_per_call    copies from pageable memory, for which the host waits
 pinned_per_call     copies from pinned memory that do not block
 downloads_per_call  copies to the host
-kernels_per_call    operations outside of networks
+kernels_per_call    operations outside of networks; those of an optimizer step (norm, clipping, the
+                    optimizer) are `kernels_per_update`
 float64_per_call    operations in float64
 updates             optimizer steps; `syncs_per_update` are those of training over them
 whole_iteration     all of these counts, and the bytes of copies, with decoding, rewards and credit
-live_bytes          the most that the device held
+live_bytes          the most that the device held in the counted iteration, and `planned_bytes`,
+                    what `flowrl plan` says that it takes (null: unknown)
 mixes               operations on tensors of two devices: the report ends at the first
 by_line             the same counts by phase and line of ours (and of a library that it called)
 """
@@ -38,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.support.pretended_cuda import compiled
 from tests.support.pretended_cuda.ledger import DeviceMix, Ledger
 
-PHASES = ("sampling", "training")
+PHASES = {"sampling": ("sampling",), "training": ("training", "step")}
 KINDS = {
     "syncs": "sync",
     "uploads": "upload",
@@ -55,13 +57,13 @@ def phases() -> dict[Any, str]:
     from flowrl.models.diffusers.batch import MediaBatch
     from flowrl.models.language.batch import TextBatch
     from flowrl.run.experience.units import decode_samples_of
-    from flowrl.run.update.update import update
+    from flowrl.run.update.update import optimizer_step, update
     from rewards import score_all
 
     sampling = (MediaBatch.rollouts, TextBatch.rollouts)
     others = (decode_samples_of, score_all)
     named = [("sampling", each) for each in sampling] + [("other", each) for each in others]
-    named.append(("training", update))
+    named += [("training", update), ("step", optimizer_step)]
     return {inspect.unwrap(function).__code__: phase for phase, function in named}
 
 
@@ -86,7 +88,8 @@ def counted_calls(ledger: Ledger, kinds: set[type]) -> Iterator[None]:
 
 def measured(ledger: Ledger, path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """Do two iterations of the run and count the second."""
-    from flowrl.run.floor import Opened
+    from flowrl.cli.floor import Opened
+    from flowrl.estimate.memory import estimate
     from flowrl.run.state.session import open_accelerator, open_session
     from flowrl.settings.read import override, read_run
 
@@ -106,15 +109,23 @@ def measured(ledger: Ledger, path: Path, changes: Sequence[str]) -> dict[str, An
             pass  # the ledger has it
         finally:
             session.learner.policy.close()
-    return {"run": str(path), **report(ledger), "updates": run.train.optimizer_steps} | {
-        "syncs_per_update": ledger.total("sync", "training") / run.train.optimizer_steps
+    updates, planned = run.train.optimizer_steps, estimate(run)
+    return {"run": str(path), **report(ledger), "updates": updates} | {
+        "planned_bytes": None if planned is None else planned.total,
+        "syncs_per_update": total(ledger, "sync", "training") / updates,
+        "kernels_per_update": ledger.total("kernel", "step", False) / updates,
     }
+
+
+def total(ledger: Ledger, kind: str, phase: str) -> int:
+    if kind == "kernel":
+        return ledger.total(kind, phase, network=False)
+    return sum(ledger.total(kind, each) for each in PHASES[phase])
 
 
 def report(ledger: Ledger) -> dict[str, Any]:
     def per_call(kind: str, phase: str) -> float:
-        network = False if kind == "kernel" else None
-        return round(ledger.total(kind, phase, network) / max(1, ledger.calls[phase]), 3)
+        return round(total(ledger, kind, phase) / max(1, ledger.calls[phase]), 3)
 
     return {
         "calls": {phase: ledger.calls[phase] for phase in PHASES},
@@ -145,12 +156,14 @@ def by_line(ledger: Ledger) -> list[dict[str, Any]]:
 
 def table(found: dict[str, Any]) -> str:
     head = f"{found['run']}: calls {found['calls']}, mixes {found['mixes']} {found['mixed']}"
-    rows = [head, f"{'':20}{PHASES[0]:>12}{PHASES[1]:>12}"]
+    rows = [head, f"{'':20}" + "".join(f"{phase:>12}" for phase in PHASES)]
     for name in KINDS:
         values = found[f"{name}_per_call"]
         rows.append(f"{name + ' per call':20}" + "".join(f"{values[p]:12.2f}" for p in PHASES))
-    rows.append(f"syncs per update: {found['syncs_per_update']:.1f}")
-    rows.append(f"whole iteration: {found['whole_iteration']}; live bytes {found['live_bytes']}")
+    each = found["syncs_per_update"], found["kernels_per_update"]
+    rows.append("per update: {:.1f} syncs, {:.0f} kernels".format(*each))
+    rows.append(f"whole iteration: {found['whole_iteration']}")
+    rows.append("live bytes {live_bytes}, planned {planned_bytes}".format(**found))
     for line in found["by_line"]:
         counts = {k: v for k, v in line.items() if k not in ("phase", "line")}
         rows.append(f"  {line['phase']:9}{line['line']}  {counts}")

@@ -86,12 +86,13 @@ CLAIMS = (
     "scheduler, stepped with flowrl's velocities from flowrl's first state, reproduces the "
     "pipeline's latents and images. (b) flowrl's own Euler steps do so too where the scheduler is "
     "Euler's or DDIM at eta 0, down to that scheduler's last level (DDIM with `set_alpha_to_one: "
-    "false` ends at alpha_0, not at 0). Elsewhere they stand in for it, and the line of the proof "
-    "names the scheduler. The columns (a) and (b) have the largest difference of an image's or a "
-    "video's values in 0..1 over the four samples; where flowrl's steps stand in, (b) shows how "
-    "far another solver leads in so few steps. A bound holds for what is claimed: 4 times what "
-    "one unit of rounding in the first state does to the own call, which is measured, and at "
-    "least 1e-4.",
+    "false` ends at alpha_0, not at 0). With `plan: {kernel: scheduler}` (few-step models) "
+    "flowrl's steps are those of the scheduler, with the same noise in both. Elsewhere they stand "
+    "in for it, and the line of the proof names the scheduler. The columns (a) and (b) have the "
+    "largest difference of an image's or a video's values in 0..1 over the four samples; where "
+    "flowrl's steps stand in, (b) shows how far another solver leads in so few steps. A bound "
+    "holds for what is claimed: 4 times what one unit of rounding in the first state does to the "
+    "own call, which is measured, and at least 1e-4.",
     "",
     "Not covered: a scheduler that draws noise in its steps, where the pipeline takes no `latents` "
     "(else its draws are repeated, and (a) is compared); a rounded list of levels (DDIM, trailing, "
@@ -102,9 +103,22 @@ CLAIMS = (
     "so what they alone get wrong shows multiplied by the scale less 1. That latents follow the "
     "shape of an image is found with one image in five shapes, square, wide and tall.",
     "",
-    "Refused at load: weights for inpainting that have no channels for the mask (4-channel "
-    "StableDiffusionInpaintPipeline and StableDiffusion3InpaintPipeline), since their loop "
-    "changes the state between steps; pipelines whose latents follow the shape of the "
+    "Few-step models: LCM, TCD, FlowMatch with `stochastic_sampling` and SANA-Sprint predict the "
+    "clean sample and put fresh noise on it, so an ODE in their place samples another "
+    "distribution. Such a scheduler is found by its share of fresh noise, which does not shrink "
+    "with the step, and refused unless the run has `recipe: {plan: {kernel: scheduler}}`. Then "
+    "the numbers of each step are measured at the scheduler itself (boundary scalings, gamma and "
+    "angles included), in training and evaluations. Policy gradients train from two steps (the "
+    "last draws no noise, so it has no density), matching recipes from one.",
+    "",
+    "Inpainting with ordinary weights: where the loop puts the noised image back outside the mask "
+    "after each step, flowrl's walk does so too, and densities, divergences and matching errors "
+    "are means over the free entries. The tests compare the 4-channel "
+    "StableDiffusionInpaintPipeline and StableDiffusionXLInpaintPipeline and the 16-channel "
+    "StableDiffusion3InpaintPipeline besides those of the table, at strengths 1 and 0.75. Masks "
+    "need hard edges on the grid of the latents.",
+    "",
+    "Refused at load: pipelines whose latents follow the shape of the "
     "conditioning image, unless height and width are set; `denoising_end` and `denoising_start`. "
     "KolorsPipeline is not listed: it needs the package sentencepiece. Written by "
     "`scripts/benchmarks/pipelines.py`.",
@@ -176,6 +190,17 @@ def proved(policy: PipelinePolicy) -> tuple[Replay, list[WholeProof]]:
     return replay, whole
 
 
+def proved_by_its_sampler(policy: PipelinePolicy) -> tuple[Replay, list[WholeProof]]:
+    """The same, with the steps of its own scheduler if no other ones sample its distribution."""
+    try:
+        return proved(policy)
+    except UserError as error:
+        if "plan: {kernel: scheduler}" not in str(error):
+            raise
+    policy.loop.own_sampler = True
+    return proved(policy)
+
+
 def follows_prompts(policy: PipelinePolicy, proof: Replay) -> bool:
     """Whether two prompts lead to different predictions: else an exact replay shows little."""
     conditioning = policy.loop.encode(PROMPTS[:2], policy.loop.tried(()))
@@ -196,7 +221,7 @@ def trial(name: str, kind: type) -> Result:
         checks.refuse_class(kind)
         pipe, call = made(kind)
         policy = PipelinePolicy(pipe, call=call)
-        proof, whole = proved(policy)
+        proof, whole = proved_by_its_sampler(policy)
     except UserError as error:
         if error.__cause__ is not None:  # its own call fails: these parts may not suit it
             return Result(name, "not built", str(error.__cause__) or str(error))
@@ -220,6 +245,7 @@ def stands_in(proof: Replay) -> str:
     """Relation of flowrl's Euler steps to the scheduler's, and what prompts share."""
     steps = "its own" if proof.own_steps else "stand in"
     steps = "stand in, it draws noise" if proof.noisy else steps
+    steps = "its own, by kernel: scheduler" if proof.sampler else steps
     padding = "" if proof.padding is None else f"; pads without a mask ({proof.padding:.1%})"
     return steps + padding
 

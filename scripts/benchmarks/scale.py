@@ -13,7 +13,8 @@ from traffic import traffic
 
 from flowrl.estimate import sizes
 from flowrl.estimate.devices import parse_devices
-from flowrl.estimate.time import estimate_time, iteration_work
+from flowrl.estimate.time import at_work, estimate_time, iteration_work
+from flowrl.estimate.workers import traffic as workers_traffic
 from flowrl.settings import Run
 from flowrl.settings.read import override, read_run
 
@@ -34,6 +35,9 @@ RUNS = {
 }
 COLUMNS = ("run", "GPUs", "draws", "PFLOP an iteration", "arithmetic", "DDP sends", "on the wire",
            "FSDP2 sends", "on the wire")  # fmt: skip
+WORKERS_COLUMNS = ("run", "GPUs", "sample + train", "in turn on all", "lag 0", "lag 1",
+                   "weights", "to a node", "samples")  # fmt: skip
+WORKERS_HEAD = f"| {' | '.join(WORKERS_COLUMNS)} |\n{'|---' * len(WORKERS_COLUMNS)}|"
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
@@ -66,6 +70,48 @@ def row(name: str, run: Run, gpus: int) -> str:
     )
 
 
+def split(run: Run, gpus: int) -> tuple[int, float, float]:
+    """The number of GPUs that sample such that an iteration with a lag is shortest, and the seconds
+    of sampling and of training then. Neither half has more at work than there are draws."""
+    time = estimate_time(run, parse_devices("H100"), 0.4)
+    assert time is not None
+    train, draws = time.phases["training"], run.prompts.per_iteration
+    sample = time.total - train
+
+    def halves(sampling: int) -> tuple[float, float]:
+        return (
+            sample / at_work(draws, sampling, 1),
+            train / at_work(draws, gpus - sampling, 1),
+        )
+
+    best = min(range(1, gpus), key=lambda n: (max(halves(n)), sum(halves(n))))
+    return best, *halves(best)
+
+
+def workers_row(name: str, run: Run, gpus: int) -> str:
+    sampling, sample, train = split(run, gpus)
+    in_turn = estimate_time(run, parse_devices(f"{gpus}xH100"), 0.4)
+    sent = workers_traffic(run)
+    assert in_turn is not None and sent is not None
+    busy = sum(
+        at_work(run.prompts.per_iteration, n, 1) * t
+        for n, t in ((sampling, sample), (gpus - sampling, train))
+    )
+    lags = [busy / gpus / whole for whole in (sample + train, max(sample, train))]
+    return (
+        f"| {name} | {gpus} | {sampling} + {gpus - sampling} | {short(in_turn.total)} | "
+        f"{short(sample + train)}, {lags[0]:.0%} | {short(max(sample, train))}, {lags[1]:.0%} | "
+        f"{volume(sent.weights)} | {short(sent.weights / NETWORK)} | {volume(sent.samples)} |"
+    )
+
+
+def written(page: Path, mark: str, table: str) -> None:
+    """Replace the table between two marks of a page."""
+    before, rest = page.read_text().split(f"<!-- {mark} -->\n")
+    _, after = rest.split(f"<!-- end of {mark} -->")
+    page.write_text(f"{before}<!-- {mark} -->\n{table}\n<!-- end of {mark} -->{after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=Path, help="write the table into this page")
@@ -76,11 +122,16 @@ def main() -> None:
         for gpus in GPUS
     ]
     table = "\n".join([HEAD, *rows])
-    print(table)
+    beside = [
+        workers_row(name, override(read_run(Path(file)), changes), gpus)
+        for name, (file, changes) in RUNS.items()
+        for gpus in GPUS
+    ]
+    workers = "\n".join([WORKERS_HEAD, *beside])
+    print(table, workers, sep="\n\n")
     if page is not None:
-        before, rest = page.read_text().split("<!-- scale -->\n")
-        _, after = rest.split("<!-- end of scale -->")
-        page.write_text(f"{before}<!-- scale -->\n{table}\n<!-- end of scale -->{after}")
+        written(page, "scale", table)
+        written(page, "workers", workers)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from flowrl.cli.floor import Opened
 from flowrl.paths import PROJECT
-from flowrl.run.floor import Opened
 from flowrl.settings.inherit import merged
 from flowrl.settings.read import run_from
 

@@ -31,7 +31,7 @@ import tyro
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
-from flowrl.run.floor import Floor, Opened  # noqa: E402
+from flowrl.cli.floor import Floor, Opened  # noqa: E402
 from flowrl.settings.read import run_from  # noqa: E402
 from scripts.benchmarks.suite_runs import (  # noqa: E402
     beside,

@@ -167,8 +167,8 @@ def train_flow(
 
 
 @torch.no_grad()
-def judge(out: Path, picture: Path, judged: int, call: Mapping[str, Any]) -> float:
-    """Strict accuracy on held-out prompts, 10 steps, no guidance; saves a sheet of samples.
+def judge(out: Path, picture: Path, judged: int, call: Mapping[str, Any], steps: int = 10) -> float:
+    """Strict accuracy on held-out prompts, no guidance; saves a sheet of samples.
 
     `call` has further arguments of the pipeline's call.
     """
@@ -179,7 +179,7 @@ def judge(out: Path, picture: Path, judged: int, call: Mapping[str, Any]) -> flo
     parts = [
         pipe(
             prompts[i : i + 64],
-            num_inference_steps=10,
+            num_inference_steps=steps,
             guidance_scale=1.0,
             generator=torch.Generator().manual_seed(i),
             output_type="pt",

@@ -74,13 +74,17 @@ def encoded(words: PreTrainedTokenizerFast, rows: list[tuple[str, str]]) -> Pair
     width = max(map(len, texts))
     ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])
     place = torch.arange(width)
-    starts = torch.tensor([len(prompt) for prompt, _ in rows])[:, None]
+    starts = torch.tensor([len(words(prompt).input_ids) for prompt, _ in rows])[:, None]
     ends = torch.tensor([len(text) for text in texts])[:, None]
     return ids, (place >= starts) & (place < ends)
 
 
 def rows(sums: list[Addition], forget: float, dice: Random) -> list[tuple[str, str]]:
     return [(s.prompt, s.careless if dice.random() < forget else s.answer) for s in sums]
+
+
+def asked(sums: list[Addition]) -> list[tuple[str, str]]:
+    return [(s.prompt, s.answer) for s in sums]
 
 
 def learn(
@@ -120,16 +124,16 @@ def train(work: Work, lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, seed
         return encoded(words, rows(dice.choices(sums, k=work.batch), forget, dice))
 
     learn("sums", lm, [rate(step) for step in range(total)], batch)
-    likely, drawn = accuracy(lm, words, problems("held_out"))
+    likely, drawn = accuracy(lm, words, asked(problems("held_out")))
     print(f"held-out {likely:.3f} by the likeliest token, {drawn:.3f} by chance")
 
 
 @torch.no_grad()
 def accuracy(
-    lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, sums: list[Addition]
+    lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]
 ) -> tuple[float, float]:
     """Share of right answers by the likeliest token, and the probability of the right answer."""
-    ids, asked = encoded(words, [(s.prompt, s.answer) for s in sums])
+    ids, asked = encoded(words, pairs)
     logp = lm(input_ids=ids[:, :-1]).logits.log_softmax(-1)
     target, asked = ids[:, 1:], asked[:, 1:]
     best = ((logp.argmax(-1) == target) | ~asked).all(1)

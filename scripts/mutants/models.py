@@ -22,9 +22,35 @@ ENCODED = "models/test_media_encoder.py"
 TOGETHER = "models/test_images_together.py"
 
 NOISE_DEMO = "demo/test_demo_noise.py"
+SCHEDULER = "models/test_scheduler_steps.py"
+PAPERS = f"{SCHEDULER}::test_densities_and_gradients_are_the_papers"
+INPAINTED = "models/test_inpainting.py"
 
 # fmt: off
 ROWS = (
+    ("scheduler-state", "flowrl/models/diffusers/call/own_steps.py", "+ step.of_output * of_x", "- step.of_output * of_x",
+     PAPERS),
+    ("scheduler-next", "flowrl/models/diffusers/call/own_steps.py", "number / factors[k + 1]", "number / factors[k]",
+     PAPERS),
+    ("scheduler-share", "flowrl/models/diffusers/call/own_steps.py", "many > SAME_SHARE * few", "many > 0",
+     f"{SCHEDULER}::test_a_process_is_told_from_a_few_step_sampler"),
+    ("scheduler-noise", "samplers/scheduler.py", "per_row(std, mean) * at.noise()", "per_row(std, mean)",
+     "samplers/test_scheduler.py"),
+    ("scheduler-levels", "samplers/scheduler.py", "tuple(sigmas) != self.sigmas", "False", "samplers/test_scheduler.py"),
+    ("scheduler-angle", "flowrl/models/diffusers/call/schedule.py", "(angles.sin() + angles.cos())", "(1 + angles.cos())",
+     f"{PAPERS}[TrigFlow]"),
+    ("scheduler-refused", "flowrl/models/diffusers/replay/proof.py", "renews_noise(self.loop, self.steps)", "False",
+     f"{SCHEDULER}::test_an_ode_is_refused_with_the_way_out"),
+    ("held-noise", "samplers/held.py", "(root.to(x) - begun) / self.size", "(root.to(x) - begun)", INPAINTED),
+    ("held-level", "samplers/held.py", "(1 - sigma) * clean", "clean", INPAINTED),
+    ("held-last", "samplers/held.py", "x, self.end * clean)", "x, 0.5 * clean)", INPAINTED),
+    ("held-density", "samplers/walk.py", "mean_log_prob(g, x_next, self.free(x_next))", "mean_log_prob(g, x_next)",
+     INPAINTED),
+    ("held-rows", "flowrl/likelihoods/transition.py", "free=free_of(rollout, edges.prompt),", "", INPAINTED),
+    ("held-matching", "flowrl/likelihoods/matching.py", "free=free_of(rollout, prompt),", "", INPAINTED),
+    ("held-velocity", "samplers/held.py", "away.to(v))", "v)", INPAINTED),
+    ("held-mask", "flowrl/models/diffusers/call/inpainting.py", "dict.fromkeys(rows, mask == 1)", "dict.fromkeys(rows, mask == 0)",
+     INPAINTED),
     ("noise-demo-weight", "scripts/demo_models/pretrain_noise.py", ".pow(-2)", ".pow(-1)",
      f"{NOISE_DEMO}::test_the_weighted_error_of_the_noise_is_that_of_the_flows_velocity"),
     ("noise-demo-states", "scripts/demo_models/pretrain_noise.py", "add_noise(x0, noise, timestep)",

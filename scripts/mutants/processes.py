@@ -10,10 +10,39 @@ DEAL, INPUTS = "flowrl/run/update/minibatches.py", "run/test_shared_inputs.py"
 STATES, EXPERTS = "samplers/test_storage.py", "models/test_experts.py"
 SHARED_OLD = "run/test_shared_old.py"
 TRANSFERS = "scripts/test_device_report.py"
+LAG, UNITS = "run/test_lag.py", "run/test_units.py"
+CARRIED = "flowrl/run/workers/transport.py"
 ONCE = "test_training_evaluates_each_distinct_input_once"
+ON_DEVICE = f"{TRANSFERS}::test_densities_and_divergences_are_those_of_the_cpu"
 
 # fmt: off
 ROWS = (
+    ("lag-role", "flowrl/run/update/update.py", "policies.using(policies.at_sampling(role))",
+     "policies.using(role)", f"{LAG}::test_losses_read_the_weights_as_they_were_at_sampling"),
+    ("lag-sampler", "flowrl/run/state/learner.py",
+     "return self.policies.at_sampling(self.algorithm.behaviour)", "return self.algorithm.behaviour",
+     f"{LAG}::test_losses_read_the_weights_as_they_were_at_sampling"),
+    ("lag-equal", "flowrl/run/state/policies.py", "self._weights[self.at_sampling(name)]",
+     "self._weights[name]", f"{LAG}::test_losses_read_the_weights_as_they_were_at_sampling"),
+    ("lag-proximal", "flowrl/run/state/learner.py", '"current" if self.decouples else self.sampler',
+     "self.sampler", f"{LAG}::test_recomputed_log_densities_are_the_proximal_policys"),
+    ("lag-mismatch", "flowrl/run/update/update.py", ' and learner.sampler == "current"', "",
+     f"{LAG}::test_the_first_ratio_of_late_samples_is_that_of_the_two_weights"),
+    ("lag-weight", "flowrl/losses/weights.py", "self.likelihood.log_ratio(old, rows.behaviour, rows)",
+     "self.likelihood.log_ratio(rows.behaviour, old, rows)",
+     f"{LAG}::test_the_decoupled_objective_by_hand"),
+    ("lag-bounds", "flowrl/losses/weights.py", "((ratio < self.low) | (ratio > self.high)).to(ratio)\n        weight = torch.ones",
+     "((ratio < self.low) & (ratio > self.high)).to(ratio)\n        weight = torch.ones",
+     f"{LAG}::test_the_decoupled_objective_by_hand"),
+    ("lag-matching", "flowrl/settings/run.py", ' and "old" in algorithm.loss.roles\n', "\n",
+     f"{LAG}::test_a_lag_asks_nothing_of_losses_that_compare_with_no_old"),
+    ("units-distinct", CARRIED, "torch.equal(_children(known, edge), edge.x)", "True", UNITS),
+    ("units-parents", CARRIED, "edge.x[:: max(1, after // own)]", "edge.x", UNITS),
+    ("units-traffic", "flowrl/estimate/workers.py", "states += 0 if before + 1 == k else", "states +=",
+     f"{UNITS}::test_plan_counts_the_bytes_that_a_unit_has"),
+    ("units-brought", "flowrl/run/state/units.py", "{first + i: brought.media[i] for i in here}",
+     "{i: brought.media[i] for i in here}",
+     f"{UNITS}::test_stored_samples_bring_only_what_is_taken"),
     ("update-third", "flowrl/run/update/update.py", "return 0 if math.isfinite(norm) else before",
      "return before if math.isfinite(norm) else before", STEPS),
     ("deal-draw", DEAL, '"deal", self.iteration, draw, place)', '"deal", self.iteration, at, place)',
@@ -51,9 +80,9 @@ ROWS = (
     ("encodings-lock", "flowrl/models/diffusers/encoding_cache.py",
      "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n            shutil", "shutil",
      "models/test_encoding_cache.py"),
-    ("freed-blocks", "flowrl/run/state/freed_memory.py", "libc.mallopt(MMAP_THRESHOLD, LARGEST_BLOCK)", "pass",
+    ("freed-blocks", "flowrl/run/state/session.py", "libc.mallopt(MMAP_THRESHOLD, LARGEST_BLOCK)", "pass",
      "run/test_freed_memory.py"),
-    ("freed-kept", "flowrl/run/state/freed_memory.py", "libc.mallopt(TRIM_THRESHOLD, -1)",
+    ("freed-kept", "flowrl/run/state/session.py", "libc.mallopt(TRIM_THRESHOLD, -1)",
      "libc.mallopt(TRIM_THRESHOLD, 2**17)", "run/test_freed_memory.py"),
     ("reference-placed", "flowrl/run/state/policies.py", "        self._placed = name\n",
      "        self._placed = self.inside\n", "run/test_policies.py"),
@@ -103,5 +132,23 @@ ROWS = (
      "processes/test_context_parallel.py::test_shared_calls_end_in_the_weights_of_whole_ones"),
     ("context-nan", "flowrl/processes/context_parallel.py", "if not away <= STEP_TOLERANCE[ours.dtype]:",
      "if away > STEP_TOLERANCE[ours.dtype]:", "processes/test_context_parallel.py"),
+    ("device-density", "samplers/kernels.py", "-0.5 / known.double().square()",
+     "-1.0 / known.double().square()", ON_DEVICE),
+    ("device-offset", "samplers/kernels.py", "logs = -known.double().log()", "logs = known.double().log()",
+     ON_DEVICE),
+    ("device-divergence", "flowrl/likelihoods/transition.py",
+     "factor = _divided(form, torch.ones_like(std), std, slope, fall)",
+     "factor = _divided(form, torch.ones_like(std), slope, std, fall)", ON_DEVICE),
+    ("device-alike", "samplers/host.py", "if fits and bool((here == here[0]).all()):", "if fits:",
+     ON_DEVICE),
+    ("device-tally", "flowrl/run/update/update.py", "norm, *fine = tally.settle(there, *late.flags)",
+     "norm, *fine = Tally().settle(there, *late.flags)",
+     f"{TRANSFERS}::test_sampling_waits_for_nothing_and_an_optimizer_step_once"),
+    ("device-leaves", "flowrl/run/experience/score_ahead.py", "self.parts.leave_device()", "pass",
+     "run/test_score_parts.py"),
+    ("device-late", "flowrl/models/language/generation.py", "torch.stack(each[:width], 1)",
+     "torch.stack(each, 1)", f"{TRANSFERS}::test_texts_are_those_of_the_cpu_by_one_call_more"),
+    ("device-surrogate", "flowrl/losses/ratio.py", "torch.where(advantage > 0, log_ratio.clamp(max=_LARGE), log_ratio).exp()",
+     "log_ratio.exp()", "losses/test_losses.py"),
 )
 # fmt: on

@@ -4,12 +4,15 @@ A row is name, file, text that occurs once in it, replacement, tests that must f
 """
 
 PINS, FEEDBACK = "recipes/test_pins.py", "recipes/test_feedback.py"
-LOOKS, WAY = "samplers/test_looks.py", "credit/test_way.py"
+LOOKS, WAY = "samplers/test_looks.py", "credit/test_intermediate.py"
 GROUPS, ARRAYS = "losses/test_group_losses.py", "losses/test_golden_preference.py"
 GRPO, TREES = "flowrl/recipes/grpo.py", "flowrl/recipes/grpo_trees.py"
 TEXTS = "flowrl/recipes/text.py"
 EUPHONIUM, TEACHERS = "recipes/test_euphonium.py", "run/test_teachers.py"
 DISTILLATION = "losses/test_distillation.py"
+
+REWRITING, JOINT = "flowrl/run/experience/rewriting.py", "run/test_joint.py"
+CREDITED = f"{JOINT}::test_credit_of_a_collect_equals_plain_loops"
 
 # fmt: off
 ROWS = (
@@ -122,5 +125,19 @@ ROWS = (
      "api/test_api_parts.py::test_another_pipeline_is_saved_into_the_run"),
     ("api-environment", "flowrl/api/untouched.py", "del os.environ[name]", "pass",
      "api/test_api_runs.py::test_a_run_leaves_the_process_as_it_was"),
+    ("joint-equal", REWRITING, "places.setdefault(texts[i], [])", "places.setdefault(str(i), [])", CREDITED),
+    ("joint-unscored", REWRITING, "index_add(0, of_image, known.double())",
+     "index_add(0, of_image, torch.ones_like(values, dtype=torch.float64))", CREDITED),
+    ("joint-order", REWRITING, "mean[self.order] =", "mean[:] =", CREDITED),
+    ("joint-shared", REWRITING, "(group,) * len(draws.ids) if shared else equal", "equal", CREDITED),
+    ("joint-rows", REWRITING, "tuple(row for row in draws.rows for _ in range(group))",
+     "draws.rows * group", CREDITED),
+    ("joint-merges", "flowrl/run/experience/collect.py", " and not rounds.merges", "", CREDITED),
+    ("joint-weight", "flowrl/run/update/update.py", "learner.loss_weight * reduced", "reduced", f"{JOINT}::test_the_weight_scales_the_image_models_gradient"),
+    ("joint-restored", "flowrl/run/save/model_state.py", "    learner.policies.restore(weights)\n", "",
+     f"{JOINT}::test_a_resumed_run_has_the_same_bits"),
+    ("joint-encoded", "flowrl/models/rewritten.py", "(text, id(row)) for", "(text, object()) for", f"{JOINT}::test_evaluations_are_the_fewest"),
+    ("joint-frozen", "flowrl/run/state/learner.py", "policy.trainable() if learns else {}",
+     "policy.trainable()", f"{JOINT}::test_gradients_of_a_side_are_the_same_when_the_other_is_frozen"),
 )
 # fmt: on

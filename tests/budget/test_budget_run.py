@@ -10,8 +10,8 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import take
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.update import minibatches as assignment
@@ -180,7 +180,7 @@ def test_a_subset_is_all_that_is_computed_and_gives_the_same_gradient(
 
     found: list[list[torch.Tensor]] = []
 
-    def step(learner: Learner, progress: Progress) -> float:
+    def step(learner: Learner, progress: Progress, tally: update.Tally) -> float:
         grads = [p.grad for p in learner.policies.parameters.values() if p.grad is not None]
         found.append([grad.clone() for grad in grads])
         return 1.0

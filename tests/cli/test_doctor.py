@@ -56,6 +56,11 @@ def test_libraries_that_do_not_import_side_by_side_are_named(
     assert "pip install -U diffusers transformers peft" in found.detail
 
 
+def test_every_extra_says_what_it_is_for() -> None:
+    wanted = set(distribution("flowrl").metadata.get_all("Provides-Extra") or ())
+    assert wanted - {"dev"} == set(doctor.EXTRAS)
+
+
 def test_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: "0.1")
     assert all("but flowrl needs" in each.detail for each in doctor._packages())

@@ -13,12 +13,12 @@ from flowrl.errors import UserError
 from flowrl.paths import PROJECT, find
 from flowrl.run.evaluate.evaluate import evaluate_held_out
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, dump, read_run, run_from
 from scripts import demo_text
-from scripts.demo_models.pretrain_sums import accuracy
+from scripts.demo_models.pretrain_sums import accuracy, asked
 from tests.support.runs import environment
 
 FOLDER = PROJECT / "flowrl" / "demo" / "sums-lm"
@@ -85,8 +85,8 @@ def test_the_shipped_model_is_small_and_adds_imperfectly():
     lm = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
     assert words.decode(words("37+45=82").input_ids) == "37+45=82"
     sums = problems("held_out")
-    easy = accuracy(lm, words, [s for s in sums if not s.carries])
-    hard = accuracy(lm, words, [s for s in sums if s.carries])
+    easy = accuracy(lm, words, asked([s for s in sums if not s.carries]))
+    hard = accuracy(lm, words, asked([s for s in sums if s.carries]))
     assert min(easy) > 0.95 and max(hard) < 0.5
     ids = torch.tensor([words("37+45=").input_ids])
     assert words.decode(lm.generate(ids, max_new_tokens=5)[0], skip_special_tokens=True) in (
@@ -109,7 +109,7 @@ def test_a_few_iterations_raise_held_out_accuracy_and_plain_transformers_agrees(
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     words = AutoTokenizer.from_pretrained(tmp_path / "out")
     sums = [Addition(*map(int, p.rstrip("=").split("+"))) for p in after.samples.prompts]
-    expected = accuracy(plain, words, sums)[1]  # the mean probability of the right answer
+    expected = accuracy(plain, words, asked(sums))[1]  # the mean probability of the right answer
     assert abs(expected - after.metrics["exact_answer"]) < 3 * 0.5 / 400**0.5
 
 

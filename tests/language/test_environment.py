@@ -13,7 +13,7 @@ from flowrl.losses.ratio import Surrogate
 from flowrl.models.language.environment import Replies
 from flowrl.paths import PROJECT
 from samplers.completions import Completions
-from samplers.token_support import KeptTokens
+from samplers.token_support import TokenSupport
 from tests.support.environments import META, PROMPTS, WARPED, by_hand, made, rollout, rows_of
 
 
@@ -135,7 +135,7 @@ def test_the_outcome_is_that_of_all_turns_and_the_replies_have_no_loss(policy):
     want = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-3)
     wide = rows.kept.mask(policy.model.config.vocab_size) | found.from_environment[..., None]
-    every = KeptTokens.of(wide.flatten(0, 1))
+    every = TokenSupport.of(wide.flatten(0, 1))
     kept = every.mapped(lambda part: part.view(found.from_environment.shape))
     wrong = replace(
         rows, from_environment=None, lengths=found.ends, kept=kept,

@@ -1,20 +1,20 @@
 """Runs of several turns through the loop of all runs, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from flowrl.errors import UserError
 from flowrl.run.experience.collect import collect
-from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs, tiny_lm
 from tests.support.environments import RECIPE, WARPED, session, tree
-from tests.support.runs import flowrl, lines, same_weights, write
+from tests.support.runs import flowrl, lines, write
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +74,11 @@ def test_guesses_get_better(model, tmp_path):
 
 
 def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
-    def opened(name: str) -> Session:
-        (tmp_path / name).mkdir()
-        return session(model, tmp_path / name, recipe=RECIPE | WARPED, updates=2)
+    def opened(folder: Path) -> Session:
+        folder.mkdir()
+        return session(model, folder, recipe=RECIPE | WARPED, updates=2)
 
-    whole, broken, again = opened("whole"), opened("broken"), opened("again")
-    progress = Progress()
-    for _ in range(4):
-        iterate(whole, progress)
-    progress = Progress()
-    for _ in range(2):
-        iterate(broken, progress)
-    checkpoint.save_checkpoint(broken, progress, Alarms())
-    progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000002", Alarms())
-    for _ in range(2):
-        iterate(again, progress)
-    assert same_weights(whole, again)
+    text_runs.check_resumed_bits(tmp_path, opened)
 
 
 @pytest.mark.parametrize(

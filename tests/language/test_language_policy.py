@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import TokenRows, take
 from flowrl.likelihoods.token import Token
-from flowrl.models.language import token_scores
+from flowrl.models.language import proofs, token_scores
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.policy import Batch, Policy, RolloutLike
 from samplers.completions import Completions, Segments, TextRollout
@@ -291,10 +291,10 @@ def test_a_model_that_depends_on_padding_is_refused(monkeypatch, dtype):
 def test_padding_may_move_unlikely_tokens_in_half_precision_alone(monkeypatch):
     """Rounding in bfloat16 moves the logits of a large vocabulary's tail by half a nat, and hardly
     changes what is drawn."""
-    plain = CausalPolicy._next
+    plain = proofs._next
 
-    def rounded(self, contexts):
-        logp = plain(self, contexts).clone()
+    def rounded(model, stop, contexts, images):
+        logp = plain(model, stop, contexts, images).clone()
         if len(contexts) == 1:
             return logp
         likely, rare = logp[0].argmax(), logp[0].argmin()
@@ -303,7 +303,7 @@ def test_padding_may_move_unlikely_tokens_in_half_precision_alone(monkeypatch):
         return logp
 
     policy = CausalPolicy(tiny_lm.llama().bfloat16(), tiny_lm.tokenizer())
-    monkeypatch.setattr(CausalPolicy, "_next", rounded)
+    monkeypatch.setattr(proofs, "_next", rounded)
     assert "left padding changes" in policy.proofs(PROMPTS, 7)[-1]
     policy = CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer())
     with pytest.raises(UserError, match="total variation"):

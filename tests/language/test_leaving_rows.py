@@ -28,6 +28,19 @@ class Counted:
         return sum(rows * width for rows, width in self.calls)
 
 
+class Past:
+    """An event of a device that computes at once."""
+
+    def __init__(self, **_):
+        pass
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+
 def request(tokenizer, **settings) -> TokenRequest:
     prompts = ["a:", "cab :", "bead :", "a :"]
     contexts = [tokenizer(prompts[row % 4]).input_ids for row in range(ROWS)]
@@ -95,6 +108,25 @@ def test_short_texts_and_few_rows_stay(monkeypatch):
     short = request(tokenizer)
     sample(TokenRequest(short.contexts, short.noise, short.room.clamp(max=15), 1.0, 1.0))
     assert {rows for rows, _ in heard.calls} == {ROWS}
+
+
+@pytest.mark.skipif(
+    "DeferredStopCheck" not in vars(generation.generating), reason="of transformers 5.23"
+)
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.9, "spread": True, "texts": ("ab",)}])
+def test_a_cache_that_continues_has_no_token_beyond_the_end(monkeypatch, settings):
+    """As on CUDA: whether rows have ended is read one token late."""
+    plain, calls = drawn(monkeypatch, True, **settings)
+    late = generation.read_late
+    monkeypatch.setattr(generation, "read_late", lambda _: late(torch.device("cuda")))
+    monkeypatch.setattr(torch, "Event", Past)  # the CPU has none
+    deferred, more = drawn(monkeypatch, True, **settings)
+    assert more.positions > calls.positions, "it was read late"
+    assert torch.equal(plain.lengths, deferred.lengths)
+    assert torch.equal(plain.stopped, deferred.stopped)
+    for (row, mine), (_, theirs) in zip(rows_of(deferred), rows_of(plain), strict=True):
+        assert torch.equal(mine[0], theirs[0]), row
+        torch.testing.assert_close(mine[1], theirs[1], atol=1e-10, rtol=0)
 
 
 def test_models_with_states_are_not_cut():

@@ -15,8 +15,8 @@ from flowrl.likelihoods.rows import Rows, input_of, take
 from flowrl.losses.base import ClipsRatio
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from flowrl.run.experience.collect import Experience, collect
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.update import ratio_check, update
 from tests.support import every_recipe, runs, tiny_lm
@@ -53,7 +53,7 @@ def step_gradients(monkeypatch, kept: Session, experience: Experience) -> list[T
     """Gradients of the one optimizer step of an iteration, which is not taken."""
     found: list[Tensor] = []
 
-    def step(learner: Learner, progress: Progress) -> float:
+    def step(learner: Learner, progress: Progress, tally: update.Tally) -> float:
         grads = [p.grad for p in learner.policies.parameters.values()]
         found.extend(torch.zeros(1) if g is None else g.double().clone() for g in grads)
         learner.optimizer.zero_grad()

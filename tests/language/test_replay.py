@@ -12,7 +12,7 @@ from flowrl.budget.spending import Rationed
 from flowrl.budget.successes import Success
 from flowrl.run.experience.collect import Experience, collect
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check

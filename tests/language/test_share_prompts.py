@@ -16,8 +16,8 @@ from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.language.prefixes import Packing, refuse_windows
 from flowrl.models.language.token_scores import ScoringPolicy
 from flowrl.run.experience.collect import collect
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.progress import Progress
 from flowrl.run.update import update
 from flowrl.settings.read import check_plan, run_from
 from tests.support import runs, text_runs, tiny_lm
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_texts_by_themselves(model, tmp_path, monkeypatch
     """Two optimizer steps of the same deal: gradients, ratios and every other role."""
     found: list[list[Tensor]] = []
 
-    def step(learner: Learner, progress: Progress) -> float:
+    def step(learner: Learner, progress: Progress, tally: update.Tally) -> float:
         parameters = learner.policies.parameters.values()
         found.append([p.grad.clone() for p in parameters if p.grad is not None])
         learner.optimizer.zero_grad()

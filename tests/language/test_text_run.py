@@ -19,18 +19,16 @@ from flowrl.media.statistics import text_statistics
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import PROJECT
 from flowrl.run.experience.collect import collect
-from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
 from rewards import Scores
 from samplers import Chain, FlowSDE, Latents, Ode, roll
 from samplers.completions import Completions
 from tests.support import text_runs, tiny_lm
-from tests.support.runs import flowrl, lines, same_weights, write
+from tests.support.runs import flowrl, lines, write
 from tests.support.tiny import TinyFlow
 
 SMALL = {
@@ -140,24 +138,11 @@ def test_another_chunk_size_gives_the_same_weights(model, tmp_path):
 
 
 def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
-    def opened(name: str):
-        (tmp_path / name).mkdir()
-        recipe = text_runs.TREE | WARPED
-        return text_runs.session(model, tmp_path / name, recipe, updates=2)
+    def opened(folder):
+        folder.mkdir()
+        return text_runs.session(model, folder, text_runs.TREE | WARPED, updates=2)
 
-    whole, broken, again = opened("whole"), opened("broken"), opened("again")
-    progress = Progress()
-    for _ in range(4):
-        iterate(whole, progress)
-    progress = Progress()
-    for _ in range(2):
-        iterate(broken, progress)
-    checkpoint.save_checkpoint(broken, progress, Alarms())
-    progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000002", Alarms())
-    for _ in range(2):
-        iterate(again, progress)
-    assert progress.iteration == 4
-    assert same_weights(whole, again)
+    text_runs.check_resumed_bits(tmp_path, opened)
 
 
 def test_rows_without_a_score_are_masked_and_counted_and_a_silent_group_is_an_error(

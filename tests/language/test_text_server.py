@@ -12,7 +12,7 @@ pytest.importorskip("httpx")
 from flowrl.likelihoods.rows import TokenRows
 from flowrl.likelihoods.token import Token
 from flowrl.run.experience.collect import collect
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.settings import CorrectionSettings

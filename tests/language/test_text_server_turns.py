@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("httpx")
 
 from flowrl.run.experience.collect import collect
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from tests.support import environments, tiny_lm
 from tests.support.completion_servers import CompletionsServer, only, opened, tree

@@ -8,7 +8,7 @@ from flowrl.cli.sample import with_rows
 from flowrl.errors import UserError
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check

@@ -18,7 +18,7 @@ pytest.importorskip("httpx")
 import httpx
 
 from flowrl.run.experience.collect import collect
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
 from tests.support import text_runs, tiny_lm

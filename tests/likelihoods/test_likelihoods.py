@@ -1,5 +1,6 @@
 """Densities and matching errors: what each compares, and that rows are the sampler's own."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -293,3 +294,25 @@ def test_take_goes_through_every_tensor():
     assert torch.equal(part.x, rows.x[[3, 1]]) and part.kernel == rows.kernel
     assert torch.equal(part.old.logp, rows.old.logp[[3, 1]])
     assert torch.equal(part.old.out, rows.old.out[[3, 1]])
+
+
+def test_the_ratio_of_matching_is_fpos_of_one_pair():
+    """exp(loss_old - loss_new) at the same noise and level (arXiv:2507.21053, eq. 6 with N = 1), in
+    plain float64 loops over a sample's numbers."""
+    rows, old, new = rows_of(Matching(share="sample"), rolled(Ode(4)))[0], model(), model(0.9)
+    with torch.no_grad():
+        first, second = (
+            Matching().evaluate(lambda x, s, p, flow=flow: flow(x, s, p % 3), rows)
+            for flow in (old, new)
+        )
+        velocities = [flow(rows.x, rows.sigma, rows.prompt % 3).double() for flow in (old, new)]
+    ratio = Matching().log_ratio(second, first, rows)[:, 0].exp()
+    for i in range(len(ratio)):
+        x0, noise = (a[i].double().flatten().tolist() for a in (rows.x0, rows.noise))
+        losses = []
+        for v in velocities:
+            each = zip(v[i].flatten().tolist(), x0, noise, strict=True)
+            errors = [(found - (e - clean)) ** 2 for found, clean, e in each]
+            losses.append(sum(errors) / len(errors))
+        assert float(ratio[i]) == pytest.approx(math.exp(losses[0] - losses[1]), rel=1e-4)
+    assert float((ratio - 1).abs().max()) > 0.01

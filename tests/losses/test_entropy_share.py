@@ -6,7 +6,7 @@ from torch import Tensor
 
 from flowrl.losses.weights import share_bound
 from flowrl.run.experience.collect import collect
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.update import update
 from tests.support import text_runs, tiny_lm
 
@@ -19,10 +19,10 @@ def gradients(model, folder, monkeypatch, rows: int, **train) -> list[list[Tenso
     steps: list[list[Tensor]] = []
     step = update.optimizer_step
 
-    def recorded(learner, progress):
+    def recorded(learner, progress, tally):
         parameters = learner.policies.parameters.values()
         steps.append([p.grad.clone() for p in parameters if p.grad is not None])
-        return step(learner, progress)
+        return step(learner, progress, tally)
 
     monkeypatch.setattr(update, "optimizer_step", recorded)
     metrics = update.update(session.learner, collect(session, 0), Progress()).metrics

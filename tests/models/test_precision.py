@@ -11,9 +11,9 @@ from flowrl.errors import UserError
 from flowrl.models.open import set_tf32
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import EVALUATION
 from flowrl.run.state.policies import Policies
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.update import minibatches as assignment

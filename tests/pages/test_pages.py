@@ -139,7 +139,7 @@ def test_a_group_without_branches_is_no_tree(tmp_path):
              for each in tree(4).levels]  # fmt: skip
     write_record(run, replace(tree(4), roots=4, levels=alone))
     page = check(run_page(RunFolder.read(run)))
-    said = "No step branches: 4 samples of one prompt, each by itself from its own noise."
+    said = "No step branches: 4 independent samples of one prompt, each from its own noise."
     assert said in page.text and "A group of training" in page.text
     assert "not learned from" in page.text.partition(said)[2].partition("The first, of")[0]
     assert len(page.all("ol")) == 3  # alarms, the steps, and the leaves of the first tree

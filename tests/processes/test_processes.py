@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.paths import PROJECT
-from tests.support import environments, process_runs, runs, text_runs, tiny_lm
+from tests.support import environments, process_runs, runs, text_runs, tiny_lm, tiny_vlm
 from tests.support.process_runs import DDP, Job, Weights, alone, apart, told
 from tests.support.warm import together
 
@@ -76,6 +76,10 @@ def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
         settings = text_runs.tree(model, words, recipe, updates=2, lr=1e-3)
         settings["model"]["dtype"] = "float64"
         made[name] = {"settings": settings, "iterations": 2}
+    pictures = tiny_vlm.write(tmp_path_factory.mktemp("vlm"))
+    settings = tiny_vlm.tree(pictures, tmp_path_factory.mktemp("seen"), updates=2, lr=1e-3)
+    settings["model"]["dtype"] = "float64"
+    made["images"] = {"settings": settings, "iterations": 2}
     talk = tmp_path_factory.mktemp("talk")
     settings = environments.tree(model, talk, "named", TURNS, updates=2, lr=1e-3, self_test="off")
     settings["model"]["dtype"] = "float64"
@@ -111,7 +115,7 @@ def check(job: Job, name: str, ran: Ran, here: Path) -> None:
     assert two == pytest.approx(one, rel=1e-3 if name == "float32" else 1e-8)
 
 
-@pytest.mark.parametrize("name", ["flow_grpo", "text", "turns"])
+@pytest.mark.parametrize("name", ["flow_grpo", "text", "turns", "images"])
 def test_processes_and_chunks_change_nothing_but_rounding(jobs, pair, tmp_path, name):
     check(jobs[name], name, pair, tmp_path)
 

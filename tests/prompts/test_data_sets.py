@@ -107,7 +107,7 @@ def assert_in(words: str, sentence: str) -> None:
         ),
         (["x"], "message 1 has 'x'; a message must be"),
         ([{"role": "user", "content": 3}], "its content is 3, not a text"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'"),
+        ([{"role": "user", "content": [{"type": "video"}]}], "a part of type 'video'"),
         ([{"role": "user", "content": " "}], "the prompt is empty"),
     ],
 )
@@ -314,6 +314,9 @@ def test_a_piece_of_an_image_is_relative_to_the_file(tmp_path):
         ("text,side\na cat,left\n", "set column: text"),
         ("prompt;side\na cat;left\n", "not separated by commas"),
         ("a red cat\na blue dog\n", "add the line 'prompt' above it"),
+        ("a red cat,left\na blue dog,right\n", "its first line seems to be a row"),
+        ("cat,1\ndog,2\n", "its first line seems to be a row"),
+        ("cat\ndog\n", "set column: cat, or add the line 'prompt' above it"),
     ],
 )
 def test_a_table_without_the_column_names_the_remedy(tmp_path, text, remedy):

@@ -1,10 +1,14 @@
-"""Six public data sets, as tiny files in their layouts: each trains a tiny model for an iteration.
+"""Nine public data sets, as tiny files in their layouts: each trains a tiny model for an iteration.
 
 GSM8K (openai/gsm8k), MATH (one JSON object per problem, in folders), DAPO-Math-17k and verl's own
 GSM8K (parquet with chats and nested answers), Eurus-2-RL-Data (a system message, several sources),
-OpenR1-Math-220k (chats that end with a reply, lists in columns).
+OpenR1-Math-220k (chats that end with a reply, lists in columns). With images in prompts: Geometry3K
+(hiyouga/geometry3k: bytes in parquet, marks in texts), TRL's LLaVA-Instruct (trl-lib's
+llava-instruct-mix: chats that end with a reply, images beside them), and multimodal-open-r1
+(lmms-lab's multimodal-open-r1-8k-verified: one image beside a question).
 """
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +17,11 @@ from typing import Any
 import pytest
 from pyarrow import Table, parquet
 
-from flowrl.run.save.checkpoint import Progress
-from flowrl.run.state.session import open_accelerator, open_session
+from flowrl.run.state.progress import Progress
+from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, run_from
-from tests.support import text_runs, tiny_lm
+from tests.support import text_runs, tiny_lm, tiny_vlm
 
 ANSWERS = ["72", "10", "5"]
 OWN = '''
@@ -123,6 +127,53 @@ def verl(folder: Path) -> dict[str, Any]:
     return {"source": str(folder / "train.parquet"), "shuffle": 1, "limit": 2}
 
 
+def image_bytes(seed: int) -> dict[str, Any]:
+    """An image as `datasets` writes it to parquet."""
+    file = io.BytesIO()
+    tiny_vlm.picture(seed, 12, 10).save(file, "png")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def geometry(folder: Path) -> dict[str, Any]:
+    rows = [
+        {"images": [image_bytes(i)], "problem": f"<image>{USER}", "answer": answer}
+        for i, answer in enumerate(ANSWERS)
+    ]
+    parquet.write_table(Table.from_pylist(rows), folder / "train-00000-of-00001.parquet")
+    return {"source": str(folder / "train-00000-of-00001.parquet"), "column": "problem"}
+
+
+def instruct(folder: Path) -> dict[str, Any]:
+    rows = [
+        {
+            "images": [image_bytes(2 * i), image_bytes(2 * i + 1)],
+            "prompt": [{"content": USER, "role": "user"}],
+            "completion": [{"content": answer, "role": "assistant"}],
+        }
+        for i, answer in enumerate(ANSWERS)
+    ]
+    parquet.write_table(Table.from_pylist(rows), folder / "train.parquet")
+    return {"source": str(folder / "train.parquet"), "columns": {"answer": "completion"}}
+
+
+def open_r1_images(folder: Path) -> dict[str, Any]:
+    rows = [
+        {
+            "image": image_bytes(i), "problem": USER, "solution": f"<answer> {answer} </answer>",
+            "original_question": USER, "original_answer": f"The answer is {answer}",
+        }
+        for i, answer in enumerate(ANSWERS)
+    ]  # fmt: skip
+    (folder / "data").mkdir()
+    parquet.write_table(Table.from_pylist(rows), folder / "data" / "train-00000.parquet")
+    return {"source": str(folder), "column": "problem", "columns": {"answer": "solution"}}
+
+
+WITH_IMAGES: dict[str, tuple[Callable[[Path], dict[str, Any]], int]] = {
+    "Geometry3K": (geometry, 1),
+    "LLaVA-Instruct": (instruct, 2),
+    "multimodal-open-r1": (open_r1_images, 1),
+}
 LAYOUTS: dict[str, tuple[Callable[[Path], dict[str, Any]], int, str, str]] = {
     "GSM8K": (gsm8k, 3, "answer", "u:a bag"),
     "MATH": (math, 2, "solution", "u:a bag"),
@@ -145,17 +196,39 @@ def model(tmp_path_factory) -> Path:
 def test_a_public_layout_trains_for_an_iteration(name, model, tmp_path):
     write, count, column, opening = LAYOUTS[name]
     (tmp_path / "data").mkdir()
-    tree = text_runs.tree(model, tmp_path, text_runs.GRPO, iterations=1)
-    (tmp_path / "own.py").write_text(OWN)
-    tree["rewards"] = [{"name": f"{tmp_path / 'own.py'}:right", "column": column}]
-    tree["prompts"] = {"train": write(tmp_path / "data"), "per_iteration": 2}
-    run = run_from(tree, "test")
-    check_run(run)
-    session = open_session(run, tmp_path, open_accelerator(run, tmp_path))
+    session = opened(model, tmp_path, write(tmp_path / "data"), column)
     assert len(session.prompts) == count
     policy: Any = session.learner.policy
     wanted = policy.tokenizer(opening).input_ids
     assert policy.encode(session.prompts.texts[0])[: len(wanted)] == wanted
+    check_trains(session)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_a_public_layout_with_images_trains_for_an_iteration(name, tmp_path):
+    write, images = WITH_IMAGES[name]
+    (tmp_path / "data").mkdir()
+    model = tiny_vlm.write(tmp_path)
+    session = opened(model, tmp_path, write(tmp_path / "data"), "answer")
+    policy: Any = session.learner.policy
+    batch = policy.open(*session.prompts.take([0, 1]), 4)
+    opening = policy.tokenizer("u:" + "<image>" * 4 * images + "a bag").input_ids
+    assert [*batch.contexts[0]][: len(opening)] == opening
+    assert len(batch.images[1].arrays["pixel_values"]) == images
+    check_trains(session)
+
+
+def opened(model: Path, folder: Path, train: dict[str, Any], column: str) -> Session:
+    tree = text_runs.tree(model, folder, text_runs.GRPO, iterations=1)
+    (folder / "own.py").write_text(OWN)
+    tree["rewards"] = [{"name": f"{folder / 'own.py'}:right", "column": column}]
+    tree["prompts"] = {"train": train, "per_iteration": 2}
+    run = run_from(tree, "test")
+    check_run(run)
+    return open_session(run, folder, open_accelerator(run, folder))
+
+
+def check_trains(session: Session) -> None:
     before = {
         key: value.detach().clone() for key, value in session.learner.policies.network.items()
     }

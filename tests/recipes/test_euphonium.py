@@ -11,7 +11,7 @@ from flowrl.estimate.time import iteration_work
 from flowrl.recipes.table import RECIPES
 from flowrl.run.experience.collect import collect
 from flowrl.run.experience.reward_gradient import RewardPath
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, run_from
 from rewards.types import IntermediateScores, Scores
@@ -131,7 +131,7 @@ def test_the_slope_is_that_of_finite_differences(tree, tmp_path):
     (plan,) = kept.algorithm.plan(LEVELS, 0, 0)
     x0 = 0.3 * torch.randn(2, *kept.learner.policy.shape(4), generator=torch.manual_seed(0))
     rollout = Rollout(plan, x0, torch.tensor([0, 1]), (0, 1), (), 0, 0, 0)
-    slope, nudge = path.on_the_way(rollout), 1e-2
+    slope, nudge = path.intermediate_slope(rollout), 1e-2
     unit = slope / slope.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
 
     def score(x: torch.Tensor) -> torch.Tensor:

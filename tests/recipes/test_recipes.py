@@ -109,7 +109,9 @@ class Loop:
         )  # fmt: skip
 
     def rows(self, rollout: Rollout) -> list[Rows]:
-        scores = replace(corner_scores(rollout), way=intermediate_scores(rollout, corner_scores))
+        scores = replace(
+            corner_scores(rollout), intermediate=intermediate_scores(rollout, corner_scores)
+        )
         logp = {edges.step: edges.logp for edges in rollout.edges}
         credit = self.algorithm.advantage(scores, Context(rollout.columns, torch.ones(1), logp))
         found = []
@@ -267,7 +269,7 @@ MIXTURES = [
     ((4, ODE, GROUP, Matching(paired=True), CLIP), "learns from pairs"),
     ((4, ODE, GROUP, Matching(), Weighted()), "make Exponential the last transform"),
     ((4, Ode(1), GROUP, Matching(), CLIP), "a group of at least 2"),
-    ((1, ODE, GROUP, Matching(), CLIP), "must be at least 2"),
+    ((0, ODE, GROUP, Matching(), CLIP), "must be at least 1"),
     ((4, CHAIN, GROUP, Transition(), Surrogate(0.2, 0.2, anchors=(Anchor(1.0, "slow"),))),
      "policy 'slow', but there are only old, ref, teacher: add an Average"),
     ((4, ODE, GROUP, Matching(), NFT(), (TRAILING,), "trialing"), "did you mean 'trailing'"),

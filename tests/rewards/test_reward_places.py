@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flowrl.paths import PROJECT
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from rewards import load
 from rewards.perception.embedding import Placement, tokenize

@@ -52,6 +52,7 @@ ELSEWHERE = {  # what needs weights, an engine, a server or prompts of its own
     *("deqa", "editscore", "soft_tifa", "unified_reward", "vqascore"),
     *("clip_flant5", "compbench", "dpg_bench", "mps", "unigenbench"),
     *("code_tests", "math_answer", "sequence_classifier"),
+    "vlm_yes_no",  # tests/rewards/test_vlm_yes_no.py
     "by_row",  # which needs columns: tests/rewards/test_by_row.py
     *("edit_shapes", "moving_shapes"),  # which score their own worlds' prompts alone
 }

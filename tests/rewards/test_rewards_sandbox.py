@@ -143,6 +143,18 @@ def test_empty_arrays_and_numbers_in_order_still_pass():
     assert passed(code, tests) == [True] * len(tests)
 
 
+def test_code_that_came_to_run_beside_the_judge_writes_no_verdict():
+    """A test that writes stands for it: into every open file, as the judge did, and in its form."""
+    marks = "(b'1', b'1\\n', b'0' * 32 + b' 1\\n')"
+    writes = f"import os\nfor i in range(3, 64):\n  for mark in {marks}:\n"
+    writes += "    try: os.write(i, mark)\n    except OSError: pass\n"
+    code = "def f(x): return x"
+    assert passed(code, ["assert f(3) == 3", f"{writes}assert f(2) == 3", "assert f(3) == 4"]) == [
+        True, False, False,
+    ]  # fmt: skip
+    assert passed(code, [f"{writes}os._exit(0)", "assert f(3) == 3"]) == [False, False]
+
+
 def test_a_text_of_data_is_still_evaluated():
     code = "def f(x): return f'{x} + max(1, 2) * n'"
     tests = [

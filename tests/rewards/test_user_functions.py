@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from flowrl.prompts import Chat
 from rewards import Samples, check_reward, load, score_all
 from rewards.checks.self_test import Prompts, self_test
 from rewards.perception.media import WrongMedia
@@ -55,6 +56,15 @@ async def slow(completions, factor: int = 2):
 
 def ids(completions, completion_ids):
     return [float(len(i)) for i in completion_ids]
+
+
+def turns(prompts: list[list[dict[str, str]]], completions: list[list[dict[str, str]]], **columns):
+    pairs = zip(prompts, completions)
+    return [float(len(p)) + (c[0]["content"] == p[-1]["content"]) for p, c in pairs]
+
+
+def only_ids(completion_ids, **kwargs):
+    return [0.0 for _ in completion_ids]
 """
 
 
@@ -174,6 +184,18 @@ def hidden(samples):
     whole = samples
     return whole.pictures.mean((1, 2, 3))
 
+def two(images, prompts):
+    return images.flatten(1).mean(1)
+
+async def waits(samples):
+    return samples.media.flatten(1).mean(1)
+
+async def asks(images, prompts, metadata):
+    return images.flatten(1).mean(1)
+
+def several_rest(images, prompts, *rest):
+    return images.flatten(1).mean(1)
+
 short = lambda samples: samples.media.flatten(1).mean(1)
 """
 
@@ -188,6 +210,9 @@ short = lambda samples: samples.media.flatten(1).mean(1)
         ("forgotten", "has no `return`: it must return one score per sample"),
         ("bare", "has no `return`"),
         ("Judge", r"line 30: samples have no 'texts'"),
+        ("two", r"a third argument is given.*write two\(images, prompts, metadata\)"),
+        ("waits", "is asynchronous"),
+        ("asks", "is asynchronous"),
     ],
 )
 def test_common_slips_are_named_before_a_run(function, message, tmp_path):
@@ -196,7 +221,7 @@ def test_common_slips_are_named_before_a_run(function, message, tmp_path):
         check_reward(f"{tmp_path / 'mine.py'}:{function}", {})
 
 
-@pytest.mark.parametrize("function", ["annotated", "sound", "other", "short"])
+@pytest.mark.parametrize("function", ["annotated", "sound", "other", "short", "several_rest"])
 def test_sound_functions_pass(function, tmp_path):
     (tmp_path / "mine.py").write_text(SLIPS)
     name = f"{tmp_path / 'mine.py'}:{function}"
@@ -209,3 +234,18 @@ def test_what_samples_do_not_have_is_a_sentence(tmp_path):
     with pytest.raises(AttributeError, match="samples have no 'pictures'; they have media"):
         load(f"{tmp_path / 'mine.py'}:hidden")(pictures())
     assert getattr(pictures(), "pictures", None) is None
+
+
+def test_chat_messages_reach_functions_that_are_annotated_so(peers):
+    chat = Chat("b", [{"role": "system", "content": "s"}, {"role": "user", "content": "b"}])
+    samples = Samples(["b", "c", "c"], [chat, chat, "c"], torch.arange(3))
+    assert load(f"{peers}:turns")(samples) == [3.0, 2.0, 2.0]
+    with pytest.raises(ValueError, match="takes 'completion_ids', which only TRL's trainer"):
+        check_reward(f"{peers}:only_ids", {})
+
+
+def test_trl_s_own_rewards_run_as_they_are(tmp_path):
+    pytest.importorskip("trl", reason="the extra trl is not installed")
+    (tmp_path / "trl_rewards.py").write_text("from trl.rewards import think_format_reward\n")
+    reward = load(f"{tmp_path / 'trl_rewards.py'}:think_format_reward")
+    assert reward(texts("<think>a</think>b", "a</think>b", "<think>a")) == [1.0, 0.0, 0.0]

@@ -18,7 +18,7 @@ from flowrl.models.diffusers import encoding_cache
 from flowrl.run import atomic
 from flowrl.run.atomic import write_folder
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from tests.support import runs
 from tests.support.disks import mounted
 from tests.support.warm import small

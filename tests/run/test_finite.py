@@ -13,11 +13,12 @@ from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call import decoder
 from flowrl.run import atomic
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.finite import first_not_finite
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.progress import Progress
 from flowrl.run.train import begin, iterate
 from flowrl.run.update import update
+from flowrl.run.update.update import Tally
 from flowrl.run.watch.alarms import Alarms
 from samplers import Rollout
 from tests.support import runs
@@ -71,8 +72,8 @@ def harm(monkeypatch: pytest.MonkeyPatch, iteration: int, factor: float) -> None
     """Multiply the weights in the optimizer step of an iteration."""
     step, taken = update.optimizer_step, []
 
-    def harmed(learner: Learner, progress: Progress) -> float:
-        norm = step(learner, progress)
+    def harmed(learner: Learner, progress: Progress, tally: Tally) -> float:
+        norm = step(learner, progress, tally)
         taken.append(norm)
         if len(taken) == iteration:
             with torch.no_grad():
@@ -269,6 +270,8 @@ def test_a_verdict_that_waited_is_read_once_with_the_norm(monkeypatch):
 
     waiting = [(torch.tensor(True), refuse), (torch.tensor(False), refuse)]
     monkeypatch.setattr(decoder, "_unread", waiting)
+    late = decoder.late_verdicts()
+    norm, *flags = Tally().settle(torch.tensor(2.5), *late.flags)
     with pytest.raises(NotFiniteError, match="the decoder"):
-        decoder.read_with(torch.tensor(2.5))
-    assert seen == ["refused"] and decoder.read_with(torch.tensor(2.5)) == 2.5
+        late.judge(flags)
+    assert seen == ["refused"] and norm == 2.5 and not decoder.late_verdicts().flags

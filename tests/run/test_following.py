@@ -25,9 +25,9 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.show import footer, sample_pages, track
 from flowrl.run.show.lines import Lines, on_policy
 from flowrl.run.show.panel import HEIGHT, HeldOutScore, PanelFacts, panel_lines
+from flowrl.run.state.record import Terminal
 from flowrl.run.state.session import open_accelerator
 from flowrl.run.watch.histograms import BINS, Histogram, IterationValues, histogram_image
-from flowrl.run.watch.record import Terminal
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
 
@@ -59,6 +59,20 @@ def on_a_terminal(end: Callable[[], object], columns: int = 100, lines: int = 24
     os.waitpid(pid, 0)
     os.close(file)
     return written.decode()
+
+
+def test_the_panel_says_who_waits_for_whom():
+    """Ten seconds of an iteration: three for samples, one for scores, five for the update."""
+    m = METRICS | {
+        "seconds": 10.0, "seconds/waiting/sampling": 3.0, "seconds/waiting/scoring": 1.0,
+        "seconds/sending": 0.2, "seconds/update": 5.0, "workers/seconds/sample": 12.0,
+        "workers/seconds/decode": 3.0, "workers/seconds/replicas": 7.0, "workers/joined": 2.0,
+        "workers/restarts": 1.0,
+    }  # fmt: skip
+    facts = PanelFacts("demo", "flow_grpo", 4, 1, m, (0.4, 0.5))
+    shown = " ".join(panel_lines(facts, "cpu", 180, Console(force_terminal=False, width=180)))
+    assert "training 30 % waits for samples, 10 % for scores, 2 % sends weights" in shown
+    assert "50 % updates; 2 workers busy 75 %, 1 restarts" in shown
 
 
 def draws(end: Callable[[], object]) -> None:

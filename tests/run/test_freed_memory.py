@@ -12,7 +12,7 @@ import pytest
 
 from flowrl.paths import PROJECT
 from flowrl.run import train
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.state.signals import Interrupt
 from flowrl.run.watch.alarms import Alarms
@@ -22,7 +22,7 @@ FAULTS = """
 import ctypes
 import resource
 import sys
-from flowrl.run.state.freed_memory import keep_freed_memory
+from flowrl.run.state.session import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]

@@ -7,7 +7,7 @@ pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
 from flowrl.run.experience.collect import collect
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from rewards.catalogue.brightness import Brightness
 from rewards.serving.server import Served
@@ -33,11 +33,11 @@ def test_a_remote_reward_scores_states_as_the_local_one_does(pipeline, tmp_path)
         kept = runs.opened(settings(pipeline, tmp_path, recipe, rewards=remote), tmp_path)
         far = collect(kept, 0)
         metrics = iterate(kept, Progress()).metrics
-    assert far.scores.way is not None and near.scores.way is not None
-    assert torch.equal(far.scores.way.scored, near.scores.way.scored)
-    assert far.scores.way.scored[:, :3].all() and far.metrics["unscored_way"] == 0
-    apart = (far.scores.way.values - near.scores.way.values).abs().max()
-    assert apart < 0.5 / 255 and near.scores.way.values[:, :3].std() > apart
+    assert far.scores.intermediate is not None and near.scores.intermediate is not None
+    assert torch.equal(far.scores.intermediate.scored, near.scores.intermediate.scored)
+    assert far.scores.intermediate.scored[:, :3].all() and far.metrics["unscored_way"] == 0
+    apart = (far.scores.intermediate.values - near.scores.intermediate.values).abs().max()
+    assert apart < 0.5 / 255 and near.scores.intermediate.values[:, :3].std() > apart
     assert metrics["grad_norm"] > 0 and metrics["count/scored"] == near.metrics["count/scored"]
 
 

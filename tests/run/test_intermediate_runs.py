@@ -9,7 +9,7 @@ import torch
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.calibrate import calibrate, recalibrated
 from flowrl.run.experience.collect import collect
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from samplers import evaluations
 from tests.support import runs
@@ -112,7 +112,7 @@ def test_a_judge_compares_states_of_one_step(pipeline, tmp_path):
     settings = tree(pipeline, tmp_path, {"name": "dense_grpo", "group": 4, "completion": 2})
     settings["rewards"] = [{"name": "win_rate", "judge": "brightness"}]
     found = collect(runs.opened(settings, tmp_path), 0)
-    way = found.scores.way
+    way = found.scores.intermediate
     assert way.scored[:, :3].all() and not way.scored[:, 3].any()
     means = way.values[:, :3].view(2, 4, 3).mean(1)
     torch.testing.assert_close(means, torch.full_like(means, 0.5))

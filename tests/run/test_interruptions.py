@@ -16,7 +16,7 @@ from flowrl.losses.base import reduced
 from flowrl.run import atomic, train
 from flowrl.run.atomic import held
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import update
 from flowrl.run.watch.alarms import Alarms

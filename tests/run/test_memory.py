@@ -15,8 +15,9 @@ from flowrl.estimate import fit, memory, sizes
 from flowrl.models.call_sizes import CallSizes
 from flowrl.paths import PROJECT
 from flowrl.run import train
-from flowrl.run.save.checkpoint import Progress, newest
+from flowrl.run.save.checkpoint import newest
 from flowrl.run.state.learner import load_policy
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import iterate
 from flowrl.settings import Run

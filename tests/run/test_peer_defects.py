@@ -24,7 +24,7 @@ from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.evaluate import Trial, draw_trial, evaluate_held_out
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.state.signals import Interrupt
 from flowrl.run.train import iterate

@@ -13,12 +13,12 @@ import pytest
 from flowrl.errors import NotFiniteError, UserError
 from flowrl.run import atomic
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.show.lines import Lines
 from flowrl.run.state import start_record as origin
+from flowrl.run.state.progress import Progress
+from flowrl.run.state.record import cut_back
 from flowrl.run.state.session import Session
 from flowrl.run.watch.alarms import Alarms
-from flowrl.run.watch.record import cut_back
 from flowrl.settings.read import run_of
 from tests.support import fuzz, runs
 from tests.support.runs import flowrl, lines

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flowrl.run.experience.score_ahead import ScoreAhead
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.waiting import may_overlap
 from flowrl.run.train import iterate
 from rewards import Reward, Samples, Scores, score_all

@@ -13,7 +13,8 @@ import torch
 from flowrl.run.experience import units
 from flowrl.run.experience.collect import collect
 from flowrl.run.experience.score_ahead import ScoreAhead, ScoreParts
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
+from flowrl.run.state.session import Session
 from flowrl.run.state.waiting import asks_server
 from flowrl.run.train import iterate
 from rewards import Reward, Samples, score_all
@@ -152,7 +153,7 @@ def test_an_error_of_a_server_is_raised_with_its_reward(tmp_path):
         closing(ScoreParts(decode, rewards, score_all)) as parts,
     ):
         for part in ("a", "b"):
-            parts.on_part(part)
+            parts.parts.on_rollout(part)
         parts.scores(parts.media(["ab"]))
     assert "far" in str(error.value.__notes__)
 
@@ -175,8 +176,8 @@ def on_a_gpu(monkeypatch) -> list[str]:
     for name in ("Event", "Stream"):
         monkeypatch.setattr(torch.cuda, name, Noted)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    for name in ("ScoreInTurn", "ScoreParts"):
-        monkeypatch.setattr(units, name, partial(on_device, "cuda"))
+    monkeypatch.setattr(Session, "scores_in_turn", False)
+    monkeypatch.setattr(units, "ScoreParts", partial(on_device, "cuda"))
     return noted
 
 
@@ -195,7 +196,7 @@ def test_on_a_gpu_local_rewards_score_parts_in_a_stream_with_the_same_bits(
 
     noted = on_a_gpu(monkeypatch)
     ahead, calls, metrics = trained()
-    assert calls == [(4, False)] * 4 and noted.count("wait") == noted.count("record") == 4
+    assert calls == [(4, False)] * 4 and noted.count("wait") == noted.count("record") == 8
     monkeypatch.setattr(ScoreAhead, "_submit", inline)
     after, inlined, expected = trained()
     assert [n for n, _ in inlined] == [4] * 4 and all(main for _, main in inlined)

@@ -17,9 +17,9 @@ from flowrl.likelihoods.rows import Rows, TransitionRows, equal_before, input_of
 from flowrl.likelihoods.transition import Transition
 from flowrl.recipes.table import IMAGE_RECIPES
 from flowrl.run.experience.collect import Experience, collect
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state import start_record as origin
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.state.start_record import StartRecord
 from flowrl.run.update import update
@@ -96,7 +96,7 @@ def test_training_evaluates_each_distinct_input_once(pipeline, tmp_path, name):
     """`flowrl plan` promises that number, and the rows are as many times more as the tree says."""
     kept = opened(pipeline, tmp_path, name, rows_per_call=3)
     experience = collect(kept, 0)
-    kept.learner.policies.equal_to_current = set  # as later, when averages lag behind
+    kept.learner.policies.equal_to_current = lambda _: set()  # as later, when averages lag behind
     found = update.update(kept.learner, experience, Progress()).metrics
     inputs = sum(distinct(rows) for rows in experience.rows)
     rows = sum(len(rows.prompt) for rows in experience.rows)
@@ -120,7 +120,7 @@ def test_gradients_are_those_of_each_row_evaluated_by_itself(pipeline, tmp_path,
     """The same deal, with every child's state evaluated again, also for "ref" and "old"."""
     found: list[list[Tensor]] = []
 
-    def step(learner: Learner, progress: Progress) -> float:
+    def step(learner: Learner, progress: Progress, tally: update.Tally) -> float:
         parameters = learner.policies.parameters.values()
         found.append([p.grad.clone() for p in parameters if p.grad is not None])
         learner.optimizer.zero_grad()

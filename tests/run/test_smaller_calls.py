@@ -14,7 +14,7 @@ from flowrl.run import call_search
 from flowrl.run.call_search import SHARE, later_bytes, rows_that_fit
 from flowrl.run.evaluate.evaluate import evaluate_and_keep, evaluate_held_out
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms
@@ -36,13 +36,13 @@ def test_one_number_is_all_three_and_a_mapping_tells_them_apart(tmp_path):
 
     def rows(value):
         run = run_from({**tree, "train": {**tree["train"], "rows_per_call": value}}, "test")
-        return run.train.rows_by_kind, run
+        return run.train.call_sizes, run
 
     assert set(rows(3)[0].values()) == {3} and set(rows("auto")[0].values()) == {"auto"}
     by_kind, run = rows({"training": 2})
     assert by_kind == {"sampling": "auto", "decoding": "auto", "training": 2}
     again = override(run, ["--train.rows-per-call.decoding", "5"])
-    assert again.train.rows_by_kind == by_kind | {"decoding": 5}
+    assert again.train.call_sizes == by_kind | {"decoding": 5}
     assert override(run, ["--train.rows-per-call", "7"]).train.rows_per_call == 7
     assert dump(rows(3)[1])["train"]["rows_per_call"] == 3
     for wrong in (0, "many", {"training": 0}, {"trainig": 1}):

@@ -11,7 +11,7 @@ from flowrl.errors import UserError
 from flowrl.estimate.time import iteration_work
 from flowrl.run.experience.collect import collect
 from flowrl.run.experience.reward_gradient import prove_gradients
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update.minibatches import share_of
 from flowrl.run.update.update import Tally, add_gradients
@@ -103,15 +103,7 @@ def _norm(found: dict[str, torch.Tensor]) -> float:
 @pytest.mark.parametrize("name", SMALL)
 def test_a_resumed_run_ends_with_the_same_bits(pipeline, tmp_path, name):
     tree = runs.tree(pipeline, tmp_path, settings(name), iterations=2, updates=2, self_test="off")
-    tree["evaluate"] |= {"steps": 2, "samples": 2, "per_prompt": 1}
-    config = runs.write(tree, tmp_path)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert runs.flowrl("train", config, "--folder", whole) == 0
-    assert runs.flowrl("train", config, "--folder", broken, "--train.iterations", "1") == 0
-    assert runs.flowrl("train", "--resume", broken, "--train.iterations", "2") == 0
-    for file in ("policies.safetensors", "optimizer.pt"):
-        ends = [run / "checkpoints" / "000002" / file for run in (whole, broken)]
-        assert ends[0].read_bytes() == ends[1].read_bytes()
+    runs.check_resumed_bits(tree, tmp_path)
 
 
 @pytest.mark.slow
@@ -122,11 +114,7 @@ def test_two_processes_do_what_one_does(pipeline, tmp_path):
         tree = runs.tree(pipeline, tmp_path, settings(name), updates=2, lr=1e-3, self_test="off")
         tree["model"]["dtype"], tree["prompts"]["per_iteration"] = "float64", 3
         jobs[name] = {"settings": tree, "iterations": 2}
-    both = process_runs.together(process_runs.DDP, jobs, tmp_path / "both")
-    for name, job in jobs.items():
-        one = process_runs.alone(job, tmp_path / name, rows_per_call=3)
-        assert process_runs.apart(one, both[name]) < 1e-8, name
-        assert process_runs.told(tmp_path / "both", name)["moved"] > 1e-5, name
+    process_runs.check_two_as_one(jobs, tmp_path, apart_below=1e-8)
 
 
 def test_a_sample_without_a_score_is_left_out(pipeline, tmp_path):

@@ -8,7 +8,7 @@ import torch
 from flowrl.credit.trackers import PromptValues, ScoreQuantiles
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.update.update import update
 from flowrl.run.watch.alarms import Alarms

@@ -12,8 +12,8 @@ from flowrl.losses.base import Counts, reduced
 from flowrl.losses.ratio import Entries
 from flowrl.run.experience.collect import Experience, collect, handle_failures
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.run.update import minibatches as assignment
@@ -72,7 +72,7 @@ def test_the_updates_share_out_the_mean_over_all_unmasked_rows(
         rows.mask[place : 3 + place] = False  # unequal counts in chunks and in updates
     want, found = of_all_rows(kept, experience), []
 
-    def step(learner: Learner, progress: Progress) -> float:
+    def step(learner: Learner, progress: Progress, tally: update.Tally) -> float:
         found.append(gradients(kept))
         learner.optimizer.zero_grad()
         return 1.0

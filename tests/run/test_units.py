@@ -7,13 +7,23 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.run.experience.units import cuttable, sample_units
-from flowrl.run.save.checkpoint import Progress
-from flowrl.run.start import check_workers
-from flowrl.run.state.units import SamplingUnit
+from flowrl.estimate.workers import traffic
+from flowrl.run.experience.units import cuttable, sample_unit, sample_units
+from flowrl.run.start import check_shares
+from flowrl.run.state.progress import Progress
+from flowrl.run.state.units import SamplingUnit, StoredSamples
 from flowrl.run.train import iterate
-from flowrl.run.workers.transport import all_tensors, mapped
+from flowrl.run.workers.transport import (
+    all_states,
+    all_tensors,
+    as_bytes,
+    bytes_of,
+    distinct_states,
+    mapped,
+    of_bytes,
+)
 from flowrl.settings.read import check_plan, run_from
+from rewards import Samples
 from tests.support import runs, text_runs, tiny_lm
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -89,24 +99,26 @@ def test_texts_are_cut_too_and_trees_of_texts_are_one_unit(tmp_path):
 
 REFUSED = [
     ({"lag": 1}, {}, "workers.lag: no workers"),
-    ({"lag": 1, "sampling": 1}, {"recipe": RECIPES["matching"]}, "weights that sampled"),
-    ({"lag": 1, "sampling": 1}, {"budget": {"flat": "drop"}}, "a budget chooses"),
-    ({"lag": 1, "sampling": 1}, {"train": {"recompute_old": True}}, "train.recompute_old"),
-]
+    ({"address": "auto"}, {}, "workers.address: no workers"),
+    ({"lag": 1, "sampling": 1}, {"recipe": {"name": "draft", "steps": 3}}, "reward gradients"),
+    ({"rewards": {"ocr": {}}}, {}, "no reward is labelled 'ocr'; one of brightness"),
+    ({"sampling": 1}, {"rewards": [{"name": "python:mine", "label": "mine"}]}, "a Python object"),
+    ({"rewards": {"brightness": {}}}, {"recipe": {"name": "draft", "steps": 3}}, "gradient"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("workers", "others", "sentence"), REFUSED)
-def test_a_lag_that_would_learn_something_else_is_refused(
+def test_what_cannot_be_right_is_refused(
     workers, others, sentence, pipeline, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("flowrl.settings.workers.find_spec", lambda name: name)
+    monkeypatch.setattr("flowrl.settings.checks.find_spec", lambda name: name)
     settings = runs.tree(pipeline, tmp_path, RECIPES["chain"]) | others | {"workers": workers}
     with pytest.raises(UserError, match=sentence):
         check_plan(run_from(settings, "test"))
 
 
 def test_without_ray_workers_are_refused_with_the_way_out(pipeline, tmp_path, monkeypatch):
-    monkeypatch.setattr("flowrl.settings.workers.find_spec", lambda name: None)
+    monkeypatch.setattr("flowrl.settings.checks.find_spec", lambda name: None)
     settings = runs.tree(pipeline, tmp_path, RECIPES["chain"]) | {"workers": {"sampling": 2}}
     with pytest.raises(UserError, match=r"pip install 'flowrl\[ray\]'"):
         check_plan(run_from(settings, "test"))
@@ -121,15 +133,73 @@ def test_samples_move_with_all_that_they_are_made_of(pipeline, tmp_path):
     assert type(double) is type(made) and double.rollouts[0].plan == made.rollouts[0].plan
 
 
-def test_workers_of_several_processes_or_of_python_rewards_are_refused(pipeline, tmp_path):
+@pytest.mark.parametrize("kind", RECIPES)
+def test_distinct_states_are_sent_and_all_come_back(kind, pipeline, tmp_path):
+    """Counted by hand: the parents of the first trained step, the children of each, and x0."""
+    opened = session(pipeline, tmp_path, RECIPES[kind])
+    _, made = sample_units(opened, SamplingUnit(0, (0, 1), (0, 1)), {})
+    (rollout,) = made.rollouts
+    sent = distinct_states(rollout)
+    for whole, back in zip(all_tensors(rollout), all_tensors(all_states(sent)), strict=True):
+        assert whole.equal(back)
+    states = sum(len(edge.x) + len(edge.x_next) for edge in sent.edges)
+    first = {"chain": 2, "window": 2, "tree": 1, "matching": 0}[kind]
+    children = {"chain": 2 + 2, "window": 2 + 2, "tree": 2 + 4, "matching": 0}[kind]
+    assert states == 2 * (first + children)
+
+
+def test_a_tensor_travels_without_the_memory_that_it_looks_at():
+    whole = torch.arange(12.0).view(3, 4).bfloat16()
+    for tensor in (whole[1], whole[:, 2], whole[:0], whole.T, torch.tensor(True), whole[0, 0]):
+        numbers, *more = as_bytes(tensor)
+        assert numbers.nbytes == tensor.numel() * tensor.element_size()
+        back = of_bytes((numbers, *more))
+        assert back.equal(tensor) and back.dtype == tensor.dtype and back.shape == tensor.shape
+
+
+def test_stored_samples_bring_only_what_is_taken():
+    asked: list[int] = []
+
+    def part(number: int) -> tuple[int, Any]:
+        def bring() -> Samples:
+            asked.append(number)
+            media = torch.full((2, 3, 1, 1), float(number))
+            return Samples(media, ["p"] * 2, torch.zeros(2, dtype=torch.long))
+
+        return 2, bring
+
+    group = torch.arange(6) // 2
+    stored = StoredSamples((part(0), part(1), part(2)), list("aabbcc"), group, (), "image")
+    taken = stored.take([4, 1])
+    assert taken.media[:, 0, 0, 0].tolist() == [2.0, 0.0] and asked == [0, 2]
+    assert taken.prompts == ["c", "a"] and taken.group.tolist() == [2, 0]
+
+
+def test_each_training_process_needs_a_worker(pipeline, tmp_path):
     tree = runs.tree(pipeline, tmp_path, RECIPES["chain"])
-    here = run_from({**tree, "workers": {"unit": 1}}, "run.yaml")
-    check_workers(here, 2)  # no workers
+    check_shares(run_from({**tree, "workers": {"unit": 1}}, "run.yaml"), 4)  # no workers
     run = run_from({**tree, "workers": {"sampling": 2}}, "run.yaml")
-    check_workers(run, 1)
-    with pytest.raises(UserError, match="a single training process"):
-        check_workers(run, 2)
-    live = {"name": "python:mine", "label": "mine"}
-    run = run_from({**tree, "rewards": [live], "workers": {"sampling": 2}}, "run.yaml")
-    with pytest.raises(UserError, match="reward mine is a Python object"):
-        check_workers(run, 1)
+    check_shares(run, 2)
+    with pytest.raises(UserError, match="2 for 3 training processes"):
+        check_shares(run, 3)
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_plan_counts_the_bytes_that_a_unit_has(kind, pipeline, tmp_path):
+    opened = session(pipeline, tmp_path, RECIPES[kind], sampling=1)
+    found = traffic(opened.run)
+    made = [sample_units(opened, SamplingUnit(0, (i,), (0,)), {})[1] for i in range(5)]
+    sent = [replace(m, samples=(), rollouts=(distinct_states(m.rollouts[0]),)) for m in made]
+    assert found is not None and not found.bound
+    assert found.samples == sum(map(bytes_of, sent))
+    own = opened.learner.policies.copies({opened.algorithm.behaviour})
+    assert found.weights == bytes_of(own)
+
+
+def test_several_plans_are_sampled_without_rewards_where_replicas_score_them(pipeline, tmp_path):
+    forks = {"name": "temp_flow", "steps": 3, "roots": 1, "branch": 2}
+    opened = replace(session(pipeline, tmp_path, forks), rewards={})
+    _, made = sample_unit(opened, SamplingUnit(0, (0,), (0,)), {})
+    assert len(made.scores) == len(made.samples) > 1
+    for samples, scores in zip(made.samples, made.scores, strict=True):
+        assert scores.values.shape == (len(samples.prompts), 0) and scores.names == ()

@@ -15,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.run import train
 from flowrl.run.atomic import damage
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.writer import WAITING, FileWriter, copied
 from flowrl.run.watch.alarms import Alarms
 from tests.support import runs

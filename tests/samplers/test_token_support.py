@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from flowrl.budget.successes import cut, put
 from samplers.completions import Completions, Forking, Forks, Segments
-from samplers.token_support import KeptTokens, joined_kept
+from samplers.token_support import TokenSupport, joined_kept
 from samplers.tokens import pack, token_support
 from tests.language.test_sampling_rules import PROMPTS, policy
 
@@ -23,14 +23,14 @@ def masks(seed: int, rows: int, vocabulary: int) -> torch.Tensor:
 @given(st.integers(1, 200), st.integers(0, 9), st.integers(0, 2**32))
 def test_sets_come_back(vocabulary, rows, seed):
     mask = masks(seed, rows, vocabulary)
-    assert torch.equal(KeptTokens.of(mask).mask(vocabulary), mask)
+    assert torch.equal(TokenSupport.of(mask).mask(vocabulary), mask)
 
 
 @settings(max_examples=30)
 @given(st.integers(1, 200), st.integers(0, 2**32))
 def test_positions_may_be_chosen_repeated_joined_written_and_forgotten(vocabulary, seed):
     mask, other = masks(seed, 6, vocabulary), masks(seed + 1, 4, vocabulary)
-    kept, more = KeptTokens.of(mask), KeptTokens.of(other)
+    kept, more = TokenSupport.of(mask), TokenSupport.of(other)
     index = torch.tensor([5, 0, 0, 3])
     again = kept[index]
     assert again.pool is kept.pool and torch.equal(again.mask(vocabulary), mask[index])
@@ -44,7 +44,7 @@ def test_positions_may_be_chosen_repeated_joined_written_and_forgotten(vocabular
     there = torch.tensor([True, False, True, True])
     some = again.only(there)
     assert torch.equal(some.mask(vocabulary), mask[index] & there[:, None])
-    once = KeptTokens.of(mask[[5, 0, 3]] & there[[0, 2, 3], None])  # row 0 is stored once
+    once = TokenSupport.of(mask[[5, 0, 3]] & there[[0, 2, 3], None])  # row 0 is stored once
     assert len(some.pool) == len(once.pool)
 
 
@@ -52,9 +52,9 @@ def test_memory_is_that_of_the_kept_tokens_and_never_more_than_bits():
     """At 152,000 entries: 12 bytes per token of a text, and 4 per token that was kept."""
     vocabulary, kept = 151_936, 40
     logp = torch.randn(8, vocabulary, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
-    few = KeptTokens.of(token_support(logp, 1.0, kept, 0.0))
+    few = TokenSupport.of(token_support(logp, 1.0, kept, 0.0))
     assert few.memory == 8 * (12 + 4 * kept)
-    flat = KeptTokens.of(token_support(logp, 0.95, 0, 0.0))
+    flat = TokenSupport.of(token_support(logp, 0.95, 0, 0.0))
     assert flat.memory == 8 * (12 + vocabulary // 8)
 
 

@@ -93,7 +93,7 @@ def test_neither_the_batch_nor_the_draw_changes_a_state(tmp_path):
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ({"answer": "hi"}, "env.py:f returned 'answer'; the known keys are 'reply' and 'state'"),
+        ({"answer": "hi"}, "returned 'answer'; the known keys are 'reply', 'state' and 'reward'"),
         ({"reply": "hi", 3: ""}, "env.py:f returned 3; the known"),
         ({"state": "a"}, "returned no 'reply'; None would end"),
         ({}, "returned no 'reply'"),

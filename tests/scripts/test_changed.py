@@ -11,7 +11,7 @@ ALWAYS = {"tests/test_house.py", "tests/test_prose.py"}
     ("file", "some"),
     [
         ("flowrl/settings/options.py", {"tests/settings/test_options.py"}),
-        ("flowrl/cli/hub.py", {"tests/cli/test_export.py"}),
+        ("flowrl/cli/optimise.py", {"tests/cli/test_optimise.py"}),
         ("samplers/kernels.py", {"tests/likelihoods/test_likelihoods.py"}),  # through the package
         ("rewards/catalogue/jpeg.py", {"tests/rewards"}),  # by its name alone
         ("scripts/changed.py", {"tests/scripts/test_changed.py"}),

@@ -54,12 +54,21 @@ def test_watched_scores_are_read_where_the_goal_is_crossed():
     curve = [{"held_out/stricter": 0.5 + 0.1 * i, **each} for i, each in enumerate(CURVE)]
     assert compare_report.where(curve, looks, "held_out/stricter") == pytest.approx(0.8)
     assert compare_report.where(curve, looks._replace(goal=0.95), "held_out/stricter") is None
-    curve[-1] |= {"held_out_gain_error/shapes.strict": 0.03}
     curve[-1]["held_out/image/diversity"] = 0.4
     text = compare_report.row("nft", {"chosen": 0, "curves": [curve] * 4}, looks)
-    assert "+0.200 (+0.171 to +0.229)" in text and "0.500 -> 0.900 | 0.800 |" in text
+    assert "0.900 | 0.000 | +0.200 +- 0.000 |" in text and "0.500 -> 0.900 | 0.800 |" in text
     heads = compare_report.table({"nft": {"chosen": 0, "curves": [curve]}}, looks).splitlines()
     assert len({line.count("|") for line in heads}) == 1
+
+
+def test_intervals_are_over_seeds_and_not_over_samples():
+    """Three seeds of docs/results/demos.md: t of two degrees of freedom is 4.303."""
+    assert compare_report.over_seeds([0.885, 0.859, 0.873]) == pytest.approx(0.0324, abs=1e-4)
+    assert compare_report.over_seeds([0.9]) is None
+    ends = [[*CURVE[:-1], {**CURVE[-1], ACCURACY: end}] for end in (0.85, 0.9, 0.98)]
+    assert compare_report.gain(ends, ACCURACY) == "+0.210 +- 0.163"
+    single = compare_report.row("nft", {"chosen": 0, "curves": [CURVE]}, LOOKS._replace(keep=None))
+    assert "0.900 | one seed |" in single
 
 
 def written(root: Path, ends: list[tuple[float, float]]) -> list[compare.Job]:

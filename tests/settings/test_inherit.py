@@ -73,6 +73,10 @@ def test_what_is_wrong_is_one_sentence_with_both_names(tmp_path):
     assert "b.yaml: expected settings, not 'just words'" in words
     missing = refused(put(tmp_path, a="base: none.yaml\n"))
     assert "a.yaml: base: there is no file" in missing and "none.yaml" in missing
+    assert "did you mean configs/demo.yaml?" in refused(put(tmp_path, a="base: demo\n"))
+    assert "did you mean configs/demo.yaml?" in refused(put(tmp_path, a="base: config/demo.yaml\n"))
+    near = refused(put(tmp_path, a="base: mine.yml\n", mine="just words\n"))
+    assert near.endswith("did you mean mine.yaml?")
     assert "expected a file such as" in refused(put(tmp_path, a="base: [demo.yaml]\n"))
     wrong = refused(put(tmp_path, a=DEMO + "train: {lrr: 1}\n"))
     assert "a.yaml over " in wrong and "demo.yaml: train.lrr" in wrong and "did you mean" in wrong

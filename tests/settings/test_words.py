@@ -103,6 +103,10 @@ def test_a_reward_may_be_a_bare_name():
         ({"recipe": {"name": "nft", "group_size": 3}}, "did you mean recipe.group?"),
         ({"model_name_or_path": "black-forest-labs/FLUX.1-dev"}, "did you mean model.pipeline?"),
         ({"extends": "a.yaml"}, "did you mean base?"),
+        ({"lora": 16}, "did you mean model.lora?"),
+        ({"guidance": 4.5}, "did you mean model.guidance or evaluate.guidance?"),
+        ({"iterations": 3}, "did you mean train.iterations or steer.iterations?"),
+        ({"train": {"group": 8}}, "did you mean recipe.group?"),
     ],
 )
 def test_a_name_of_elsewhere_comes_before_edit_distance(change, words):

@@ -27,7 +27,7 @@ from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.model_proof import StartProof
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from tests.support import runs
 
@@ -170,6 +170,15 @@ def together(config: Path, jobs: Mapping[str, Job], out: Path) -> dict[str, Weig
 def trained(jobs: Mapping[str, Job], out: Path) -> dict[str, Weights]:
     done = [name for name in jobs if not jobs[name].get("stops")]
     return {name: load_file(out / f"{name}.safetensors") for name in done}
+
+
+def check_two_as_one(jobs: Mapping[str, Job], out: Path, apart_below: float) -> None:
+    """Fail unless two processes train the weights of one process in small chunks."""
+    both = together(DDP, jobs, out / "both")
+    for name, job in jobs.items():
+        one = alone(job, out / name, rows_per_call=3)
+        assert apart(one, both[name]) < apart_below, name
+        assert told(out / "both", name)["moved"] > 1e-5, name
 
 
 def told(out: Path, name: str) -> dict[str, Any]:

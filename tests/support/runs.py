@@ -82,6 +82,19 @@ def same_weights(first: Session, second: Session) -> bool:
     return all(torch.equal(a, b) for a, b in zip(*pairs, strict=True))
 
 
+def check_resumed_bits(settings: dict, folder: Path) -> None:
+    """Fail unless a run of two iterations ends with the same bits after an interruption."""
+    settings["evaluate"] |= {"steps": 2, "samples": 2, "per_prompt": 1}
+    config = write(settings, folder)
+    whole, broken = folder / "whole", folder / "broken"
+    assert flowrl("train", config, "--folder", whole) == 0
+    assert flowrl("train", config, "--folder", broken, "--train.iterations", "1") == 0
+    assert flowrl("train", "--resume", broken, "--train.iterations", "2") == 0
+    for name in ("policies.safetensors", "optimizer.pt"):
+        ends = [run / "checkpoints" / "000002" / name for run in (whole, broken)]
+        assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
 def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

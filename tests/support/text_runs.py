@@ -1,11 +1,17 @@
 """Runs of a tiny random language model."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flowrl.run.save import checkpoint
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
+from tests.support.runs import same_weights
 
 GRPO = {"name": "text_grpo", "length": 6, "group": 6, "kl": 0.0}
 TREE = {"name": "text_tree", "length": 6, "roots": 3, "branch": 2, "at": [2]}
@@ -43,3 +49,19 @@ def tree(model: Path, folder: Path, recipe: dict[str, Any], **train: Any) -> dic
 def session(model: Path, folder: Path, recipe: dict[str, Any], **train: Any) -> Session:
     run = run_from(tree(model, folder, recipe, **train), "test")
     return open_session(run, folder, open_accelerator(run, folder))
+
+
+def check_resumed_bits(folder: Path, opened: Callable[[Path], Session]) -> None:
+    """Fail unless four iterations end with the same bits after a checkpoint of the second one."""
+    whole, broken, again = (opened(folder / name) for name in ("whole", "broken", "again"))
+    done, progress = Progress(), Progress()
+    for _ in range(4):
+        iterate(whole, done)
+    for _ in range(2):
+        iterate(broken, progress)
+    checkpoint.save_checkpoint(broken, progress, Alarms())
+    progress = checkpoint.restore(again, folder / "broken" / "checkpoints" / "000002", Alarms())
+    for _ in range(2):
+        iterate(again, progress)
+    assert progress.iteration == 4
+    assert same_weights(whole, again)

@@ -14,6 +14,7 @@ from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
 from rewards.types import MediaForm
 from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity, roll
+from samplers.held import Held
 from samplers.host import on_host
 from samplers.parts import DrawsPart, draw_parts, joined_rollout, placed_rollout
 from samplers.storage import Storage
@@ -40,7 +41,7 @@ class Prompted(Protocol):
 
 @runtime_checkable
 class Driven(Protocol):
-    """A model whose samples are made by steps of a velocity: what a batch uses of it."""
+    """A model that samples by integrating a velocity: the interface that a batch uses."""
 
     name: str
     guidance: Scales
@@ -61,7 +62,11 @@ class Driven(Protocol):
 
     def scale(self, guidance: Any) -> float | None: ...
 
+    def held(self, conditioning: Any, steps: int) -> Held | None: ...
+
     def pictured(self, conditioning: Any, steps: int) -> bool: ...
+
+    def fitted(self, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]: ...
 
     def begin(self, conditioning: Any, steps: int) -> Begin | None: ...
 
@@ -123,18 +128,20 @@ class MediaBatch:
 
         if on_rollout is not None:
             sampling = replace(sampling, on_rollout=lambda rollout: on_rollout(decoded(rollout)))
+        plans = plan(owner.schedule(self.steps).sigmas, iteration, seed)
+        plans = owner.fitted(plans, self.steps)
         begin = owner.begin(self.conditioning, self.steps)
         velocity = self._bind(owner.guidance.sample, "sampling")
         if self.ending is not None:
             velocity = self.ending(self, velocity)
-        plans = plan(owner.schedule(self.steps).sigmas, iteration, seed)
         metered = self.meter(velocity)
         latents = Latents(
-            owner.shape(self.steps), owner.device, owner.arithmetic, begin, owner.storage
-        )
+            owner.shape(self.steps), owner.device, owner.arithmetic, begin, owner.storage,
+            owner.held(self.conditioning, self.steps),
+        )  # fmt: skip
         drawn = partial(roll, plans, seed=seed, iteration=iteration, sampling=sampling)
-        parts = self._parts(plans, draws, sampling)
-        if len(parts) == 1 or sampling.on_part is None:
+        parts = [] if sampling.on_part is None else self._parts(plans, draws)
+        if len(parts) < 2 or sampling.on_part is None:
             return tuple(map(decoded, drawn(metered, latents, draws)))
         found: list[Rollout] = []
         for part in parts:
@@ -144,13 +151,11 @@ class MediaBatch:
             sampling.on_part(found[-1])
         return (joined_rollout(found, tuple(draws)),)
 
-    def _parts(
-        self, plans: Sequence[Plan], draws: Sequence[int], sampling: Sampling[Rollout]
-    ) -> list[DrawsPart]:
+    def _parts(self, plans: Sequence[Plan], draws: Sequence[int]) -> list[DrawsPart]:
         """The parts of a single plan's draws. Rows with images are in calls by them."""
         sizes, alone = self.owner.sizes, len(plans) == 1 and not self.conditioning.extras
         rows, decoded = sizes.sampling, sizes.decoding
-        if sampling.on_part is None or rows is None or decoded is None or not alone:
+        if rows is None or decoded is None or not alone:
             return [DrawsPart(0, tuple(draws))]
         return list(draw_parts(plans[0], draws, rows, decoded))
 

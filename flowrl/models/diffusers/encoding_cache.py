@@ -30,8 +30,8 @@ class EncodingCache:
 
     Every prompt is encoded alone, also a new one, so that its bits depend on nothing but itself:
     not on the others of its batch, on the order, or on what is kept. Rows with images of their own
-    are not kept. Files are in a temporary folder, which ends with the run; that of a killed run at
-    the next start.
+    are not kept. Files are in a temporary folder, which ends with the run; the folder of a killed
+    run at the next start.
     """
 
     def __init__(self, where: KeptWhere, most: int) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.errors import UserError
 from flowrl.models import savings
-from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows
+from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call import checks, columns, row_calls
 from flowrl.models.diffusers.call.columns import Extra
@@ -22,8 +23,10 @@ from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT,
 from flowrl.models.diffusers.call.driver import DENOISERS
 from flowrl.models.diffusers.call.experts import RestingExperts
 from flowrl.models.diffusers.call.image_shapes import fit_images
+from flowrl.models.diffusers.call.inpainting import held_entries
 from flowrl.models.diffusers.call.neutral import neutral_scale
 from flowrl.models.diffusers.call.offload import OffloadedParts, placed_parts
+from flowrl.models.diffusers.call.own_steps import own_plans
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.signature import Loop
 from flowrl.models.diffusers.call.user_levels import UserLevels
@@ -31,7 +34,9 @@ from flowrl.models.diffusers.encoding_cache import EncodingCache
 from flowrl.models.diffusers.lora import given_adapters, lora
 from flowrl.models.diffusers.replay import proof
 from flowrl.settings.model import FrozenAdapter, GuidanceScale
-from samplers import Begin, Ode, Velocity
+from samplers import Begin, Ode, Plan, Scheduler, Velocity
+from samplers.held import Held
+from samplers.scheduler import unbound
 from samplers.storage import Storage
 
 
@@ -44,7 +49,7 @@ class PipelinePolicy:
     Raises UserError, with the reason, for a pipeline that cannot be driven.
     """
 
-    rows_per_call = SamplingRows()
+    rows_per_call = SamplingCallSize()
 
     def __init__(
         self,
@@ -69,6 +74,7 @@ class PipelinePolicy:
         self.name, self.call = self.loop.name, self.loop.call
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
         self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
+        self.last_held: tuple[Conditioning, int, Held | None] | None = None
         self.encoding_cache: EncodingCache | None = None  # None: prompts are encoded in batches
         self.storage = Storage()  # of the states that are trained on
 
@@ -105,7 +111,23 @@ class PipelinePolicy:
         return MediaBatch(self, self.encode(prompts, meta), steps)
 
     def plain(self, group: int) -> Ode:
-        return Ode(group)
+        return Ode(group, kernel=Scheduler() if self.loop.own_sampler else None)
+
+    def fitted(self, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]:
+        """Plans with the numbers of the pipeline's own scheduler, if they ask for its steps.
+
+        UserError for a scheduler without such steps, for a plan that does not fit it, and for a
+        plan without them where others have them.
+        """
+        if not any(map(unbound, plans)) and not self.loop.own_sampler:
+            return tuple(plans)
+        if not all(map(unbound, plans)):
+            raise UserError(
+                f"{self.name} samples by the steps of its own scheduler (kernel: scheduler), and "
+                "this plan has other ones"
+            )
+        self.loop.own_sampler = True
+        return own_plans(self.loop, plans, steps)
 
     def automatic(self, steps: int) -> int:
         """Rows per call for the size of a row's latents, based on measurements of small models."""
@@ -156,7 +178,8 @@ class PipelinePolicy:
 
     def _start(self, steps: int) -> Start:
         start = self.loop.start(steps)
-        self.frozen.rest()
+        if self.frozen.parts:
+            self.frozen.rest()
         return start
 
     def check_rows(self, meta: Sequence[Mapping[str, Any]]) -> None:
@@ -170,7 +193,8 @@ class PipelinePolicy:
     ) -> tuple[Extra, ...]:
         """Arguments of each row, to whose images the form of latents is fitted."""
         extras = self.loop.extras(meta, prompts)
-        fit_images(self.loop, extras, columns.places(meta) if meta else prompts)
+        if extras:
+            fit_images(self.loop, extras, columns.places(meta) if meta else prompts)
         return extras
 
     def encode(
@@ -185,10 +209,11 @@ class PipelinePolicy:
         assert not extras or len(extras) == len(prompts)
         given = self.loop.encode, prompts, extras
         if self.encoding_cache is None:
-            found = row_calls.encoded_in_calls(*given, self.sizes.most("sampling", len(prompts)))
+            found = row_calls.encoded_in_calls(*given, self.sizes.rows("sampling", len(prompts)))
         else:
             found = self.encoding_cache.encode(*given, self.device)
-        self.frozen.rest()
+        if self.frozen.parts:
+            self.frozen.rest()
         return found
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
@@ -197,12 +222,22 @@ class PipelinePolicy:
 
         They are the states that the pipeline's own call hands to its network for that noise.
         """
-        part, start = self.loop.picture(conditioning, steps), self._start(steps)
+        start = self._start(steps)
+        part = self.loop.picture(conditioning, steps) if conditioning.extras else None
         if part is not None:
             picture, sigma = part.state, start.schedule.sigmas[0]
             return lambda noise, prompt: picture.to(noise)[prompt] + sigma * noise
         size = start.noise
         return None if size == 1.0 else lambda noise, _: size * noise
+
+    def held(self, conditioning: Conditioning, steps: int) -> Held | None:
+        """The entries of states that follow a given image (inpainting); None if all are sampled."""
+        last = self.last_held
+        if last is None or last[0] is not conditioning or last[1] != steps:
+            last = conditioning, steps, held_entries(self.loop, conditioning, steps)
+            self.last_held = last
+            self.frozen.rest()
+        return last[2]
 
     def pictured(self, conditioning: Conditioning, steps: int) -> bool:
         """Whether the first states contain an image besides noise (a `strength`)."""
@@ -211,7 +246,7 @@ class PipelinePolicy:
     def latents(self, x: Tensor, steps: int) -> Tensor:
         """Latents for `decode`, from states x [n *d] at the schedule's last level.
 
-        They are the same but for schedulers that end above 0 (DDIM, set_alpha_to_one false).
+        They differ only for schedulers that end above 0 (DDIM, set_alpha_to_one false).
         """
         return self.loop.latents(x, steps).to(x.dtype)
 
@@ -237,9 +272,13 @@ class PipelinePolicy:
         loop, way, dtype = self.loop, proof.to_way, self.arithmetic
 
         def most(rows: int) -> int:
-            return self.sizes.most(kind, rows)
+            return self.sizes.rows(kind, rows)
 
-        return row_calls.velocity_in_calls(loop.velocity, conditioning, way, most, dtype)
+        velocity = row_calls.velocity_in_calls(loop.velocity, conditioning, way, most, dtype)
+        held = self.held(conditioning, steps)
+        if held is None:
+            return velocity
+        return lambda x, sigma, prompt: held.velocity(velocity(x, sigma, prompt), x, sigma, prompt)
 
     def decode(
         self,
@@ -261,11 +300,12 @@ class PipelinePolicy:
         def decode(x: Tensor, rows: Conditioning) -> Tensor:
             return self.loop.decode(x, rows, way, graded)
 
-        size = self.sizes.most("decoding", len(x0))
+        size = self.sizes.rows("decoding", len(x0))
         whole = row_calls.decoded_in_calls(
             decode, x0, conditioning, size, way.together, graded=graded
         )
-        self.frozen.rest()
+        if self.frozen.parts:
+            self.frozen.rest()
         return whole
 
     def prove(

@@ -15,6 +15,7 @@ from flowrl.models.language.generation import Generation
 from flowrl.models.language.prefixes import Packing
 from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy
+from flowrl.models.language.vision import PromptImages
 from samplers import Sampling
 from samplers.completions import TextPlan, TextPlanner, TextRollout
 from samplers.generate import Sampler, Writer
@@ -31,6 +32,7 @@ class TextBatch:
     separate_head, packing  see `flowrl.models.language.token_scores.ScoringPolicy`
     server         samples instead of the model; None: the model samples
     answers        the environment that replies between turns; None: a single turn
+    images         those of each prompt; empty where no prompt has any
     """
 
     model: Any
@@ -44,15 +46,19 @@ class TextBatch:
     answers: Conversation | None = None
     stop_texts: StopTexts | None = None
     packing: Packing | None = None
+    images: Sequence[PromptImages | None] = ()
     meter: Meter = field(default_factory=Meter)
 
     @property
     def policy(self) -> ScoringPolicy:
-        return ScoringPolicy(self.model, self.contexts, self.separate_head, self.packing)
+        return ScoringPolicy(
+            self.model, self.contexts, self.separate_head, self.packing, self.images
+        )
 
-    def sampler(self, plan: TextPlan) -> Sampler:
+    def sampler(self, plan: TextPlan, images: Sequence[PromptImages | None] = ()) -> Sampler:
+        """The server, or the model with the images of a writer's prompts."""
         if self.server is None or (plan.exact and not self.server.exact):
-            return Generation(self.model, self.stop, self.rows_per_call, self.stop_texts)
+            return Generation(self.model, self.stop, self.rows_per_call, self.stop_texts, images)
         return self.server
 
     @torch.no_grad()
@@ -75,9 +81,10 @@ class TextBatch:
             parts = self._parts(each, whole, sampling) if len(plans) == 1 else [whole]
             written: list[TextRollout] = []
             for part in parts:
-                contexts = self.contexts[part.first : part.first + len(part.draws)]
+                own = slice(part.first, part.first + len(part.draws))
+                sampler = self.sampler(each, self.images[own])
                 writer = Writer(
-                    self.sampler(each), contexts, part.draws, seed, iteration, self.answers
+                    sampler, self.contexts[own], part.draws, seed, iteration, self.answers
                 )
                 rollout = writer.write(each, index)
                 self.meter.add(int(rollout.own.sum()))

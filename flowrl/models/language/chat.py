@@ -1,32 +1,74 @@
 """Prompts as tokens by a tokenizer's own chat template."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
 
 from flowrl.errors import UserError
-from flowrl.prompts import Chat
+from flowrl.prompts import Chat, has_images
 
 
-def chat_tokens(tokenizer: Any, prompt: str, system: str | None) -> list[int]:
+def chat_tokens(
+    tokenizer: Any, prompt: str, system: str | None, template: Mapping[str, Any]
+) -> list[int]:
     """Tokens of a text as a user turn, or of a `Chat`, up to the start of the model's turn.
 
-    `system` is the system message of prompts without one. UserError for messages that the template
-    refuses, such as two of the same role in a row.
+    `system` is the system message of prompts without one, `template` further arguments of the
+    template. UserError for messages that the template refuses, such as two of the same role in a
+    row, and for images.
     """
+    if has_images(prompt):
+        raise images_refused(prompt)
+    turns = chat_turns(prompt, system)
+    found: Any = rendered(tokenizer, turns, prompt, template, tokenize=True, return_dict=True)
+    return found["input_ids"]
+
+
+def images_refused(prompt: str) -> UserError:
+    return UserError(
+        f"{prompt_place(prompt)}: the prompt has images, but model.language only reads texts: take "
+        "a vision-language model, or leave such rows out (where)"
+    )
+
+
+def chat_turns(prompt: str, system: str | None) -> list[Any]:
+    """Messages of a prompt; a text is the user's turn."""
     turns: list[Any] = [{"role": "user", "content": prompt}]
     if isinstance(prompt, Chat):
         turns = list(prompt.messages)
     if system is not None and turns[0]["role"] != "system":
         turns = [{"role": "system", "content": system}, *turns]
+    return turns
+
+
+def prompt_place(prompt: str) -> str:
+    """Place of a prompt in its file, or its beginning, for messages."""
+    return prompt.at if isinstance(prompt, Chat) else f"the prompt {prompt[:40]!r}"
+
+
+def rendered(
+    templates: Any,
+    turns: Sequence[Any],
+    prompt: str,
+    template: Mapping[str, Any],
+    *,
+    tokenize: bool,
+    return_dict: bool,
+) -> Any:
+    """Messages through the chat template of a tokenizer or processor. UserError if it refuses
+    them."""
     try:
-        return tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=True, return_dict=True
-        )["input_ids"]
+        return templates.apply_chat_template(
+            turns,
+            add_generation_prompt=True,
+            tokenize=tokenize,
+            return_dict=return_dict,
+            **template,
+        )
     except TemplateError as error:
         roles = ", ".join(turn["role"] for turn in turns)
-        at = prompt.at if isinstance(prompt, Chat) else f"the prompt {prompt[:40]!r}"
         raise UserError(
-            f"{at}: the chat template of model.language rejects messages of {roles} ({error}); "
-            "use the order that it expects, or remove model.system"
+            f"{prompt_place(prompt)}: the chat template of model.language rejects messages of "
+            f"{roles} ({error}); use the order that it expects, or remove model.system"
         ) from error

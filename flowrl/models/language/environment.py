@@ -1,8 +1,9 @@
 """Replies of a user's environment to a language model, as tokens after the model's turn."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,14 +15,15 @@ from flowrl.settings import EnvironmentSettings
 from samplers.dialogue import EnvironmentReply, state_id
 
 TURN = "the turn before"  # placeholder for the model's turn while a reply is rendered
-KEYS = ("reply", "state")  # of a mapping that the function returns
+KEYS = ("reply", "state", "reward")  # of a mapping that the function returns
 
 
 @dataclass(frozen=True)
 class Replies:
     """Calls the user's function and tokenizes its replies.
 
-    `how` names the function; `stop` are tokens that end a turn, `stop_texts` texts that do.
+    `how` names the function; `stop` are tokens that end a turn, `stop_texts` texts that do;
+    `template` are further arguments of the chat template.
     UserError if nothing ends a turn, or if the chat template cannot render a reply.
     """
 
@@ -29,6 +31,7 @@ class Replies:
     tokenizer: Any
     stop: tuple[int, ...]
     stop_texts: StopTexts | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.stop and self.stop_texts is None:
@@ -73,6 +76,7 @@ class Replies:
                 [{"role": role, "content": content} for role, content in turns],
                 add_generation_prompt=True,
                 tokenize=False,
+                **self.template,
             )
         except TemplateError as error:
             raise UserError(
@@ -111,35 +115,41 @@ class Conversation:
             found = self.by.function(self.prompts[prompt], self.meta[prompt], texts, **how.settings)
         if (answer := read_reply(found, how.name)) is None:
             return None
-        reply, state = answer
+        reply, state, reward = answer
+        if reply is None:
+            return EnvironmentReply((), 0, reward)
         if not (ids := self.by.encode(reply, said[-1][-1] in self.by.stop)):
             raise UserError(
                 f"model.environment: {how.name} returned {reply!r}, which has no tokens; "
                 "return None to end the text"
             )
-        return EnvironmentReply(ids, state_id(state))
+        return EnvironmentReply(ids, state_id(state), reward)
 
 
-def read_reply(found: Any, name: str) -> tuple[str, str] | None:
-    """Read the reply and the name of the next state (by default, the reply). None ends the text.
-    UserError for other values; `name` is the function's."""
+def read_reply(found: Any, name: str) -> tuple[str | None, str, float | None] | None:
+    """Read the reply, the name of the next state (by default, the reply), and the reward of the
+    turn that it answers. None ends the text, as does a reply of None. UserError for other values;
+    `name` is the function's."""
     parts = found if isinstance(found, Mapping) else {"reply": found}
     if unknown := [key for key in parts if key not in KEYS]:
         raise UserError(
             f"model.environment: {name} returned {', '.join(map(repr, unknown))}; "
-            "the known keys are 'reply' and 'state'"
+            "the known keys are 'reply', 'state' and 'reward'"
         )
     if "reply" not in parts:
         raise UserError(f"model.environment: {name} returned no 'reply'; None would end the text")
-    reply = parts["reply"]
+    reply, reward = parts["reply"], parts.get("reward")
+    number = isinstance(reward, int | float) and not isinstance(reward, bool)
+    if reward is not None and not (number and math.isfinite(reward)):
+        raise UserError(f"model.environment: {name} must reward with a number, not {reward!r}")
     if reply is None:
-        return None
+        return None if reward is None else (None, "", float(reward))
     state = parts.get("state", reply)
     if not isinstance(reply, str):
         raise UserError(f"model.environment: {name} must return a text or None, not {reply!r}")
     if not isinstance(state, str):
         raise UserError(f"model.environment: {name} must name the state as a text, not {state!r}")
-    return reply, state
+    return reply, state, None if reward is None else float(reward)
 
 
 @contextmanager

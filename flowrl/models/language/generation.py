@@ -5,7 +5,8 @@ row; the most likely token is then a sample. Once half of a call's rows have end
 and the next one continues the others from their part of the cache. m rows, u new tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,11 +24,13 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import utils as generating
 
 from flowrl.models.language.stop_texts import StopAtTexts, StopTexts
+from flowrl.models.language.vision import PromptImages, call_inputs, reads_images
 from samplers.generate import Draft, TokenRequest, WrittenTokens
 from samplers.host import uploaded
-from samplers.token_support import KeptTokens, joined_column, joined_kept
+from samplers.token_support import TokenSupport, joined_column, joined_kept
 from samplers.tokens import entropy, gumbel, token_support, warp
 
 FEWEST, LEAVING = 16, 4  # new tokens of a call that rows leave, and rows that leave it
@@ -41,7 +44,7 @@ class Keyed(LogitsProcessor):
         self.asked, self.position = asked, asked.first + done
         self.noise = asked.noise
         self.logp: list[Tensor] = []
-        self.kept: list[KeptTokens] = []
+        self.kept: list[TokenSupport] = []
         self.spread: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -52,7 +55,7 @@ class Keyed(LogitsProcessor):
         kept = token_support(logp, asked.top_p, asked.top_k, asked.min_p)
         if kept is not None:
             logp = logp.masked_fill(~kept, -torch.inf).log_softmax(-1)
-            self.kept.append(KeptTokens.of(kept))
+            self.kept.append(TokenSupport.of(kept))
         if asked.spread:
             self.spread.append(entropy(logp))
         noisy = logp if cold else logp + gumbel(self.noise, self.position, logp.shape[-1])
@@ -65,12 +68,13 @@ class Keyed(LogitsProcessor):
 @dataclass(frozen=True)
 class Generation:
     """A `samplers.generate.Sampler` that runs the model, `rows_per_call` rows at a time. `stop`:
-    tokens that end a completion; `texts`: texts that do so."""
+    tokens that end a completion; `texts`: texts that do so; `images`: those of each prompt."""
 
     model: Any
     stop: Sequence[int]
     rows_per_call: int | None = None
     texts: StopTexts | None = None
+    images: Sequence[PromptImages | None] = ()
 
     @property
     def exact(self) -> bool:
@@ -119,11 +123,12 @@ class Generation:
         criteria: list[StoppingCriteria] = [] if at_texts is None else [at_texts]
         if cuts and len(asked.contexts) > LEAVING:
             criteria.append(_HalfEnded(self.stop, width, room, at_texts, self.model.device))
-        tokens = self._generated(tokens, keyed, int(room.max()), criteria)
+        more = {} if tokens.cache is not None else self._images_of(asked, width)
+        tokens = self._generated(tokens, keyed, int(room.max()), criteria, more, cuts)
         columns = [each for each in (keyed.logp, keyed.spread) if each]
-        ids, logp, *spread = downloaded(
-            tokens.ids[:, width:], [torch.stack(each, 1) for each in columns]
-        )
+        new = tokens.ids[:, width:]
+        seen = new.shape[1]  # less than the processor has seen, where `read_late` went on
+        ids, logp, *spread = downloaded(new, [torch.stack(each[:seen], 1) for each in columns])
         ended = torch.isin(ids, torch.tensor(self.stop, dtype=torch.int64))
         places = torch.arange(ids.shape[1])
         if at_texts is not None:
@@ -132,41 +137,65 @@ class Generation:
         written = (before == 0) & (places < room[:, None])
         kept = None
         if keyed.kept:
-            kept = joined_kept(keyed.kept, partial(torch.stack, dim=1)).to("cpu").only(written)
+            stack = partial(torch.stack, dim=1)
+            kept = joined_kept(keyed.kept[:seen], stack).to("cpu").only(written)
         stopped = (ended & written).any(1)
         return WrittenTokens(ids, logp, written.sum(1), stopped, kept, *spread), tokens
 
+    def _images_of(self, asked: TokenRequest, width: int) -> dict[str, Tensor]:
+        """Inputs of a first call beside its tokens, which are `width` wide."""
+        if not self.images:
+            return {}
+        assert asked.prompt is not None, "a writer knows its prompts"
+        images = [self.images[i] for i in asked.prompt.tolist()]
+        return _image_inputs(images, asked.contexts, width, self.model)
+
     def generated(
-        self, contexts: Sequence[Sequence[int]], processor: LogitsProcessor, length: int
+        self,
+        contexts: Sequence[Sequence[int]],
+        processor: LogitsProcessor,
+        length: int,
+        images: Sequence[PromptImages | None] = (),
     ) -> Int[Tensor, "m u"]:
-        """Up to `length` tokens per context; tokens after a row's end are arbitrary."""
+        """Up to `length` tokens per context, whose prompts have these images; tokens after a row's
+        end are arbitrary."""
         tokens = _Tokens(*left_padded(contexts, self.model.device))
-        return self._generated(tokens, processor, length, []).ids[:, tokens.ids.shape[1] :]
+        width = tokens.ids.shape[1]
+        more = _image_inputs(images, contexts, width, self.model)
+        return self._generated(tokens, processor, length, more=more).ids[:, width:]
 
     def _generated(
         self,
         tokens: "_Tokens",
         processor: LogitsProcessor,
         length: int,
-        criteria: Sequence[StoppingCriteria],
+        criteria: Sequence[StoppingCriteria] = (),
+        more: Mapping[str, Any] | None = None,
+        cuts: bool = False,
     ) -> "_Tokens":
+        """Up to `length` further tokens. `more`: images of prompts. `cuts`: with the cache that
+        continues them."""
         settings = GenerationConfig(
             max_new_tokens=length,
             do_sample=False,
             use_cache=True,
-            return_dict_in_generate=True,
+            return_dict_in_generate=cuts,
             eos_token_id=list(self.stop) or None,
             pad_token_id=0,  # tokens after a stop token are never read
         )
-        more = {} if tokens.cache is None else {"past_key_values": tokens.cache}
-        made = self.model.generate(
-            input_ids=tokens.ids,
-            attention_mask=tokens.mask,
-            generation_config=settings,
-            logits_processor=LogitsProcessorList([processor]),
-            stopping_criteria=StoppingCriteriaList(criteria),
-            **more,
-        )
+        cached = {} if tokens.cache is None else {"past_key_values": tokens.cache}
+        with read_late(tokens.ids.device):
+            made = self.model.generate(
+                input_ids=tokens.ids,
+                attention_mask=tokens.mask,
+                generation_config=settings,
+                logits_processor=LogitsProcessorList([processor]),
+                stopping_criteria=StoppingCriteriaList(criteria),
+                **cached,
+                **(more or {}),
+            )
+        if not cuts:
+            return _Tokens(made, tokens.mask)
         new = made.sequences.shape[1] - tokens.ids.shape[1]
         mask = F.pad(tokens.mask, (0, new), value=1)
         return _Tokens(made.sequences, mask, made.past_key_values)
@@ -217,15 +246,47 @@ class _HalfEnded(StoppingCriteria):
 
 def rows_can_leave(model: Any) -> bool:
     """Whether rows can leave a call of `generate`: its cache holds keys and values of tokens, not
-    states."""
-    if model._is_stateful:
+    states, and positions are those of tokens, not of images."""
+    if model._is_stateful or reads_images(model.config):
         return False
     layers = DynamicCache(config=model.config.get_text_config()).layers
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
+def _image_inputs(
+    images: Sequence[PromptImages | None],
+    contexts: Sequence[Sequence[int]],
+    width: int,
+    model: Any,
+) -> dict[str, Tensor]:
+    starts = [width - len(context) for context in contexts] if images else []
+    return call_inputs(images, starts, width, model)
+
+
+@contextmanager
+def read_late(device: torch.device) -> Iterator[None]:
+    """Read on CUDA, one token late, whether all texts have ended, so that the next token is queued
+    meanwhile: transformers 5.23 does so on MPS alone, and older versions wait for every token. The
+    token beyond the end is dropped by `generate`, from the cache too if it continues."""
+    check: Any = vars(generating).get("DeferredStopCheck")
+    if check is None or device.type != "cuda":
+        yield
+        return
+    own = vars(check)["is_supported"]
+
+    def supported(_device: Any, cache: Any, cache_is_returned: bool, is_assistant: bool) -> bool:
+        return not is_assistant and (not cache_is_returned or cache.is_croppable)
+
+    check.is_supported = staticmethod(supported)
+    try:
+        yield
+    finally:
+        check.is_supported = own
+
+
 def downloaded(ids: Int[Tensor, "m u"], columns: Sequence[Float[Tensor, "m u"]]) -> list[Tensor]:
-    """Tokens, and float32 numbers of each, on the CPU by one copy, which a GPU is waited for."""
+    """Copy tokens and their float32 numbers to the CPU in one transfer, so that a GPU is waited for
+    only once."""
     if ids.device.type == "cpu":
         return [ids, *columns]
     whole = torch.stack([ids.int(), *(each.view(torch.int32) for each in columns)]).cpu()

@@ -12,8 +12,8 @@ from flowrl.models.precision import HALF
 
 class Float32Head(nn.Linear):
     """A head whose logits are float32: bfloat16 rounds a logit of 20 to a multiple of 1/8
-    (MiniMax-M1, arXiv:2506.13585, section 3.2). Weights tied to the embedding stay half; a float32
-    copy of them is kept while they are frozen."""
+    (MiniMax-M1, arXiv:2506.13585, section 3.2). Weights tied to the embedding stay in half
+    precision; while they are frozen, a float32 copy of them is kept."""
 
     copy: tuple[int, Tensor] | None = None  # of the weight's version
 
@@ -30,8 +30,8 @@ class Float32Head(nn.Linear):
 
 
 def float32_head(model: Any) -> None:
-    """Let a transformers model compute logits in float32. UserError where its head is no linear
-    layer."""
+    """Make a transformers model compute its logits in float32. UserError if its head is not a
+    linear layer."""
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         raise UserError(

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM
 
 from flowrl.errors import UserError
 from flowrl.models.adapters import (
@@ -20,11 +19,18 @@ from flowrl.models.adapters import (
 
 
 def add_text_lora(
-    model: Any, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
+    model: Any,
+    *,
+    rank: int,
+    alpha: int | float,
+    targets: Sequence[str] | None,
+    seed: int,
+    outside: str | None = None,
 ) -> None:
     """Freeze the model and add adapters, with `begin_adapters`' first values.
 
-    targets None: all linear layers but the head. Raises UserError for targets that match no layer.
+    targets None: all linear layers but the head. outside: a regular expression of layers that get
+    none. Raises UserError for targets that match no layer.
     """
     if has_adapters(model):
         raise UserError(
@@ -34,7 +40,8 @@ def add_text_lora(
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # type: ignore[arg-type]
-        target_modules=linear_targets(model, targets, model.get_output_embeddings()),
+        target_modules=linear_targets(model, targets, model.get_output_embeddings(), outside),
+        exclude_modules=outside,
         init_lora_weights="gaussian",
         task_type="CAUSAL_LM",
     )
@@ -52,7 +59,7 @@ def load_text_weights(model: Any, folder: Path) -> None:
     elif (folder / "config.json").is_file():
         if has_adapters(model):
             raise UserError(f"{folder} holds full weights: load them before adding adapters")
-        saved = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype)
+        saved = type(model).from_pretrained(folder, dtype=model.dtype)
         model.load_state_dict(saved.state_dict())
     else:
         raise UserError(f"{folder} has no saved weights: neither {ADAPTER_WEIGHTS} nor config.json")

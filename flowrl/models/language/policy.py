@@ -1,43 +1,35 @@
-"""A transformers causal language model as a policy, with its chat template if it has one."""
+"""A transformers causal or vision-language model as a policy, with its chat template."""
 
-import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    LogitsProcessor,
-)
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.adapters import has_adapters, load_adapters, peft_adapter, save_adapters
-from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows
+from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
 from flowrl.models.language.environment import Replies
-from flowrl.models.language.generation import Generation
-from flowrl.models.language.prefixes import Packing, refuse_moved
+from flowrl.models.language.prefixes import Packing
+from flowrl.models.language.proofs import prove_images, prove_packing, prove_padding
 from flowrl.models.language.server import CompletionsServer
 from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy, has_separate_head
 from flowrl.models.language.trial_calls import trial_sampling, trial_training
-from flowrl.models.precision import HALF
+from flowrl.models.language.vision import PromptImages, Vision, model_class, reads_images
 from flowrl.prompts import Chat
 from rewards.perception.hub import of_network
 from samplers.completions import Completions
 
-# How far padding may move the distribution of the next token, in total variation. Rounding alone
-# moves that of SmolLM2-135M by 3e-6 in float32 and by 0.03 in bfloat16, where the log-probabilities
-# of its unlikeliest tokens move by 0.5 nats.
-PADDING_TOLERANCE, HALF_PADDING_TOLERANCE = 1e-4, 0.1
+_PROVEN = 256  # prompts with images that are read at the start, evenly spaced
 
 
 class CausalPolicy:
@@ -49,15 +41,25 @@ class CausalPolicy:
     of new to old would be wrong.
     """
 
-    rows_per_call = SamplingRows()
+    rows_per_call = SamplingCallSize()
 
-    def __init__(self, model: Any, tokenizer: Any, *, rows_per_call: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        rows_per_call: int | None = None,
+        vision: Vision | None = None,
+    ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
+        self.vision = vision  # reads the images of prompts
+        self.template: Mapping[str, Any] = {}  # further arguments of the chat template
         self.sizes = CallSizes.same(rows_per_call)
         self.name = type(model).__name__
         self.system: str | None = None
         self.temperature = 1.0  # of evaluations
         self.server: CompletionsServer | None = None  # samples instead of the model
+        self.adapt_vision = False  # whether the part that reads images gets adapters
         self.environment: Replies | None = None  # replies between the model's turns
         self.packing: Packing | None = None  # of texts that begin alike, in evaluations
         self._published = model.generation_config
@@ -88,19 +90,35 @@ class CausalPolicy:
 
                 config["quantization_config"] = GgufConfig(dequantize=True)
             tokenizer = AutoTokenizer.from_pretrained(source, **gguf)
-            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **gguf, **config)
+            found = AutoConfig.from_pretrained(source, **gguf)
+            kind = model_class(found)
+            model: Any = kind.from_pretrained(source, dtype=dtype, **gguf, **config)
         except Exception as error:
             if not isinstance(error, ValueError | ImportError) and not of_network(error):
                 raise
             raise UserError(f"model.language: {source} cannot be loaded: {error}") from error
         model.requires_grad_(False)
-        return cls(model.to(dtype).to(device), tokenizer)
+        model = model.to(dtype).to(device)
+        vision = Vision.of(model, source) if reads_images(found) else None
+        if vision is not None and tokenizer.chat_template is None:
+            tokenizer.chat_template = vision.processor.chat_template
+        return cls(model, tokenizer, vision=vision)
 
-    def configure(self, *, system: str | None, stop: Sequence[str], temperature: float) -> None:
-        """Set a system message for prompts without one, additional stop tokens and texts, and the
-        temperature of evaluations."""
-        if system is not None and self.tokenizer.chat_template is None:
-            raise UserError("model.system: this tokenizer has no chat template; remove the setting")
+    def configure(
+        self,
+        *,
+        system: str | None,
+        stop: Sequence[str],
+        temperature: float,
+        template: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Set a system message for prompts without one, additional stop tokens and texts, the
+        temperature of evaluations, and further arguments of the chat template."""
+        for name, value in (("system", system), ("template", template)):
+            if value and self.tokenizer.chat_template is None:
+                raise UserError(
+                    f"model.{name}: this tokenizer has no chat template; remove the setting"
+                )
         long = []
         for text in stop:
             ids = self.tokenizer(text, add_special_tokens=False).input_ids
@@ -111,7 +129,7 @@ class CausalPolicy:
             else:
                 long.append(text)
         self.stop_texts = StopTexts(tuple(long), self.tokenizer) if long else None
-        self.system, self.temperature = system, temperature
+        self.system, self.temperature, self.template = system, temperature, template or {}
 
     def _own_stop(self) -> list[int]:
         published = self._published.eos_token_id
@@ -121,7 +139,7 @@ class CausalPolicy:
     def encode(self, prompt: str) -> list[int]:
         """Tokens of a prompt; with a chat template, a text is the user's turn."""
         if self.tokenizer.chat_template is not None:
-            ids = chat_tokens(self.tokenizer, prompt, self.system)
+            ids = chat_tokens(self.tokenizer, prompt, self.system, self.template)
         elif isinstance(prompt, Chat):
             raise UserError(
                 f"{prompt.at}: the prompt is a list of chat messages, but the tokenizer of "
@@ -137,13 +155,36 @@ class CausalPolicy:
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
     ) -> TextBatch:
-        contexts = [self.encode(prompt) for prompt in prompts]
+        contexts, images = self._read(prompts, meta)
         self._check_room(prompts, contexts, steps)
         answers = None if self.environment is None else self.environment.to(prompts, meta)
         return TextBatch(
             self.model, self.tokenizer, contexts, self.stop, steps, self._separate_head,
-            self.rows_per_call, self.server, answers, self.stop_texts, self.packing,
+            self.rows_per_call, self.server, answers, self.stop_texts, self.packing, images,
         )  # fmt: skip
+
+    def _read(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[list[int]], list[PromptImages | None]]:
+        """Tokens of prompts, and their images; no images where no prompt has any. `meta`: their
+        rows, or empty. UserError for images that the run's other settings exclude."""
+        if self.vision is None:
+            return [self.encode(prompt) for prompt in prompts], []
+        rows = meta or [{} for _ in prompts]
+        pairs = [
+            self.vision.encode(prompt, row, self.system, self.template)
+            for prompt, row in zip(prompts, rows, strict=True)
+        ]
+        images = [each for _, each in pairs]
+        if all(each is None for each in images):
+            images = []
+        for name, other in (("model.server", self.server), ("train.share_prompts", self.packing)):
+            if images and other is not None:
+                raise UserError(
+                    f"{name}: prompts are passed on as tokens alone, and these have images: leave "
+                    "the setting out"
+                )
+        return [ids for ids, _ in pairs], images
 
     def _check_room(
         self, prompts: Sequence[str], contexts: Sequence[Sequence[int]], steps: int
@@ -163,14 +204,15 @@ class CausalPolicy:
     def trial_calls(
         self, prompts: Sequence[str], steps: int
     ) -> dict[CallKind, Callable[[int], object]]:
-        """Calls of each kind, as functions of their rows, on the longest prompt and `steps` tokens:
-        their memory is that of a run's largest call."""
+        """Calls of each kind, as functions of their rows, with the memory of a run's largest: the
+        longest prompt and `steps` tokens. None for a model that reads images."""
+        if self.vision is not None:
+            return {}
         context = max(map(self.encode, prompts), key=len)
+        scoring = ScoringPolicy(self.model, [context], self._separate_head)
         return {
             "sampling": partial(trial_sampling, self.model, context, steps),
-            "training": partial(
-                trial_training, ScoringPolicy(self.model, [context], self._separate_head), steps
-            ),
+            "training": partial(trial_training, scoring, steps),
         }
 
     def plain(self, group: int) -> Completions:
@@ -184,9 +226,18 @@ class CausalPolicy:
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
         """Check that all prompts fit and that padding does not change predictions."""
-        del meta  # other columns change neither
-        contexts = [self.encode(prompt) for prompt in prompts]
+        if self.vision is not None:  # reading all images of a data set may take hours
+            some = range(0, len(prompts), -(-len(prompts) // _PROVEN))
+            prompts, meta = [prompts[i] for i in some], [meta[i] for i in some if meta]
+        read = [self._read([prompts[i]], meta[i : i + 1]) for i in range(len(prompts))]
+        contexts, shown = [each[0][0] for each in read], [i for i, x in enumerate(read) if x[1]]
         self._check_room(prompts, contexts, steps)
+        every = range(len(contexts))
+        ends = [
+            min(every, key=lambda i: len(contexts[i])),
+            max(shown or every, key=lambda i: len(contexts[i])),
+        ]
+        few, images = self._read([prompts[i] for i in ends], [meta[i] for i in ends if meta])
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         own = [self.tokenizer.decode([i]) for i in self.stop]
         ends = ", ".join(map(repr, [*own, *(self.stop_texts.texts if self.stop_texts else ())]))
@@ -200,74 +251,36 @@ class CausalPolicy:
             sentences.append(
                 f"{self.name} computes logits with more than its head, so they are held whole"
             )
-        sentences.append(self._prove_padding(contexts))
+        sentences.append(prove_padding(self.model, self.stop, few, images))
+        if images:
+            sentences.append(prove_images(self.model, self.stop, few, images))
         if self.packing is not None:
-            sentences.append(self._prove_packing(contexts, steps))
+            sentences.append(prove_packing(self.model, self._separate_head, contexts, steps))
         if self.environment is not None:
             sentences.append(self.environment.described())
         if self.server is not None:
             sentences += self.server.proofs(self.model, contexts, self._separate_head, steps)
         return sentences
 
-    def _prove_padding(self, contexts: Sequence[Sequence[int]]) -> str:
-        ends = [min(contexts, key=len), max(contexts, key=len)]
-        ids = torch.tensor([ends[0]], device=self.model.device)
-        with torch.no_grad():  # the plain call that `flowrl.processes.lockstep` may repeat
-            self.model.base_model(input_ids=ids, use_cache=False)
-        alone = torch.cat([self._next([context]) for context in ends])
-        moved = float((self._next(ends).exp() - alone.exp()).abs().sum(-1).max() / 2)
-        if not moved <= self._tolerance:
-            raise UserError(
-                f"left padding changes {self.name}'s next-token distribution by {moved:.1e} "
-                "(total variation): set train.rows_per_call: 1"
-            )
-        return f"left padding changes {self.name}'s next token by {moved:.1e} (total variation)"
-
-    @property
-    def _tolerance(self) -> float:
-        return HALF_PADDING_TOLERANCE if self.model.dtype in HALF else PADDING_TOLERANCE
-
     def share_prompts(self) -> None:
         """Evaluate shared prefixes of texts once. UserError for a model that cannot."""
         self.packing = Packing.of(self.model)
 
-    @torch.no_grad()
-    def _prove_packing(self, contexts: Sequence[Sequence[int]], steps: int) -> str:
-        """Compare texts in one pack with the same texts by themselves."""
-        context = [*max(contexts, key=len)]
-        ends = [context[:4], context[:2] + context[-2:], context[-4:]]
-        texts = [[*context, *end[:steps]] for end in ends]
-        device, head = self.model.device, self.model.get_output_embeddings()
-        found = []
-        for packing in (None, Packing(math.inf)):
-            reader = ScoringPolicy(self.model, (), self._separate_head, packing)
-            last = reader.last_states(texts, device)
-            logits = torch.cat([last[i, : len(text)] for i, text in enumerate(texts)])
-            found.append((head(logits) if self._separate_head else logits).float().softmax(-1))
-        moved = float((found[1] - found[0]).abs().sum(-1).max() / 2)
-        refuse_moved(self.model, moved, self._tolerance)
-        return (
-            f"common beginnings of texts are evaluated once, which moves {self.name}'s next token "
-            f"by {moved:.1e} (total variation)"
-        )
-
-    @torch.no_grad()
-    def _next(self, contexts: Sequence[Sequence[int]]) -> Tensor:
-        """Log-probabilities of each context's next token [n v], from left-padded generation."""
-        listener = _ScoreRecorder()
-        Generation(self.model, self.stop).generated(contexts, listener, 1)
-        return listener.scores[0].log_softmax(-1)
-
     def add_lora(
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None:
-        """Add adapters to the linear layers named in `targets`; None: to all but the head."""
-        lora.add_text_lora(self.model, rank=rank, alpha=alpha, targets=targets, seed=seed)
+        """Add adapters to the linear layers named in `targets`; None: to all but the head. The
+        part that reads images gets none, unless `adapt_vision` is set."""
+        outside = None if self.vision is None or self.adapt_vision else outside_of(self.model)
+        lora.add_text_lora(
+            self.model, rank=rank, alpha=alpha, targets=targets, seed=seed, outside=outside
+        )
 
     def begin_from(self, source: str) -> None:
         """Add the adapters of a peft folder, which train from there."""
         config, at = peft_adapter(source)
         targets = sorted(config.target_modules or ())
+        self.adapt_vision = not config.exclude_modules
         self.add_lora(rank=config.r, alpha=config.lora_alpha, targets=targets, seed=0)
         load_adapters(self.model, at, every=True)
 
@@ -293,7 +306,7 @@ class CausalPolicy:
             own, self.model.generation_config = self.model.generation_config, self._published
             self.model.save_pretrained(folder)
             self.model.generation_config = own
-        self.tokenizer.save_pretrained(folder)
+        (self.tokenizer if self.vision is None else self.vision.processor).save_pretrained(folder)
 
     def load_weights(self, folder: Path) -> None:
         """Load weights that `save` wrote, into a policy with the same base model."""
@@ -305,14 +318,12 @@ class CausalPolicy:
             self.server.close()
 
 
-class _ScoreRecorder(LogitsProcessor):
-    def __init__(self) -> None:
-        self.scores: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        del input_ids
-        self.scores.append(scores)
-        return scores
+def outside_of(model: Any) -> str:
+    """A regular expression of the modules that are not in the language part of a vision-language
+    model."""
+    language = model.get_decoder()
+    others = [name for name, child in model.base_model.named_children() if child is not language]
+    return rf"(.+\.)?({'|'.join(map(re.escape, others))})\..+"
 
 
 def _short(text: str) -> str:

@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from flowrl.likelihoods.rows import Evaluation, TokenRows, restored
 from flowrl.models.language.prefixes import Packing
+from flowrl.models.language.vision import PromptImages, call_inputs, reads_images
 from samplers.host import on_host, sent, uploaded
-from samplers.token_support import KeptTokens
+from samplers.token_support import TokenSupport
 from samplers.tokens import entropy, warp
 from samplers.untyped import integer_rows, integers
 
@@ -31,18 +32,21 @@ class ScoringPolicy:
     logits are the head applied to the last hidden states, and nothing more (`has_separate_head`
     proves it). Then only completion tokens get logits, `LOGITS_PER_CHUNK` at a time, and backward
     recomputes them. `packing`: evaluates once what rows of a call begin with; None: every row by
-    itself.
+    itself. `images`: those of each prompt; empty where no prompt has any.
     """
 
     model: Any
     contexts: Sequence[Sequence[int]]
     separate_head: bool
     packing: Packing | None = None
+    images: Sequence[PromptImages | None] = ()
 
     def __call__(self, rows: TokenRows, entropies: bool = False) -> Evaluation:
         rows = restored(rows, self.model.device)
         written, device = rows.written, self.model.device
-        contexts = [self.contexts[i] for i in integers(on_host(rows.prompt))]
+        prompts = integers(on_host(rows.prompt))
+        contexts = [self.contexts[i] for i in prompts]
+        images = [self.images[i] for i in prompts] if self.images else []
         starts = torch.tensor([len(c) for c in contexts])
         row, place = on_host(written).nonzero(as_tuple=True)
         texts = [
@@ -53,7 +57,7 @@ class ScoringPolicy:
         ]
         behind = sent(starts[row] + place - 1, device)
         row, place = sent(row, device), sent(place, device)
-        last = self.last_states(texts, device)[row, behind]
+        last = self.last_states(texts, device, images)[row, behind]
         kept = None if rows.kept is None else rows.kept[row, place]
         logp, spread = self._scores(last, rows.ids[row, place], kept, rows.temperature, entropies)
         zeros = logp.new_zeros(written.shape)
@@ -61,14 +65,19 @@ class ScoringPolicy:
         return Evaluation(whole, zeros.masked_scatter(written, spread) if entropies else None)
 
     def last_states(
-        self, texts: Sequence[Sequence[int]], device: torch.device
+        self,
+        texts: Sequence[Sequence[int]],
+        device: torch.device,
+        images: Sequence[PromptImages | None] = (),
     ) -> Float[Tensor, "b s _"]:
         """Last hidden states of texts, or logits if there is no separate head."""
         if self.packing is None and takes_lengths(self.model):
             return self._in_one_row(texts, device)
         packed = None if self.packing is None else self.packing(texts, device)
         if packed is None:
-            return self._called({"input_ids": padded_texts(texts, device)})
+            ids = padded_texts(texts, device)
+            shown = call_inputs(images, [0] * len(images), ids.shape[1], self.model)
+            return self._called({"input_ids": ids, **shown})
         return packed.of_texts(self._called(packed.inputs(self.model.dtype)))
 
     def _in_one_row(
@@ -90,13 +99,13 @@ class ScoringPolicy:
         self,
         last: Float[Tensor, "m _"],
         ids: Int[Tensor, " m"],
-        kept: KeptTokens | None,
+        kept: TokenSupport | None,
         temperature: float,
         entropies: bool,
     ) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
         head = self.model.get_output_embeddings()
 
-        def score(part: Tensor, token: Tensor, some: KeptTokens | None) -> tuple[Tensor, Tensor]:
+        def score(part: Tensor, token: Tensor, some: TokenSupport | None) -> tuple[Tensor, Tensor]:
             logits = head(part) if self.separate_head else part
             allowed = None if some is None else some.mask(logits.shape[-1])
             logp = warp(logits, temperature, allowed)
@@ -117,7 +126,10 @@ class ScoringPolicy:
 
 
 def takes_lengths(model: Any) -> bool:
-    """Whether the attention takes texts of any length in one row (flash attention)."""
+    """Whether the attention takes texts of any length in one row (flash attention), where their
+    positions are those of tokens, not of images."""
+    if reads_images(model.config):
+        return False
     kind: str = model.config.get_text_config()._attn_implementation
     return kind.startswith(("flash_attention", "kernels-community/"))
 

@@ -1,4 +1,4 @@
-"""Checks of a model of one's own before a run: shapes, numbers, chance, and rows of a batch."""
+"""Checks of a user's own model before a run: shapes, numbers, chance, and rows of a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

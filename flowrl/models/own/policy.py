@@ -1,4 +1,4 @@
-"""A model of one's own as a policy of flows: the same batches, plans and losses as a pipeline's."""
+"""A user's own model as a policy of flows: the same batches, plans and losses as a pipeline's."""
 
 import math
 import sys
@@ -24,17 +24,18 @@ from flowrl.models.adapters import (
     peft_adapter,
     save_adapters,
 )
-from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows, out_of_memory
+from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize, out_of_memory
 from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.own.lora import add_own_lora
 from flowrl.models.own.protocol import Decodes, Drawable, EncodedPrompts, OwnModel, Trains
 from flowrl.models.own.schedule import Levels, Scheduled
+from flowrl.settings.checks import refuse_scheduler
 from flowrl.settings.model import GuidanceScale
 from flowrl.settings.part_trials import own_error
 from rewards import Samples
 from rewards.types import MediaForm
-from samplers import Begin, Ode, Velocity
+from samplers import Begin, Ode, Plan, Velocity
 from samplers.host import on_host
 from samplers.storage import Storage
 
@@ -62,19 +63,19 @@ class OwnConditioning:
 
 
 class OwnPolicy:
-    """Velocities, decoded samples and trainable weights of a module with the members of `OwnModel`.
+    """Velocities, decoded samples and trainable weights of a module with `OwnModel`'s members.
 
     `levels` are noise levels in place of evenly spaced ones. UserError for a module without those
     members, or whose parametrization makes no velocity.
     """
 
-    rows_per_call = SamplingRows()
+    rows_per_call = SamplingCallSize()
 
     def __init__(self, model: Any, *, name: str = "", levels: Levels | None = None) -> None:
         self.name = name or type(model).__name__
         if not (isinstance(model, nn.Module) and isinstance(model, OwnModel)):
             raise UserError(
-                f"{self.name}: a model of one's own is a torch.nn.Module with state, encode(prompts"
+                f"{self.name}: your own model must be a torch.nn.Module with state, encode(prompts"
                 ", rows) and forward(x, sigma, encoded); see docs/own_models.md"
             )
         self.model: Any = model.eval()
@@ -88,7 +89,7 @@ class OwnPolicy:
         self.form: MediaForm | None = None  # of its samples, once they were made
 
     def load_file(self, file: Path) -> None:
-        """Load all weights from a safetensors file. UserError for those of another model."""
+        """Load all weights from a safetensors file. UserError for the weights of another model."""
         try:
             load_model(self.model, str(file))
         except (RuntimeError, SafetensorError, OSError) as error:
@@ -96,7 +97,7 @@ class OwnPolicy:
             raise UserError(f"model.weights: {file} does not fit {self.name}: {why}") from error
 
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move the model, all of its weights frozen."""
+        """Move the model to its device, with all weights frozen."""
         self.model.requires_grad_(False)
         self.model.to(device=device, dtype=dtype)
         self.device = device
@@ -122,7 +123,8 @@ class OwnPolicy:
         return self.row_shape
 
     def begin(self, conditioning: OwnConditioning, steps: int) -> Begin | None:
-        """The function of noise [n *d] to first states; None if they are the noise itself."""
+        """Return the function from noise [n *d] to first states; None if they are the noise
+        itself."""
         del conditioning
         if self.scheduled.levels is None:
             return None
@@ -130,15 +132,26 @@ class OwnPolicy:
         return lambda noise, _: self.scheduled.begin(noise, sigma)
 
     def scale(self, guidance: GuidanceScale) -> None:
-        """No scale. UserError for a guidance, which a model of one's own has in its `forward`."""
+        """Always None. UserError for a guidance scale, since a user's model applies guidance in its
+        own `forward`."""
         if guidance not in (None, "none", 1.0):
             raise UserError(
-                f"guidance {guidance}: {self.name} is a model of one's own, which guides itself in "
+                f"guidance {guidance}: {self.name} is your own model, which applies guidance in "
                 "its forward, if at all: leave guidance out"
             )
 
+    def fitted(self, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]:
+        """The plans themselves. UserError for the steps of a scheduler."""
+        del steps
+        refuse_scheduler(plans, self.name)
+        return tuple(plans)
+
+    def held(self, conditioning: OwnConditioning, steps: int) -> None:
+        """None: all entries are sampled."""
+        del conditioning, steps
+
     def pictured(self, conditioning: OwnConditioning, steps: int) -> bool:
-        """Whether the first states contain an image beside noise: never."""
+        """Whether the first states contain an image besides noise: never."""
         del conditioning, steps
         return False
 
@@ -150,7 +163,7 @@ class OwnPolicy:
     def encode(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]] = ()
     ) -> OwnConditioning:
-        """Encode prompts. UserError for something else than tensors with a row per prompt."""
+        """Encode prompts. UserError for anything but tensors with one row per prompt."""
         rows = list(meta) or [{} for _ in prompts]
         with self._named("encode"):
             encoded = self.model.encode(list(prompts), rows)
@@ -186,7 +199,7 @@ class OwnPolicy:
             return self.scheduled.velocity(x, sigma, predicted.to(x.dtype))
 
         def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-            size = self.sizes.most(kind, len(sigma))
+            size = self.sizes.rows(kind, len(sigma))
             if len(x) <= size:
                 return part(x, sigma, prompt)
             rows = zip(x.split(size), sigma.split(size), prompt.split(size), strict=True)
@@ -195,7 +208,7 @@ class OwnPolicy:
         return velocity
 
     def call(self, x: Tensor, sigma: Tensor, conditioning: OwnConditioning) -> Tensor:
-        """One call of `forward`. UserError for an error in it, or another shape."""
+        """Call `forward` once. UserError if it raises, or returns another shape."""
         with self._named("forward"):
             made = self.model(x, sigma, conditioning.encoded)
         if not isinstance(made, Tensor) or made.shape != x.shape:
@@ -215,9 +228,10 @@ class OwnPolicy:
         guidance: float | None = None,
         graded: bool = False,
     ) -> Tensor:
-        """Clean states [n *d] as samples, float32 at least. `graded` keeps the gradient to x0."""
+        """Decode clean states [n *d] to samples, in float32 at least. `graded` keeps the gradient
+        with respect to x0."""
         del steps, guidance
-        size, dtype = self.sizes.most("decoding", len(x0)), self.dtype
+        size, dtype = self.sizes.rows("decoding", len(x0)), self.dtype
         parts: list[Tensor] = []
         with torch.set_grad_enabled(graded):
             for at in torch.arange(len(x0)).split(size):
@@ -281,7 +295,7 @@ class OwnPolicy:
         return checked(self, prompts, steps, meta)
 
     def roots(self) -> dict[str, nn.Module]:
-        """The trained modules. UserError for a name that is no submodule."""
+        """The trained modules. UserError for a name that is not a submodule."""
         if not self.trained:
             return {"model": self.model}
         try:
@@ -306,7 +320,8 @@ class OwnPolicy:
     def add_lora(
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None:
-        """Add adapters to linear layers of the trained modules: all, or those of these names."""
+        """Add adapters to linear layers of the trained modules: to all of them, or to those that
+        `targets` names."""
         add_own_lora(self.model, self.trained, rank=rank, alpha=alpha, targets=targets, seed=seed)
 
     def begin_from(self, source: str) -> None:
@@ -318,7 +333,7 @@ class OwnPolicy:
 
     def checkpoint_gradients(self) -> None:
         raise UserError(
-            f"train.gradient_checkpointing: {self.name} is a model of one's own: call "
+            f"train.gradient_checkpointing: {self.name} is your own model: call "
             "torch.utils.checkpoint in its forward, and leave the setting out"
         )
 
@@ -355,12 +370,12 @@ class OwnPolicy:
 
 
 def shown_by(policy: Any, samples: Samples) -> Samples:
-    """Samples as pages show them: tensors of a model of one's own as images."""
+    """Samples as pages show them: tensors of a user's own model as images."""
     return drawn(samples, policy.image) if isinstance(policy, OwnPolicy) else samples
 
 
 def automatic_rows(numbers: int) -> int:
-    """Rows per call by the numbers in a row's state."""
+    """Rows per call, from the size of a row's state."""
     return max(1, min(4096, 2**18 // max(1, numbers)))
 
 

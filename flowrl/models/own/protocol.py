@@ -1,4 +1,4 @@
-"""The protocol of a model of one's own: a torch module that encodes prompts and predicts.
+"""The protocol of a user's own model: a torch module that encodes prompts and predicts.
 
 n rows; a state has the shape *d, an encoded prompt the shape *c. All other members are optional:
 `Parametrized`, `Diffused`, `Decodes`, `Drawable`, `Trains`. docs/own_models.md has whole examples.
@@ -20,7 +20,8 @@ PARAMETRIZATIONS: tuple[Parametrization, ...] = ("velocity", *get_args(Predictio
 
 @runtime_checkable
 class OwnModel(Protocol):
-    """A `torch.nn.Module` with these members. Rows depend neither on one another nor on chance."""
+    """A `torch.nn.Module` with these members. Its rows depend neither on each other nor on
+    chance."""
 
     @property
     def state(self) -> tuple[int, ...]:
@@ -44,7 +45,7 @@ class OwnModel(Protocol):
 
 @runtime_checkable
 class Parametrized(Protocol):
-    """A model that predicts something else than the velocity."""
+    """A model that predicts something other than the velocity."""
 
     @property
     def prediction(self) -> Parametrization:
@@ -56,7 +57,7 @@ class Parametrized(Protocol):
 @runtime_checkable
 class Diffused(Protocol):
     """A model of a variance-preserving process: states are alpha x0 + s noise with alpha^2 + s^2 =
-    1, and `forward` gets, in place of sigma, times [n] from 0 to T - 1, floats."""
+    1. Instead of sigma its `forward` receives times [n], floats from 0 to T - 1."""
 
     @property
     def alphas_cumprod(self) -> Sequence[float] | Float[Tensor, " T"]:
@@ -66,7 +67,7 @@ class Diffused(Protocol):
 
 @runtime_checkable
 class Decodes(Protocol):
-    """A model whose samples are not its states."""
+    """A model whose states are not its samples."""
 
     def decode(self, x0: Float[Tensor, "n *d"], encoded: Any) -> Float[Tensor, "n ..."]:
         """Decode clean states: images [n 3 h w] or videos [n f 3 h w] in 0..1, or tensors [n k] or
@@ -85,7 +86,7 @@ class Drawable(Protocol):
 
 @runtime_checkable
 class Trains(Protocol):
-    """A model of which some modules are trained, and the others are frozen."""
+    """A model that trains some of its modules and keeps the others frozen."""
 
     @property
     def trained(self) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Noise levels of a model of one's own, and its predictions as velocities."""
+"""Noise levels of a user's own model, and its predictions as velocities."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Levels = Callable[[int], Sequence[float]]  # of a number of steps, without the f
 
 @dataclass(frozen=True)
 class Scheduled:
-    """The parametrization of a model, read from it once.
+    """The parametrization of a model, read only once.
 
     levels  sigma by time, rising, of a variance-preserving process; None for a flow
     user    levels of `model.sigmas`; None: evenly spaced ones, in sigma or in time
@@ -32,7 +32,7 @@ class Scheduled:
 
     @classmethod
     def of(cls, name: str, model: Any, user: Levels | None) -> "Scheduled":
-        """Read a model. UserError for a prediction or levels that do not make a velocity."""
+        """Read a model. UserError for a prediction or levels that do not determine a velocity."""
         prediction = model.prediction if isinstance(model, Parametrized) else "velocity"
         if prediction not in PARAMETRIZATIONS:
             raise UserError(
@@ -61,8 +61,9 @@ class Scheduled:
         return cls(name, prediction, level(alphas), None)
 
     def schedule(self, steps: int) -> PipelineSchedule:
-        """The levels of so many steps: 1 - i / steps, those of `model.sigmas`, or those of the
-        times T - 1 - i T / steps ("trailing", arXiv:2305.08891), each with a final 0."""
+        """The levels for this number of steps: 1 - i / steps, the levels of `model.sigmas`, or the
+        levels of the times T - 1 - i T / steps ("trailing", arXiv:2305.08891), each with a final
+        0."""
         count, times = self.levels, torch.zeros(0)
         if count is None:
             even = [1 - i / steps for i in range(steps)]
@@ -84,7 +85,7 @@ class Scheduled:
         return PipelineSchedule(sigmas, times, 1, levels=count)
 
     def begin(self, noise: Tensor, sigma: float) -> Tensor:
-        """First states of noise: N(0, 1) in the model's own scale."""
+        """First states from noise: N(0, 1) in the model's own scale."""
         if self.levels is None:
             return noise
         return from_vp(noise, noise.new_full((len(noise),), sigma))

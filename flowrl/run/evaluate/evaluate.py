@@ -19,8 +19,8 @@ from flowrl.prompts import DATA_SET, PromptSet
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.experience.units import decode_samples_of
 from flowrl.run.save import checkpoint
-from flowrl.run.save.checkpoint import Progress
-from flowrl.run.state.learner import Learner, evaluated
+from flowrl.run.state.learner import Learner
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session, score_once
 from flowrl.run.state.smaller_calls import with_smaller_calls
 from rewards import Reward, Samples, Scores, score_all
@@ -104,7 +104,7 @@ class HeldOutResult:
     def spreads(self, base: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Standard deviations of the samples, and standard errors of the paired gains over `base`.
 
-        The noise is the same in every evaluation, so each sample has a partner of the base's.
+        The noise is the same in every evaluation, so each sample is paired with one of the base's.
         Nothing for fewer than two scored samples.
         """
         found: dict[str, float] = {}
@@ -179,8 +179,7 @@ def evaluate_held_out(
     trial = Trial.of(prompts, e.samples, e.per_prompt, steps, e.seed)
     mine, counts = parallel.share(len(trial.rows))
     with parallel.together():
-        using = learner.policies.using(evaluated(learner.run))
-        with using, learner.merging.evaluation():
+        with learner.evaluating():
             drawn = draw_trial(learner.evaluator, trial.part(mine))
         scores = score_once(parallel, judges, drawn.samples)
         more = Attempts.of(e).columns(judges, drawn.samples, scores)

@@ -77,13 +77,14 @@ def check_levels(session: Session) -> None:
     steps = session.algorithm.steps
     sigmas = session.learner.policy.schedule(steps).sigmas
     try:
-        session.algorithm.plan(sigmas, 0, session.run.train.seed)
+        plans = session.algorithm.plan(sigmas, 0, session.run.train.seed)
     except ValueError as problem:
         levels = ", ".join(f"{sigma:.3f}" for sigma in sigmas[-4:])
         raise UserError(
             f"recipe: the plan does not fit the model's {steps} steps, whose levels end on "
             f"{levels}: {problem}; take more steps or a smaller window"
         ) from problem
+    session.learner.policy.fitted([p for p in plans if isinstance(p, Plan)], steps)
 
 
 def check_same_sources(run: Run) -> None:

@@ -1,7 +1,7 @@
 """Sample, score, credit: one iteration's experience. No gradients here."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -13,12 +13,13 @@ from flowrl.credit.values import Context, ReferenceRatios, SampleTurns
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
 from flowrl.media.statistics import merged_means
-from flowrl.run.experience.intermediate_scores import intermediate_metrics
+from flowrl.run.experience.intermediate_scores import intermediate_metrics, turn_metrics
 from flowrl.run.experience.reference_kl import turns_of
 from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.experience.round import PlanSamples
 from flowrl.run.experience.rounds import ModelCall, Rounds
 from flowrl.run.state.session import Session
+from flowrl.run.state.units import LAG, StoredSamples
 from rewards import Samples, Scores
 from rewards.types import reports
 from samplers import Rollout
@@ -43,12 +44,18 @@ class Experience:
     draws: tuple[int, ...]  # ids; a row's `prompt` is a place in them
     policy: ModelCall  # with the current weights, for training
     metrics: dict[str, float]  # over all processes
-    samples: Samples  # this process's, for logs and pages
+    samples: Samples | StoredSamples  # this process's, for logs and pages
     scores: Scores
     reference_evaluations: int = 0  # without gradients, that credit needed on this process
     first: FirstSamples | None = None  # None where a replay replaces some, or all are given
     reward_path: RewardPath | None = None  # of gradient methods
     tasks: tuple[str, ...] = ()  # of the draws, where each task has a teacher
+    before: "Experience | None" = None  # of the model that wrote the prompts
+
+    @property
+    def chain(self) -> "tuple[Experience, ...]":
+        """One for each model of `Learner.chain`."""
+        return (*(() if self.before is None else self.before.chain), self)
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,8 @@ def collect(session: Session, iteration: int) -> Experience:
     if session.spending is not None:
         metrics |= session.spending.metrics()
     metrics |= _descriptions(session, rounds)
+    if session.source is not None:
+        metrics |= _summed(session.parallel.every(session.source.metrics()))
     metrics |= {f"seconds/{phase}": taken for phase, taken in rounds.seconds.items()}
     part, evaluations = first.parts[0], sum(r.reference_evaluations for r in rounds.each)
     shown = None
@@ -81,7 +90,55 @@ def collect(session: Session, iteration: int) -> Experience:
         tasks = teachers.tasks(session.prompts, learned.prompts)
     learned_from = (learned.rows, learned.draws, learned.policy, metrics)
     of_samples = (part.samples, part.scores, evaluations, shown)
-    return Experience(*learned_from, *of_samples, path, tasks)
+    made = Experience(*learned_from, *of_samples, path, tasks)
+    return made if rounds.rewritings is None else _with_rewriter(session, rounds, plans, made)
+
+
+def _with_rewriter(
+    session: Session, images: Rounds, plans: Sequence[PlanCredit], made: Experience
+) -> Experience:
+    """Add what the language model learns from: rewritings with the scores of their images."""
+    written, joint = images.rewritings, session.run.joint
+    assert written is not None and joint is not None
+    own = written.session
+    round_ = written.scored(images.first, images.seconds)
+    rounds = Rounds.of(own, round_, images.seconds)
+    credited = credit(own, rounds, 0)
+    if joint.credit == "shared":
+        credited = replace(credited, owns=_shared(images, rounds, plans))
+    learned = rounds.merged([credited.owns])
+    described = _descriptions(own, rounds) | credited.metrics
+    shown = {"flat_groups", "reward_std", "count/sampling"} | (
+        described.keys() - made.metrics.keys()
+    )
+    metrics = {own.learner.named(k): v for k, v in described.items() if k in shown}
+    advantages, mask = credited.owns[0]
+    part = round_.parts[0]
+    before = Experience(
+        *(learned.rows, learned.draws, learned.policy, described),
+        *(part.samples, part.scores, round_.reference_evaluations),
+        FirstSamples(part, (advantages, mask), 1),
+    )
+    return replace(made, before=before, metrics=made.metrics | metrics)
+
+
+def _shared(
+    images: Rounds, rounds: Rounds, plans: Sequence[PlanCredit]
+) -> list[tuple[Tensor, ...]]:
+    """The mean advantage of each rewriting's images, at all of its decision points."""
+    written, sums = images.rewritings, list[Tensor]()
+    assert written is not None
+    for plan in plans:
+        advantages, mask = plan.owns[0]
+        count = mask.sum(1)
+        mean = (advantages * mask).sum(1) / count.clamp(min=1)
+        sums.append(images.gathered([torch.stack([mean, (count > 0).double()], 1)]))
+    draws = len(written.order)
+    both = torch.cat([each.view(draws, -1, 2) for each in sums], 1).flatten(0, 1)
+    value, known = written.means(both[:, :1], both[:, 1:].bool())
+    points = len(written.rollout.columns.nodes)
+    whole = tuple(column.expand(-1, points).contiguous() for column in (value, known))
+    return rounds.local(whole, written.group)
 
 
 def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
@@ -108,6 +165,11 @@ def scored_samples(rounds: Sequence[Any]) -> int:
     return sum(r.found.looked + sum(len(p.rollout.prompt) for p in r.parts) for r in counted)
 
 
+def _summed(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Add up what each process counts; a lag is the same for all."""
+    return {n: rows[0][n] if n == LAG else sum(row[n] for row in rows) for n in rows[0]}
+
+
 def _guided(rounds: Rounds) -> dict[str, float]:
     """Measure how far guided steps of this process were moved, if any were trained on."""
     rollouts = [part.rollout for r in rounds.each if r.counts for part in r.parts]
@@ -130,16 +192,18 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
     credited = summed.mask[..., 0].any(1).view(-1, columns.group).any(1)
     handle_failures(everyone, credited, session.run.train.on_failure == "skip_group")
     metrics = _score_metrics(everyone, session.weights(rollout.iteration), columns.group)
-    if session.spending is None and session.tracker is None:
+    if session.spending is None and session.tracker is None and not rounds.merges:
         advantages, mask = advantage(everyone, context, summed)
         kept = whole = advantages.contiguous(), mask.contiguous()
     else:
         kept, whole, context = _budgeted(session, rounds, plan, everyone, context)
     if context.reference is not None:
         metrics |= _kl(context.reference, kept[1])
-    if everyone.way is not None:
-        metrics |= intermediate_metrics(everyone.way)
-    return PlanCredit(rounds.own(whole, columns.group), metrics)
+    if everyone.intermediate is not None and context.turns is not None:
+        metrics |= turn_metrics(everyone, session.algorithm.by_turn)
+    elif everyone.intermediate is not None:
+        metrics |= intermediate_metrics(everyone.intermediate)
+    return PlanCredit(rounds.local(whole, columns.group), metrics)
 
 
 MaskedAdvantages = tuple[Tensor, Tensor]  # advantages and mask [n k]

@@ -31,10 +31,10 @@ def reference_log_ratios(
     over its entries. NaN where no entry is the policy's: after the end, in an environment's replies
     and in samples without rows (greedy ones). NotFiniteError if log-probabilities are not finite.
 
-    Stored log-probabilities are the sampler's. They are computed again where another engine sampled
-    or `train.recompute_old` is set, but for replayed texts.
+    Stored log-probabilities are the sampler's. They are computed again if another engine sampled or
+    `train.recompute_old` is set, except for replayed texts.
     """
-    likelihood, behaviour = learner.algorithm.likelihood, learner.algorithm.behaviour
+    likelihood, behaviour = learner.algorithm.likelihood, learner.sampler
     assert isinstance(likelihood, Whole), "Algorithm refuses others"
     rows, samples = likelihood.whole(rollout)
     if rows.old is None or learner.run.recomputes_old:

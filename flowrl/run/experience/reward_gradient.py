@@ -91,7 +91,7 @@ class RewardPath:
             meta,
             differentiable_rewards(rewards),
             weights,
-            1 if slicing else session.learner.policy.sizes.most("decoding", len(texts)),
+            1 if slicing else session.learner.policy.sizes.rows("decoding", len(texts)),
         )
 
     def samples(self, media: Tensor, prompt: Tensor, word: str = "") -> Samples:
@@ -159,7 +159,7 @@ class RewardPath:
         self.decoded[0] += len(part)
         return score.detach(), slope
 
-    def on_the_way(self, rollout: Rollout) -> Float[Tensor, "n *d"]:
+    def intermediate_slope(self, rollout: Rollout) -> Float[Tensor, "n *d"]:
         """Gradients of the rewards of predicted samples, which guide a plan's steps."""
         slopes: list[Tensor] = []
         for at in torch.arange(len(rollout.x0)).split(self.size):

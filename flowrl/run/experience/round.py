@@ -12,7 +12,7 @@ from flowrl.prompts import Draws
 from flowrl.run.experience.reference_kl import reference_log_ratios
 from flowrl.run.experience.units import sample_units, timed, totals
 from flowrl.run.state.session import Session
-from flowrl.run.state.units import SamplingUnit, UnitSamples
+from flowrl.run.state.units import SamplingUnit, StoredSamples, UnitSamples
 from rewards import Samples, Scores
 
 
@@ -21,7 +21,7 @@ class PlanSamples:
     """Samples of one plan in a round."""
 
     rollout: RolloutLike  # this process's, as it is learned from
-    samples: Samples  # this process's, as sampled
+    samples: Samples | StoredSamples  # this process's, as sampled
     scores: Scores  # of those
     everyone: Scores  # of all processes' samples, in the order of the draws
     learned: Scores  # the same, as they are learned from: a replay may replace some
@@ -65,13 +65,15 @@ def sample_round(
     ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
     with session.parallel.together(), whole_weights(session, by):
         session.writer.check()
-        batch, found = sample_units(session, SamplingUnit(iteration, ids, rows, by=by), seconds)
+        texts = draws.texts[mine.start : mine.stop]
+        unit = SamplingUnit(iteration, ids, rows, texts=texts, by=by)
+        batch, found = sample_units(session, unit, seconds)
     each = zip(found.rollouts, found.samples, found.scores, strict=True)
     learned = by is None
     parts = tuple(_part(session, draws, *samples, learned) for samples in each)
     made = Round(draws, mine, counts, batch, parts, found)
     if learned and session.algorithm.reads_reference:
-        return _with_reference(session, made, seconds)
+        return with_reference(session, made, seconds)
     return made
 
 
@@ -83,7 +85,7 @@ def whole_weights(session: Session, by: str | None) -> AbstractContextManager[No
     return session.parallel.whole() if own and not served else nullcontext()
 
 
-def _with_reference(session: Session, made: Round, seconds: dict[str, float]) -> Round:
+def with_reference(session: Session, made: Round, seconds: dict[str, float]) -> Round:
     """Add the log-ratios to the start of the samples that are learned from."""
     meter = Meter()
     policy = meter(made.batch.policy)
@@ -99,7 +101,7 @@ def _part(
     session: Session,
     draws: Draws,
     rollout: RolloutLike,
-    samples: Samples,
+    samples: Samples | StoredSamples,
     scores: Scores,
     learned_from: bool = True,
 ) -> PlanSamples:

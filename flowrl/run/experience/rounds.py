@@ -16,6 +16,7 @@ from flowrl.budget.spending import DrawRequest
 from flowrl.likelihoods.rows import Rows, stacked, take
 from flowrl.likelihoods.token import TokenPolicy
 from flowrl.prompts import Draws
+from flowrl.run.experience.rewriting import Rewritings, rewrite_draws
 from flowrl.run.experience.round import PlanSamples, Round, sample_round
 from flowrl.run.experience.start_values import learn_start_values
 from flowrl.run.experience.units import timed
@@ -44,6 +45,7 @@ class Rounds:
     each: tuple[Round, ...]
     kept: Tensor  # [draws of all rounds and processes] bool: False for draws that are left out
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
+    rewritings: Rewritings | None = None  # that the draws are of, if a model wrote their prompts
     start_samples: int = 0  # that credit asked of the start, over all processes
 
     @classmethod
@@ -63,21 +65,41 @@ class Rounds:
             sample = partial(sample_round, session, iteration, draws, seconds)
             return with_smaller_calls(session.learner, session.terminal, sample)
 
+        ahead = None if session.source is None else session.source.draws(iteration)
         if spending is None:
-            ahead = None if session.source is None else session.source.draws(iteration)
-            only = sampled(ahead or prompts.draw(iteration, count, seed, weights))
-            kept = torch.ones(len(only.draws.ids), dtype=torch.bool)
-            return cls(session, (only,), kept, seconds, start)
+            drawn, written = ahead or prompts.draw(iteration, count, seed, weights), None
+            if session.before is not None:
+                written = rewrite_draws(session, iteration, drawn, seconds)
+            only = sampled(drawn if written is None else written.draws)
+            return cls.of(session, only, seconds, written, start)
         request = DrawRequest(prompts, count, seed, iteration, weights)
-        each: list[Round] = []
+        each = [sampled(ahead)] if ahead else list[Round]()
         while (draws := spending.draws(request, [r.outcome for r in each])) is not None:
             each.append(sampled(draws))
         kept = spending.kept(request, [r.outcome for r in each])
-        return cls(session, tuple(each), kept, seconds, start)
+        return cls(session, tuple(each), kept, seconds, start_samples=start)
+
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        only: Round,
+        seconds: dict[str, float],
+        rewritings: Rewritings | None = None,
+        start_samples: int = 0,
+    ) -> "Rounds":
+        """A single round, of which all draws are kept."""
+        kept = torch.ones(len(only.draws.ids), dtype=torch.bool)
+        return cls(session, (only,), kept, seconds, rewritings, start_samples)
 
     @property
     def first(self) -> Round:
         return self.each[0]
+
+    @property
+    def merges(self) -> bool:
+        """Whether samples of several draws are compared."""
+        return any(n > 1 for each in self.each for n in each.draws.merged)
 
     @property
     def merged_groups(self) -> tuple[int, ...]:
@@ -98,7 +120,7 @@ class Rounds:
             parts.append(self.session.parallel.gatherer(len(r.draws.ids))(column))
         return torch.cat(parts)
 
-    def own(self, columns: Sequence[Tensor], group: int) -> list[tuple[Tensor, ...]]:
+    def local(self, columns: Sequence[Tensor], group: int) -> list[tuple[Tensor, ...]]:
         """This process's part, per round, of columns over all samples."""
         cuts, start = [], 0
         for r in self.each:

@@ -1,8 +1,9 @@
 """Score rollouts in threads while the model samples the next ones: same scores, less waiting."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import ClassVar, Generic, TypeVar
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,24 +14,26 @@ from rewards.guard import SharedState, beside_sampling
 from rewards.types import Cancels, parts_of
 
 R = TypeVar("R")
+P = ParamSpec("P")
+T = TypeVar("T")
 Score = Callable[[Mapping[str, Reward], Samples], Scores]
 
 
-def queued_score(score: Score, device: str) -> Score:
-    """`score` for another thread. On a GPU it has a stream of its own, whose work begins after all
-    that this thread has queued, the decoding of the samples; the next ones are drawn beside it."""
+def queued(do: Callable[P, T], device: str) -> Callable[P, T]:
+    """`do` for another thread. On a GPU it runs in a stream of its own, which waits for all work
+    that this thread has queued (the decoding of the samples) while the next samples are drawn."""
     if device != "cuda":
-        return score
+        return do
     index, decoded = torch.cuda.current_device(), torch.cuda.Event()
     decoded.record()
 
-    def scored(rewards: Mapping[str, Reward], samples: Samples) -> Scores:
+    def done(*args: P.args, **named: P.kwargs) -> T:
         stream = torch.cuda.Stream(index)  # a thread's current device may be another one
         stream.wait_event(decoded)
         with torch.cuda.stream(stream):
-            return score(rewards, samples)
+            return do(*args, **named)
 
-    return scored
+    return done
 
 
 class ScoreAhead(Generic[R]):
@@ -40,7 +43,7 @@ class ScoreAhead(Generic[R]):
     the model, and threads score. Each concurrent reward has a call of its own for each rollout, and
     at most `CALLS` of these run at once. All other rewards share one thread, so they never run
     twice at a time; they score a single rollout, or the last one, on the main thread. Of several
-    errors that of the first rollout is raised. Use with `contextlib.closing`.
+    errors, the first rollout's is raised. Use with `contextlib.closing`.
     """
 
     CALLS: ClassVar[int] = 16
@@ -58,7 +61,8 @@ class ScoreAhead(Generic[R]):
         self.here = {name: each for name, each in rewards.items() if not may_overlap(each)}
         self.decoded: list[Samples] = []
         self._early: list[list[Future[Scores]]] = []
-        self._begun: list[Future[Scores]] = []
+        self._begun: list[Future[Any]] = []
+        self._leaving: list[Future[None]] = []
         self._pools: dict[int, ThreadPoolExecutor] = {}
         self._before = SharedState.now()
 
@@ -79,19 +83,43 @@ class ScoreAhead(Generic[R]):
         here = [self._submit(self.here, samples, 1)] if self.here else []
         self._early.append([*here, *self._concurrent(samples)])
 
+    def leave_device(self) -> None:
+        """Move the last media to the CPU in a thread, as soon as they were scored."""
+        place, calls = len(self.decoded) - 1, self._early[-1]
+
+        def move() -> None:
+            for call in calls:
+                with suppress(CancelledError):
+                    call.exception()  # waits for its end
+            self.decoded[place] = self.decoded[place].on_cpu()
+
+        pool = self._pool(1)  # whose calls end in this order
+        self._leaving.append(pool.submit(queued(move, self.device)))
+        self._begun.append(self._leaving[-1])
+
+    def left_device(self) -> list[Samples]:
+        """All media, once `leave_device` has moved them."""
+        for each in self._leaving:
+            each.result()
+        return self.decoded
+
     def _concurrent(self, samples: Samples) -> list[Future[Scores]]:
         return [self._submit(reward, samples, self.CALLS) for reward in self.overlapping]
 
     def _submit(
         self, rewards: Mapping[str, Reward], samples: Samples, threads: int
     ) -> Future[Scores]:
+        score = queued(self.score, self.device)
+        call = self._pool(threads).submit(score, rewards, samples)
+        self._begun.append(call)
+        return call
+
+    def _pool(self, threads: int) -> ThreadPoolExecutor:
         if threads not in self._pools:
             self._pools[threads] = ThreadPoolExecutor(
                 threads, thread_name_prefix="rewards", initializer=beside_sampling
             )
-        score = queued_score(self.score, self.device)
-        self._begun.append(self._pools[threads].submit(score, rewards, samples))
-        return self._begun[-1]
+        return self._pools[threads]
 
     def media(self, rollouts: Sequence[R]) -> list[Samples]:
         """Decode rollouts that `on_rollout` has not received; returns the samples of all."""
@@ -135,8 +163,8 @@ class ScoreParts(Generic[R]):
 
     A part is decoded as soon as it is drawn, and has all samples of its draws. The rewards that
     wait for a server are asked at once for its samples, and beside a CUDA device so are all others.
-    On a CPU these would share its cores with the model: they score all samples together. Use with
-    `contextlib.closing`.
+    On a CPU these would share its cores with the model: they score all samples together. Scored
+    parts leave a CUDA device at once, beside sampling. Use with `contextlib.closing`.
     """
 
     def __init__(
@@ -148,6 +176,7 @@ class ScoreParts(Generic[R]):
     ) -> None:
         self.rewards, self.score, gpu = rewards, score, device == "cuda"
         self.asked = {n: each for n, each in rewards.items() if gpu or asks_server(each)}
+        self._gpu = gpu
         self.whole = ScoreAhead(decode, rewards, score, device)
         self.parts = ScoreAhead(decode, self.asked, score, device)
 
@@ -157,21 +186,29 @@ class ScoreParts(Generic[R]):
         finally:
             self.whole.close()
 
-    @property
-    def on_rollout(self) -> Callable[[R], None]:
-        return self.whole.on_rollout
+    def hooks(self, parts: bool) -> tuple[Callable[[R], None], Callable[[R], None] | None]:
+        """Callbacks for each rollout, and for each part of a single one. The second is None without
+        `parts`, or if no reward is asked for parts: then they gain nothing."""
+        return self.whole.on_rollout, self._on_part if self.asked and parts else None
 
-    @property
-    def on_part(self) -> Callable[[R], None] | None:
-        """None if no reward is asked for parts: then they gain nothing."""
-        return self.parts.on_rollout if self.asked else None
+    def _on_part(self, rollout: R) -> None:
+        self.parts.on_rollout(rollout)
+        if self._gpu:
+            self.parts.leave_device()
 
     def media(self, rollouts: Sequence[R]) -> list[Samples]:
-        """Decode what is not yet decoded; returns the samples of all rollouts."""
+        """Decode what is not yet decoded; returns the samples of all rollouts. None of parts that
+        leave the device, which no reward scores together: see `on_cpu`."""
         if not self.parts.decoded:
             return self.whole.media(rollouts)
         assert len(rollouts) == 1, "parts are of a single plan"
-        return [joined_samples(self.parts.decoded)]
+        return [] if self._gpu else [joined_samples(self.parts.decoded)]
+
+    def on_cpu(self, samples: Sequence[Samples]) -> list[Samples]:
+        """The samples that `media` returned, with their media in host memory."""
+        if self._gpu and self.parts.decoded:
+            return [joined_samples(self.parts.left_device())]
+        return [each.on_cpu() for each in samples]
 
     def scores(self, samples: Sequence[Samples]) -> list[Scores]:
         """Scores of the samples. Raises an error of a reward that occurred in the thread."""
@@ -180,26 +217,6 @@ class ScoreParts(Generic[R]):
         here = {name: each for name, each in self.rewards.items() if name not in self.asked}
         found = [self.score(here, samples[0])] if here else []
         return [joined_columns([Scores.joined(self.parts.scores()), *found], tuple(self.rewards))]
-
-
-class ScoreInTurn(Generic[R]):
-    """Media and scores of a single plan's rollout whose rewards would gain nothing by threads."""
-
-    on_rollout = on_part = None
-
-    def __init__(
-        self, decode: Callable[[R], Samples], rewards: Mapping[str, Reward], score: Score
-    ) -> None:
-        self.decode, self.rewards, self.score = decode, rewards, score
-
-    def close(self) -> None:
-        """Nothing runs beside."""
-
-    def media(self, rollouts: Sequence[R]) -> list[Samples]:
-        return [self.decode(rollout) for rollout in rollouts]
-
-    def scores(self, samples: Sequence[Samples]) -> list[Scores]:
-        return [self.score(self.rewards, each) for each in samples]
 
 
 def joined_samples(parts: Sequence[Samples]) -> Samples:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,13 +12,14 @@ from torch import Tensor
 from flowrl.media.statistics import Statistics, merged_means
 from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import Batch, RolloutLike
+from flowrl.models.rewritten import open_texts
 from flowrl.prompts import PromptSet
-from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of
+from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of, with_turns
 from flowrl.run.experience.reward_gradient import RewardPath
-from flowrl.run.experience.score_ahead import ScoreInTurn, ScoreParts, joined_samples
+from flowrl.run.experience.score_ahead import ScoreParts, joined_samples
 from flowrl.run.state.finite import check_samples
 from flowrl.run.state.session import Session, score_once
-from flowrl.run.state.units import SamplingUnit, UnitSamples
+from flowrl.run.state.units import SamplingUnit, StoredSamples, UnitSamples
 from rewards import Samples, Scores, score_all
 from samplers import Rollout, Sampling
 from samplers.completions import TextRollout
@@ -28,7 +29,7 @@ from samplers.parts import DrawsPart, draws_per_part, joined_rollout, joined_tex
 
 @dataclass
 class Lookahead:
-    """Scores of predicted samples, which steered plans ask for on the way."""
+    """Scores of predicted samples, which steered plans request during sampling."""
 
     session: Session
     iteration: int
@@ -48,8 +49,10 @@ class Lookahead:
 def sample_units(
     session: Session, whole: SamplingUnit, seconds: dict[str, float]
 ) -> tuple[Batch, UnitSamples]:
-    """Sample this process's draws: in units where the run asks for these, else in calls that all
+    """Sample this process's draws: in units if the run asks for them, otherwise in calls that all
     draws share. Adds the time of each phase to `seconds`. The batch holds all prompts."""
+    if session.source is None and session.run.workers.unit is None:
+        return sample_unit(session, whole, seconds)
     units = units_of(session, whole)
     if session.source is not None:
         made = session.source.samples(units, seconds)
@@ -69,27 +72,20 @@ def units_of(session: Session, whole: SamplingUnit) -> list[SamplingUnit]:
 
 
 def encoded_prompts(session: Session, unit: SamplingUnit, seconds: dict[str, float]) -> Batch:
+    policy, steps = session.learner.policy, session.algorithm.steps
     with timed(seconds, "encode"), bounded_call("sampling"):
-        return session.learner.policy.open(
-            *session.prompts.take(unit.rows), session.algorithm.steps
-        )
+        prompts, meta = session.prompts.take(unit.rows)
+        if unit.texts:
+            return open_texts(policy, unit.texts, meta, steps)
+        return policy.open(prompts, meta, steps)
 
 
 def cuttable(session: Session, iteration: int) -> bool:
-    """Whether the draws of an iteration may be in several units: those of a plan that steers, is
-    guided, looks at samples on the way, or has trees of texts or turns are one unit."""
+    """Whether an iteration's draws can be split into units. Draws of a plan that steers, is guided,
+    scores intermediate samples, or has trees of texts or turns form a single unit."""
     run, algorithm = session.run, session.algorithm
     plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
     return all(draws_per_part(plan, 1) is not None for plan in plans)
-
-
-def _scoring(
-    session: Session, decode: Callable[[RolloutLike], Samples]
-) -> ScoreInTurn[RolloutLike] | ScoreParts[RolloutLike]:
-    score = partial(score_once, session.parallel)
-    if session.scores_in_turn:
-        return ScoreInTurn(decode, session.rewards, score)
-    return ScoreParts(decode, session.rewards, score, session.parallel.device)
 
 
 def sample_unit(
@@ -103,37 +99,43 @@ def sample_unit(
         return decode_samples_of(batch, rollout, session.prompts, rows, place)
 
     lookahead = Lookahead(session, iteration, decode)
-    ahead = _scoring(session, decode)
-    with closing(ahead):
+    score, ahead = partial(score_once, session.parallel), None
+    if session.rewards and not session.scores_in_turn:  # without rewards replicas score, later
+        ahead = ScoreParts(decode, session.rewards, score, session.parallel.device)
+    with nullcontext() if ahead is None else closing(ahead):
         batch = encoded_prompts(session, unit, seconds)
-        parts = ahead.on_part if session.parallel.members == 1 else None
+        hooks = (None, None) if ahead is None else ahead.hooks(session.parallel.members == 1)
         guiding = slope = None
         if algorithm.guided:
             guiding = RewardPath.guiding(session, batch, rows, iteration)
-            slope = guiding.on_the_way
+            slope = guiding.intermediate_slope
         keep = algorithm.likelihood.keep_mean
-        sampling = Sampling(keep, lookahead, slope, ahead.on_rollout, parts)
-        seed, merging = session.run.train.seed, session.learner.merging.sampling()
-        behaving = session.learner.policies.using(unit.by or algorithm.behaviour)
+        sampling = Sampling(keep, lookahead, slope, *hooks)
+        learner, seed = session.learner, session.run.train.seed
+        merges = learner.merging.when in ("untrained", "sampling")
+        merging = learner.merging.sampling() if merges else nullcontext()
+        behaving = learner.policies.using(unit.by or algorithm.behaviour)
         with behaving, merging as aside, timed(seconds, "sample"), bounded_call("sampling"):
             sampling = replace(sampling, aside=aside)
             rollouts = batch.rollouts(
                 algorithm.plan, unit.ids, seed=seed, iteration=iteration, sampling=sampling
             )
         with timed(seconds, "decode"):
-            decoded = ahead.media(rollouts)
+            decoded = [*map(decode, rollouts)] if ahead is None else ahead.media(rollouts)
         with timed(seconds, "score"):
-            scores = ahead.scores(decoded)
+            if ahead is None:
+                scores = [score(session.rewards, samples) for samples in decoded]
+                decoded = [samples.on_cpu() for samples in decoded]
+            else:
+                scores, decoded = ahead.scores(decoded), ahead.on_cpu(decoded)
         looked = lookahead.count + (0 if guiding is None else guiding.decoded[0])
         if any(isinstance(rollout, Rollout) and rollout.seen for rollout in rollouts):
             looked += sum(map(looks_of, rollouts))
             with timed(seconds, "way"):
                 asked = IntermediateScorer(session, iteration, decode)
                 scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
-    statistics = batch.statistics(rollouts[0], decoded[0].media)
-    media = tuple(samples.on_cpu() for samples in decoded)  # the update needs a GPU's memory
-    meter = batch.meter
-    made = (tuple(rollouts), media, tuple(scores), statistics, looked)
+    statistics, meter = batch.statistics(rollouts[0], decoded[0].media), batch.meter
+    made = (tuple(rollouts), tuple(decoded), with_turns(rollouts, scores), statistics, looked)
     return batch, UnitSamples(*made, meter.graded + meter.frozen)
 
 
@@ -150,7 +152,7 @@ def joined_units(units: Sequence[SamplingUnit], made: Sequence[UnitSamples]) -> 
     columns = {name: torch.cat([each.columns[name] for each in found]) for name in found[0].columns}
     return UnitSamples(
         tuple(_joined_rollout(parts, draws) for parts in rollouts),
-        tuple(map(joined_samples, samples)),
+        tuple(map(_joined_samples, samples)),
         tuple(map(Scores.joined, scores)),
         Statistics(merged_means([(each.means, each.size) for each in found]), columns),
         sum(each.looked for each in placed),
@@ -159,8 +161,15 @@ def joined_units(units: Sequence[SamplingUnit], made: Sequence[UnitSamples]) -> 
     )
 
 
+def _joined_samples(parts: Sequence[Samples | StoredSamples]) -> Samples | StoredSamples:
+    stored = [each for each in parts if isinstance(each, StoredSamples)]
+    if stored:
+        return StoredSamples.joined(stored)
+    return joined_samples([each for each in parts if isinstance(each, Samples)])
+
+
 def merged_reports(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Add up what rewards report of their calls in several units."""
+    """Add up what rewards report over several units."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
@@ -187,7 +196,8 @@ def _joined_rollout(parts: Sequence[RolloutLike], draws: tuple[int, ...]) -> Rol
 def decode_samples_of(
     batch: Batch, rollout: RolloutLike, prompts: PromptSet, rows: Sequence[int], place: str
 ) -> Samples:
-    """Decode a rollout into what rewards see; `rows` are those of the draws in the prompt file.
+    """Decode a rollout into the samples that rewards see; `rows` are the draws' rows in the prompt
+    file.
 
     NotFiniteError names `place` where latents or media hold NaN or infinity: a reward would answer
     with an error or a score of its own, and be blamed.

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -15,14 +15,20 @@ from safetensors.torch import load_file, save_file
 
 from flowrl.errors import NotFiniteError, UserError
 from flowrl.models.policy import Policy
-from flowrl.processes.sharding import load_state, whole_state
+from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.run.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
-from flowrl.run.state.comparable import Incomparable
+from flowrl.run.save.model_state import (
+    model_moments,
+    model_numbers,
+    model_weights,
+    named_moments,
+    optimizer_file,
+    restore_model,
+)
 from flowrl.run.state.finite import first_not_finite, refuse
 from flowrl.run.state.learner import Learner, evaluated
-from flowrl.run.state.optimizers import update_settings
+from flowrl.run.state.progress import Incomparable, Progress
 from flowrl.run.state.session import Session
-from flowrl.run.state.smaller_calls import saved_sizes, take_sizes
 from flowrl.run.state.writer import copied
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import Run
@@ -38,30 +44,6 @@ MISFITS = (
 )
 
 
-@dataclass
-class Progress:
-    """Counters and results of a run, all of which every checkpoint holds."""
-
-    iteration: int = 0  # iterations done
-    optimizer_steps: int = 0
-    skipped_in_a_row: int = 0  # optimizer steps without a finite gradient
-    seconds: float = 0.0
-    best: float | None = None
-    best_iteration: int | None = None
-    first: dict[str, float] | None = None  # the base's evaluation
-    last: dict[str, float] | None = None
-    base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
-
-    def forget(self, old: Incomparable) -> None:
-        """Drop scores with which later evaluations cannot be compared."""
-        for name in ("first", "last", "base_scores"):
-            known = getattr(self, name) or {}
-            kept = {key: value for key, value in known.items() if not old.concerns(key)}
-            setattr(self, name, kept or None)
-        if old.best:
-            self.best = self.best_iteration = None
-
-
 _PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
 
 
@@ -74,19 +56,21 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
     during the next iteration. Raise a NotFiniteError if a weight or the optimizer's state is not
     finite; the previous checkpoint then stays the newest.
     """
-    weights = session.learner.policies.state()  # shards are gathered by all processes
-    moments = whole_state(session.learner.optimizer, session.learner.policies.parameters.values())
+    chain = session.learner.chain
+    weights = {k: v for each in chain for k, v in model_weights(each).items()}  # by all processes
+    moments = {each.name: model_moments(each) for each in chain}
     with session.parallel.together():
         if session.parallel.main:
-            if (bad := first_not_finite([*weights.items(), *_moments(moments)])) is not None:
+            own = [pair for each in moments.values() for pair in named_moments(each)]
+            if (bad := first_not_finite([*weights.items(), *own])) is not None:
                 refuse(f"{bad} of checkpoint {progress.iteration}, which was not written,")
             state = {
                 "progress": asdict(progress),
                 "alarms": alarms.state(),
                 "tracker": session.tracker.state() if session.tracker else {},
-                "scaler": session.learner.scaler.state_dict(),
                 "origin": session.start_record.state() if session.start_record else None,
-                "call_sizes": saved_sizes(session.learner),
+                **model_numbers(session.learner),
+                **{each.name: model_numbers(each) for each in chain[:-1]},
             }
             budget = session.spending.state() if session.spending else {}
             sampling: dict[str, torch.Tensor] = {}
@@ -103,6 +87,7 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
 class SavedState:
     """Contents of a checkpoint, as a copy that nothing else changes.
 
+    moments   of the optimizers, by the name of their model
     sampling  weights that iterations are sampled with already; none without `workers.lag`
     state     a JSON object, as text
     """
@@ -127,17 +112,10 @@ class SavedState:
         save_file(dict(self.weights), folder / POLICIES_FILE)
         if self.sampling:
             save_file(dict(self.sampling), folder / SAMPLING_FILE)
-        torch.save(self.moments, folder / "optimizer.pt")
+        for name, moments in self.moments.items():
+            torch.save(moments, folder / optimizer_file(name))
         torch.save(self.budget, folder / "budget.pt")
         (folder / "state.json").write_text(self.state)
-
-
-def _moments(state: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of an optimizer's state, with names for messages."""
-    for place, kept in state["state"].items():
-        for name, value in kept.items():
-            if isinstance(value, torch.Tensor):
-                yield f"the optimizer's {name} of weight {place}", value
 
 
 def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
@@ -168,7 +146,10 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
     try:
         state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
         weights = load_file(checkpoint / POLICIES_FILE)
-        optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+        optimizers = {
+            each.name: torch.load(checkpoint / optimizer_file(each.name), weights_only=True)
+            for each in session.learner.chain
+        }
         spent = torch.load(checkpoint / "budget.pt", weights_only=True)
         ahead: dict[str, Any] = state.get("ahead", {})  # without workers there is none
         sampling = load_file(checkpoint / SAMPLING_FILE) if ahead else {}
@@ -179,10 +160,9 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
                 f"{bad} of {checkpoint} is not finite (NaN or infinity); delete that folder to go "
                 "on from the one before"
             )
-        parameters = session.learner.policies.parameters.values()
-        session.learner.policies.restore(weights)
-        load_state(session.learner.optimizer, parameters, optimizer)
-        update_settings(session.learner.optimizer, session.run.train)
+        for each in session.learner.chain:
+            own = state[each.name] if each.name else state
+            restore_model(each, own, weights, optimizers[each.name])
         if not alarms.restore(seen):
             session.terminal.say("the checkpoint is from an older version; alarms start over")
         if old := session.parallel.every(Incomparable.of(session.run, checkpoint))[0]:
@@ -196,8 +176,6 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             session.spending.restore(spent)
         if ahead and session.source is not None:
             session.source.restore(ahead, sampling)
-        session.learner.scaler.load_state_dict(state["scaler"])
-        take_sizes(session.learner, state.get("call_sizes"))  # older versions wrote none
     except NotFiniteError:
         raise
     except MISFITS as error:
@@ -247,7 +225,7 @@ def drop_other_best(folder: Path, progress: Progress) -> None:
                 put_away(old)
 
 
-def bring(policy: Policy, run: Run, checkpoint: Path) -> None:
+def bring(policy: Policy | RewrittenPolicy, run: Run, checkpoint: Path) -> None:
     """Load the weights that evaluations use into a freshly opened policy."""
     name = "current" if run.evaluate.average is None else EVALUATION
     try:
@@ -266,15 +244,18 @@ def export(learner: Learner, folder: Path, which: str | None = None, listed: boo
     `which` of the policies; by default the one that evaluations use. `listed` adds a list of sums.
     NotFiniteError on all processes, and no file, for weights that are not finite.
     """
-    parallel, policies = learner.parallel, learner.policies
-    with policies.using(which or evaluated(learner.run)):
+    parallel = learner.parallel
+    with learner.using(which or evaluated(learner.run)):
         with parallel.together():
-            bad = first_not_finite(policies.local(policies.network).items())
+            models = [each.policies for each in learner.chain]
+            bad = first_not_finite(
+                pair for each in models for pair in each.local(each.network).items()
+            )
             if bad is not None:
                 refuse(f"the weight {bad} of {folder.name}, which was not written,")
         with parallel.gathered(), parallel.together():
             if parallel.main:
-                write_folder(folder, learner.policy.save, listed)
+                write_folder(folder, learner.save, listed)
 
 
 def export_last(learner: Learner, run_folder: Path) -> Path:

@@ -1,20 +1,22 @@
 """The tree of one draw of an iteration: values of its nodes, and their advantages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from flowrl.budget.groups import grouped
 from flowrl.credit.values import Context, node_values
 from flowrl.run.experience.collect import FirstSamples
+from flowrl.run.experience.rewriting import neighbours
 from flowrl.run.state.session import Session
-from rewards import Scores
+from rewards import Samples, Scores
 from samplers import Rollout
 
 
 @dataclass(frozen=True)
 class FirstTree:
-    """Leaves [g] and decision points [k] of one draw from an iteration's first plan.
+    """Leaves [g] and decision points [k] of one prompt from an iteration's first plan.
 
     start       place of its first leaf among this process's samples
     node        place of each leaf's node at each decision point
@@ -23,27 +25,73 @@ class FirstTree:
     sigmas      noise levels before each decision point; None for texts
     trained     whether a transition of that point is trained on
     roots       distinct states before the first decision
+    texts       of the leaves' rewritings, which the first decision point is then of; or empty
     """
 
     start: int
     node: Tensor  # [g k]
     values: Tensor  # [g k]
     advantages: Tensor  # [g k]
-    sigmas: tuple[float, ...] | None
+    sigmas: tuple[float | None, ...] | None
     noisy: tuple[bool, ...]
     trained: tuple[bool, ...]
     roots: int
     plans: int
+    texts: tuple[str, ...] = ()
 
 
 def first_tree(session: Session, first: FirstSamples) -> FirstTree:
     """Tree of this process's first draw whose scores differ, or of its first draw if none do,
     since equal scores teach nothing."""
+    part, columns = first.part, first.part.rollout.columns
+    weights = session.weights(part.rollout.iteration)
+    return _of_draw(session, first, _with_spread(part.scores, weights, columns.group))
+
+
+def joint_tree(session: Session, images: FirstSamples, texts: FirstSamples) -> FirstTree:
+    """Tree of one prompt's rewritings and their images: of the first prompt whose images' scores
+    differ, on the main process, where the draws of images begin with the first prompt's."""
+    group, size = texts.part.rollout.columns.group, images.part.rollout.columns.group
+    weights = session.weights(images.part.rollout.iteration)
+    written = texts.part.samples
+    assert isinstance(written, Samples), "the texts are of this process"
+    order, equal = neighbours(list(written.media), group)
+    place = _with_spread(images.part.scores, weights, group * size)
+    draws = range(place * group, (place + 1) * group)
+    each = [_of_draw(session, images, draw) for draw in draws]
+    rows = [order[draw] for draw in draws]
+    distinct = grouped(equal)[list(draws)]
+    node = (distinct - distinct[0]).repeat_interleave(size)[:, None]
+    last = torch.stack([tree.values[:, -1] for tree in each]).flatten()
+    values = torch.stack([last[node[:, 0] == n].nanmean() for n in node[:, 0].tolist()])[:, None]
+    advantages, mask = (column[rows].double().cpu() for column in texts.credit)
+    learned = advantages.masked_fill(mask == 0, torch.nan).nanmean(1)
+    below = torch.cat([t.node + i * (t.node.amax(0) + 1) for i, t in enumerate(each)])
+    one = each[0]
+    return replace(
+        one,
+        node=torch.cat([node, below], 1),
+        values=torch.cat([values, torch.cat([t.values for t in each])], 1),
+        advantages=torch.cat(
+            [
+                learned.repeat_interleave(size)[:, None],
+                torch.cat([t.advantages for t in each]),
+            ],
+            1,
+        ),
+        sigmas=(None, *(one.sigmas or ())),
+        noisy=(True, *one.noisy),
+        trained=(True, *one.trained),
+        roots=1,
+        texts=tuple(written.media[row] for row in rows for _ in range(size)),
+    )
+
+
+def _of_draw(session: Session, first: FirstSamples, draw: int) -> FirstTree:
     part = first.part
     rollout, columns = part.rollout, part.rollout.columns
     group, points = columns.group, len(columns.nodes)
     weights, fusion = session.weights(rollout.iteration), session.algorithm.advantage.fusion
-    draw = _with_spread(part.scores, weights, group)
     own = slice(draw * group, (draw + 1) * group)
     scores = Scores(part.scores.values[own], part.scores.scored[own], part.scores.names)
     ids = None if rollout.nodes is None else rollout.nodes[own].cpu()

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from flowrl.algorithm import Algorithm
 from flowrl.run.evaluate.evaluate import Evaluated
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.show.footer import Footer, suits
 from flowrl.run.show.observer import Iteration, Observer
 from flowrl.run.show.panel import (
@@ -21,8 +20,9 @@ from flowrl.run.show.panel import (
     given_line,
     panel_lines,
 )
+from flowrl.run.state.progress import Progress
+from flowrl.run.state.record import Terminal, clock
 from flowrl.run.state.session import Session
-from flowrl.run.watch.record import Terminal, clock
 from flowrl.settings import Run
 
 TREND = (
@@ -165,7 +165,7 @@ def panel_facts(session: Session, progress: Progress) -> PanelFacts:
 
 def on_policy(run: Run, algorithm: Algorithm) -> bool:
     """Whether each row is trained on once, by the policy that sampled it."""
-    own = algorithm.behaviour == "current" and run.model.server is None
+    own = algorithm.behaviour == "current" and run.model.server is None and run.workers.lag == 0
     return own and run.train.optimizer_steps == 1 and not run.budget.replay
 
 

@@ -53,7 +53,7 @@ class Mirror:
             self._lose(name, f"it is slower than the run: {MOST_WAITING} records wait")
 
     def end(self, calls: Sequence[Call], seconds: float) -> None:
-        """Make the remaining calls within so many seconds in total, and report losses."""
+        """Make the remaining calls within this many seconds in total, and report losses."""
         until = time.monotonic() + seconds
         try:
             for call in (*calls, None):

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from flowrl.run.evaluate.evaluate import Evaluated
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.show.lines import TerminalObserver
 from flowrl.run.show.observer import Iteration, Observer
 from flowrl.run.show.page_records import (
@@ -15,6 +14,7 @@ from flowrl.run.show.page_records import (
 )
 from flowrl.run.show.sample_pages import HeldOutPages, TrainingPages
 from flowrl.run.show.track import show_histograms, shows_histograms
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 
 

@@ -40,9 +40,10 @@ from flowrl.run.atomic import reason
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial
 from flowrl.run.experience.collect import Experience
 from flowrl.run.experience.units import totals
-from flowrl.run.save.checkpoint import Progress
-from flowrl.run.show.first_tree import first_tree
+from flowrl.run.show.first_tree import first_tree, joint_tree
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
+from flowrl.run.state.units import StoredSamples
 from rewards import Samples, Scores
 from rewards.perception.files import read_images
 from samplers.completions import TextPlan
@@ -211,7 +212,9 @@ def record_tree(session: Session, experience: Experience, iteration: int) -> Non
     if experience.first is None or not session.accelerator.is_main_process:
         return
     with _harmless(session):
-        tree = first_tree(session, experience.first)
+        before = experience.before and experience.before.first
+        first = experience.first
+        tree = joint_tree(session, first, before) if before else first_tree(session, first)
         group, samples = len(tree.node), experience.samples
         shown = min(group, LEAVES if session.run.track.images else 0)
         leaves = range(tree.start, tree.start + shown)
@@ -220,15 +223,18 @@ def record_tree(session: Session, experience: Experience, iteration: int) -> Non
             list[LevelRecord](),
         )
         for k in range(tree.node.shape[1]):
-            first = _first_leaves(tree.node[:, k])
+            leaves_of = _first_leaves(tree.node[:, k])
             levels.append(
                 LevelRecord(
                     None if tree.sigmas is None else tree.sigmas[k],
                     tree.noisy[k],
                     tree.trained[k],
                     tree.node[:, k].tolist(),
-                    _numbers(tree.values[first, k]),
-                    _numbers(tree.advantages[first, k]),
+                    _numbers(tree.values[leaves_of, k]),
+                    _numbers(tree.advantages[leaves_of, k]),
+                    [shortened(tree.texts[i], 60) for i in leaves_of]
+                    if tree.texts and not k
+                    else [],
                 )
             )
         record = TreeRecord(
@@ -251,7 +257,7 @@ def _first_leaves(node: Tensor) -> list[int]:
 
 def _samples(
     draw: Callable[[Samples], Samples],
-    samples: Samples,
+    samples: Samples | StoredSamples,
     scores: Scores,
     places: Sequence[int],
     side: int,
@@ -287,7 +293,7 @@ def _media(media: Any, side: int) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _kind(samples: Samples) -> Any:
+def _kind(samples: Samples | StoredSamples) -> Any:
     """The kind of the samples as a page shows them: a tensor is drawn."""
     return "image" if samples.kind == "tensor" else samples.kind
 

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from flowrl.run.watch.record import clock
+from flowrl.run.state.record import clock
 
 HEIGHT = 8  # lines, with the frame
 MOST_REWARDS = 40  # of the last iterations, in the curve
@@ -153,9 +153,33 @@ def _policy(facts: PanelFacts) -> Text:
 def _time(m: Mapping[str, float]) -> Text:
     if not m:
         return Text()
+    if "workers/joined" in m:
+        return Text(_with_workers(m))
     phases = [(name, m[f"seconds/{name}"]) for name in _PHASES if f"seconds/{name}" in m]
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases)
     return Text(f"{m['seconds']:.1f} s an iteration: {parts}")
+
+
+def _with_workers(m: Mapping[str, float]) -> str:
+    """Return who waits for whom, in shares of an iteration."""
+    whole = max(m["seconds"], 1e-9)
+    waits = ", ".join(
+        f"{100 * m.get(f'seconds/{name}', 0.0) / whole:.0f} % {what}"
+        for name, what in (
+            ("waiting/sampling", "waits for samples"),
+            ("waiting/scoring", "for scores"),
+            ("sending", "sends weights"),
+            ("update", "updates"),
+        )
+    )
+    count = m["workers/joined"]
+    own = sum(v for n, v in m.items() if n.startswith("workers/seconds/"))
+    own -= m.get("workers/seconds/replicas", 0.0)
+    busy = own / whole / max(count, 1.0)
+    return (
+        f"{m['seconds']:.1f} s: training {waits}; {count:.0f} workers busy {100 * busy:.0f} %, "
+        f"{m['workers/restarts']:.0f} restarts"
+    )
 
 
 def _progress(facts: PanelFacts) -> Text:

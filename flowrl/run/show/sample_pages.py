@@ -15,11 +15,11 @@ from flowrl.pages.sample_files import Page
 from flowrl.run.evaluate.evaluate import Evaluated, HeldOutResult
 from flowrl.run.experience.collect import Experience
 from flowrl.run.experience.units import totals
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.show.observer import Iteration, Observer
 from flowrl.run.show.track import ShownSamples, show_samples, shows_samples
+from flowrl.run.state.progress import Progress
+from flowrl.run.state.record import iteration_of, replace
 from flowrl.run.state.session import Session
-from flowrl.run.watch.record import iteration_of, replace
 from rewards import Samples
 
 KEPT_ITERATIONS = 100  # the newest: older pages and lines are removed
@@ -49,8 +49,7 @@ class HeldOutPages(Observer):
 
 
 def spread_over(samples: int, most: int) -> list[int]:
-    """Indices of at most so many samples, spread over prompts, which shows more than one prompt's
-    samples."""
+    """Indices of at most `most` samples, spread over prompts so that several prompts are shown."""
     count = min(most, samples)
     return [i * samples // count for i in range(count)]
 
@@ -95,9 +94,10 @@ def save_training_samples(session: Session, experience: Experience, iteration: i
     pick = spread_over(len(experience.samples.prompts), session.run.track.training)
     if not pick:
         return
-    lines = list(_lines(session, experience, iteration, pick))
+    taken = experience.samples.take(pick)
+    lines = list(_lines(session, experience, iteration, pick, taken))
     folder = session.folder / "samples" / "training"
-    samples = session.drawn(experience.samples.take(pick))
+    samples = session.drawn(taken)
     title = f"{session.folder.name}, training, iteration {iteration}"
     page = Page(samples, [line["reward"] for line in lines], title)
 
@@ -152,9 +152,9 @@ def save_page(
 
 
 def _lines(
-    session: Session, experience: Experience, iteration: int, pick: list[int]
+    session: Session, experience: Experience, iteration: int, pick: list[int], taken: Samples
 ) -> Iterator[dict[str, Any]]:
-    samples, scores = experience.samples, experience.scores
+    scores = experience.scores
     weighted, advantages = totals(scores, session.weights(iteration - 1)).tolist(), None
     if experience.first is not None:
         advantages = _mean_advantages(*experience.first.credit).tolist()
@@ -162,13 +162,13 @@ def _lines(
         each = zip(scores.names, scores.values[i].tolist(), scores.scored[i].tolist(), strict=True)
         yield {
             "iteration": iteration,
-            "prompt": str(samples.prompts[i]),
+            "prompt": str(taken.prompts[place]),
             "reward": _number(weighted[i]),
             "rewards": {name: value if there else None for name, value, there in each},
             "advantage": None if advantages is None else _number(advantages[i]),
             "page": f"{iteration:06d}",
             "place": place,
-        } | ({"text": samples.media[i]} if samples.kind == "text" else {})
+        } | ({"text": taken.media[place]} if taken.kind == "text" else {})
 
 
 def _mean_advantages(advantages: Tensor, mask: Tensor) -> Tensor:

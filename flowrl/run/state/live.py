@@ -23,7 +23,7 @@ CALLBACK = "in a callback of the run"  # the note of an error, which then propag
 class Event:
     """Something that happened in a run, for its callbacks.
 
-    kind       iteration: its metrics, without those of an evaluation
+    kind       iteration: its metrics, without the evaluation's
                evaluation: `held_out/...` metrics; iteration 0 is the base model
                checkpoint: no metrics
     iteration  iterations done

@@ -6,7 +6,7 @@ out, so the reference of a LoRA run costs one adapter, not a second model.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -19,12 +19,14 @@ from flowrl.models.shards import local_shard
 from flowrl.processes.sharding import full, like
 
 NamedWeights = dict[str, Tensor]
+PolicyWeights = dict[str, NamedWeights]  # by policy
+SAMPLED = "sampled: "  # before the name of a policy with the weights that sampled
 TOGETHER = 64  # tensors of one comparison, which makes a copy of them
 
 
 class Policies:
-    """Weights of all policies: "current", "ref" (the frozen start), those of `averages`, and of
-    `loaded` weights.
+    """Weights of all policies: "current", "ref" (the frozen start), the `averages`, and `loaded`
+    weights.
 
     `keep_start` is false if nothing reads "ref": full weights are then held once.
     The optimizer and the averages follow `parameters`: float32 masters where the network's own
@@ -40,7 +42,7 @@ class Policies:
         parameters: Mapping[str, nn.Parameter],
         averages: Sequence[Average] = (),
         keep_start: bool = True,
-        changed: Callable[[], None] = lambda: None,
+        changed: Callable[[], None] | None = None,
         switch: Callable[[bool], None] | None = None,
         loaded: Mapping[str, NamedWeights] = {},
     ) -> None:
@@ -83,7 +85,8 @@ class Policies:
         if self._switch is None or name != "ref":
             self._swap(name)
         self.inside = name
-        self.changed()
+        if self.changed is not None:
+            self.changed()
 
     def _swap(self, name: str) -> None:
         """Put a policy's weights into the network, unless they are there."""
@@ -99,11 +102,12 @@ class Policies:
 
     @torch.no_grad()
     def replace_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Copy whole weights into a policy, which is not in use."""
+        """Copy whole weights into a policy that is not in use."""
         assert self.inside == "current" and not self.sharded
         for key, p in (self.network if name == "current" else self._weights[name]).items():
             p.copy_(weights[key])
-        self.changed()
+        if self.changed is not None:
+            self.changed()
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -114,7 +118,8 @@ class Policies:
             torch._foreach_copy_(  # type: ignore[reportPrivateImportUsage]
                 [network[name].detach() for name in halves], [own[name].detach() for name in halves]
             )
-        self.changed()
+        if self.changed is not None:
+            self.changed()
 
     @torch.no_grad()
     def follow(self, optimizer_steps: int) -> None:
@@ -127,15 +132,41 @@ class Policies:
             )
 
     @torch.no_grad()
-    def equal_to_current(self) -> set[str]:
-        """Names of averages whose weights are bit-identical to the current ones on this process:
-        NFT's average follows without lag at first, for 75 steps with the settings for OCR."""
-        return {average.name for average in self.averages if self._is_current(average.name)}
+    def equal_to_current(self, names: Collection[str]) -> set[str]:
+        """Averages among `names` whose weights at sampling are bit-identical to the current ones
+        on this process: NFT's average follows without lag at first, for 75 steps with the settings
+        for OCR. Waits for a GPU once for each of them."""
+        averages = [each.name for each in self.averages if each.name in names]
+        return {name for name in averages if self._is_current(name)}
 
     def _is_current(self, name: str) -> bool:
-        weights = self.local(self._weights[name])
+        weights = self.local(self._weights[self.at_sampling(name)])
         own = self.local(self.network)
         return same_values(list(own.values()), [weights[key] for key in own])
+
+    # Samples that are drawn ahead (`workers.lag`) were drawn by older weights
+
+    @torch.no_grad()
+    def copies(self, names: Collection[str]) -> PolicyWeights:
+        """Whole CPU copies of the weights of these policies. Collective if they are sharded."""
+        every = {"current": self.network, **self._weights}
+        return {
+            name: {key: whole_copy(value.detach()) for key, value in every[name].items()}
+            for name in sorted(names)
+        }
+
+    def keep_sampled(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Keep the weights, by policy, that sampled what is learned from next; nothing if all are
+        what they were then."""
+        kept = {name: own for name, own in self._weights.items() if not name.startswith(SAMPLED)}
+        for name, old in weights.items():
+            pairs = ((key, old[key].to(p.device), p) for key, p in self.network.items())
+            kept[SAMPLED + name] = {key: like(weight, p) for key, weight, p in pairs}
+        self._weights = kept
+
+    def at_sampling(self, name: str) -> str:
+        """The name of a policy's weights as they were when the samples were drawn."""
+        return SAMPLED + name if SAMPLED + name in self._weights else name
 
     def state(self) -> dict[str, Tensor]:
         """CPU copies of all weights as `policy/parameter` -> whole tensor, except the start and
@@ -177,8 +208,8 @@ class Policies:
 
 
 def same_values(own: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Whether tensors are equal once `other` is rounded to their types. A GPU compares TOGETHER of
-    them in two kernels, and is waited for once."""
+    """Whether tensors are equal once `other` is rounded to their types. On a GPU, TOGETHER of them
+    are compared in two kernels, with a single wait."""
     pairs = [(p.detach(), w.detach()) for p, w in zip(own, other, strict=True) if p.numel()]
     if all(p.device.type == "cpu" for p, _ in pairs):  # needs no copy
         return all(bool((p == w.to(p.dtype)).all()) for p, w in pairs)
@@ -213,6 +244,11 @@ def _copy(parameters: Mapping[str, nn.Parameter]) -> NamedWeights:
 def _whole(weight: Tensor) -> Tensor:
     """Gather shards, which makes a copy; copy a whole weight."""
     return full(weight) if isinstance(weight, DTensor) else weight.to("cpu", copy=True)
+
+
+def whole_copy(weight: Tensor) -> Tensor:
+    """A copy on the CPU of every process, gathered if it is sharded."""
+    return (weight.full_tensor() if isinstance(weight, DTensor) else weight).to("cpu", copy=True)
 
 
 def _held(p: nn.Parameter) -> Tensor:

@@ -1,7 +1,10 @@
 """The objects of a run, built once: the learner, its prompts, its rewards, where results go."""
 
+import ctypes
+import os
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,15 +18,14 @@ from flowrl.errors import UserError
 from flowrl.models.own.policy import shown_by
 from flowrl.processes.parallel import Parallel
 from flowrl.prompts import PromptSet
-from flowrl.run.state.freed_memory import keep_freed_memory
 from flowrl.run.state.given_samples import GivenSamples
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.live import NOTHING_LIVE, Live
+from flowrl.run.state.record import JsonlTracker, Terminal
 from flowrl.run.state.start_record import StartRecord
 from flowrl.run.state.units import UnitSource
 from flowrl.run.state.waiting import scores_in_turn
 from flowrl.run.state.writer import FileWriter
-from flowrl.run.watch.record import JsonlTracker, Terminal
 from flowrl.settings import RewardSpec, Run
 from rewards import Reward, Samples, Scores, load, score_all
 from rewards.checks.self_test import Prompts, check_sum, self_test
@@ -32,6 +34,8 @@ from rewards.load import check_sources
 from rewards.types import MediaForm
 
 _DEVICES = ("auto", "cpu", "cuda", "mps")
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt in glibc's malloc.h
+LARGEST_BLOCK = 32 * 2**20  # the most that glibc takes, and where its own rule ends: others go back
 
 
 @dataclass(frozen=True)
@@ -64,18 +68,30 @@ class Session:
     def algorithm(self) -> Algorithm:
         return self.learner.algorithm
 
+    @cached_property
+    def before(self) -> "Session | None":
+        """The same for the model that writes the prompts; None: they are as given."""
+        before = self.learner.before
+        return None if before is None else replace(self, learner=before, tracker=None)
+
+    @property
+    def template(self) -> str:
+        """The text around a prompt that a rewriter is given."""
+        return self.learner.template
+
     @property
     def parallel(self) -> Parallel:
         return self.learner.parallel
 
     @cached_property
     def scores_in_turn(self) -> bool:
-        """Whether samples are scored once all are drawn, a reward at a time: not beside a GPU."""
+        """Whether samples are scored after all are drawn, one reward at a time. False on a GPU,
+        beside which rewards run."""
         in_turn = scores_in_turn(self.rewards, len(self.algorithm.plans))
         return in_turn and self.parallel.device != "cuda"
 
     def drawn(self, samples: Samples) -> Samples:
-        """The samples as pages show them: tensors of a model of one's own as images."""
+        """The samples as pages show them: tensors of a user's own model as images."""
         return shown_by(self.learner.policy, samples)
 
     def weights(self, iteration: int) -> torch.Tensor:
@@ -90,8 +106,8 @@ class Session:
 def score_once(parallel: Parallel, rewards: Mapping[str, Reward], samples: Samples) -> Scores:
     """Score samples. Only the leader of a context-parallel group calls the rewards, since its
     members have the same samples; the others get unscored ones, which `Parallel.every` leaves
-    out."""
-    if parallel.leads:
+    out. No rewards have no columns: others score the samples."""
+    if parallel.leads and rewards:
         return score_all(rewards, samples)
     nothing = torch.zeros(len(samples.prompts), len(rewards), dtype=torch.float64)
     return Scores(nothing, nothing.bool(), tuple(rewards))
@@ -108,11 +124,16 @@ def check_reward_sources(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE)
             raise UserError(f"reward {spec.label}: {error}") from error
 
 
-def load_rewards(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE) -> dict[str, Reward]:
-    """Load rewards by label; Python objects are already loaded. UserError if one cannot be loaded
-    or reached."""
+def load_rewards(
+    specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE, elsewhere: Mapping[str, Reward] = {}
+) -> dict[str, Reward]:
+    """Load rewards by label; Python objects are already loaded, and those of `elsewhere` are other
+    processes'. UserError if one cannot be loaded or reached."""
     rewards = {}
     for spec in specs:
+        if spec.label in elsewhere:
+            rewards[spec.label] = elsewhere[spec.label]
+            continue
         try:
             given = live.rewards.get(spec.label)
             spec.refuse_python(given is not None)
@@ -153,11 +174,16 @@ def prove_rewards(
 
 
 def open_session(
-    run: Run, folder: Path, accelerator: Accelerator, live: Live = NOTHING_LIVE
+    run: Run,
+    folder: Path,
+    accelerator: Accelerator,
+    live: Live = NOTHING_LIVE,
+    elsewhere: Mapping[str, Reward] = {},
 ) -> Session:
-    """Load the model, prompts and rewards of a run. UserError if they cannot run."""
+    """Load the model, prompts and rewards of a run; rewards of `elsewhere` are other processes'.
+    UserError if they cannot run."""
     learner, p = Learner.open(run, folder, accelerator), run.prompts
-    rewards, tracker = load_rewards(run.rewards, live), learner.algorithm.tracker
+    rewards, tracker = load_rewards(run.rewards, live, elsewhere), learner.algorithm.tracker
     return Session(
         learner=learner,
         folder=folder,
@@ -165,8 +191,8 @@ def open_session(
         prompts=p.read("train"),
         held_out=None if p.held_out is None else p.read("held_out"),
         rewards=rewards,
-        judges=load_rewards(run.judges, live),
-        intermediate_rewards=load_rewards(run.intermediate_rewards, live) or rewards,
+        judges=load_rewards(run.judges, live, elsewhere),
+        intermediate_rewards=load_rewards(run.intermediate_rewards, live, elsewhere) or rewards,
         terminal=Terminal(accelerator.is_main_process),
         tracker=None if tracker is NoTracker else tracker(),
         spending=open_budget(run.budget, learner.algorithm.group),
@@ -202,3 +228,17 @@ def open_accelerator(run: Run, folder: Path) -> Accelerator:
     if on_cpu(run):
         keep_freed_memory()
     return Accelerator(cpu=on_cpu(run), log_with=trackers, project_dir=str(folder))
+
+
+def keep_freed_memory() -> None:
+    """Make the process keep freed blocks of up to 32 MiB.
+
+    Otherwise glibc returns them to the system, and every call of the network gets them again page
+    by page: 150,000 page faults in an iteration of 600 MB of activations. Do nothing without
+    glibc, or if the user has set glibc's environment variables."""
+    own = ("MALLOC_", "GLIBC_TUNABLES")
+    if platform.libc_ver()[0] != "glibc" or any(name.startswith(own) for name in os.environ):
+        return
+    libc = ctypes.CDLL(None)
+    libc.mallopt(MMAP_THRESHOLD, LARGEST_BLOCK)  # alone, the next line would end glibc's own rule
+    libc.mallopt(TRIM_THRESHOLD, -1)  # never

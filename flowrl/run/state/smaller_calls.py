@@ -11,10 +11,9 @@ import torch
 from flowrl.errors import UserError
 from flowrl.estimate import fit, memory
 from flowrl.models.call_sizes import CallTooLarge, HasSizes, out_of_memory
-from flowrl.models.policy import Policy
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.live import of_callback
-from flowrl.run.watch.record import Terminal
+from flowrl.run.state.record import Terminal
 from flowrl.settings import Run
 from flowrl.settings.read import dump, override
 
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 
 def with_smaller_calls(
-    learner: Learner, terminal: Terminal, do: Callable[[], T], policy: Policy | None = None
+    learner: Learner, terminal: Terminal, do: Callable[[], T], policy: HasSizes | None = None
 ) -> T:
     """Call `do`, and restart it with fewer rows per call of `policy` while it runs out of memory.
 

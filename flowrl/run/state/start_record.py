@@ -220,13 +220,16 @@ def _base(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _own_base(run: Run) -> dict[str, str]:
-    """The digest of the weights of a model of one's own."""
+    """The digest of the weights of a user's own model."""
     weights = run.model.weights
     return {} if weights is None else {Path(weights).name: _digest(find(weights))}
 
 
 def _adapters(run: Run) -> Iterator[tuple[str, str]]:
-    """Digests of the adapters that a run begins with, by the setting that names them."""
+    """Digests of the adapters and of the rewriter that a run begins with, by their setting."""
+    folder = None if run.before is None else local_folder(run.before.model.source)
+    for name, digest in _base(folder) if folder else ():
+        yield f"model.rewriter ({name})", digest
     for setting, source in run.model.given_adapters.items():
         path = find(source)
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]

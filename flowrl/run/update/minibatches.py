@@ -23,7 +23,7 @@ from flowrl.likelihoods.rows import (
 )
 from flowrl.run.experience.collect import Experience
 from flowrl.run.state.learner import Learner
-from samplers.host import on_host, picked, sent
+from samplers.host import on_host, sent
 from samplers.noise import generator
 from samplers.untyped import integers
 
@@ -45,7 +45,8 @@ class Chunk:
 
     @property
     def mask(self) -> Bool[Tensor, "m t"]:
-        return picked(self.whole.mask, self.index)
+        """On the CPU."""
+        return on_host(self.whole.mask)[on_host(self.index)]
 
     @property
     def has_old(self) -> bool:
@@ -111,9 +112,7 @@ def shares_of(learner: Learner, experience: Experience, iteration: int) -> list[
             parts = calls(index, inputs, max(1, rows_per_call // unit))
             if isinstance(rows, TokenRows) and not settings.share_prompts:
                 longest, most = learner.algorithm.steps, rows_per_call // unit
-                bound = TextCalls(
-                    max(1, most), longest, settings.rows_by_kind["training"] == "auto"
-                )
+                bound = TextCalls(max(1, most), longest, settings.call_sizes["training"] == "auto")
                 parts = bound.of(index, inputs, integers(on_host(rows.ends)))
             share += [Chunk(rows, sent(part, rows.prompt.device), device) for part in parts]
     return shares

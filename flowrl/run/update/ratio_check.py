@@ -10,8 +10,9 @@ from flowrl.losses.base import ClipsRatio
 from flowrl.models import savings
 from flowrl.run.experience.collect import Experience
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.record import Terminal
 from flowrl.run.update.minibatches import share_of
-from flowrl.run.watch.record import Terminal
+from rewards import Samples
 
 FAR_ABOVE_CLIP = 10.0  # a noise floor of this many clip ranges would train on noise alone
 UNCLIPPED = 0.01  # noise of log-ratios that a loss without a clip range takes without a warning
@@ -29,7 +30,7 @@ def noise_floor(learner: Learner, experience: Experience) -> float | None:
         rows = chunk.rows()
         if rows.old is None:  # in a mix, given samples have none
             continue
-        with learner.policies.using(learner.algorithm.behaviour):
+        with learner.policies.using(learner.sampler):
             again = likelihood.evaluate(experience.policy, rows)
         difference = float(likelihood.log_ratio(again, rows.old, rows).abs().max())
         largest = max(difference, largest or 0.0)
@@ -37,7 +38,7 @@ def noise_floor(learner: Learner, experience: Experience) -> float | None:
 
 
 def uncompiled_above(learner: Learner, experience: Experience, terminal: Terminal) -> Experience:
-    """Stop compiling by `model.compile: auto` where the noise floor is above the clip range.
+    """Stop compiling (`model.compile: auto`) if the noise floor is above the clip range.
 
     The rows of this iteration, which compiled blocks sampled, then lose their stored densities: the
     update recomputes them.
@@ -63,7 +64,9 @@ def uncompiled_above(learner: Learner, experience: Experience, terminal: Termina
 def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) -> float | None:
     """Print the noise floor and the clip range. Warns above that range; UserError far above it."""
     if experience.reward_path is not None:
-        sentence, close = experience.reward_path.check(experience.samples, experience.scores)
+        samples = experience.samples
+        assert isinstance(samples, Samples), "workers return whole samples for reward gradients"
+        sentence, close = experience.reward_path.check(samples, experience.scores)
         terminal.say(sentence)
         if not close:
             terminal.warn(
@@ -79,6 +82,8 @@ def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) ->
     clip = loss.clip if isinstance(loss, ClipsRatio) else None
     beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"
     then = "; the update uses the recomputed ones, so the first ratio is 1" if recomputed else ""
+    if lag := learner.run.workers.lag:
+        then += f"; later samples are of weights {lag} iterations older (workers.lag)"
     terminal.say(
         f"self-check: stored log-densities recomputed, largest difference {floor:.1e}{beside}{then}"
     )

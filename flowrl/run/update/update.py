@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +17,13 @@ from flowrl.losses.averages import TEACHER
 from flowrl.losses.base import Counts, Entries, entropies, reduced
 from flowrl.losses.weights import share_bound
 from flowrl.models.call_sizes import CallTooLarge, bounded_call
-from flowrl.models.diffusers.call.decoder import read_with
+from flowrl.models.diffusers.call.decoder import late_verdicts
 from flowrl.models.evaluation_counter import Meter
-from flowrl.processes.sharding import clip
+from flowrl.processes.sharding import clip_shards
 from flowrl.run.experience.collect import Experience
 from flowrl.run.experience.reward_gradient import path_entries
-from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.teachers import judged_by_teachers
 from flowrl.run.update.minibatches import Chunks, shares_of
 from flowrl.run.watch.histograms import IterationValues
@@ -45,16 +46,18 @@ class Tally:
         """Keep values until `settle`, because reading them would wait for a GPU."""
         self.waiting.append((name, values.detach().expand(mask.shape), mask))
 
-    def settle(self) -> None:
-        """Move all values to the CPU in one transfer and add them in order."""
-        if not self.waiting:
-            return
-        names, values, masks = zip(*self.waiting, strict=True)
-        own = torch.cat([each.flatten() for each in values]).cpu().double()
-        self.waiting = []
-        parts = own.split([each.numel() for each in masks])
-        for name, part, mask in zip(names, parts, masks, strict=True):
+    def settle(self, *numbers: Tensor) -> list[float]:
+        """Move all values to the CPU, with other numbers of the device, in one transfer; add the
+        values in order, and return the numbers."""
+        waiting, self.waiting = self.waiting, []
+        sent = [*numbers, *(values for _, values, _ in waiting)]
+        if not sent:
+            return []
+        own = torch.cat([each.flatten() for each in sent]).cpu().double()
+        found, *parts = own.split([len(numbers), *(mask.numel() for _, _, mask in waiting)])
+        for (name, _, mask), part in zip(waiting, parts, strict=True):
             self._add(name, part[on_host(mask).flatten()])
+        return found.tolist()
 
     def _add(self, name: str, kept: Tensor) -> None:
         if len(kept) == 0:
@@ -107,7 +110,8 @@ def update(
     meter = Meter(frozen=experience.reference_evaluations)
     experience = replace(experience, policy=meter(experience.policy))
     if learner.run.recomputes_old:
-        experience = replace(experience, rows=tuple(map(without_old, experience.rows)))
+        lacking = partial(without_old, keep=learner.decouples)
+        experience = replace(experience, rows=tuple(map(lacking, experience.rows)))
     shares = shares_of(learner, experience, progress.iteration)
     with (
         learner.parallel.together(),
@@ -117,16 +121,16 @@ def update(
         shares[waits:] = [with_old(learner, experience, share) for share in shares[waits:]]
     if (part := learner.algorithm.entropy_share) is not None:
         shares = with_uncertain(learner, experience, shares, part)
-    equal = set.intersection(*learner.parallel.every(learner.policies.equal_to_current()))
+    equal = averages_in_use(learner)
     norms: list[float] = []
     for number, share in enumerate(shares * learner.run.train.epochs):
         try:
-            before = None if number else frozenset(equal)
+            before = None if number else equal
             add_gradients(learner, experience, share, before, tally, seen)
         except CallTooLarge as error:
             error.repeatable = not norms  # a step has changed the weights that sampled
             raise
-        norms.append(optimizer_step(learner, progress))
+        norms.append(optimizer_step(learner, progress, tally))
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
     decoded = 0 if experience.reward_path is None else experience.reward_path.decoded[0]
@@ -141,6 +145,16 @@ def update(
         "skipped": float(len(norms) - len(finite)),
     }
     return Updated(metrics, seen)
+
+
+def averages_in_use(learner: Learner) -> frozenset[str]:
+    """Averages that the loss reads or that sample, while they equal the trained weights on all
+    processes."""
+    read = {*learner.algorithm.loss.roles, learner.algorithm.behaviour}
+    if read.isdisjoint({average.name for average in learner.policies.averages}):
+        return frozenset()
+    every = learner.parallel.every(learner.policies.equal_to_current(read))
+    return frozenset(set.intersection(*every))
 
 
 def add_gradients(
@@ -158,7 +172,8 @@ def add_gradients(
         for chunk in share:
             rows = chunk.rows()
             entries, mask = chunk_loss(learner, experience, rows, equal)
-            learner.parallel.backward(learner.scaler.scale(reduced(entries, mask, counts)))
+            loss = learner.loss_weight * reduced(entries, mask, counts)
+            learner.parallel.backward(learner.scaler.scale(loss))
             tally.add("loss", entries.value, mask)
             for name, values in entries.metrics.items():
                 tally.add(name, values, mask)
@@ -168,11 +183,11 @@ def add_gradients(
 
 @torch.no_grad()
 def with_old(learner: Learner, experience: Experience, chunks: Chunks) -> Chunks:
-    """Evaluate the sampling policy for rows that lack its evaluation."""
+    """Evaluate the sampling policy, or the proximal one, for rows that lack its evaluation."""
     if "old" not in learner.algorithm.loss.roles:
         return chunks
     likelihood = learner.algorithm.likelihood
-    with learner.policies.using(learner.algorithm.behaviour):
+    with learner.policies.using(learner.old):
         return [
             chunk
             if chunk.has_old
@@ -189,10 +204,11 @@ def evaluated_old(likelihood: Likelihood, experience: Experience, rows: Rows) ->
 def with_uncertain(
     learner: Learner, experience: Experience, shares: list[Chunks], part: float
 ) -> list[Chunks]:
-    """Mark the iteration's tokens of highest entropy under the policy that sampled, of whose share
-    the loss learns: once, so that neither chunks nor processes change the choice."""
+    """Mark the most uncertain tokens of the iteration under the policy that sampled; the loss
+    learns from a share of them. They are chosen once, so that neither chunks nor processes change
+    the choice."""
     chunks = [chunk for share in shares for chunk in share]
-    using = learner.policies.using(learner.algorithm.behaviour)
+    using = learner.policies.using(learner.sampler)
     with learner.parallel.together(), bounded_call("training"), using:
         values = [_entropies(learner, experience, chunk.rows()) for chunk in chunks]
     own = [column.cpu()[on_host(c.mask)] for c, column in zip(chunks, values, strict=True)]
@@ -230,15 +246,16 @@ def chunk_loss(
     same = {"current", *(equal or ())}
     shared = loss.roles & same
     for role in sorted(loss.roles - {"old", TEACHER} - shared):
-        with torch.no_grad(), policies.using(role):
+        with torch.no_grad(), policies.using(policies.at_sampling(role)):
             evaluations[role] = likelihood.evaluate(experience.policy, chunk)
     if TEACHER in loss.roles:
         evaluations[TEACHER] = judged_by_teachers(
             learner, experience.policy, chunk, experience.tasks
         )
-    fresh = algorithm.behaviour in same and chunk.old is None
+    old = learner.old  # an average under its own name, where its weights are those at sampling
+    fresh = (old in same or algorithm.behaviour in (equal or ())) and chunk.old is None
     if "old" in loss.roles and not fresh:
-        with torch.no_grad(), policies.using(algorithm.behaviour):
+        with torch.no_grad(), policies.using(old):
             evaluations["old"] = chunk.old or evaluated_old(likelihood, experience, chunk)
     new = evaluations["new"] = likelihood.evaluate(experience.policy, chunk)
     if fresh:  # before the first step the policy is the one that sampled: no second evaluation
@@ -250,9 +267,8 @@ def chunk_loss(
         evaluations["old"] = with_replayed(evaluations["old"], chunk)
     entries = loss(likelihood, evaluations, chunk)
     if "old" in evaluations:
-        stored = (
-            equal is not None and algorithm.behaviour == "current" and not learner.run.budget.replay
-        )
+        here = equal is not None and learner.sampler == "current"
+        stored = here and not learner.run.budget.replay
         own = mismatch_metric(chunk, evaluations, stored)
         entries = entries._replace(metrics=own | entries.metrics)
     return entries, chunk.mask
@@ -282,19 +298,26 @@ def denominators(learner: Learner, share: Chunks) -> Counts:
     return Counts(*torch.tensor(learner.parallel.every(tuple(own))).sum(0).tolist())
 
 
-def optimizer_step(learner: Learner, progress: Progress) -> float:
-    """Sum gradients over processes, clip and step. A norm that is not finite skips the step."""
+def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
+    """Sum gradients over processes, clip and step. A norm that is not finite skips the step. The
+    only wait for a GPU: the norm, verdicts of decoders and the values in `tally` are read at once.
+    """
     parameters, scale = learner.policies.parameters, learner.scaler.get_scale()
     learner.parallel.sum_gradients(parameters)
     learner.scaler.unscale_(learner.optimizer)
-    norm = read_with(clip(parameters.values(), learner.run.train.max_grad_norm))
+    clip = clip_shards if learner.policies.sharded else torch.nn.utils.clip_grad_norm_
+    late = late_verdicts()
+    there = clip(parameters.values(), learner.run.train.max_grad_norm)
+    norm, *fine = tally.settle(there, *late.flags)
+    late.judge(fine)
     if math.isfinite(norm):
         learner.scaler.step(learner.optimizer)
         learner.policies.publish()
     learner.scaler.update()
     learner.optimizer.zero_grad(set_to_none=True)
-    progress.skipped_in_a_row = _skipped(progress.skipped_in_a_row, norm, scale)
-    if progress.skipped_in_a_row >= SKIPPED_STEPS:  # all processes have this norm, and stop here
+    skipped = _skipped(progress.skipped_of(learner.name), norm, scale)
+    progress.skip(learner.name, skipped)
+    if skipped >= SKIPPED_STEPS:  # all processes have this norm, and stop here
         raise NotFiniteError(
             "no finite gradient in three optimizer steps; lower train.lr or use model.dtype: "
             "float32"

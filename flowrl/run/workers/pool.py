@@ -1,133 +1,150 @@
 """Sampling workers on Ray: units go out, samples come back in order, and deaths change no number.
 
-A unit's samples are a function of its draws and of a version of the weights. Ray starts a worker
-again that has died, and asks it again; a worker that does not answer is ended and replaced.
+A unit's samples are a function of its draws and of a version of the weights, so that a unit whose
+worker is lost is sampled again by another one, to the same bits.
 """
 
-import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import ray  # type: ignore[reportMissingImports]
 import torch
-from ray.exceptions import (  # type: ignore[reportMissingImports]
-    GetTimeoutError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError  # type: ignore[reportMissingImports]
 from torch import Tensor
 
+from flowrl.budget.spending import DrawRequest
 from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallTooLarge
 from flowrl.prompts import Draws
+from flowrl.run.experience.score_ahead import joined_columns
 from flowrl.run.experience.units import units_of
+from flowrl.run.state.policies import PolicyWeights
 from flowrl.run.state.session import Session
-from flowrl.run.state.units import SamplingUnit, UnitSamples
-from flowrl.run.workers.sampler import Asked, SamplingWorker, facts, trial
-from flowrl.run.workers.transport import all_tensors, brought_to
-from flowrl.settings.read import dump
+from flowrl.run.state.units import LAG, SamplingUnit, StoredSamples, UnitSamples
+from flowrl.run.workers.cluster import Cluster
+from flowrl.run.workers.crew import Crew
+from flowrl.run.workers.sampler import Asked, MadeUnit, later_rewards
+from flowrl.run.workers.scoring import (
+    WORKERS_ASKED,
+    ReplicatedReward,
+    Waiting,
+    cause_of,
+    first_line,
+)
+from flowrl.run.workers.transport import all_states, brought_to, bytes_of
+from rewards import Samples, Scores
 
-WeightsByName = Mapping[str, Tensor]
-SAME = 1e-3  # largest difference of a worker's first draw, of the size of its numbers
-REPLACED = 3  # times that a unit is given to another worker before the run ends
+
+@dataclass(frozen=True)
+class Sent:
+    """A unit that a worker was asked for: references of what it makes, and of its scores."""
+
+    worker: Any
+    made: Any
+    samples: Any
+    scores: Mapping[str, Waiting]
 
 
 @dataclass
 class Started:
-    """An iteration that was given to workers. `results` holds a reference and its worker for each
-    unit."""
+    """An iteration that was given to workers.
+
+    version  of the weights that sample: the iteration that began with them
+    more     metrics of the choice of draws
+    """
 
     draws: Draws
     version: int
     units: list[SamplingUnit]
-    results: list[tuple[Any, Any]] = field(default_factory=list)
+    more: Mapping[str, float] = field(default_factory=dict)
+    sent: list[Sent] = field(default_factory=list)
 
 
 class SamplingPool:
     """The sampling workers of a training process: a `UnitSource`."""
 
-    def __init__(self, session: Session) -> None:
-        run, device = session.run, session.parallel.device
-        self.session, self.settings = session, run.workers
-        self.ours = not ray.is_initialized()
-        if self.ours:
-            ray.init(
-                address=self.settings.address,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-            )
-        gpus = self.settings.gpus
-        actor = ray.remote(SamplingWorker).options(  # type: ignore[reportUnknownMemberType]
-            num_cpus=0,
-            num_gpus=float(device == "cuda") if gpus is None else gpus,
-            scheduling_strategy="SPREAD",
-            max_restarts=-1,
-            max_task_retries=-1,
-        )
-        tree, threads = dump(run), torch.get_num_threads()
-        self.actors: list[Any] = [
-            actor.remote(tree, threads) for _ in range(self.settings.sampling)
-        ]
-        self.joined: list[Any] = []  # those that have passed the comparison, in turn
-        self.joining: dict[Any, Any] = {}  # reference of a first draw -> its worker
-        self.own: list[Tensor] = []  # this process's first draw
-        self.worst, self.turn = 0.0, 0
+    def __init__(self, session: Session, cluster: Cluster) -> None:
+        self.session, self.settings = session, session.run.workers
+        self.crew = Crew(session, cluster)
         self.started: dict[int, Started] = {}
-        self.weights: dict[int, WeightsByName] = {}
+        self.weights: dict[int, PolicyWeights] = {}
         self.placed: dict[int, Any] = {}  # version -> its reference in the object store
+        self.sizes: dict[str, float] = {}  # bytes that this iteration has sent, by kind
+        self.busy: dict[str, float] = {}  # seconds of this iteration's samples, by phase
+        self.sending = 0.0  # seconds
+        self.age = 0  # of this iteration's samples, in iterations
+        self.more: Mapping[str, float] = {}  # metrics of the choice of its draws
 
     # The weights of an iteration, and what is sampled of them
 
     def begin(self, iteration: int) -> None:
         """Keep the weights with which an iteration begins, and start the one that is `lag` later;
-        at first all up to that one."""
-        session, last = self.session, self.session.run.train.iterations - 1
-        self._join(0)
+        at first all up to that one. Then hand the policies the weights that sampled."""
+        began, session = time.perf_counter(), self.session
+        last = session.run.train.iterations - 1
+        self.crew.join()
         self.started = {k: each for k, each in self.started.items() if k >= iteration}
-        self._keep(iteration)
+        policies, algorithm = session.learner.policies, session.algorithm
+        averages = {each.name for each in algorithm.averages} & {*algorithm.roles}
+        self.weights[iteration] = policies.copies({algorithm.behaviour, *averages})
         for k in range(iteration, min(iteration + self.settings.lag, last) + 1):
-            if k not in self.started and session.spending is None:
+            if k not in self.started:
                 self._start(k, iteration)
         for each in self.started.values():
             self._send(each)
         used = {iteration, *(each.version for each in self.started.values())}
         self.weights = {v: each for v, each in self.weights.items() if v in used}
         self.placed = {v: each for v, each in self.placed.items() if v in used}
-
-    def _keep(self, version: int) -> None:
-        learner = self.session.learner
-        with learner.policies.using(learner.algorithm.behaviour):
-            cpu = torch.device("cpu")
-            self.weights[version] = {
-                name: p.detach().to(cpu, copy=True) for name, p in learner.policies.network.items()
-            }
+        now = self.started[iteration]
+        self.age, self.more = iteration - now.version, now.more
+        policies.keep_sampled({} if self.age == 0 else self.weights[now.version])
+        self.sending = time.perf_counter() - began
 
     def _start(self, iteration: int, version: int) -> None:
         session = self.session
         count, seed = session.run.drawn, session.run.train.seed
         weights = session.tracker.weights(len(session.prompts)) if session.tracker else None
-        draws = session.prompts.draw(iteration, count, seed, weights)
-        mine, _ = session.parallel.share(len(draws.ids))
+        more: dict[str, float] = {}
+        if session.spending is None:
+            draws = session.prompts.draw(iteration, count, seed, weights)
+        else:
+            request = DrawRequest(session.prompts, count, seed, iteration, weights)
+            draws, more = session.spending.first_draws(request)
+        self.started[iteration] = Started(draws, version, self._units(iteration, draws), more)
+
+    def _units(self, iteration: int, draws: Draws) -> list[SamplingUnit]:
+        """The units of this process's share of draws."""
+        mine, _ = self.session.parallel.share(len(draws.ids))
         ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
-        units = units_of(session, SamplingUnit(iteration, ids, rows))
-        self.started[iteration] = Started(draws, version, units)
+        return units_of(self.session, SamplingUnit(iteration, ids, rows))
 
     def _send(self, each: Started) -> None:
-        if not each.results:
-            each.results = [self._ask(unit, each.version) for unit in each.units]
+        if not each.sent:
+            each.sent = [self._ask(unit, each.version) for unit in each.units]
 
-    def _ask(self, unit: SamplingUnit, version: int) -> tuple[Any, Any]:
-        """Give a unit to the workers in turn. Returns a reference of its result, and the worker."""
+    def _ask(self, unit: SamplingUnit, version: int) -> Sent:
+        """Give a unit to the workers in turn, and its samples to the replicas of rewards."""
         if version not in self.placed:
-            self.placed[version] = ray.put(self.weights[version])
-        sizes = dict(vars(self.session.learner.policy.sizes))
-        actor = self.joined[self.turn % len(self.joined)]
-        self.turn += 1
-        return actor.sample.remote(Asked(unit, version, sizes), self.placed[version]), actor
+            sampling = self.weights[version][self.session.algorithm.behaviour]
+            self.placed[version] = ray.put(sampling)
+            self._count("weights", bytes_of(sampling))
+        later = later_rewards(self.session, unit.iteration)
+        asked = Asked(unit, version, dict(vars(self.session.learner.policy.sizes)), later)
+        worker = self.crew.next()
+        sample = worker.sample.options(num_returns=2)
+        made, samples = sample.remote(asked, self.placed[version])
+        return Sent(worker, made, samples, {n: self._reward(n).ask(samples) for n in later})
+
+    def _reward(self, label: str) -> ReplicatedReward:
+        reward = self.session.rewards[label]
+        assert isinstance(reward, ReplicatedReward), "`later_rewards` names no others"
+        return reward
+
+    def _count(self, kind: str, size: int) -> None:
+        self.sizes[kind] = self.sizes.get(kind, 0.0) + size
 
     # The samples of an iteration
 
@@ -137,157 +154,149 @@ class SamplingPool:
 
     def samples(self, units: list[SamplingUnit], seconds: dict[str, float]) -> list[UnitSamples]:
         """Wait for an iteration's samples, in order. An error of a worker is raised here."""
-        known = self.started.get(units[0].iteration)
-        if known is None or known.units != units:  # a later round, of draws that scores chose
-            newest = max(self.weights)
-            known = Started(Draws.each((), ()), newest, units)
+        known = self.started[units[0].iteration]
+        if known.units != units:  # a later round, of draws that scores chose
+            known = Started(known.draws, known.version, units)
         self._send(known)
-        began = time.perf_counter()
-        made: list[UnitSamples] = []
+        device = torch.device(self.session.parallel.device)
         try:
-            for place in range(len(units)):
-                samples, taken = self._result(known, place)
-                made.append(brought_to(samples, torch.device(self.session.parallel.device)))
-                for phase, each in taken.items():
-                    seconds[phase] = seconds.get(phase, 0.0) + each
+            results = [self._result(known, place, seconds) for place in range(len(units))]
         except CallTooLarge:
-            known.results = []  # asked again, with smaller calls
+            known.sent = []  # asked again, with smaller calls
             raise
-        seconds["waiting"] = seconds.get("waiting", 0.0) + time.perf_counter() - began
-        return made
+        return [brought_to(made, device) for made in results]
 
-    def _result(self, known: Started, place: int) -> tuple[UnitSamples, dict[str, float]]:
-        """A unit's result. A worker that does not answer in time is ended, and Ray starts it
-        again; the unit goes to the next one."""
-        for _ in range(REPLACED):
-            result, worker = known.results[place]
+    def metrics(self) -> dict[str, float]:
+        """Return the bytes that this iteration has sent, and the state of the workers."""
+        sizes, self.sizes, busy, self.busy = self.sizes, {}, self.busy, {}
+        sizes = {"weights": 0.0, "samples": 0.0, "media": 0.0, "shown": 0.0} | sizes
+        return {
+            **self.more,
+            **{f"workers/bytes/{kind}": size for kind, size in sizes.items()},
+            LAG: float(self.age),
+            "seconds/sending": self.sending,
+            **{f"workers/seconds/{phase}": taken for phase, taken in busy.items()},
+            "workers/joined": float(len(self.crew.joined)),
+            "workers/restarts": float(self.crew.restarts),
+        }
+
+    def _result(self, known: Started, place: int, seconds: dict[str, float]) -> UnitSamples:
+        """A unit's samples, scored. One whose worker is lost is asked for again."""
+        why = ""
+        for _ in range(WORKERS_ASKED):
+            sent, began = known.sent[place], time.perf_counter()
             try:
-                return ray.get(result, timeout=self.settings.limit)
-            except GetTimeoutError:
-                late = self.settings.limit
-                ray.kill(worker, no_restart=False)
-                self._join(0)
-                self.session.terminal.warn(
-                    f"workers: no samples of a unit of iteration {known.units[place].iteration + 1}"
-                    f" in {late:g} s; another worker is asked"
-                )
-            except RayActorError as error:
-                self.session.terminal.warn(f"workers: a worker is lost ({_first_line(error)})")
-            except RayTaskError as error:
-                raise _cause(error) from None
-            known.results[place] = self._ask(known.units[place], known.version)
+                made: MadeUnit = self._get(known, place, sent.made)
+                between = time.perf_counter()
+                scores = {
+                    n: self._reward(n).result(w, sent.samples) for n, w in sent.scores.items()
+                }
+                _add(seconds, {"waiting/sampling": between - began})
+                _add(seconds, {"waiting/scoring": time.perf_counter() - between})
+            except RayError as error:
+                why = first_line(error)
+                self._again(known, place, why)
+                continue
+            _add(self.busy, made.seconds)
+            _add(self.busy, {"replicas": sum(taken for *_, taken in scores.values())})
+            self._count("samples", made.sizes[0])
+            self._count("media", made.sizes[1] * len(scores))
+            return self._whole(known, place, made, scores)
         raise UserError(
-            f"workers: {REPLACED} workers have not sampled a unit in {self.settings.limit:g} s "
-            "each; see `ray status`, or raise workers.limit"
+            f"workers: {WORKERS_ASKED} workers have not sampled a unit ({why}); see `ray status`, "
+            "or raise workers.limit"
         )
+
+    def _get(self, known: Started, place: int, reference: Any) -> Any:
+        """A result of a worker. RayError if it is lost, or late: then the worker is ended."""
+        try:
+            return ray.get(reference, timeout=self.settings.limit)
+        except GetTimeoutError:
+            ray.kill(known.sent[place].worker, no_restart=False)
+            raise
+        except RayTaskError as error:
+            raise cause_of(error) from None
+
+    def _again(self, known: Started, place: int, why: str) -> None:
+        self.crew.lost(known.sent[place].worker, why)
+        known.sent[place] = self._ask(known.units[place], known.version)
+
+    def _whole(
+        self, known: Started, place: int, made: MadeUnit, later: Mapping[str, Any]
+    ) -> UnitSamples:
+        """A unit with the scores of all rewards; media stay where they are until someone asks."""
+        found, names = made.found, tuple(self.session.rewards)
+        columns = zip(*(part for part, *_ in later.values()), strict=True) if later else None
+        scores = found.scores
+        if columns is not None:
+            remote = [_scores(tuple(later), each) for each in columns]
+            scores = tuple(
+                replace(joined_columns((here, more), names), way=here.way)
+                for here, more in zip(found.scores, remote, strict=True)
+            )
+        found = replace(found, rollouts=tuple(map(all_states, found.rollouts)))
+        reports = dict(found.reports)
+        for _, report, _ in later.values():
+            _add(reports, report)
+        prompts, rows = self.session.prompts, known.units[place].rows
+        bring = [partial(self._fetch, known, place, k) for k in range(len(found.rollouts))]
+        samples: tuple[Samples | StoredSamples, ...] = tuple(
+            StoredSamples.of(each, prompts, rows, made.kind, own)
+            for each, own in zip(found.rollouts, bring, strict=True)
+        )
+        if self.session.algorithm.reward_gradient:  # compared with the samples that it rebuilds
+            samples = tuple(own() for own in bring)
+        return replace(found, samples=samples, scores=scores, reports=reports)
+
+    def _fetch(self, known: Started, place: int, plan: int) -> Samples:
+        """The samples of a unit with their media, which a page or a tracker shows."""
+        for _ in range(WORKERS_ASKED):
+            try:
+                samples = self._get(known, place, known.sent[place].samples)[plan]
+                self._count("shown", bytes_of(samples))
+                return samples
+            except RayError as error:
+                self._again(known, place, first_line(error))
+        raise UserError("workers: samples that a page shows were lost three times; resume the run")
 
     # The start and the end
 
-    def prove(self) -> None:
-        """Wait for a worker. Each is compared with this process before it is asked for samples:
-        versions of packages, and one draw. UserError where they differ."""
-        session = self.session
-        self._keep(-1)
-        reference = ray.put(self.weights.pop(-1))
-        self.joining = {each.trial.remote(-1, reference): each for each in self.actors}
-        self.own = all_tensors(brought_to(trial(session), torch.device("cpu")))
-        self._join(self.settings.limit)
-        away = "to the bit" if self.worst == 0 else f"but for {self.worst:.1e} of its size"
-        compared = f"a first draw as here {away}" if self.own else "first draws not compared"
-        session.terminal.say(
-            f"workers: {len(self.joined)} of {len(self.actors)} sample on Ray, {compared}; "
-            f"lag {self.settings.lag}"
-        )
-
-    def _join(self, patience: float) -> None:
-        """Take in the workers that have started by now; wait for one of them at most so long."""
-        waiting = [*self.joining]
-        done, _ = ray.wait(waiting, num_returns=1, timeout=patience) if waiting else ([], [])
-        if patience and not done:
-            raise UserError(
-                f"workers: no worker has started in {patience:g} s; see `ray status` for what the "
-                "cluster lacks, or raise workers.limit"
-            )
-        more = [each for each in waiting if each not in done]
-        done += ray.wait(more, num_returns=len(more), timeout=0)[0] if more else []
-        for result in done:
-            worker = self.joining.pop(result)
-            self._compare(result)
-            self.joined.append(worker)
-
-    def _compare(self, result: Any) -> None:
-        try:
-            theirs, rollouts = ray.get(result)
-        except RayTaskError as error:
-            raise _cause(error) from None
-        except RayError as error:
-            raise UserError(f"workers: a worker could not start: {_first_line(error)}") from error
-        here = facts()
-        for name in (name for name in here if theirs.get(name) != here[name]):
-            raise UserError(
-                f"workers: a worker has {name} {theirs.get(name)}, this process {here[name]}; "
-                "install the same versions on all machines"
-            )
-        away = relative_distance(self.own, all_tensors(rollouts))
-        if not away <= SAME:
-            raise UserError(
-                f"workers: a draw that a worker sampled differs from this process's by {away:.1e} "
-                "of its size: use the same kind of device, dtype and model files everywhere"
-            )
-        self.worst = max(self.worst, away)
-
     def close(self) -> None:
-        for actor in self.actors:
-            ray.kill(actor)
-        if self.ours:
-            ray.shutdown()
+        self.crew.close()
 
     # Checkpoints
 
     def state(self, iteration: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ahead = {k: each for k, each in self.started.items() if k >= iteration}
-        kept = {each.version for each in ahead.values()}
-        numbers = {str(k): {"draws": list(each.draws), "version": each.version}
-                   for k, each in ahead.items()}  # fmt: skip
+        numbers = {
+            str(k): {"draws": list(each.draws), "version": each.version, "more": dict(each.more)}
+            for k, each in ahead.items()
+        }
         tensors = {
-            f"{version}/{name}": weight
-            for version in kept
-            for name, weight in self.weights[version].items()
+            f"{version}/{policy}/{name}": weight
+            for version in {each.version for each in ahead.values()}
+            for policy, weights in self.weights[version].items()
+            for name, weight in weights.items()
         }
         return numbers, tensors
 
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
         for key, weight in weights.items():
-            version, name = key.split("/", 1)
-            self.weights.setdefault(int(version), {})
-            self.weights[int(version)] = {**self.weights[int(version)], name: weight}
+            version, policy, name = key.split("/", 2)
+            known = self.weights.setdefault(int(version), {})
+            known.setdefault(policy, {})[name] = weight
         for key, each in state.items():
             draws = Draws(*(tuple(part) for part in each["draws"]))
-            mine, _ = self.session.parallel.share(len(draws.ids))
-            ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
-            units = units_of(self.session, SamplingUnit(int(key), ids, rows))
-            self.started[int(key)] = Started(draws, int(each["version"]), units)
+            units = self._units(int(key), draws)
+            self.started[int(key)] = Started(draws, int(each["version"]), units, each["more"])
 
 
-def relative_distance(own: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """The largest difference of two draws' tensors, of the size of their numbers."""
-    worst = 0.0
-    for here, there in zip(own, other, strict=True):
-        if here.shape != there.shape:
-            return math.inf
-        if here.numel():
-            scale = here.double().abs().amax().clamp(min=1e-12)
-            worst = max(worst, float((here.double() - there.double()).abs().amax() / scale))
-    return worst
+def _scores(names: tuple[str, ...], columns: Sequence[Tensor]) -> Scores:
+    values = torch.stack([*columns], 1)
+    known = ~values.isnan()
+    return Scores(values.nan_to_num(0.0), known, names)
 
 
-def _cause(error: RayTaskError) -> Exception:
-    """The error of a worker as this process would have raised it."""
-    cause: Any = error.cause
-    if isinstance(cause, UserError | CallTooLarge):
-        return cause
-    return error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        sums[name] = sums.get(name, 0.0) + value

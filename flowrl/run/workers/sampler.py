@@ -1,6 +1,5 @@
 """The body of a sampling worker: a session without an optimizer, which takes weights by version."""
 
-import os
 import platform
 import tempfile
 from collections.abc import Mapping
@@ -18,49 +17,67 @@ from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.experience.units import cuttable, sample_unit
 from flowrl.run.model_proof import StartProof
 from flowrl.run.state.learner import Learner
+from flowrl.run.state.record import Terminal
 from flowrl.run.state.session import Session, load_rewards, on_cpu
 from flowrl.run.state.units import SamplingUnit, UnitSamples
-from flowrl.run.watch.record import Terminal
-from flowrl.run.workers.transport import brought_to
-from flowrl.settings.read import run_from
+from flowrl.run.workers.scoring import ReplicatedReward, begin_worker, blamed_in_words
+from flowrl.run.workers.transport import brought_to, bytes_of, distinct_states
+from rewards import Samples
 from rewards.types import reports
 
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 COMPARED = ("flowrl", "torch", "diffusers", "transformers", "peft")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A unit, and what sampling it depends on beside the settings.
+    """A unit, and everything besides the settings that its samples depend on.
 
     version  of the weights: the iteration that began with them
     sizes    rows per call, as the training process has them by now
+    later    rewards whose replicas score the samples once they are done
     """
 
     unit: SamplingUnit
     version: int
     sizes: Mapping[str, int | None]
+    later: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MadeUnit:
+    """A unit without its samples, which are an object of their own.
+
+    found    its scores are those of rewards that the worker has asked itself
+    kind     of the samples
+    seconds  by phase
+    sizes    bytes of `found`, and of the samples
+    """
+
+    found: UnitSamples
+    kind: str
+    seconds: Mapping[str, float]
+    sizes: tuple[int, int]
 
 
 def facts() -> dict[str, str]:
-    """Versions that samples depend on."""
+    """Versions on which samples depend."""
     return {"python": platform.python_version(), **{name: version(name) for name in COMPARED}}
 
 
 class SamplingWorker:
     """Opens the model and the rewards of a run as the training process does."""
 
-    def __init__(self, settings: Mapping[str, Any], threads: int) -> None:
-        for name in LAUNCHERS:  # of the training process: a worker is no member of its group
-            os.environ.pop(name, None)
-        torch.set_num_threads(threads)
+    def __init__(
+        self, settings: Mapping[str, Any], threads: int, remote: Mapping[str, ReplicatedReward]
+    ) -> None:
+        run = begin_worker(settings, threads)
         self.version: int | None = None
-        run = run_from(settings, "the run's settings")
         self.folder = tempfile.TemporaryDirectory(prefix="flowrl-worker-")  # goes with this process
         folder = Path(self.folder.name)
         accelerator = Accelerator(cpu=on_cpu(run))
         learner = Learner.open(run, folder, accelerator)
-        rewards = load_rewards(run.rewards)
+        rewards = load_rewards(run.rewards, elsewhere=remote)
+        intermediate = load_rewards(run.intermediate_rewards, elsewhere=remote)
         self.session = Session(
             learner=learner,
             folder=folder,
@@ -69,16 +86,17 @@ class SamplingWorker:
             held_out=None,
             rewards=rewards,
             judges={},
-            intermediate_rewards=load_rewards(run.intermediate_rewards) or rewards,
+            intermediate_rewards=intermediate or rewards,
             terminal=Terminal(False),
             tracker=None,
             spending=None,
             start_record=None,
         )
         prove_pipeline(self.session, StartProof(self.session, True))
+        self.first = brought_to(trial(self.session), torch.device("cpu"))
 
     def place(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of a version, unless they are there."""
+        """Load the weights of a version, unless they are already loaded."""
         if version == self.version:
             return
         learner = self.session.learner
@@ -87,21 +105,32 @@ class SamplingWorker:
 
     def sample(
         self, asked: Asked, weights: Mapping[str, Tensor]
-    ) -> tuple[UnitSamples, dict[str, float]]:
-        """The samples of a unit, on the CPU, and the seconds of each phase."""
+    ) -> tuple[MadeUnit, tuple[Samples, ...]]:
+        """Sample a unit; everything is returned on the CPU."""
         self.place(asked.version, weights)
         self.session.learner.policy.sizes.take(asked.sizes)
         seconds: dict[str, float] = {}
-        _, made = sample_unit(self.session, asked.unit, seconds)
+        here = {n: each for n, each in self.session.rewards.items() if n not in asked.later}
+        with blamed_in_words():
+            _, made = sample_unit(replace(self.session, rewards=here), asked.unit, seconds)
         made = replace(made, reports=reports(self.session.rewards))
-        return brought_to(made, torch.device("cpu")), seconds
+        made = brought_to(made, torch.device("cpu"))
+        samples = tuple(each for each in made.samples if isinstance(each, Samples))
+        found = replace(made, samples=(), rollouts=tuple(map(distinct_states, made.rollouts)))
+        sizes = bytes_of(found), bytes_of(samples)
+        return MadeUnit(found, samples[0].kind, seconds, sizes), samples
 
-    def trial(
-        self, version: int, weights: Mapping[str, Tensor]
-    ) -> tuple[dict[str, str], tuple[RolloutLike, ...]]:
-        """Versions and one draw, to compare with the training process's own."""
-        self.place(version, weights)
-        return facts(), brought_to(trial(self.session), torch.device("cpu"))
+    def trial(self) -> tuple[dict[str, str], tuple[RolloutLike, ...]]:
+        """Versions, and the draw that the opened model made before it took other weights."""
+        return facts(), self.first
+
+
+def later_rewards(session: Session, iteration: int) -> tuple[str, ...]:
+    """Rewards whose replicas score beside sampling: all that have some, unless sampling itself
+    reads scores on the way."""
+    if session.algorithm.guided or not cuttable(session, iteration):
+        return ()
+    return tuple(n for n, each in session.rewards.items() if isinstance(each, ReplicatedReward))
 
 
 def trial(session: Session) -> tuple[RolloutLike, ...]:

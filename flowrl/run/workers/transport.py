@@ -1,11 +1,15 @@
-"""Move samples between devices, with all that they are made of."""
+"""Move samples between devices and processes, with all that they are made of."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from flowrl.models.policy import RolloutLike
+from samplers import Edges, Rollout
 
 T = TypeVar("T")
 
@@ -34,6 +38,12 @@ def all_tensors(value: Any) -> list[Tensor]:
     return found
 
 
+def bytes_of(value: Any) -> int:
+    """Bytes of a value's tensors; one that is shared is sent, and counted, once."""
+    distinct = {id(each): each for each in all_tensors(value)}
+    return sum(each.numel() * each.element_size() for each in distinct.values())
+
+
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same value with its tensors changed, in dataclasses, tuples, lists and mappings."""
     if isinstance(value, Tensor):
@@ -54,3 +64,65 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Mapping):
         return {name: mapped(each, change) for name, each in value.items()}
     return value
+
+
+def send_tensors_whole() -> None:
+    """Have Ray send a tensor's own numbers: pickled, a view would bring along all of the memory
+    that it looks at."""
+    from ray.util import register_serializer  # type: ignore[reportMissingImports]  # an extra
+
+    register_serializer(Tensor, serializer=as_bytes, deserializer=of_bytes)
+
+
+TensorBytes = tuple[np.ndarray, torch.dtype, tuple[int, ...]]
+
+
+def as_bytes(tensor: Tensor) -> TensorBytes:
+    """A tensor's own numbers as bytes, its dtype and its shape."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape)
+
+
+def of_bytes(sent: TensorBytes) -> Tensor:
+    """The tensor of `as_bytes`, in memory of its own."""
+    numbers, dtype, shape = sent
+    made = torch.empty(shape, dtype=dtype)
+    if made.numel():  # a copy, since Ray's memory is read-only
+        made.view(-1).view(torch.uint8).numpy()[:] = numbers
+    return made
+
+
+def distinct_states(rollout: RolloutLike) -> RolloutLike:
+    """The rollout with each state once: parents that children of one state share, and those that
+    the step before has led to, are left out. `all_states` brings them back, to the bit."""
+    if not isinstance(rollout, Rollout):
+        return rollout
+    edges, before = list[Edges](), None
+    for edge in rollout.edges:
+        known = None if before is None else before.x_next
+        own, after = rollout.plan.states[edge.step : edge.step + 2]
+        parents = edge.x[:: max(1, after // own)]
+        if known is not None and torch.equal(_children(known, edge), edge.x):
+            parents = edge.x[:0]
+        elif not torch.equal(_children(parents, edge), edge.x):
+            parents = edge.x
+        edges.append(replace(edge, x=parents))
+        before = edge
+    return replace(rollout, edges=tuple(edges))
+
+
+def all_states(rollout: RolloutLike) -> RolloutLike:
+    """The rollout whose states `distinct_states` has thinned, as it was."""
+    if not isinstance(rollout, Rollout):
+        return rollout
+    edges = list[Edges]()
+    for edge in rollout.edges:
+        parents = edge.x if len(edge.x) else edges[-1].x_next
+        edges.append(replace(edge, x=_children(parents, edge)))
+    return replace(rollout, edges=tuple(edges))
+
+
+def _children(parents: Tensor, edge: Edges) -> Tensor:
+    """Each state once for each of its children, which are equally many."""
+    count = len(edge.x_next) // max(1, len(parents))
+    return parents if count == 1 else parents.repeat_interleave(count, 0)

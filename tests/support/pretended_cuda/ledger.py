@@ -14,7 +14,8 @@ from flowrl.paths import PROJECT
 HERE = str(Path(__file__).parent)
 OWN = tuple(str(PROJECT / name) + "/" for name in ("flowrl", "samplers", "rewards"))
 HELPERS = tuple(str(PROJECT / "samplers" / name) for name in ("host.py", "untyped.py"))
-NETWORKS = ("/diffusers/models/", "/transformers/models/", "/transformers/masking_utils", "/peft/")
+OF_TRANSFORMERS = ("models/", "masking_utils", "integrations/", "activations", "cache_utils")
+NETWORKS = ("/diffusers/models/", "/peft/", *(f"/transformers/{each}" for each in OF_TRANSFORMERS))
 OTHER = "other"
 
 

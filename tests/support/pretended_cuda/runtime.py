@@ -51,6 +51,8 @@ class _Queue:
 
     def wait_event(self, *_): ...
 
+    def synchronize(self): ...  # of an event: work that was queued before it has ended
+
 
 def install() -> Ledger:
     """Make cuda:0 exist in this process, for good; `compiled.load()` comes before torch."""
@@ -77,6 +79,7 @@ def install() -> Ledger:
     for name, replacement in (known | quiet | memory).items():
         patch.object(torch.cuda, name, replacement).start()
     patch.object(distributed, "init_process_group", _by_gloo).start()
+    patch.object(torch, "Event", _Queue).start()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device) is made, then copied
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     for own in (_foreach_utils, optimizers):  # each has a list of its own

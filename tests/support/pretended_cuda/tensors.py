@@ -152,7 +152,7 @@ def _sent(value):
 
 
 def _copies(name, args, kwargs, target) -> None:
-    """Copies between host and device; only those of pinned memory do not block."""
+    """Copies between host and device; only those of pinned memory, and into it, do not block."""
     if name == "_to_copy":
         source, onto = args[0], target is not None and target.type == "cuda"
         leaves = isinstance(source, CudaTensor) and target is not None and target.type == "cpu"
@@ -164,8 +164,11 @@ def _copies(name, args, kwargs, target) -> None:
     else:
         return
     size = source.numel() * source.element_size()
+    if not size:
+        return
     if leaves:
-        LEDGER.add("sync")
+        pinned = name == "_to_copy" or _is_pinned(args[0])  # torch pins what it makes for it
+        LEDGER.add("sync", int(not (later and pinned)))
         LEDGER.copied("download", size)
     elif onto and not isinstance(source, CudaTensor):
         LEDGER.copied("pinned" if later and _is_pinned(source) else "upload", size)

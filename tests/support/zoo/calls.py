@@ -280,7 +280,8 @@ SPECIALS: dict[str, Special] = {
         {
             "scheduler": lambda given: SCMScheduler(),
             "transformer": {"guidance_embeds": True},
-        }
+        },
+        {"intermediate_timesteps": None},  # its default is for two steps alone
     ),
     "ZImage.*": Special(call={"max_sequence_length": 32}),
 }

@@ -103,6 +103,8 @@ def prediction(scheduler: Any, owner: str) -> ModelOutput:
     says = config.get("prediction_type")
     if kind.startswith("FlowMatch") or says == "flow_prediction":
         return "inverted" if config.get("invert_sigmas") else "flow"
+    if says == "trigflow":
+        return "v_prediction"  # cos t noise - sin t x0, at angles t in place of times
     for setting in ("clip_sample", "thresholding"):
         if config.get(setting):
             raise UserError(

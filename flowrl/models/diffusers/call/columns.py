@@ -48,7 +48,7 @@ def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tupl
 
 
 def texts_of(parameters: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Texts of the pipeline, besides the prompt, that some rows have."""
+    """The pipeline's text arguments, besides the prompt, for which some rows have a value."""
     texts = [name for name in parameters if TEXT_COLUMNS.fullmatch(name) and name != "prompt"]
     return [name for name in texts if any(row.get(name) for row in rows)]
 

@@ -54,8 +54,8 @@ class Conditioning:
     """Encoded rows of a batch of prompts. Row i belongs to prompt i.
 
     `extras` are the arguments of the pipeline's call that a row has for itself: a negative prompt,
-    a conditioning image. Rows have the same names, or there are no extras. `plain` is the same
-    encoded without guidance, for pipelines whose outputs then have another layout.
+    a conditioning image. Rows have the same names, or there are no extras. `plain` holds the same
+    prompts encoded without guidance, for pipelines whose outputs then have another layout.
     """
 
     layout: EncodingLayout
@@ -72,16 +72,19 @@ class Conditioning:
         return len(self.prompts)
 
     def take(self, rows: Tensor | Sequence[int]) -> "Conditioning":
-        """Select rows in the given order; rows may repeat."""
-        index = on_host(torch.as_tensor(rows, dtype=torch.long))
+        """Select rows in the given order; rows may repeat. Of rows on a device, whose numbers the
+        host knows, nothing is copied there again."""
+        given = torch.as_tensor(rows, dtype=torch.long)
+        index = on_host(given)
         places = index.tolist()
         if places and not 0 <= min(places) <= max(places) < self.rows:
             raise IndexError(f"rows {places} are not all among the {self.rows} rows")
-        pairs, there = zip(self.layout.slots, self.values, strict=True), {index.device: index}
+        pairs = zip(self.layout.slots, self.values, strict=True)
+        there = {index.device: index, given.device: given}
         values = tuple(_take(s, v, index, there) for s, v in pairs)
         extras = tuple(self.extras[i] for i in places) if self.extras else ()
         prompts = tuple(self.prompts[i] for i in places)
-        plain = None if self.plain is None else self.plain.take(index)
+        plain = None if self.plain is None else self.plain.take(given)
         return Conditioning(self.layout, values, prompts, extras, plain)
 
     @staticmethod

@@ -1,11 +1,11 @@
 """Decoded media: finite before a pipeline clamps it, and the result of a call as tensors.
 
 Infinity would become white. A decoder of a gradient method runs in the update, which waits for a
-GPU once, for the norm of the gradient: verdicts on the device are kept until then, and `read_with`
-reads all of them at once.
+GPU once per optimizer step: verdicts on the device are kept until then, and read with the rest.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,16 +18,24 @@ from flowrl.models.diffusers.call.scheduler_standin import Patch
 _unread: list[tuple[Tensor, Callable[[], NoReturn]]] = []  # verdicts, and who raises them
 
 
-def read_with(value: Tensor) -> float:
-    """A number of the device, after the decoders' verdicts since the last call. NotFinitePartError
-    for the first bad one."""
+@dataclass(frozen=True)
+class LateVerdicts:
+    """Verdicts of decoders, on the device, each with the function that raises its error."""
+
+    flags: Sequence[Tensor]
+    refuse: Sequence[Callable[[], NoReturn]]
+
+    def judge(self, flags: Sequence[float]) -> None:
+        """NotFinitePartError for the first bad one of `flags`, which were read from the device."""
+        for good, refuse in zip(flags, self.refuse, strict=True):
+            if not good:
+                refuse()
+
+
+def late_verdicts() -> LateVerdicts:
+    """Verdicts since the last call."""
     late, _unread[:] = tuple(_unread), []
-    verdicts = [verdict.to(value.dtype) for verdict, _ in late]
-    number, *fine = torch.stack([value, *verdicts]).tolist() if late else [float(value)]
-    for good, (_, refuse) in zip(fine, late, strict=True):
-        if not good:
-            refuse()
-    return number
+    return LateVerdicts([flag for flag, _ in late], [refuse for _, refuse in late])
 
 
 def finite_decoder(pipe: Any) -> list[Patch]:

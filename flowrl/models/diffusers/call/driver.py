@@ -40,6 +40,7 @@ from flowrl.models.diffusers.call.scheduler_standin import (
     PerRow,
     Received,
     Stop,
+    data_size,
     patched,
     placed,
     stand_in,
@@ -88,6 +89,7 @@ class Driver:
         self.control = Control()
         self.scheduler = stand_in(scheduler, self.control)
         self.memo = Memo(pipe)
+        self.behind = 0  # times that the loop cuts off at the end of its list
         self.stubs = Stubs(self.denoisers)
         self.encoder = next(name for name in ENCODERS if name in dir(pipe))
         self._place: tuple[torch.device, torch.device] | None = None
@@ -115,6 +117,13 @@ class Driver:
         assert isinstance(stop, Stop) and stop.received is not None
         return stop.received
 
+    def after_first(self, call: PipelineCall, draws: RecordedNoise, value: float) -> Tensor:
+        """States at the second step if the first returns `value` everywhere."""
+        control = Control(stop_at=1, moved=value)
+        stop = self._driven(call, control, draws.patches(self.pipe), until=NEVER_STOP)
+        assert isinstance(stop, Stop) and stop.received is not None
+        return stop.received.sample
+
     def received(self, call: PipelineCall, target: Target | None) -> Received:
         """Arguments of `step` at the target, or at the first step without a target.
 
@@ -126,7 +135,8 @@ class Driver:
             stop = self._driven(call, Control(stop_at=target.index), [], until=target.index)
         else:
             times = target.times
-            pinned = OneStep([PerRow(times)]) if times.ndim else times.reshape(1)
+            count = 1 + self.behind
+            pinned = OneStep([PerRow(times)] * count) if times.ndim else times.expand(count)
             stop = self._driven(call, Control(pinned=pinned), self._whole_list())
         if not isinstance(stop, Stop) or stop.received is None:
             raise UserError(
@@ -173,6 +183,7 @@ class Driver:
             lambda: self.prepared(call),
             shape,
             takes_latents="latents" in self.parameters,
+            size=data_size(self.real),
             owner=type(self.pipe).__name__,
         )
 
@@ -213,7 +224,7 @@ class Driver:
         stubs = self.stubs.patches(self.control, until) if until and call.stubs else []
         patches = [*patches, *stubs, self._hand_back(call.encoded)]
         if call.x is not None and call.entry.place is None:
-            arguments["latents"] = call.x
+            arguments["latents"] = call.x if call.entry.size == 1 else call.entry.size * call.x
         if call.x is not None and not (call.entry.place is None and call.held is None):
             put = call.entry.around(self.pipe.prepare_latents, call.x, call.held)
             patches.append(Patch(self.pipe, "prepare_latents", put))

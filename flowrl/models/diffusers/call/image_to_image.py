@@ -44,6 +44,27 @@ class RecordedNoise:
         return draw
 
 
+class GivenNoise(RecordedNoise):
+    """The same, but every draw is `noise`: of one step of a scheduler."""
+
+    def __init__(self, noise: Tensor):
+        super().__init__(1.0)
+        self.noise = noise
+
+    def patches(self, pipe: Any) -> list[Patch]:
+        flow_match = Patch(
+            torch, "randn_like", lambda like: self.noise.reshape(like.shape).to(like)
+        )
+        return [*super().patches(pipe), flow_match]
+
+    def _of(self, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def draw(*args: Any, **named: Any) -> Tensor:
+            drawn = real(*args, **named)
+            return self.noise.reshape(drawn.shape).to(drawn)
+
+        return draw
+
+
 class CleanPart(NamedTuple):
     """The flow state without its noise [1 *d]. `scale` converts the loop's state to a flow
     state."""

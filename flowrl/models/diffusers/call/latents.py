@@ -25,11 +25,12 @@ class Entry:
     prepare_latents that is the state.
 
     `index` says where in a row of that output each number of a row of ours goes; None: all are
-    the same, in the same order.
+    the same, in the same order. `size` is that of the data in `latents`.
     """
 
     place: int | None = None
     index: Tensor | None = None
+    size: float = 1.0
 
     def around(
         self, prepare: Callable[..., Any], x: Tensor, dtype: torch.dtype | None = None
@@ -73,17 +74,20 @@ def injected(
     shape: tuple[int, ...],
     *,
     takes_latents: bool,
+    size: float,
     owner: str,
 ) -> Entry:
     """Find the entry through which the first step receives exactly the given state.
 
     `step` returns what the first step sees [1 *shape] of a state that an entry puts in; `prepared`
-    returns the outputs of each call of prepare_latents. Raises UserError if there is no such entry.
+    returns the outputs of each call of prepare_latents; `size` is that of the data in the
+    scheduler's states. Raises UserError if there is no such entry.
     """
     # other numbers than any pipeline draws with the generator that it is given
     x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)) + 0.5
-    if takes_latents and _same(step, x, Entry()):
-        return Entry()
+    for entry in (Entry(), Entry(size=size)) if takes_latents else ():
+        if _same(step, x, entry):
+            return entry
     seen = prepared()
     outputs = (seen[0] if isinstance(seen[0], tuple) else (seen[0],)) if len(seen) == 1 else ()
     for place, value in enumerate(outputs):

@@ -52,8 +52,9 @@ def refuse_weights(owner: str, parts: Mapping[str, Any]) -> None:
                 )
 
 
-def unbroken(owner: str, own: Sequence[Received]) -> None:
-    """UserError for a loop that changes its state between steps, as inpainting does."""
+def unbroken(owner: str, own: Sequence[Received]) -> str | None:
+    """Why a loop is no chain of steps: it changes its state between them. UserError for a loop of
+    several states."""
     for step, (received, after) in enumerate(pairwise(own)):
         assert received.following is not None
         shapes = tuple(received.following.shape), tuple(after.sample.shape)
@@ -64,10 +65,11 @@ def unbroken(owner: str, own: Sequence[Received]) -> None:
             )
         away = largest_difference(received.following.to(after.sample.dtype), after.sample)
         if away != 0:
-            raise UserError(
-                f"{owner} changes its state between steps (by {away:.3g} after step {step}), as "
-                "inpainting does; our samplers would omit that"
+            return (
+                f"{owner} changes its state between steps (by {away:.3g} after step {step}), and "
+                "not as inpainting does; our samplers would omit that"
             )
+    return None
 
 
 def coloured(owner: str, media: Tensor) -> None:

@@ -47,6 +47,8 @@ def encoded_in_calls(
     for rows in chunks:
         some = [extras[i] for i in rows] if extras else ()
         parts.append(encode([prompts[i] for i in rows], some))
+    if len(parts) == 1:  # all rows, in their order
+        return parts[0]
     order = torch.tensor([i for rows in chunks for i in rows]).argsort()
     return Conditioning.cat(parts).take(order)
 
@@ -65,16 +67,19 @@ def velocity_in_calls(
     own, take = conditioning.extras, conditioning.take
 
     def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-        prompt = on_host(prompt)  # encodings are selected by numbers on the CPU
-        chosen = [own[i] for i in prompt.tolist()] if own else []
-        size, levels = most(len(sigma)), on_host(sigma)
+        chosen = [own[i] for i in on_host(prompt).tolist()] if own else []
+        size = most(len(sigma))
+        if way.mixed and not chosen and len(sigma) <= size:
+            return evaluate(x, sigma, take(prompt), way).to(x.device, dtype)
+        levels = on_host(sigma)
         groups = rows_by_call(levels, chosen, mixed=way.mixed, size=size, together=way.together)
         if len(groups) == 1:  # all rows, in their order
             return evaluate(x, sigma, take(prompt), way).to(x.device, dtype)
         parts: list[Tensor] = []
         for rows in groups:
             at = sent(rows, x.device)
-            v = evaluate(x[at], picked(sigma, at), take(prompt[rows]), way)
+            own_rows = picked(prompt, rows if prompt.device == rows.device else at)
+            v = evaluate(x[at], picked(sigma, at), take(own_rows), way)
             parts.append(v.to(x.device, dtype))
         return torch.cat(parts)[sent(torch.argsort(torch.cat(groups)), x.device)]
 
@@ -91,7 +96,10 @@ def decoded_in_calls(
     graded: bool,
 ) -> Tensor:
     """Decode x0 [n *d] in calls of at most `size` rows. Without gradients no part is held twice."""
-    zero, extras = torch.zeros(len(x0)), conditioning.extras
+    extras = conditioning.extras
+    if not extras and len(x0) <= size:
+        return decode(x0, conditioning)
+    zero = torch.zeros(len(x0))
     groups = rows_by_call(zero, extras, mixed=True, size=size, together=together)
     parts = (decode(x0[sent(rows, x0.device)], conditioning.take(rows)) for rows in groups)
     return _in_order(groups, parts, graded)

@@ -28,9 +28,11 @@ class PipelineSchedule:
     sigmas     steps + 1 falling noise levels; the last is where the scheduler ends, 0 for flows
     timesteps  [steps] the values that the loop passes for them, in its own dtype
     train      timesteps per unit of sigma (of a flow)
-    visits     the level at each call of `scheduler.step`: some solvers look at a level twice
+    visits     the level at each call of `scheduler.step`: some solvers visit a level twice
     levels     of a model of a variance-preserving process: its level by integer time, rising
     inverted   the loop's own sigma is 1 - ours
+    trig       times are angles of a variance-preserving process (TrigFlow, arXiv:2410.11081):
+               alpha = cos t, s = sin t
     """
 
     sigmas: tuple[float, ...]
@@ -39,6 +41,12 @@ class PipelineSchedule:
     visits: tuple[float, ...] = ()
     levels: Tensor | None = None
     inverted: bool = False
+    trig: bool = False
+
+    @property
+    def preserving(self) -> bool:
+        """Whether the model is one of a variance-preserving process."""
+        return self.trig or self.levels is not None
 
     @classmethod
     def of(
@@ -49,11 +57,12 @@ class PipelineSchedule:
         Raises UserError for levels that do not fall to 0 and for a noise prediction at sigma = 1.
         """
         flow, levels = kind in ("flow", "inverted"), None
-        if not flow:
+        trig = scheduler.config.get("prediction_type") == "trigflow"
+        if not (flow or trig):
             levels = level(scheduler.alphas_cumprod.detach().cpu().double())
         name = type(scheduler).__name__
         passed = torch.stack([torch.as_tensor(t).detach().cpu().flatten()[0] for t in visited])
-        visits = _levels(scheduler, passed, levels)
+        visits = _angle_levels(passed) if trig else _levels(scheduler, passed, levels)
         if kind == "inverted":
             visits = [1 - s for s in visits]
         first = [i for i, s in enumerate(visits) if i == 0 or s < min(visits[:i])]
@@ -73,7 +82,7 @@ class PipelineSchedule:
                 "was trained"
             )
         train = scheduler.config.num_train_timesteps
-        return cls(sigmas, passed[first], train, tuple(visits), levels, kind == "inverted")
+        return cls(sigmas, passed[first], train, tuple(visits), levels, kind == "inverted", trig)
 
     def index(self, sigma: Tensor) -> Tensor:
         """Index [n] of each sigma in the list, -1 for others."""
@@ -105,6 +114,8 @@ class PipelineSchedule:
         For a flow sigma train, else between the times of the two nearest levels, whole where the
         loop's are. Below the lowest level the first time; above the highest an error.
         """
+        if self.trig:
+            return torch.atan2(sigma.double(), 1 - sigma.double())
         if self.levels is None:
             return self.train * self._own(sigma.to(torch.float32))
         levels, at = self.levels, sigma.double()
@@ -146,6 +157,13 @@ def _last_level(scheduler: Any, before: float, levels: Tensor | None) -> float:
     elif alpha is not None:
         last = float(level(torch.as_tensor(alpha).double()))
     return min(last, 0.9999 * before)  # a last step that stays at its level is a very short one
+
+
+def _angle_levels(passed: Tensor) -> list[float]:
+    """Levels sin t / (sin t + cos t) of angles. SANA-Sprint's first one, 1.5708, is 4e-6 above the
+    right angle, which counts as pure noise."""
+    angles = passed.double()
+    return (angles.sin() / (angles.sin() + angles.cos())).clamp(max=1.0).tolist()
 
 
 def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float]:

@@ -32,6 +32,7 @@ class Received(NamedTuple):
     state: Tensor | None = None
     # the scheduler's own prediction of the clean sample, in its first step, where it returns one
     clean: Tensor | None = None
+    more: Mapping[str, Any] = {}  # the other arguments of the step (eta)
 
     @classmethod
     def joined(cls, parts: Sequence["Received"]) -> "Received":
@@ -47,6 +48,8 @@ class Received(NamedTuple):
 
     def folded(self, rows: int) -> "Received":
         """One row per sample: some loops step the frames of all videos as rows."""
+        if len(self.output) == len(self.sample) == rows:
+            return self
         return self._replace(
             output=_folded(self.output, rows),
             sample=_folded(self.sample, rows),
@@ -54,6 +57,16 @@ class Received(NamedTuple):
             state=None if self.state is None else _folded(self.state, rows),
             clean=None if self.clean is None else _folded(self.clean, rows),
         )
+
+
+OURS_OF_STEP = ("model_output", "timestep", "sample", "generator", "return_dict")
+
+
+def data_size(scheduler: Any) -> float:
+    """The size of the data in the scheduler's states and predictions: sigma_data of TrigFlow
+    (arXiv:2410.11081), else 1. Everything outside the stand-in has data of size 1."""
+    trig = scheduler.config.get("prediction_type") == "trigflow"
+    return float(scheduler.config["sigma_data"]) if trig else 1.0
 
 
 def _joined(values: Sequence[Tensor | None]) -> Tensor | None:
@@ -121,13 +134,15 @@ class Control:
     """Mode of the stand-in, shared with copies that a pipeline makes of its scheduler.
 
     own    the real scheduler steps, and each step's arguments and result are recorded
-    stop   the call ends at step number `stop_at`; states do not move before it
+    stop   the call ends at step number `stop_at`; states do not move before it, or are `moved`
+           everywhere
     visit  the loop runs to its end, its steps are recorded, states do not move
     """
 
     mode: Literal["own", "stop", "visit"] = "stop"
     pinned: Any = None  # stands for `timesteps`; None: the real list
     stop_at: int = 0
+    moved: float | None = None
     count: int = 0
     records: list[Received] = field(default_factory=list)
     repeatable: bool = True  # whether the first own step, made twice, had equal results
@@ -144,7 +159,7 @@ def stand_in(real: Any, control: Control) -> Any:
     `isinstance`, the config, the signatures and settings made after construction (a shift) all
     hold. Outside its own call latents are handed through as the denoiser sees them, never scaled.
     """
-    kind = type(real)
+    kind, size = type(real), data_size(real)
     first_sigma = inspect.getattr_static(kind, "init_noise_sigma", None)
 
     def timesteps(self: Any) -> Any:
@@ -160,7 +175,10 @@ def stand_in(real: Any, control: Control) -> Any:
     def scale(self: Any, sample: Tensor, timestep: Any = None) -> Tensor:
         return _as_seen(self, kind, sample, timestep) if control.scales else sample
 
-    members = {"timesteps": property(timesteps, _setter("timesteps")), "step": _step(kind, control)}
+    members = {
+        "timesteps": property(timesteps, _setter("timesteps")),
+        "step": _step(kind, control, size),
+    }
     # also where the real one does not scale: some loops ask the class, which is another one now
     members["scale_model_input"] = scale
     if "set_timesteps" in dir(kind):
@@ -172,27 +190,32 @@ def stand_in(real: Any, control: Control) -> Any:
     return copied
 
 
-def _step(kind: Any, control: Control) -> Any:
+def _step(kind: Any, control: Control, size: float) -> Any:
     """The stand-in's `step`, with the signature of the real one, which pipelines ask for."""
     signature = inspect.signature(kind.step)
     names = tuple(signature.parameters)[1:]
 
     def step(self: Any, *args: Any, **named: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | named
-        seen = Received(given["model_output"], given["timestep"], given["sample"])
+        more = {name: value for name, value in given.items() if name not in OURS_OF_STEP}
+        output, sample = (_over(given[name], size) for name in ("model_output", "sample"))
+        seen = Received(output, given["timestep"], sample, more=more)
         index, control.count = control.count, control.count + 1
         if control.mode == "stop" and index == control.stop_at:
             if control.native_scale:
                 seen = seen._replace(state=_as_seen(self, kind, seen.sample, seen.timestep))
             raise Stop(seen)
+        if control.mode == "stop" and control.moved is not None:
+            kind.step(self, *args, **named)  # it counts its steps
+            return Unmoved(torch.full_like(given["sample"], control.moved))
         if control.mode == "stop":
-            return Unmoved(seen.sample)
+            return Unmoved(given["sample"])
         # some loops write the next state into this one
         kept = seen._replace(output=seen.output.clone(), sample=seen.sample.clone())
         if control.mode == "own":
-            return _own_step(control, self, kind, kept, (args, named))
+            return _own_step(control, self, kind, kept, (args, named), size)
         control.records.append(kept)
-        return Unmoved(seen.sample)
+        return Unmoved(given["sample"])
 
     step.__signature__ = signature  # type: ignore[attr-defined]
     return step
@@ -219,17 +242,24 @@ def _setter(name: str) -> Any:
     return put
 
 
-def _own_step(control: Control, scheduler: Any, kind: Any, seen: Received, given: Any) -> Any:
+def _over(value: Tensor, size: float) -> Tensor:
+    return value if size == 1.0 else value / size
+
+
+def _own_step(
+    control: Control, scheduler: Any, kind: Any, seen: Received, given: Any, size: float
+) -> Any:
     args, named = given
     state = _as_seen(scheduler, kind, seen.sample, seen.timestep)
     twin = copy.deepcopy(scheduler) if not control.records else None
     result = kind.step(scheduler, *args, **named)
-    following, clean = _moved(result), None
+    following, clean = _over(_moved(result), size), None
     if twin is not None:
         given = inspect.signature(kind.step).bind(twin, *args, **named).arguments
         again = kind.step(**given | {"return_dict": True})
-        control.repeatable = torch.equal(following, _moved(again))
+        control.repeatable = torch.equal(following, _over(_moved(again), size))
         clean = _clean(twin, seen, again)
+        clean = None if clean is None else _over(clean, size)
     control.records.append(seen._replace(following=following, state=state, clean=clean))
     return result
 

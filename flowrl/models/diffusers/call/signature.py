@@ -42,8 +42,15 @@ from flowrl.models.diffusers.call.traits import (
     with_images,
 )
 from flowrl.models.diffusers.call.user_levels import UserLevels
+from samplers import Scheduler
 from samplers.adapt import flow_velocity, scale, to_vp
 from samplers.host import on_host, sent
+
+
+def _ends(scheduler: Any, times: Sequence[Any]) -> bool:
+    """Whether a loop visits the last time of its scheduler's list."""
+    last = torch.as_tensor(times[-1]).flatten()[0]
+    return bool(last.cpu() == vars(scheduler)["timesteps"][-1].cpu())
 
 
 class Loop:
@@ -64,6 +71,9 @@ class Loop:
         self.name, self.call = self.traits.name, self.traits.call
         self.guidance = self.traits.guidance
         self.missing = MissingTexts(self.driver)
+        self._columns = self.driver.parameters.keys() - {"prompt"}  # that rows may fill
+        self.own_kernels: dict[int, Scheduler] = {}  # by number of steps
+        self.own_sampler = False  # whether samples are made by the scheduler's own steps
         self._starts: dict[int, Start] = {}
         self._noise: dict[tuple[tuple[str, ...], int], bool] = {}  # first states are noise alone
         self.image_shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}  # of latents, by images
@@ -114,10 +124,12 @@ class Loop:
     ) -> tuple[Extra, ...]:
         """Arguments of each prompt: columns of its row, and images that all prompts share.
 
-        Raises UserError if an image is missing that the pipeline cannot go without, and for a
-        text that only other rows have and that nothing can stand for.
+        Raises UserError if a required image is missing, and for a text that only other rows have
+        and that nothing can replace.
         """
-        found = columns.extras(meta, self.driver.parameters)
+        found: Sequence[Extra] = ()
+        if not self._columns.isdisjoint(set[str]().union(*meta)):
+            found = columns.extras(meta, self.driver.parameters)
         if found:
             rows = zip(found, prompts, columns.places(meta), strict=True)
             found = [self.missing.filled(self.traits, *row) for row in rows]
@@ -139,6 +151,7 @@ class Loop:
         with checks.its_own(self.name, self.call):
             self.traits = with_images(self.driver, self.traits, images)
         self._starts.clear()
+        self.own_kernels.clear()
 
     def start(self, steps: int) -> Start:
         """Schedule and form of the first states, found once per number of steps."""
@@ -162,7 +175,8 @@ class Loop:
             if self.levels is not None:
                 self.levels.check(schedule, steps, self.name)
             own, size = noise_sizes(first, seen, draws.drawn)
-            if schedule.levels is not None:
+            self.driver.behind = int(schedule.trig and not _ends(self.driver.scheduler, times))
+            if schedule.preserving:
                 size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()
             form = tuple(first.shape[1:]), first.dtype, first.device
             self._starts[steps] = Start(schedule, *form, noise=own * size, scale=size)

@@ -72,7 +72,7 @@ def begin_from(pipe: Any, denoisers: Mapping[str, nn.Module], source: str) -> No
 
 
 def load_whole(pipe: Any, source: str, adapter: str, place: str, *, second: bool = False) -> None:
-    """Load one file of adapters. UserError unless every tensor of it found its layer."""
+    """Load one file of adapters. UserError unless every tensor in it finds its layer."""
     kind, path = type(pipe).__name__, find(source)
     if "load_lora_weights" not in dir(pipe):
         raise UserError(f"{place}: {kind} takes no adapters")
@@ -94,7 +94,7 @@ def load_whole(pipe: Any, source: str, adapter: str, place: str, *, second: bool
     if _count(pipe) - before != named or not named:
         raise UserError(
             f"{place}: of the {named} tensors of {source}, {_count(pipe) - before} belong to "
-            f"layers of this {kind}: it was made for another model, or is no plain LoRA"
+            f"layers of this {kind}: it was made for another model, or is not a plain LoRA"
         )
 
 

@@ -148,7 +148,8 @@ def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> No
 
 
 def prepare_adapters(denoiser: nn.Module) -> None:
-    """Adapters take gradients and are float32 at least: half-precision weights lose steps."""
+    """Make adapters trainable, in float32 at least: half-precision weights would lose small
+    steps."""
     for name, parameter in denoiser.named_parameters():
         if ".lora_" in name:
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))

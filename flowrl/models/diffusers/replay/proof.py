@@ -23,7 +23,9 @@ from flowrl.models.diffusers.call.checks import its_own
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.image_shapes import follows_pictures
+from flowrl.models.diffusers.call.inpainting import blends
 from flowrl.models.diffusers.call.neutral import counted_rows
+from flowrl.models.diffusers.call.own_steps import renews_noise
 from flowrl.models.diffusers.call.proof_checks import largest_difference, shown
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Way
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES, Received
@@ -58,12 +60,20 @@ class Subject:
         depend on each other, where the prediction is not what the scheduler takes it for, where
         guidance has no effect, and where no gradient comes through.
         """
-        proof_checks.unbroken(self.loop.name, self.own)
+        changes = proof_checks.unbroken(self.loop.name, self.own)
+        if changes and not blends(self.loop, self.own, self.conditioning, self.steps):
+            raise UserError(changes)
         self._check_sizes()
         way = self._way()
         decodes_in_loop = self._decoder(way)
         steps = StepProof(self.loop, self.own, self.schedule, self.recorded[2])
         first = steps.first()
+        if not (steps.quiet or self.loop.own_sampler) and renews_noise(self.loop, self.steps):
+            raise UserError(
+                f"{self.loop.name}: every step of its {type(steps.scheduler).__name__} puts fresh "
+                "noise on the predicted sample, as few-step models do, so steps without noise "
+                "would sample another distribution: set recipe: {plan: {kernel: scheduler}}"
+            )
         if self.complete:
             steps.check_start(self.conditioning, self.steps)
         padding = self._padding(way)
@@ -90,6 +100,7 @@ class Subject:
             video=self.recorded[1].ndim == 5,
             together=together,
             evaluations=self._evaluations(way),
+            sampler=self.loop.own_sampler,
         )
 
     @cached_property

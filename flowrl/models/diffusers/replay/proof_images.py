@@ -36,8 +36,9 @@ class OtherImages:
         """The columns of images if rows with different images can share a call; otherwise none,
         and each image needs its own calls.
 
-        Predictions and media must be those of calls with one image. Predictions must also depend
-        on the image: where they do not (a loop that only begins at it), equality shows nothing.
+        Predictions and media must equal the ones from calls with one image. Predictions must also
+        depend on the image: where they do not (a loop that only begins at it), equality shows
+        nothing.
         """
         names = tuple(name for name in self.extras[0] if not columns.TEXT_COLUMNS.fullmatch(name))
         noise = {name: columns.another_image(self.extras[0][name]) for name in names}

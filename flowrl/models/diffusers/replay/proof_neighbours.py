@@ -79,7 +79,7 @@ class Neighbours:
     def changed(self, joint: Conditioning) -> tuple[float, Tensor]:
         """(change of the other rows if the first row changes, prediction for the first state).
 
-        The longest row stays, so that all shapes do, and with them the kernels.
+        The longest row stays, so that shapes, and with them kernels, are unchanged.
         """
         same, away, beside = [1, 1, 2], [], []
         for x, sigma in self.states:

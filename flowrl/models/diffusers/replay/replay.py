@@ -1,6 +1,7 @@
 """The result of a proof: what was compared, what stands in, and how near it is."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -16,7 +17,7 @@ class Replay:
 
     Predictions and decoder differ by 0 from the pipeline's own call and the first state by
     rounding, or there is no Replay. The first step of a scheduler that draws no noise is of first
-    order, so it must be our Euler step but for rounding: that proves how the prediction is read.
+    order, so it must be our Euler step up to rounding: that proves how the prediction is read.
     """
 
     pipeline: str
@@ -36,9 +37,10 @@ class Replay:
     user_levels: bool = False  # the call was made at the levels of model.sigmas
     video: bool = False  # the pipeline makes videos, not images
     evaluations: float = 1.0  # of the network, for a row's velocity; more than 1: guided
+    sampler: bool = False  # samples are made by the scheduler's own steps
     together: tuple[str, ...] = ()  # columns: rows with images of one size share a call, to the bit
 
-    @property
+    @cached_property  # read for every call
     def to_way(self) -> Way:
         forward = self.way == "forward"
         return Way(
@@ -47,7 +49,9 @@ class Replay:
 
     @property
     def own_steps(self) -> bool:
-        """Whether flowrl's Euler steps equal the scheduler's own, up to rounding in its dtype."""
+        """Whether flowrl's steps equal the scheduler's own, up to rounding in its dtype."""
+        if self.sampler:
+            return True
         rounding = 2 * torch.finfo(getattr(torch, self.dtype)).eps
         return self.euler is not None and self.euler <= max(EXACT, rounding)
 
@@ -71,8 +75,10 @@ class Replay:
 
     @property
     def solver(self) -> str:
-        """Relation of flowrl's Euler steps to the scheduler's own."""
+        """Relation of flowrl's steps to the scheduler's own."""
         name = self.scheduler
+        if self.sampler:
+            return f"steps are {name}'s own, with flowrl's noise (kernel: scheduler)"
         if self.noisy:
             read = "is not shown" if self.reading is None else f"agrees to {self.reading:.1g}"
             return (

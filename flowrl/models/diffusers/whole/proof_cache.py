@@ -51,8 +51,8 @@ LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 class CachedProof:
     """Proofs of one start: the printed text, and how each (steps, guidance) is driven.
 
-    `traits` are those that only the proof's own call shows. `whole` are the proofs over whole
-    samples, which `flowrl prove` makes.
+    `traits` are found only by the proof's own call. `whole` are the proofs over whole samples,
+    which `flowrl prove` makes.
     """
 
     made: str  # local time

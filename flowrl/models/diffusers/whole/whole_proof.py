@@ -141,7 +141,8 @@ def prove_whole(
     whole = sample(len(prompts))
     own, again, flowrl = whole.own(), whole.own(), whole.flowrl()
     ours = flowrl, whole.media(flowrl)
-    stepped = whole.stepped() if whole.given is not None or not replay.noisy else None
+    known = whole.given is not None or not replay.noisy or replay.sampler
+    stepped = whole.stepped() if known else None
     alone = None
     if whole.given is not None and len(prompts) > 1:
         single = sample(1)

@@ -1,13 +1,13 @@
 """A whole sample of the same first state, three times: the pipeline's own, and two by flowrl.
 
 The pipeline's own call is one. Its own scheduler stepped with flowrl's velocities is another, and
-flowrl's Euler steps the third. `whole_proof` compares them.
+flowrl's own steps the third. `whole_proof` compares them.
 """
 
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,11 +18,11 @@ from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.decoder import media_of
 from flowrl.models.diffusers.call.driver import PipelineCall
-from flowrl.models.diffusers.call.image_to_image import RecordedNoise
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES, patched
+from flowrl.models.diffusers.call.image_to_image import GivenNoise, RecordedNoise
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES, data_size, patched
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_neighbours import nudged
-from samplers import Latents, Ode, roll
+from samplers import Latents, roll
 from samplers.adapt import from_vp, scale
 from samplers.kernels import per_row
 from samplers.noise import normal
@@ -85,8 +85,12 @@ class WholeSample:
         """
         draws, loop, shape = RecordedNoise(1.0), self.policy.loop, self.noise.shape
         entry = loop.traits.entry
-        if "latents" not in loop.driver.parameters or self.policy.pictured(
-            self.conditioning, self.batch.steps
+        steps = self.batch.steps
+        if (
+            "latents" not in loop.driver.parameters
+            or self.policy.pictured(self.conditioning, steps)
+            # Z-Image noises the held entries with another draw where it is given `latents`
+            or self.policy.held(self.conditioning, steps) is not None
         ):
             raise ValueError(f"{loop.traits.name} takes no latents that hold only the noise")
         assert self._seen(None, draws).shape == shape
@@ -131,12 +135,13 @@ class WholeSample:
         visits = self.policy.schedule(steps).visits
 
         def step(real: Any, given: inspect.BoundArguments, index: int) -> Any:
+            size = data_size(loop.driver.real)
             sample, unit = given.arguments["sample"], torch.ones_like(given.arguments["sample"])
             if "scale_model_input" in dir(real.__self__):
                 unit = real.__self__.scale_model_input(unit, given.arguments["timestep"])
             folded = len(sample) != len(self.rows)  # frames are rows of their own
             shape = self.noise.shape if folded else sample.shape
-            sample, unit = sample.reshape(shape), unit.reshape(shape)
+            sample, unit = sample.reshape(shape), unit.reshape(shape) / size
             sigma = torch.full((len(sample),), visits[index])
             if index == 0:
                 sample = (loop.state(self.first, sigma) / unit).to(sample)
@@ -144,7 +149,8 @@ class WholeSample:
             flow = from_vp(flow, sigma) if vp else flow
             with torch.no_grad():
                 v = velocity(flow, sigma, self.rows)
-            output = self._prediction(flow, v, sigma).to(given.arguments["model_output"].dtype)
+            output = size * self._prediction(flow, v, sigma)
+            output = output.to(given.arguments["model_output"].dtype)
             like = given.arguments["sample"].shape
             given.arguments |= {
                 "sample": sample.reshape(like),
@@ -155,13 +161,19 @@ class WholeSample:
         return self._own_call(step)[0]
 
     def flowrl(self) -> Tensor:
-        """Latents after flowrl's Euler steps."""
+        """Latents after flowrl's steps."""
         steps, policy = self.batch.steps, self.policy
         velocity = policy.bind(self.conditioning, steps=steps, guidance=self.guidance)
+        plans = policy.plain(1)(policy.schedule(steps).sigmas, 0, self.seed)
         (rollout,) = roll(
-            Ode(1)(policy.schedule(steps).sigmas, 0, self.seed),
+            policy.fitted(plans, steps),
             velocity,
-            Latents(policy.shape(steps), policy.device, begin=lambda _noise, _prompt: self.first),
+            Latents(
+                policy.shape(steps),
+                policy.device,
+                begin=lambda _noise, _prompt: self.first,
+                held=policy.held(self.conditioning, steps),
+            ),
             self.rows.tolist(),
             seed=self.seed,
             iteration=0,
@@ -184,7 +196,9 @@ class WholeSample:
         signature = inspect.signature(real)
 
         def around(*args: Any, **named: Any) -> Any:
-            result = step(real, signature.bind(*args, **named), len(states) - 1)
+            draws = self._step_noise(len(states) - 1)
+            with patched(() if draws is None else draws.patches(scheduler)):
+                result = step(real, signature.bind(*args, **named), len(states) - 1)
             state = result[0] if isinstance(result, tuple) else result.prev_sample
             states.append(state.clone())  # some loops write into it
             return result
@@ -202,9 +216,25 @@ class WholeSample:
         # one posterior for each image
         with torch.no_grad(), patched(self.policy.loop.driver.memo.patches()):
             media = media_of(twin(**given)[0])
-        last = states[-1]
+        last = states[-1] / data_size(scheduler)
         shape = (len(self.rows), *self.noise.shape[1:])
-        return last if last.shape == shape else last.reshape(shape), media
+        return self._blended(last if last.shape == shape else last.reshape(shape)), media
+
+    def _blended(self, last: Tensor) -> Tensor:
+        """The loop's last state: that of its last step, with the entries that it holds."""
+        held = self.policy.held(self.conditioning, self.batch.steps)
+        if held is None:
+            return last
+        flow = replace(held, end=1.0)
+        return flow.put(last, last, self.rows, None)
+
+    def _step_noise(self, step: int) -> "GivenNoise | None":
+        """The noise of flowrl's step, if its steps are the scheduler's; else the scheduler
+        draws."""
+        if not self.policy.loop.own_sampler:
+            return None
+        keys = [(self.seed, 0, draw, "step", 0, step, 0) for draw in self.rows.tolist()]
+        return GivenNoise(normal(keys, self.noise.shape[1:]))
 
     def _prediction(self, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
         """The model output that the scheduler reads as a flow velocity v at flow states x."""

@@ -39,7 +39,7 @@ def drawn(planner, draws: int = 2, rewards: int = 2, seed: int = 0) -> Scores:
 
 
 def credited(transform, scores, of: Context):
-    return transform(node_values(scores, of), replace(of, way=scores.way))
+    return transform(node_values(scores, of), replace(of, intermediate=scores.intermediate))
 
 
 CHAIN = Looking(Chain(FlowSDE(), 3))  # 4 noisy steps and a last one without noise
@@ -52,15 +52,15 @@ def test_gains_add_up(planner):
     gains = credited(StepGain(), scores, context(planner))
     (plan,) = planner(LEVELS, 0, 0)
     noisy = [k for k, step in enumerate(plan.steps) if step.noisy]
-    whole = scores.values - scores.way.values[:, noisy[0]]
+    whole = scores.values - scores.intermediate.values[:, noisy[0]]
     torch.testing.assert_close(gains.value.sum(1), whole)
     for k in range(5):  # a step without noise gains nothing, and is not trained on
         assert bool(gains.mask[:, k].all()) == (k in noisy) and gains.mask[:, k].any() == (
             k in noisy
         )
     for k, after in zip(noisy, [*noisy[1:], None], strict=True):
-        end = scores.values if after is None else scores.way.values[:, after]
-        torch.testing.assert_close(gains.value[:, k], end - scores.way.values[:, k])
+        end = scores.values if after is None else scores.intermediate.values[:, after]
+        torch.testing.assert_close(gains.value[:, k], end - scores.intermediate.values[:, k])
     ends = credited(StepGain(relative=False), scores, context(planner))
     torch.testing.assert_close(ends.value[:, noisy[-1]], scores.values)
 
@@ -70,11 +70,13 @@ def test_a_state_before_the_ode_has_the_value_behind_it():
     planner = Looking(Chain(FlowSDE(), 2))
     columns = replace(context(planner).columns, noisy=(True, False, True, False, False))
     scores = drawn(planner)
-    known = scores.way.scored.clone()
+    known = scores.intermediate.scored.clone()
     known[:, [1, 3]] = False
-    scores = replace(scores, way=IntermediateScores(scores.way.values * known, known))
+    scores = replace(
+        scores, intermediate=IntermediateScores(scores.intermediate.values * known, known)
+    )
     gains = credited(StepGain(), scores, Context(columns, WEIGHTS))
-    way = scores.way.values
+    way = scores.intermediate.values
     torch.testing.assert_close(gains.value[:, 0], way[:, 2] - way[:, 0])
     torch.testing.assert_close(gains.value[:, 2], scores.values - way[:, 2])
     assert gains.mask[:, 0].all() and gains.mask[:, 2].all() and not gains.mask[:, [1, 3, 4]].any()
@@ -82,14 +84,16 @@ def test_a_state_before_the_ode_has_the_value_behind_it():
 
 def test_a_step_without_a_score_is_masked_and_no_failure():
     scores, of = drawn(CHAIN), context(CHAIN)
-    known = scores.way.scored.clone()
+    known = scores.intermediate.scored.clone()
     known[1, 2] = False  # the second sample, before step 2: the steps 1 and 2 lack an end
-    some = replace(scores, way=IntermediateScores(scores.way.values, known))
+    some = replace(scores, intermediate=IntermediateScores(scores.intermediate.values, known))
     own = Estimator((StepGain(), Sum(), Standardize()))
     advantages, mask = own(some, of)
     assert mask[1].tolist() == [True, False, False, True, False]
     assert mask[[0, 2, 3, 4, 5], :4].all() and (advantages[1, 1:3] == 0).all()
-    nothing = replace(scores, way=IntermediateScores(scores.way.values, torch.zeros_like(known)))
+    nothing = replace(
+        scores, intermediate=IntermediateScores(scores.intermediate.values, torch.zeros_like(known))
+    )
     assert own.summed(nothing, of).mask[..., 0].any(1).all(), (
         "failures are those of the samples alone"
     )
@@ -101,7 +105,7 @@ def test_a_step_without_a_score_is_masked_and_no_failure():
 def test_gains_are_standardised_by_group_and_step():
     scores, of = drawn(CHAIN), context(CHAIN)
     advantages, _ = Estimator((StepGain(), Sum(), Standardize(eps=0.0)))(scores, of)
-    totals = torch.cat([scores.way.values[:, :4], scores.values[:, None]], 1) @ WEIGHTS
+    totals = torch.cat([scores.intermediate.values[:, :4], scores.values[:, None]], 1) @ WEIGHTS
     for draw in range(2):
         for k in range(4):
             own = [float(totals[i, k + 1] - totals[i, k]) for i in range(3 * draw, 3 * draw + 3)]
@@ -127,7 +131,7 @@ def test_siblings_of_a_tree_share_what_they_gained():
     assert planner(LEVELS, 0, 0)[0].nodes == (2, 2, 4, 4, 4)
     assert torch.equal(gains[0::2, :2], gains[1::2, :2])
     assert not torch.isclose(gains[0::2, 2], gains[1::2, 2]).any()
-    torch.testing.assert_close(gains.sum(1), scores.values - scores.way.values[:, 0])
+    torch.testing.assert_close(gains.sum(1), scores.values - scores.intermediate.values[:, 0])
 
 
 # R_0 to R_4 of a trajectory: turns, by hand
@@ -180,7 +184,9 @@ def test_turns_have_the_signs_of_weighted_sums():
     for weights in (torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])):
         of = context(CHAIN, weights.double())
         chosen = int(weights.argmax())
-        way = IntermediateScores(scores.way.values[..., [chosen]], scores.way.scored[..., [chosen]])
+        way = IntermediateScores(
+            scores.intermediate.values[..., [chosen]], scores.intermediate.scored[..., [chosen]]
+        )
         alone = Scores(scores.values[:, [chosen]], scores.scored[:, [chosen]], ("c",), way)
         chain = (TurningPoint("released"), Sum(), Standardize())
         both = Estimator(chain)(scores, of)[0]
@@ -205,9 +211,11 @@ def test_turns_are_balanced_over_the_batch():
 
 def test_a_turn_reads_the_whole_trajectory():
     scores = drawn(CHAIN)
-    known = scores.way.scored.clone()
+    known = scores.intermediate.scored.clone()
     known[0, 2, 1] = False
-    lost = replace(scores, way=IntermediateScores(scores.way.values * known, known))
+    lost = replace(
+        scores, intermediate=IntermediateScores(scores.intermediate.values * known, known)
+    )
     got = credited(TurningPoint(), lost, context(CHAIN))
     assert not got.mask[0].any() and got.mask[1:, :4].all()
 
@@ -217,7 +225,7 @@ def test_discounted_values_by_a_loop():
     scores, of = drawn(planner), context(planner)
     got = credited(Discounted(0.8), scores, of)
     for i in range(6):
-        rewards = [*scores.way.values[i, 1:4].tolist(), scores.values[i].tolist()]
+        rewards = [*scores.intermediate.values[i, 1:4].tolist(), scores.values[i].tolist()]
         for k in range(4):
             for r in range(2):
                 want = sum(0.8 ** (j - k) * rewards[j][r] for j in range(k, 4))
@@ -250,7 +258,7 @@ def test_a_group_without_spread_still_learns_from_absolute_values():
     scores = drawn(planner)
     flat = Scores(
         torch.ones_like(scores.values), scores.scored, scores.names,
-        IntermediateScores(torch.ones_like(scores.way.values), scores.way.scored),
+        IntermediateScores(torch.ones_like(scores.intermediate.values), scores.intermediate.scored),
     )  # fmt: skip
     chain = (Discounted(0.5), Sum(), AbsoluteValue(0.3, bounds=(1.0, 1.0)))
     got = Estimator(chain)(flat, context(planner))[0]
@@ -262,15 +270,17 @@ def test_a_potential_may_abstain():
     """Credit of a tree's nodes gains the standardised potential, or nothing where there is none."""
     planner = Looking(Tree(ConstantSDE(), (0, 2), 2), 1, first=False)
     scores, of = drawn(planner), context(planner)
-    known = scores.way.scored.clone()
+    known = scores.intermediate.scored.clone()
     known[0:2, 1] = False  # the first node behind step 0 of the first draw
     own = torch.tensor([2.0, 0.0], dtype=torch.float64)
-    scores = replace(scores, way=IntermediateScores(scores.way.values, known, own))
+    scores = replace(
+        scores, intermediate=IntermediateScores(scores.intermediate.values, known, own)
+    )
     plain = Estimator((Sum(), Standardize()))(scores, of)[0]
     got, mask = Estimator((Sum(), Standardize(), Potential(0.7, eps=0.0)))(scores, of)
     assert mask.all()
     more = (got - plain) / 0.7
-    total = 2.0 * scores.way.values[..., 0]
+    total = 2.0 * scores.intermediate.values[..., 0]
     assert (more[0:4, 0] == 0).all(), "one node alone has no mean to differ from"
     nodes = total[[4, 6], 1]  # the second draw's two nodes behind step 0
     want = (nodes - nodes.mean()) / nodes.std(correction=0)

@@ -1,4 +1,4 @@
-"""Scores of a run's earlier evaluations that a resumed run can no longer compare with its own.
+"""Counters and results of a run, and earlier scores that a resumed run cannot compare with its own.
 
 A gain over the base, the best weights and the alarms of held-out scores compare evaluations of the
 same prompts, noise and rewards. Settings of these may change before a resume; then the next
@@ -6,7 +6,7 @@ evaluation takes the base's place, for the rewards that the change concerns.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,41 @@ class Incomparable:
     def concerns(self, name: str) -> bool:
         """Whether a score, an attempt (`pass@4/NAME`) or a statistic cannot be compared."""
         return self.every or name in self.labels or name.partition("/")[2] in self.labels
+
+
+@dataclass
+class Progress:
+    """Counters and results of a run, all of which every checkpoint holds."""
+
+    iteration: int = 0  # iterations done
+    optimizer_steps: int = 0
+    skipped_in_a_row: int = 0  # optimizer steps without a finite gradient
+    named_skipped: dict[str, int] = field(default_factory=dict)  # the same, of models with a name
+    seconds: float = 0.0
+    best: float | None = None
+    best_iteration: int | None = None
+    first: dict[str, float] | None = None  # the base's evaluation
+    last: dict[str, float] | None = None
+    base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
+
+    def skipped_of(self, model: str) -> int:
+        return self.named_skipped.get(model, 0) if model else self.skipped_in_a_row
+
+    def skip(self, model: str, count: int) -> None:
+        """Set the number of optimizer steps in a row that a model has skipped."""
+        if model:
+            self.named_skipped[model] = count
+        else:
+            self.skipped_in_a_row = count
+
+    def forget(self, old: Incomparable) -> None:
+        """Drop scores with which later evaluations cannot be compared."""
+        for name in ("first", "last", "base_scores"):
+            known = getattr(self, name) or {}
+            kept = {key: value for key, value in known.items() if not old.concerns(key)}
+            setattr(self, name, kept or None)
+        if old.best:
+            self.best = self.best_iteration = None
 
 
 def _trial(run: Run) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from flowrl.models.adapters import adapter_switch
-from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings import Run
@@ -22,7 +22,7 @@ CallCounts = Counter[tuple[str, int, bool]]  # calls by network, rows and gradie
 
 
 def seconds_now(device: str) -> float:
-    """CPU seconds of this process; on another device seconds of the clock, its work finished."""
+    """CPU seconds of this process; on other devices wall seconds, once the device has finished."""
     if device == "cpu":
         return time.process_time()
     (torch.mps if device == "mps" else torch.cuda).synchronize()
@@ -31,8 +31,8 @@ def seconds_now(device: str) -> float:
 
 @dataclass
 class Opened:
-    """An opened run whose iterations are timed. `samples` are the last one's; the rest of what it
-    made is let go, as it would fill a GPU."""
+    """An opened run whose iterations are timed. `samples` are the last iteration's; everything else
+    that it made is freed, since it would fill a GPU."""
 
     session: Session
     progress: Progress = field(default_factory=Progress)
@@ -41,7 +41,7 @@ class Opened:
 
     @classmethod
     def of(cls, run: Run, folder: Path) -> "Opened":
-        """Open a run and do an iteration that is not counted."""
+        """Open a run and do one iteration that is not counted."""
         folder.mkdir(parents=True, exist_ok=True)
         kept = cls(open_session(run, folder, open_accelerator(run, folder)))
         kept.turn()
@@ -52,17 +52,18 @@ class Opened:
         return self.session.parallel.device
 
     def turn(self) -> float:
-        """Do an iteration; return its seconds."""
+        """Run an iteration; return its seconds."""
         began = seconds_now(self.device)
         made = iterate(self.session, self.progress)
         self.metrics.append(made.metrics)
-        self.samples = made.experience.samples
+        samples = made.experience.samples
+        self.samples = samples if isinstance(samples, Samples) else None
         return seconds_now(self.device) - began
 
 
 @dataclass
 class RecordedCall:
-    """A call of a network with its inputs, to be made again."""
+    """A network call with its inputs, which can be repeated."""
 
     name: str
     module: nn.Module
@@ -71,7 +72,7 @@ class RecordedCall:
     start: bool  # by the start policy: adapters are off
 
     def again(self) -> float:
-        """Evaluate, with the backward pass of a graded call; return the CPU seconds."""
+        """Repeat the call, with the backward pass if it has gradients; return the CPU seconds."""
         began = time.process_time()
         with torch.set_grad_enabled(self.graded):
             args, named = self.given
@@ -84,9 +85,9 @@ class RecordedCall:
 
 @dataclass
 class Floor:
-    """Two arms on the same networks, whose calls are counted by hooks: `iteration`, always the same
-    one of the run, and `plain`, its calls made again in a loop. `scoring` are the seconds of the
-    rewards among those of the last plain loop. For runs of one plan."""
+    """Two arms on the same networks, whose calls are counted by hooks: `iteration` always runs the
+    same iteration, and `plain` repeats its calls in a loop. `scoring` is the time that the rewards
+    took in the last plain loop, in seconds. For runs with a single plan."""
 
     kept: Opened
     calls: list[RecordedCall] = field(default_factory=list)
@@ -132,12 +133,12 @@ class Floor:
         return called
 
     def iteration(self) -> float:
-        """Do the same iteration of the run; return its seconds."""
+        """Run the same iteration again; return its seconds."""
         self.kept.progress.iteration = 1
         return self.kept.turn()
 
     def plain(self) -> float:
-        """Make the recorded calls again, and score again; return their seconds."""
+        """Repeat the recorded calls and score again; return the seconds."""
         began = seconds_now(self.kept.device)
         switch = adapter_switch(self.kept.session.learner.policy.roots().values())
         for call in self.calls:
@@ -159,7 +160,7 @@ class Floor:
 
     def by_turns(self, repeats: int) -> tuple[list[float], list[float]]:
         """Seconds of iterations and of the plain loop. AssertionError unless both make the same
-        calls: as many, of as many rows, with and without gradients."""
+        number of calls, of the same rows, with and without gradients."""
         found: tuple[list[float], list[float]] = ([], [])
         for _ in range(repeats):
             seen: list[CallCounts] = []

@@ -1,0 +1,151 @@
+"""Lines of `flowrl plan` on workers: who holds what, what is sent, and who waits for whom."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from flowrl.estimate import sizes
+from flowrl.estimate.devices import DeviceGroup
+from flowrl.estimate.memory import BYTES, MemoryEstimate, estimate, size, trained_weights
+from flowrl.estimate.sizes import Sizes
+from flowrl.estimate.time import duration, estimate_time
+from flowrl.settings import Run
+from samplers import Plan
+
+SHOWN_STATISTICS = 5  # of each image or video, on pages: float32
+INDEX, LOGP, SCORE = 8, 4, 9  # bytes; a score is a float64 and whether there is one
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that an iteration sends between processes, as `workers/bytes/...` counts them.
+
+    weights  of one version, from a training process into Ray's store; each node takes a copy
+    samples  states, levels, densities and indices, from sampling workers to training
+    media    from sampling workers to the replicas of rewards
+    bound    whether samples are at most so large, since texts end where they end
+    """
+
+    weights: int
+    samples: int
+    media: int
+    bound: bool = False
+
+
+def traffic(run: Run, iteration: int = 0) -> Traffic | None:
+    """Bytes of an iteration; None if the model is not on this machine."""
+    algorithm = run.algorithm()
+    model = sizes.of(run.model, algorithm.steps)
+    if model is None:
+        return None
+    levels = run.levels(algorithm.steps)
+    plans = algorithm.plan(levels, iteration, run.train.seed)
+    count = trained_weights(run, model)
+    wide = BYTES[run.model.dtype]
+    if run.model.lora is not None:
+        wide = BYTES[run.model.lora.dtype]
+    if algorithm.behaviour != "current":  # averages are kept in float32 at least
+        wide = max(wide, 4)
+    draws, own = run.drawn, len(run.rewards) - len(run.workers.rewards)
+    samples = sum(plan.group for plan in plans)
+    images = [plan for plan in plans if isinstance(plan, Plan)]
+    if not images:
+        tokens = samples * algorithm.steps
+        return Traffic(wide * count, draws * tokens * (INDEX + LOGP), 0, True)
+    each = sum(_rollout_bytes(run, plan, model) for plan in images)
+    each += SCORE * samples * own + 4 * SHOWN_STATISTICS * images[0].group
+    media = 4 * model.media * samples * len(run.workers.rewards)
+    return Traffic(wide * count, draws * each, draws * media)
+
+
+def _rollout_bytes(run: Run, plan: Plan, model: Sizes) -> int:
+    """Bytes of one draw under a plan: each distinct state once."""
+    kept = run.train.states.dtype
+    stored = model.latent * (4 if kept is None else BYTES[kept])
+    keeps_means, found = run.algorithm().likelihood.keep_mean, 0
+    trained = [k for k, step in enumerate(plan.steps) if step.train]
+    for before, k in pairwise([-2, *trained]):
+        children = plan.states[k + 1]
+        states = children * (2 if keeps_means else 1)
+        states += 0 if before + 1 == k else plan.states[k]
+        found += states * stored + children * (LOGP + INDEX)
+    return found + plan.group * (4 * model.latent + INDEX)
+
+
+def workers_report(
+    run: Run, devices: DeviceGroup | None, utilisation: float, iteration: int = 0
+) -> Iterator[str]:
+    """Lines of `flowrl plan` for a run with workers."""
+    w = run.workers
+    if not w.any:
+        return
+    held = estimate(run, iteration)
+    replicas = [f"{how.replicas} of {label}" for label, how in w.rewards.items()]
+    kinds = [f"{w.sampling} sample" if w.sampling else "the training processes sample"]
+    kinds += [f"{', '.join(replicas)} score"] if replicas else []
+    yield f"workers: {'; '.join(kinds)}; lag {w.lag}" + _units(run)
+    if held is not None and w.sampling:
+        own = [spec.label for spec in run.rewards if spec.label not in w.rewards]
+        parts = _sampling_memory(run, held)
+        yield (
+            f"  a sampling worker holds the model, its encoders and decoder: about {size(parts)}"
+            + (f", and the rewards {', '.join(own)}" if own else "")
+        )
+        yield f"  a training process holds the same and what trains: about {size(held.total)}"
+    sent = traffic(run, iteration)
+    if sent is not None and w.sampling:
+        most = "at most " if sent.bound else ""
+        yield (
+            f"  an iteration sends {_bytes(sent.weights)} of weights, {most}"
+            f"{_bytes(sent.samples)} of samples, {_bytes(sent.media)} of media to replicas"
+        )
+    yield from _waiting(run, devices, utilisation, iteration)
+
+
+def _units(run: Run) -> str:
+    unit, draws = run.workers.unit, run.drawn
+    if unit is None:
+        return f"; {draws} draws in one unit: set workers.unit to share them out"
+    return f"; {-(-draws // unit)} units of {unit} draws"
+
+
+def _sampling_memory(run: Run, held: MemoryEstimate) -> int:
+    names = ("trained model", "merged weights", "adapters", "masters", "frozen parts")
+    parts = sum(n for name, n in held.parts.items() if name in names)
+    unit = run.workers.unit or run.drawn
+    share = min(1.0, unit / max(1, run.drawn))
+    return int(parts + held.phases.get("decoding", 0) + held.media * share)
+
+
+def _waiting(
+    run: Run, devices: DeviceGroup | None, utilisation: float, iteration: int
+) -> Iterator[str]:
+    w = run.workers
+    if not w.sampling or devices is None:
+        return
+    found = estimate_time(run, DeviceGroup(1, devices.name, devices.kind), utilisation, iteration)
+    if found is None:
+        return
+    learners = max(1, devices.number - w.sampling)
+    update = found.phases["training"] / learners
+    sampling = (found.total - found.phases["training"]) / w.sampling
+    whole, idle = waiting_shares(sampling, update, w.lag)
+    yield (
+        f"  {w.sampling} {devices.name} sample in {duration(sampling)}, {learners} train in "
+        f"{duration(update)}: {duration(whole)} an iteration; sampling waits {idle[0]:.0%}, "
+        f"training {idle[1]:.0%} of it (rewards and sending left out)"
+    )
+
+
+def waiting_shares(sampling: float, update: float, lag: int) -> tuple[float, tuple[float, float]]:
+    """Seconds of an iteration, and the shares of it that sampling and training wait. With a lag
+    both work at a time, and the longer one decides."""
+    whole = max(sampling, update) if lag else sampling + update
+    return whole, (1 - sampling / whole, 1 - update / whole)
+
+
+def _bytes(count: int) -> str:
+    for name, unit in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count} bytes"

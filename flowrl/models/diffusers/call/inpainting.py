@@ -1,0 +1,91 @@
+"""The blend of inpainting with weights that know no mask: a part of the state follows the image.
+
+After each step such a loop replaces the entries outside the mask by the image's latents, noised to
+the next level with the noise of the first state. Mask and image are found by two calls whose first
+step returns 0 and 1 everywhere: the next step receives (1 - mask) image and that plus the mask.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call import checks, columns
+from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.image_to_image import RecordedNoise
+from flowrl.models.diffusers.call.own_steps import MeasuredScheduler
+from flowrl.models.diffusers.call.scheduler_standin import Received
+from flowrl.models.diffusers.call.signature import Loop
+from samplers.adapt import scale
+from samplers.held import Held
+
+BLEND_TOLERANCE = 1e-4  # of a state's size, between the loop's next state and ours
+
+
+def held_entries(loop: Loop, conditioning: Conditioning, steps: int) -> Held | None:
+    """The entries of each row's states that the loop takes from its image; None if there are none.
+
+    UserError for masks with soft edges, whose states would have a part of each.
+    """
+    extras = conditioning.extras
+    if not extras or not any("mask" in name for name in columns.images(extras[0])):
+        return None
+    start = loop.start(steps)
+    sigmas, last = start.schedule.sigmas, start.schedule.sigmas[-1]
+    if len(sigmas) < 3:
+        return None  # no step follows the only one, which would show a blend
+    factor: float | None = None
+    free: dict[int, Tensor] = {}
+    clean: dict[int, Tensor] = {}
+    for rows in columns.by_image(extras):
+        nothing, one = (_after_first(loop, conditioning.take(rows[:1]), steps, x) for x in (0, 1))
+        mask = one - nothing
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise UserError(
+                f"{loop.name}: the mask has soft edges, and its loop keeps a part of the image in "
+                "them: give masks of black and white, with edges on the grid of the latents"
+            )
+        if bool(mask.all()):
+            return None
+        factor = factor or MeasuredScheduler.of(loop, steps).factor(1)
+        free |= dict.fromkeys(rows, mask == 1)
+        clean |= dict.fromkeys(rows, nothing / (factor * (1 - sigmas[1])))
+    part = loop.picture(conditioning, steps)
+    each = range(len(conditioning))
+    return Held(
+        torch.cat([free[i] for i in each]),
+        torch.cat([clean[i] for i in each]),
+        None if part is None else part.state,
+        start.noise if part is None else sigmas[0],
+        1.0 if last == 0 else 1 / float(scale(torch.tensor([last], dtype=torch.float64))),
+    )
+
+
+def _after_first(loop: Loop, conditioning: Conditioning, steps: int, value: float) -> Tensor:
+    """The second step's state [1 *d] if the first returns `value` everywhere; without noise."""
+    call = loop.traits.trial_call(conditioning, steps)
+    with torch.no_grad(), checks.its_own(loop.name, loop.call):
+        found = loop.driver.after_first(call, RecordedNoise(0.0), value)
+    found = found.to(torch.promote_types(found.dtype, torch.float32))
+    return found if len(found) == 1 else found[None]
+
+
+def blends(loop: Loop, own: Sequence[Received], conditioning: Conditioning, steps: int) -> bool:
+    """Whether the changes of a recorded call's states between its steps are those of held entries,
+    to rounding."""
+    held = held_entries(loop, conditioning, steps)
+    if held is None:
+        return False
+    scheduler, rows = MeasuredScheduler.of(loop, steps), torch.arange(len(conditioning))
+    sigmas, start = scheduler.schedule.sigmas, own[0].sample / scheduler.factor(0)
+    for k, (before, after) in enumerate(pairwise(own), 1):
+        assert before.following is not None
+        factor: Any = scheduler.factor(k)
+        ours = factor * held.put(before.following / factor, start, rows, sigmas[k])
+        away = (ours - after.sample).abs().max()
+        if not float(away) <= BLEND_TOLERANCE * float(after.sample.abs().max()):
+            return False
+    return True

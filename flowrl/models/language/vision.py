@@ -1,0 +1,253 @@
+"""Images in prompts of a vision-language model, through its own transformers processor.
+
+The processor writes placeholder tokens for each image into the prompt, and returns tensors that
+the model's call takes beside the tokens. Columns of tokens (`mm_token_type_ids`, `token_type_ids`)
+have one number per token of the prompt and are padded with it; columns of images (`pixel_values`,
+`image_grid_thw`, `image_sizes`) run over images or patches, and those of a call's rows are
+concatenated. Models that need other columns are refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+from flowrl.errors import UserError
+from flowrl.models.language.chat import chat_turns, prompt_place, rendered
+from flowrl.prompts.prompt_set import PromptRow
+from rewards.perception.files import open_image_bytes, open_image_file
+from rewards.perception.media import to_rgb
+from samplers.host import uploaded
+
+TOKEN_COLUMNS = ("mm_token_type_ids", "token_type_ids")
+ARRAY_COLUMNS = ("pixel_values", "image_grid_thw", "image_sizes")
+ROW_COLUMNS = ("images", "image")  # of the prompt file
+MARK = "<image>"  # in texts of data sets, the place of an image
+
+
+@dataclass(frozen=True)
+class PromptImages:
+    """Inputs of the model beside a prompt's tokens: numbers per token, and tensors whose
+    first dimension runs over images or patches."""
+
+    tokens: Mapping[str, Sequence[int]]
+    arrays: Mapping[str, Tensor]
+
+
+def reads_images(config: Any) -> bool:
+    """Whether a transformers configuration is that of a vision-language model."""
+    return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+
+def model_class(config: Any) -> Any:
+    """The transformers class that loads a language model, or a vision-language model."""
+    return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
+
+
+@dataclass(frozen=True)
+class Vision:
+    """The processor of a vision-language model, and its placeholder tokens.
+
+    Placeholders of images and videos are never sampled: a model that wrote one would be asked for
+    an image that does not exist. Their logits are the least number, in sampling and in training.
+    """
+
+    processor: Any
+    placeholders: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: Any, source: str) -> "Vision":
+        """Load the processor. UserError if it cannot be loaded, or if the model has no head."""
+        try:
+            processor = AutoProcessor.from_pretrained(source)
+        except (ImportError, OSError, ValueError) as error:
+            why = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"model.language: {source} reads images, but its processor cannot be loaded: {why}"
+            ) from error
+        return cls.made(model, processor)
+
+    @classmethod
+    def made(cls, model: Any, processor: Any) -> "Vision":
+        """Take a processor, and hide its placeholders from the model's head."""
+        config, head = model.config, model.get_output_embeddings()
+        name = type(model).__name__
+        if getattr(processor, "image_processor", None) is None:
+            raise UserError(f"model.language: the processor of {name} reads no images")
+        if head is None:
+            raise UserError(f"model.language: {name} has no separate head, which images need")
+        ids = [getattr(config, f"{kind}_token_id", None) for kind in ("image", "video")]
+        ids = [i for i in ids if isinstance(i, int) and i < head.weight.shape[0]]
+        head.register_forward_hook(_Hidden(tuple(ids)))
+        return cls(processor, tuple(ids))
+
+    def encode(
+        self,
+        prompt: str,
+        row: Mapping[str, Any],
+        system: str | None,
+        template: Mapping[str, Any],
+    ) -> tuple[list[int], PromptImages | None]:
+        """Tokens of a prompt and its images, which the row's column `images` or `image` holds, or
+        the messages themselves.
+
+        An image's place is its part of a message, or the mark <image> in a text; images without
+        places come first in the first message of the user. UserError for an image that cannot be
+        read, and for another number of places than images.
+        """
+        at = row.place if isinstance(row, PromptRow) else prompt_place(prompt)
+        images = row_images(row, at)
+        turns, shown = _placed(chat_turns(prompt, system), images, at)
+        if self.processor.chat_template is not None:
+            text = rendered(
+                self.processor, turns, prompt, template, tokenize=False, return_dict=False
+            )
+        else:
+            text = "".join(self._plain(part) for turn in turns for part in turn["content"])
+        mark = self.processor.image_token
+        if (places := text.count(mark)) != len(shown):
+            raise UserError(
+                f"{at}: the prompt has {len(shown)} images, but as the model reads it {places} "
+                f"places for them: its chat template leaves some out, or a text contains {mark}"
+            )
+        found = self.processor(
+            text=[text],
+            images=[shown] if shown else None,
+            add_special_tokens=self.processor.chat_template is None,
+            return_tensors="pt",
+        )
+        ids = found.pop("input_ids")[0].tolist()
+        return ids, self._columns(found, len(ids)) if shown else None
+
+    def _plain(self, part: Mapping[str, Any]) -> str:
+        return self.processor.image_token if part["type"] == "image" else part["text"]
+
+    def _columns(self, found: Mapping[str, Any], length: int) -> PromptImages:
+        """Sort the processor's columns. UserError for one of another kind."""
+        rest = {name: value for name, value in found.items() if name != "attention_mask"}
+        tokens = {name: rest.pop(name)[0].tolist() for name in TOKEN_COLUMNS if name in rest}
+        arrays = {name: torch.as_tensor(rest.pop(name)) for name in ARRAY_COLUMNS if name in rest}
+        if rest or any(len(column) != length for column in tokens.values()):
+            raise UserError(
+                f"model.language: {type(self.processor).__name__} returns "
+                f"{', '.join(rest or tokens)}, and only models that read images by "
+                f"{', '.join((*ARRAY_COLUMNS, *TOKEN_COLUMNS))} are supported, as Qwen2.5-VL and "
+                "LLaVA do"
+            )
+        return PromptImages(tokens, arrays)
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """A forward hook of a head that makes tokens impossible."""
+
+    ids: tuple[int, ...]
+
+    def __call__(self, head: nn.Module, given: Any, logits: Float[Tensor, "*n v"]) -> Tensor:
+        del head, given
+        ids = torch.tensor(self.ids, device=logits.device, dtype=torch.long)
+        return logits.index_fill(-1, ids, torch.finfo(logits.dtype).min)
+
+
+def row_images(row: Mapping[str, Any], at: str) -> list[Image.Image]:
+    """Images of a row's column `images` or `image`. UserErrors begin with `at`."""
+    given = [name for name in ROW_COLUMNS if row.get(name) is not None]
+    if len(given) > 1:
+        raise UserError(f"{at} has the columns images and image: leave one out (keep)")
+    if not given:
+        return []
+    values = row[given[0]]
+    several = values if isinstance(values, list | tuple) else [values]
+    return [opened(value, f"{at}, {given[0]}") for value in several]
+
+
+def opened(value: Any, at: str) -> Image.Image:
+    """An image in RGB: a path, an image of PIL, or what parquet files hold, {bytes, path}."""
+    try:
+        if isinstance(value, Mapping):
+            data, path = value.get("bytes"), value.get("path")
+            if isinstance(data, bytes):
+                return to_rgb(open_image_bytes(data, str(path or "bytes")))
+            value = path
+        if isinstance(value, str | Path):
+            return to_rgb(open_image_file(value))
+    except ValueError as error:
+        raise UserError(f"{at}: {error}") from error
+    if isinstance(value, Image.Image):
+        return to_rgb(value)
+    raise UserError(f"{at}: {value!r:.50} is not an image: expected a path, or {{bytes, path}}")
+
+
+def _placed(
+    turns: Sequence[Mapping[str, Any]], images: Sequence[Image.Image], at: str
+) -> tuple[list[dict[str, Any]], list[Image.Image]]:
+    """Messages whose contents are parts, and the images in the order of their places."""
+    parts = [_parts(turn["content"], bool(images)) for turn in turns]
+    if images and not any(part["type"] == "image" for some in parts for part in some):
+        first = next((i for i, turn in enumerate(turns) if turn["role"] == "user"), 0)
+        parts[first] = [*({"type": "image"} for _ in images), *parts[first]]
+    given, shown = iter(images), list[Image.Image]()
+    for part in (part for some in parts for part in some if part["type"] == "image"):
+        own = part.pop("image", None)
+        image = opened(own, at) if own is not None else next(given, None)
+        if image is None:
+            raise UserError(f"{at}: the prompt has a place for an image that the row lacks")
+        shown.append(image)
+    if left := len(list(given)):
+        raise UserError(
+            f"{at}: the row has {len(images)} images, but its prompt has places for "
+            f"{len(images) - left}: add {MARK} to the prompt where each belongs"
+        )
+    return [{**turn, "content": some} for turn, some in zip(turns, parts, strict=True)], shown
+
+
+def _parts(content: Any, marked: bool) -> list[dict[str, Any]]:
+    """A message's content as parts. `marked`: <image> in a text is the place of an image."""
+    if not isinstance(content, str):
+        return [dict(part) for part in content]
+    pieces = content.split(MARK) if marked else [content]
+    found: list[dict[str, Any]] = []
+    for i, piece in enumerate(pieces):
+        found += [{"type": "image"}] if i else []
+        found += [{"type": "text", "text": piece}] if piece or len(pieces) == 1 else []
+    return found
+
+
+def call_inputs(
+    images: Sequence[PromptImages | None],
+    starts: Sequence[int],
+    width: int,
+    model: Any,
+) -> dict[str, Tensor]:
+    """Inputs of a call of rows beside tokens [b width]; row i's prompt begins at `starts[i]`.
+
+    UserError if images of the rows have different shapes beyond their number.
+    """
+    some = [(each, start) for each, start in zip(images, starts, strict=True) if each is not None]
+    found: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for each, _ in some for name in each.tokens):
+        whole = torch.zeros(len(images), width, dtype=torch.int64)
+        for row, (each, start) in enumerate(zip(images, starts, strict=True)):
+            if each is not None:
+                own = each.tokens[name]
+                whole[row, start : start + len(own)] = torch.tensor(own)
+        found[name] = uploaded(whole, model.device)
+    for name in dict.fromkeys(name for each, _ in some for name in each.arrays):
+        parts = [each.arrays[name] for each, _ in some]
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise UserError(
+                f"model.language: {name} of different images has different shapes "
+                f"({', '.join(str(list(part.shape)) for part in parts[:3])}), so that they "
+                "cannot share a call: set train.rows_per_call: 1"
+            )
+        whole = torch.cat(parts)
+        whole = whole.to(model.dtype) if whole.is_floating_point() else whole
+        found[name] = uploaded(whole, model.device)
+    return found

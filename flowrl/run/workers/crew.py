@@ -1,0 +1,146 @@
+"""The sampling workers of one training process: who has joined, who is asked next, who is lost."""
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray  # type: ignore[reportMissingImports]
+import torch
+from ray.exceptions import RayActorError, RayError, RayTaskError  # type: ignore[reportMissingImports]
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.run.state.session import Session
+from flowrl.run.workers.cluster import Cluster, actor, versions_differ, why_not_started
+from flowrl.run.workers.sampler import SamplingWorker, facts, trial
+from flowrl.run.workers.scoring import cause_of, first_line
+from flowrl.run.workers.transport import all_tensors, brought_to
+from flowrl.settings.read import dump
+
+SAME = 1e-3  # largest difference of a worker's first draw, of the size of its numbers
+
+
+class Crew:
+    """Sampling workers join when they have started, which they may at any iteration, and after
+    they were lost; each is compared with this process first."""
+
+    def __init__(self, session: Session, cluster: Cluster) -> None:
+        run, parallel = session.run, session.parallel
+        self.session, self.settings = session, run.workers
+        gpus = self.settings.gpus
+        cls = actor(SamplingWorker, float(parallel.device == "cuda") if gpus is None else gpus)
+        share = range(parallel.rank, self.settings.sampling, parallel.processes)
+        tree, threads = dump(run), torch.get_num_threads()
+        self.actors: list[Any] = [cls.remote(tree, threads, cluster.rewards) for _ in share]
+        self.joined: list[Any] = []  # those that have passed the comparison, in turn
+        self.joining: dict[Any, Any] = {}  # reference of a first draw -> its worker
+        self.own: list[Tensor] = []  # this process's first draw
+        self.worst, self.turn, self.restarts = 0.0, 0, 0
+
+    def begin(self) -> None:
+        """Wait for a worker. UserError if it differs from this process."""
+        session = self.session
+        for each in self.actors:
+            self._ask(each)
+        with session.parallel.together():
+            self.own = all_tensors(brought_to(trial(session), torch.device("cpu")))
+        self.join(self.settings.limit)
+        away = "to the bit" if self.worst == 0 else f"but for {self.worst:.1e} of its size"
+        compared = f"a first draw as here {away}" if self.own else "first draws not compared"
+        session.terminal.say(
+            f"workers: {len(self.joined)} of {len(self.actors)} sample on Ray, {compared}; "
+            f"lag {self.settings.lag}"
+        )
+
+    def next(self) -> Any:
+        """The worker whose turn it is; waits for one if all are lost."""
+        if not self.joined:
+            self.join(self.settings.limit)
+        self.turn += 1
+        return self.joined[self.turn % len(self.joined)]
+
+    def lost(self, worker: Any, why: str) -> None:
+        """Take out a worker that has died or was ended. Ray starts it again, and it may join."""
+        if worker not in self.joined:  # another of its units has said so
+            return
+        self.restarts += 1
+        self.session.terminal.warn(
+            f"workers: one is lost ({why}); its draws are sampled by another one"
+        )
+        self.joined.remove(worker)
+        self._ask(worker)
+
+    def join(self, patience: float = 0) -> None:
+        """Take in the workers that have started by now. With a patience, wait so many seconds for
+        one of them if there is none; UserError after that."""
+        end = time.monotonic() + patience
+        self._take_in(0)
+        while patience and not self.joined:
+            left = end - time.monotonic()
+            if left <= 0 or not self._take_in(left):
+                raise UserError(
+                    f"workers: no worker has started in {patience:g} s; see `ray status` for what "
+                    "the cluster lacks, or raise workers.limit"
+                )
+
+    def _take_in(self, patience: float) -> bool:
+        """Compare those that have started, after waiting for one. Returns whether one has."""
+        waiting = [*self.joining]
+        if not waiting:
+            return False
+        count = 1 if patience else len(waiting)
+        done, _ = ray.wait(waiting, num_returns=count, timeout=patience)
+        for result in done:
+            self._compare(result, self.joining.pop(result))
+        return bool(done)
+
+    def _ask(self, worker: Any) -> None:
+        """Ask a worker for its first draw, which it answers once it has started."""
+        self.joining[worker.trial.options(max_task_retries=-1).remote()] = worker
+
+    def _compare(self, result: Any, worker: Any) -> None:
+        try:
+            there, rollouts = ray.get(result)
+        except RayTaskError as error:
+            raise cause_of(error) from None
+        except RayActorError as error:
+            if error.actor_init_failed:
+                raise UserError(
+                    f"workers: a worker could not start: {why_not_started(error)}"
+                ) from error
+            self._ask(worker)  # it died, and starts again
+            return
+        except RayError as error:
+            raise UserError(f"workers: a worker could not start: {first_line(error)}") from error
+        wrong = versions_differ(facts(), there)
+        away = relative_distance(self.own, all_tensors(rollouts))
+        if wrong is None and not away <= SAME:
+            wrong = (
+                f"a draw that a worker sampled differs from this process's by {away:.1e} of its "
+                "size: use the same kind of device, dtype and model files everywhere"
+            )
+        if wrong is not None and self.settings.differing == "raise":
+            raise UserError(f"workers: {wrong}; workers.differing: warn takes it anyway")
+        if wrong is not None:
+            self.session.terminal.warn(f"workers: {wrong}")
+        self.worst = max(self.worst, away)
+        self.joined.append(worker)
+
+    def close(self) -> None:
+        for each in self.actors:
+            with suppress(RayError):
+                ray.kill(each)
+
+
+def relative_distance(own: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    """The largest difference of two draws' tensors, of the size of their numbers."""
+    worst = 0.0
+    for here, there in zip(own, other, strict=True):
+        if here.shape != there.shape:
+            return math.inf
+        if here.numel():
+            scale = here.double().abs().amax().clamp(min=1e-12)
+            worst = max(worst, float((here.double() - there.double()).abs().amax() / scale))
+    return worst

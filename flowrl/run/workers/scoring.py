@@ -1,0 +1,158 @@
+"""Scoring workers: replicas of a reward, each in a process of its own."""
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray  # type: ignore[reportMissingImports]
+import torch
+from jaxtyping import Float
+from ray.exceptions import (  # type: ignore[reportMissingImports]
+    GetTimeoutError,
+    RayError,
+    RayTaskError,
+)
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.call_sizes import CallTooLarge
+from flowrl.run.state.session import load_rewards
+from flowrl.run.workers.transport import send_tensors_whole
+from flowrl.settings import Run
+from flowrl.settings.read import run_from
+from rewards import Samples
+from rewards.combine import blamed, scored
+from rewards.types import FindsAnswers, parts_of, reports
+
+WORKERS_ASKED = 3  # workers that are asked for a result before the run ends
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+OF_LAUNCHERS = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_")
+
+RewardColumn = Float[Tensor, " n"]
+Scored = tuple[list[RewardColumn], dict[str, float], float]  # by plan; reports; seconds
+
+
+def begin_worker(settings: Mapping[str, Any], threads: int) -> Run:
+    """Make this process a worker of a run: no member of its launcher's group, which it would
+    inherit. Returns the run's settings."""
+    for name in [*os.environ]:
+        if name in LAUNCHERS or name.startswith(OF_LAUNCHERS):
+            del os.environ[name]
+    torch.set_num_threads(threads)
+    send_tensors_whole()
+    return run_from(settings, "the run's settings")
+
+
+class ScoringWorker:
+    """The process of one replica."""
+
+    def __init__(self, settings: Mapping[str, Any], label: str, threads: int) -> None:
+        run = begin_worker(settings, threads)
+        every = (*run.rewards, *run.held_out_rewards, *run.intermediate_rewards)
+        spec = next(each for each in every if each.label == label)
+        self.label, self.rewards = label, load_rewards([spec])
+        if next(parts_of(self.rewards, FindsAnswers), None) is not None:
+            raise UserError(
+                f"workers.rewards: {label} finds answers in texts, which the processes that sample "
+                "ask it for; leave it out there"
+            )
+
+    def score(self, samples: Sequence[Samples]) -> Scored:
+        """Scores of each plan's samples, NaN where there is none, what the reward reports, and the
+        seconds that it took."""
+        began = time.perf_counter()
+        with blamed_in_words():
+            columns = [scored(self.label, self.rewards[self.label], each) for each in samples]
+        return columns, reports(self.rewards), time.perf_counter() - began
+
+
+@contextmanager
+def blamed_in_words() -> Iterator[None]:
+    """Turn an exception of a reward into a UserError, since frames do not travel."""
+    try:
+        yield
+    except Exception as error:
+        if (what := blamed(error)) is None:
+            raise
+        raise UserError(what) from error
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A result that a replica was asked for."""
+
+    reference: Any
+    replica: Any
+
+
+class ReplicatedReward:
+    """A reward whose replicas are other processes: it gives them samples in turn.
+
+    As a reward it waits for the scores of the samples that it is called with. Samples may also be
+    named by a reference, so that their media go to a replica without passing this process.
+    """
+
+    concurrent = True
+
+    def __init__(self, label: str, replicas: Sequence[Any], limit: float) -> None:
+        self.label, self.replicas, self.limit = label, tuple(replicas), limit
+        self.turns = itertools.cycle(self.replicas)
+        self.reported: dict[str, float] = {}
+        self.lock = threading.Lock()  # it is called from several threads
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return ReplicatedReward, (self.label, self.replicas, self.limit)
+
+    def __call__(self, samples: Samples) -> RewardColumn:
+        media = ray.put((samples.on_cpu(),))
+        (column,), report, _ = self.result(self.ask(media), media)
+        with self.lock:
+            for name, value in report.items():
+                name = name.removeprefix(f"calls/{self.label}/")
+                self.reported[name] = self.reported.get(name, 0.0) + value
+        return column
+
+    def report(self) -> dict[str, float]:
+        with self.lock:
+            reported, self.reported = self.reported, {}
+        return reported
+
+    def ask(self, samples: Any) -> Waiting:
+        """Ask the next replica to score the samples that a reference names."""
+        with self.lock:
+            replica = next(self.turns)
+        return Waiting(replica.score.remote(samples), replica)
+
+    def result(self, asked: Waiting, samples: Any) -> Scored:
+        """Wait for scores. Ray repeats what a replica that died was asked; one that does not answer
+        in time is ended, and the next one is asked. RayError if the samples are lost."""
+        for _ in range(WORKERS_ASKED):
+            try:
+                return ray.get(asked.reference, timeout=self.limit)
+            except GetTimeoutError:
+                ray.kill(asked.replica, no_restart=False)
+                asked = self.ask(samples)
+            except RayTaskError as error:
+                raise cause_of(error) from None
+        raise UserError(
+            f"workers.rewards: {WORKERS_ASKED} replicas of {self.label} have not scored samples in "
+            f"{self.limit:g} s each; raise workers.limit"
+        )
+
+
+def cause_of(error: RayTaskError) -> Exception:
+    """The error of a worker as this process would have raised it; RayError if something that it
+    needed is lost."""
+    cause: Any = error.cause
+    if isinstance(cause, UserError | CallTooLarge | RayError):
+        return cause
+    return RuntimeError(f"in a worker: {error}")
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,208 @@
+"""Samples of older weights: what the update evaluates, and the decoupled objective."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from flowrl.errors import UserError
+from flowrl.likelihoods.rows import Evaluation, TransitionRows, without_old
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.ratio import Surrogate
+from flowrl.losses.weights import Decoupled, Mismatch
+from flowrl.run.experience.collect import collect
+from flowrl.run.state.progress import Progress
+from flowrl.run.train import iterate
+from flowrl.run.update.minibatches import shares_of
+from flowrl.run.update.update import chunk_loss, with_old
+from flowrl.settings.read import check_plan, run_from
+from flowrl.settings.workers import WorkerSettings
+from samplers import FlowSDE
+from tests.support import runs, text_runs, tiny_lm
+
+CHAIN = {"name": "flow_grpo", "steps": 3, "group": 2}
+NFT = {"name": "nft", "steps": 3, "group": 2, "levels_per_sample": 2}
+AWM = {"name": "awm", "steps": 5, "group": 2, "levels_per_sample": 2}
+
+
+def lagging(pipeline, folder, recipe: dict[str, Any], **train: Any):
+    """A session whose settings have a lag; it samples in this process."""
+    settings = runs.tree(pipeline, folder, recipe, **train)
+    return runs.opened({**settings, "workers": {"sampling": 1, "lag": 1}}, folder)
+
+
+@pytest.fixture
+def ray_is_there(monkeypatch):
+    monkeypatch.setattr("flowrl.settings.checks.find_spec", lambda name: name)
+
+
+def moved(policies, names, by: float):
+    """Copies of policies' weights, moved by keyed noise."""
+    made = policies.copies(names)
+    for weights in made.values():
+        for place, weight in enumerate(weights.values()):
+            noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(place))
+            weight.add_(noise.to(weight), alpha=by)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("recipe", "averages"), [(NFT, {"trailing"}), (AWM, {"current", "trust"})], ids=["nft", "awm"]
+)
+def test_losses_read_the_weights_as_they_were_at_sampling(recipe, averages, pipeline, tmp_path):
+    """Beside a run in which those weights are placed by hand."""
+    opened = lagging(pipeline, tmp_path, recipe)
+    learner, policies = opened.learner, opened.learner.policies
+    experience = collect(opened, 0)
+    chunk = shares_of(learner, experience, 0)[0][0].rows()
+    before = moved(policies, averages, 0.05)
+    seen: dict[str, Evaluation] = {}
+    for name, weights in before.items():
+        here = {key: p.detach().clone() for key, p in policies.network.items()}
+        policies.replace_weights("current", weights)
+        with torch.no_grad():
+            seen[name] = learner.algorithm.likelihood.evaluate(experience.policy, chunk)
+        policies.replace_weights("current", here)
+    found: dict[str, Evaluation] = {}
+
+    class Spy:
+        roles = learner.algorithm.loss.roles
+
+        def __call__(self, likelihood, evaluations, rows):
+            found.update(evaluations)
+            return learner.algorithm.loss(likelihood, evaluations, rows)
+
+    spying = replace(learner, algorithm=_with_loss(learner.algorithm, Spy()))
+    policies.keep_sampled(before)
+    assert policies.equal_to_current(policies.names) == set()
+    chunk_loss(spying, experience, chunk, frozenset())
+    role = {"trailing": "old", "current": "old", "trust": "trust"}
+    for name, want in seen.items():
+        torch.testing.assert_close(found[role[name]].logp, want.logp)
+    policies.keep_sampled({})
+    assert policies.equal_to_current(policies.names) == {each.name for each in policies.averages}
+    chunk_loss(spying, experience, chunk, frozenset(policies.equal_to_current(policies.names)))
+    torch.testing.assert_close(found["old"].logp, found["new"].logp.detach())
+
+
+def _with_loss(algorithm, loss):
+    made = object.__new__(type(algorithm))
+    made.__dict__.update({**algorithm.__dict__, "loss": loss})
+    return made
+
+
+def test_the_first_ratio_of_late_samples_is_that_of_the_two_weights(pipeline, tmp_path):
+    """Without `recompute_old` the stored log-densities stay, whatever the weights are by now."""
+    opened = lagging(pipeline, tmp_path, {**CHAIN, "clip": 0.5})
+    policies = opened.learner.policies
+    experience = collect(opened, 0)
+    before = policies.copies({"current"})
+    policies.replace_weights("current", moved(policies, {"current"}, 0.05)["current"])
+    policies.keep_sampled(before)
+    (chunk, *_) = shares_of(opened.learner, experience, 0)[0]
+    rows = chunk.rows()
+    entries, _ = chunk_loss(opened.learner, experience, rows, frozenset())
+    with torch.no_grad():
+        new = opened.algorithm.likelihood.evaluate(experience.policy, rows).logp
+    assert rows.old is not None
+    torch.testing.assert_close(entries.metrics["ratio"], (new - rows.old.logp).exp())
+    assert (entries.metrics["ratio"] - 1).abs().max() > 1e-4
+    assert "mismatch" not in entries.metrics  # it compares equal weights only
+
+
+def test_recomputed_log_densities_are_the_proximal_policys(pipeline, tmp_path):
+    opened = lagging(pipeline, tmp_path, CHAIN, recompute_old=True)
+    learner, policies = opened.learner, opened.learner.policies
+    experience = collect(opened, 0)
+    before = policies.copies({"current"})
+    policies.replace_weights("current", moved(policies, {"current"}, 0.05)["current"])
+    policies.keep_sampled(before)
+    stored = experience.rows[0].old
+    experience = replace(
+        experience, rows=tuple(without_old(each, keep=True) for each in experience.rows)
+    )
+    shares = shares_of(learner, experience, 0)
+    chunk = with_old(learner, experience, shares[0][:1])[0].rows()
+    with torch.no_grad():
+        now = opened.algorithm.likelihood.evaluate(experience.policy, chunk).logp
+    assert chunk.old is not None and chunk.behaviour is not None and stored is not None
+    torch.testing.assert_close(chunk.old.logp, now)
+    entries, _ = chunk_loss(learner, experience, chunk)
+    weight = (now - chunk.behaviour.logp).exp()
+    torch.testing.assert_close(entries.metrics["ratio"], torch.ones_like(now))
+    torch.testing.assert_close(entries.metrics["behind_weight"], weight)
+    assert (weight - 1).abs().max() > 1e-4
+
+
+def test_an_iteration_without_a_lag_is_not_weighed(pipeline, tmp_path):
+    plain = runs.session(pipeline, tmp_path, CHAIN, recompute_old=True)
+    assert not any(isinstance(each, Decoupled) for each in plain.algorithm.loss.weights)
+    assert "behind" not in iterate(plain, Progress()).metrics
+
+
+def test_the_decoupled_objective_by_hand():
+    """arXiv:2110.00641, eq. 6: prox / behaviour times min(r A, clip(r) A), r = new / prox."""
+    generator = torch.Generator().manual_seed(3)
+
+    def drawn() -> torch.Tensor:
+        return 0.3 * torch.randn(6, 1, generator=generator, dtype=torch.float64)
+
+    new, old, behaviour, advantage = drawn(), drawn(), drawn(), drawn()
+    behaviour[0] = old[0] - 5  # a ratio above `high`
+    state, one = torch.zeros(6, 2, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
+    rows = TransitionRows(
+        torch.arange(6), advantage, torch.ones(6, 1, dtype=torch.bool), Evaluation(old, None),
+        state, state, 0.5 * one, 0.25 * one, FlowSDE(0.7),
+        behaviour=Evaluation(behaviour, None),
+    )  # fmt: skip
+    for mode in ("truncate", "mask", "none"):
+        loss = Surrogate(0.2, 0.2, weights=(Decoupled(Transition(), mode, high=3.0),))
+        found = loss(Transition(), {"new": Evaluation(new, None), "old": rows.old}, rows)
+        for i in range(6):
+            r, w = float((new - old)[i].exp()), float((old - behaviour)[i].exp())
+            w = {"truncate": min(w, 3.0), "mask": w if w <= 3 else 0.0, "none": 1.0}[mode]
+            a = float(advantage[i])
+            want = -w * min(r * a, min(max(r, 0.8), 1.2) * a)
+            assert float(found.value[i]) == pytest.approx(want, rel=1e-9)
+        assert found.metrics["behind_outside"].sum() == 1
+    assert found.metrics["behind"][0] == pytest.approx(5.0)
+
+
+def test_the_correction_stands_in_losses_of_late_samples_only(ray_is_there, pipeline, tmp_path):
+    def weights(recipe, workers, **train):
+        settings = runs.tree(pipeline, tmp_path, recipe, **train)
+        run = run_from({**settings, "workers": workers}, "test")
+        check_plan(run)
+        return getattr(run.algorithm().loss, "weights", ())
+
+    lag = {"sampling": 1, "lag": 2, "correction": {"mode": "truncate", "high": 2.0}}
+    (only,) = weights(CHAIN, lag, recompute_old=True)
+    assert isinstance(only, Decoupled) and (only.mode, only.high) == ("truncate", 2.0)
+    assert weights(CHAIN, lag) == () == weights(AWM, lag, recompute_old=True)
+    assert weights(CHAIN, {"sampling": 1}, recompute_old=True) == ()
+
+
+def test_texts_have_the_same_objective(ray_is_there, tmp_path):
+    model = tiny_lm.write(tmp_path / "model")
+    settings = text_runs.tree(model, tmp_path, text_runs.GRPO)
+    settings["train"] |= {"recompute_old": True}
+    run = run_from({**settings, "workers": {"sampling": 1, "lag": 1}}, "test")
+    (only,) = run.algorithm().loss.weights
+    assert isinstance(only, Mismatch)
+
+
+def test_a_loss_without_ratios_cannot_weigh_late_rows(pipeline, tmp_path):
+    settings = runs.tree(pipeline, tmp_path, NFT)
+    algorithm = run_from(settings, "test").algorithm()
+    with pytest.raises(UserError, match="no ratio that could weigh"):
+        WorkerSettings().around(algorithm)
+
+
+def test_a_lag_asks_nothing_of_losses_that_compare_with_no_old(pipeline, tmp_path):
+    """On-policy distillation has no ratio, so that recomputed log-densities change nothing."""
+    opd = {"name": "opd", "steps": 6}
+    settings = runs.tree(pipeline, tmp_path, opd, recompute_old=True)
+    settings["teachers"] = {"folders": {"all": str(tmp_path)}}
+    run = run_from({**settings, "workers": {"sampling": 1, "lag": 1}}, "test")
+    assert not run.decouples(run.algorithm())
