@@ -47,8 +47,8 @@ rewards: [my_reward.py:warmth]
 * Mappings merge at every depth; any other value, a list or `null` too, replaces that of the base.
   A recipe of another name replaces the base's whole, whose settings are those of its own recipe.
 * `base` is relative to the file that it stands in; a name that begins with `configs/` may also be
-  one of flowrl's. All other paths mean the same in a base as anywhere: they are relative to the
-  folder in which `flowrl` is called.
+  one of flowrl's. All other paths are relative to the file that they stand in too, and
+  then to the folder in which `flowrl` is called ([installing.md](installing.md)).
 * A base may have a base. A circle of files, a missing base and a damaged one are refused, with
   the names of the files.
 * Options of the command line lie over both. The run's folder has the resolved settings in its

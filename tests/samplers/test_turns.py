@@ -109,8 +109,9 @@ def test_what_a_function_may_not_give_is_said(found, message):
 
 
 def test_what_a_function_may_give():
-    assert read_reply("hi", "f") == ("hi", "hi") == read_reply({"reply": "hi"}, "f")
-    assert read_reply({"reply": "hi", "state": "a"}, "f") == ("hi", "a")
+    assert read_reply("hi", "f") == ("hi", "hi", None) == read_reply({"reply": "hi"}, "f")
+    assert read_reply({"reply": "hi", "state": "a"}, "f") == ("hi", "a", None)
+    assert read_reply({"reply": "hi", "reward": 0.5}, "f") == ("hi", "hi", 0.5)
     assert (
         read_reply(None, "f")
         is read_reply({"reply": None}, "f")
