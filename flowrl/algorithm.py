@@ -15,7 +15,7 @@ from flowrl.credit.choices import (
 )
 from flowrl.credit.fitting import check_credit
 from flowrl.credit.intermediate import reads_intermediate
-from flowrl.credit.trackers import NoTracker, Tracker
+from flowrl.credit.trackers import NoTracker, ReadsStart, Tracker
 from flowrl.credit.turns import compares_turns, reads_reference
 from flowrl.credit.values import Transform
 from flowrl.likelihoods.pathwise import Pathwise
@@ -90,8 +90,14 @@ class Algorithm:
 
     @property
     def roles(self) -> frozenset[str]:
-        """Policies, besides the trained one, that the loss or the credit evaluates."""
-        return self.loss.roles | (frozenset({"ref"}) if self.reads_reference else frozenset[str]())
+        """Policies, besides the trained one, that the loss or the credit evaluates or samples."""
+        start = self.reads_reference or self.samples_start
+        return self.loss.roles | (frozenset({"ref"}) if start else frozenset[str]())
+
+    @cached_property
+    def samples_start(self) -> bool:
+        """Whether credit asks for samples of the initial model."""
+        return isinstance(self.tracker(), ReadsStart)
 
     @cached_property
     def reward_gradient(self) -> bool:

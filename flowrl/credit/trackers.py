@@ -4,6 +4,8 @@ A tracker adds its statistics to the context of credit, then updates them from t
 processes see all scores, so their trackers agree. g draws, n samples, r rewards.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -133,6 +135,80 @@ class PromptValues:
 def _prompts(context: Context) -> list[int]:
     assert context.prompts is not None, "the training loop sets the prompts of the draws"
     return integers(context.prompts)
+
+
+@runtime_checkable
+class ReadsStart(Protocol):
+    """A tracker that asks for samples of the start, the policy "ref", for prompts that are new."""
+
+    @property
+    def samples(self) -> int: ...  # of the start, per prompt
+
+    def unknown(self, prompts: Sequence[int]) -> list[int]:
+        """Prompts without a value, each once, in order."""
+        ...
+
+    def learn(self, prompts: Sequence[int], scores: Float[Tensor, "p m"]) -> None:
+        """Take weighted scores of the start's samples, NaN where unscored."""
+        ...
+
+
+@dataclass
+class StartValues:
+    """The best value that a prompt has near the start: V* of A*-PO (arXiv:2505.20686).
+
+        V* = soft log mean exp(score / soft)
+
+    over `samples` samples of the start, drawn once, when the prompt first comes. `soft: null` takes
+    their mean. A prompt whose samples all score 0 or lower is left out of the loss, unless
+    `solvable` is false, and so is one without a score, which is sampled again when it next comes.
+    """
+
+    samples: int = 8
+    soft: float | None = 0.5
+    solvable: bool = True
+    known: dict[int, float] = field(default_factory=dict[int, float])
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or (self.soft is not None and self.soft <= 0):
+            raise UserError(
+                f"start_values needs samples of at least 1 and soft above 0, not {self.samples} "
+                f"and {self.soft}"
+            )
+
+    def unknown(self, prompts: Sequence[int]) -> list[int]:
+        return [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.known]
+
+    def learn(self, prompts: Sequence[int], scores: Float[Tensor, "p m"]) -> None:
+        for prompt, own in zip(prompts, scores.double().cpu(), strict=True):
+            own = own[own.isfinite()]
+            if len(own) == 0:
+                continue
+            hopeless = self.solvable and float(own.max()) <= 0
+            self.known[prompt] = math.nan if hopeless else self._value(own)
+
+    def _value(self, own: Tensor) -> float:
+        if self.soft is None:
+            return float(own.mean())
+        return self.soft * (float((own / self.soft).logsumexp(0)) - math.log(len(own)))
+
+    def weights(self, prompts: int) -> Float[Tensor, " p"] | None:
+        return None
+
+    def before(self, context: Context) -> Context:
+        values = [self.known.get(prompt, math.nan) for prompt in _prompts(context)]
+        return replace(
+            context, tracked=TrackedStatistics(torch.tensor(values, dtype=torch.float64))
+        )
+
+    def after(self, scores: Scores, context: Context) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {str(p): None if math.isnan(value) else value for p, value in self.known.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.known = {int(p): math.nan if value is None else value for p, value in state.items()}
 
 
 @dataclass

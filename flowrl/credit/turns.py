@@ -103,7 +103,7 @@ class Baseline:
 
         A_i = value_i - baseline(draw of i)
 
-    A tracker sets the baseline of each draw.
+    A tracker sets the baseline of each draw. Samples of a draw whose baseline is NaN are masked.
     """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
@@ -111,7 +111,8 @@ class Baseline:
             given(context.tracked.baseline, "a baseline of each draw", "Baseline").double().cpu()
         )
         each = baseline.repeat_interleave(context.columns.group)[:, None, None]
-        return credit._replace(value=(credit.value - each) * credit.mask)
+        mask = credit.mask & each.isfinite()
+        return Credit((credit.value - each.nan_to_num(0.0)) * mask, mask)
 
 
 @dataclass(frozen=True)

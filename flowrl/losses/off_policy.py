@@ -1,4 +1,4 @@
-"""REINFORCE on samples of older policies: the REC family (arXiv:2509.24203)."""
+"""Losses on samples of any policy: the REC family (arXiv:2509.24203), and A*-PO's regression."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,9 +6,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flowrl.credit.choices import Choices
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluations, Rows
-from flowrl.losses.base import PolicyTerm, RatioLoss
+from flowrl.likelihoods.token import Token
+from flowrl.likelihoods.transition import Likelihood
+from flowrl.losses.base import Entries, PolicyTerm, RatioLoss
 
 
 @dataclass(frozen=True)
@@ -73,3 +76,41 @@ class REC(RatioLoss):
             return below & above
         back = ((a >= 0) & (ratio <= 1 - self.far_low)) | ((a <= 0) & (ratio >= 1 + self.far_high))
         return (below & above) | back
+
+
+@dataclass(frozen=True)
+class AdvantageRegression:
+    """Regression of the log-ratio to the start on the advantage: A*-PO (arXiv:2505.20686).
+
+        loss = (beta log(p_new / p_ref) - A)^2
+
+    For A = r - V* it is 0 at the optimal policy with a KL penalty of weight beta, for samples of
+    any policy. The ratio is that of the whole completion, and rows weigh the same.
+    """
+
+    unit = 1
+    beta: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0:
+            raise UserError(f"AdvantageRegression's beta must be above 0, got {self.beta}")
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset({"ref"})
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses ratios of parts of a sample."""
+        likelihood = choices.likelihood
+        if not isinstance(likelihood, Token) or likelihood.ratio != "product":
+            return (
+                "AdvantageRegression reads the ratio of whole completions: set likelihood: "
+                "{ratio: product}, of texts"
+            )
+        return None
+
+    def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
+        moved = self.beta * likelihood.log_ratio(evaluations["new"], evaluations["ref"], rows)
+        value = (moved - rows.advantage).square()
+        metrics = {"implicit_reward": moved.detach(), "policy_loss": value.detach()}
+        return Entries(value, "rows", metrics)

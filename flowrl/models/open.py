@@ -169,8 +169,9 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
     assert m.language is not None
     _refuse_images(run, m.language)
     policy = CausalPolicy.load(
-        place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file
-    )
+        place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file,
+        attention=m.attention,
+    )  # fmt: skip
     if m.head_dtype is not None:
         float32_head(policy.model)
     if run.train.share_prompts:
@@ -203,7 +204,7 @@ def _refuse_images(run: Run, source: str) -> None:
 def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     from accelerate import PartialState
 
-    from flowrl.models.language.served_adapters import Adapters
+    from flowrl.models.language.served_adapters import Adapters, InStep, Weights
     from flowrl.models.language.server import CompletionsServer
     from rewards.serving.client import Client
     from rewards.serving.requests import Patience
@@ -224,7 +225,13 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     vllm = s.engine == "vllm"
     admin = client if vllm else Client(client.url.removesuffix("/v1"), s.token, patience)
     prefix = "" if vllm else f"{s.model}:"
-    own = policy.model, folder / "served", client, admin, prefix, PartialState().process_index
+    main, folder = PartialState().is_main_process, folder / "served"
+    kept: InStep | None = None
+    if s.sync == "lora":
+        kept = Adapters(policy.model, folder, client, admin, prefix, main)
+    elif s.sync == "weights":
+        beside = Client(client.url.removesuffix("/v1"), s.token, patience)
+        kept = Weights(policy.model, folder, s.model, beside, main)
     algorithm = run.algorithm()
     (plan, *_) = algorithm.plan([0.0] * (algorithm.steps + 1), 0, 0)
     assert isinstance(plan, TextPlan)
@@ -234,7 +241,8 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
         tuple(policy.stop),
         policy.model.config.get_text_config().vocab_size,
         plan.temperature,
-        Adapters(*own) if s.sync == "lora" else None,
+        kept,
+        s.requests == "group",
     )
 
 

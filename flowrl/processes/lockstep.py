@@ -9,7 +9,8 @@ weight zero. Backward is such a collective step too.
 The exchange is one small integer per process over gloo, which does not wait for a GPU's queue.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -83,6 +84,15 @@ class Lockstep:
             return self._guarded(self._forwards[index], *args, **named)
 
         return forward
+
+    @contextmanager
+    def unannounced(self) -> Iterator[None]:
+        """Context in which calls are this process's own: their weights are gathered already."""
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
 
     def backward(self, loss: Tensor) -> None:
         """Run backward on all processes' losses at once."""

@@ -5,8 +5,9 @@ of the denoiser (`model.context_parallel`) have the same draws. Each process hol
 (DDP), or blocks are sharded (FSDP2). See docs/processes.md.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -37,6 +38,7 @@ class Parallel:
     roots: Mapping[str, nn.Module]  # what is trained
     units: tuple[Any, ...] = ()  # sharded blocks
     lockstep: Lockstep | None = None  # if blocks are sharded
+    resharding: bool = True  # whether a call frees the blocks that it gathered
     members: int = 1  # processes that share a call
     shared: Mapping[str, Shared] = field(default_factory=dict)  # denoisers with shared calls
     circle: Any = None  # their gloo process group
@@ -61,7 +63,8 @@ class Parallel:
         if how is None:
             return made
         units = shard(roots, how, accelerator.device)
-        return replace(made, units=tuple(units), lockstep=Lockstep(roots))
+        step = Lockstep(roots)
+        return replace(made, units=tuple(units), lockstep=step, resharding=how.reshard)
 
     def __str__(self) -> str:
         if self.processes == 1:
@@ -153,6 +156,38 @@ class Parallel:
         """Free gathered weights because the shards have changed."""
         for unit in self.units:
             unit.reshard()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Context in which every process holds the blocks' whole weights, gathered once, and calls
+        them by itself, without gradients. All processes enter it together, outside of calls.
+
+        UserError, on all processes, where a GPU of one has no room for them.
+        """
+        if self.lockstep is None:
+            yield
+            return
+        self._check_room()
+        for unit in self.units:
+            unit.set_reshard_after_forward(False)
+            unit.unshard()
+        try:
+            with self.lockstep.unannounced():
+                yield
+        finally:
+            for unit in self.units:
+                unit.reshard()
+                unit.set_reshard_after_forward(self.resharding)
+
+    def _check_room(self) -> None:
+        blocks = {id(p): p for unit in self.units for p in unit.parameters()}
+        more = sum((p.numel() - local_shard(p).numel()) * p.element_size() for p in blocks.values())
+        free = torch.cuda.mem_get_info()[0] if self.device == "cuda" else math.inf
+        if any(self.every(more > free)):
+            raise UserError(
+                f"FSDP2: sampling of texts gathers all weights once, {more / 2**30:.1f} GiB more "
+                "on each process, which do not fit: let a server draw them (model.server)"
+            )
 
     def gathered(self) -> AbstractContextManager[None]:
         """Context for saving, in which the main process's modules hold plain weights."""

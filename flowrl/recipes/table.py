@@ -59,6 +59,7 @@
 | text_bnpo       | Completions  | by a Beta density            | Token             | Surrogate  |
 | text_riskpo     | Completions  | quantiles of bundles         | Token             | Surrogate  |
 | text_stream     | Completions  | a tracker's, batch std       | Token             | Surrogate  |
+| text_a_star_po  | Completions  | less the start's soft value  | Token, product    | Regression |
 | text_dpo        | Completions  | best, worst                  | Token, paired     | Preference |
 | text_spo_tree   | Segments     | to the parent                | Token             | Surrogate  |
 | text_tempo      | Segments     | group, and to the parent     | Token             | Surrogate  |
@@ -109,7 +110,8 @@ TEXT_FUNCTIONS = (
     text.text_vespo, text.text_gmpo, text.text_gppo, text.text_rec, text.text_luspo,
     text_credit.text_reinforce, text_credit.text_opo, text_credit.text_maxrl,
     text_credit.text_pass_at_k, text_credit.text_bnpo,
-    text_credit.text_riskpo, text_credit.text_stream, text_credit.text_dpo,
+    text_credit.text_riskpo, text_credit.text_stream, text_credit.text_a_star_po,
+    text_credit.text_dpo,
     text_credit.text_spo_tree, text_credit.text_tempo, text_credit.text_remax,
     text_credit.text_treerl, text_credit.text_gigpo, text_credit.text_turns, text_credit.text_rebn,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Literal
 from flowrl.algorithm import Algorithm
 from flowrl.credit.comparisons import BestWorst, ParentDifference
 from flowrl.credit.success import BetaNormalize, MaxRL, PassAtK, RiskPO
-from flowrl.credit.trackers import PromptValues, ScoreQuantiles
+from flowrl.credit.trackers import PromptValues, ScoreQuantiles, StartValues
 from flowrl.credit.trees import GlobalLocal
 from flowrl.credit.turns import (
     Baseline,
@@ -23,6 +23,7 @@ from flowrl.credit.turns import (
 )
 from flowrl.credit.values import Transform
 from flowrl.likelihoods.token import Token
+from flowrl.losses.off_policy import AdvantageRegression
 from flowrl.losses.ratio import Preference, Surrogate
 from flowrl.losses.token import Reinforce
 from flowrl.recipes.grpo import anchors
@@ -145,6 +146,26 @@ def text_stream(
     tracker = partial(PromptValues, keep, uncertain=uncertain)
     credit = (Baseline(), OVER_BATCH)
     return texts(length, group, credit, Surrogate(clip, clip), tracker=tracker)
+
+
+@sampling_settings()
+def text_a_star_po(
+    *, length: int = 1024, group: int = 1, beta: float = 1e-3, soft: float | None = 0.5,
+    samples: int = 8, solvable: bool = True,
+) -> Algorithm:  # fmt: skip
+    """A*-PO, arXiv:2505.20686: the log-ratio of a completion to the start is regressed on its
+    reward less V*, the soft maximum of 8 samples of the start, drawn when a prompt first comes.
+    Then one completion a prompt.
+
+    beta      weight of the KL penalty whose optimal policy is sought (beta2, 1e-3)
+    soft      temperature of V* (beta1, 0.5); null: the mean
+    solvable  leaves out prompts that the start never solves, as the authors' filter does
+
+    The authors take all start samples before training, and so does TRL. The length is ours. Not
+    with `model.server` or `workers`."""
+    tracker = partial(StartValues, samples, soft, solvable)
+    loss, likelihood = AdvantageRegression(beta), Token("product")
+    return texts(length, group, (Baseline(),), loss, likelihood, tracker)
 
 
 @sampling_settings()

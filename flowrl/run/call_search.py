@@ -1,7 +1,7 @@
 """Rows per call on a GPU by measurement: peaks of calls of one and two rows, and a margin."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,16 +20,19 @@ MOST_ROWS = 256
 def search_sizes(session: Session) -> None:
     """Find the call sizes that `train.rows_per_call` leaves open, the smallest over all processes.
 
-    On a CPU, and for a language model, they stay what the settings give: a number that is the same
-    on every machine.
+    On a CPU they stay what the settings give: a number that is the same on every machine.
     """
     policy, settings = session.learner.policy, session.run.train.call_sizes
     kinds: list[CallKind] = [kind for kind, rows in settings.items() if rows == "auto"]
-    there = session.parallel.device == "cuda" and isinstance(policy, Driven)
-    if not kinds or not there or session.parallel.lockstep is not None:
+    if not kinds or session.parallel.device != "cuda" or session.parallel.lockstep is not None:
         return
-    assert isinstance(policy, Driven)
-    calls = _calls(session, policy)
+    if isinstance(policy, TriesTexts):
+        calls = _of_texts(session, policy)
+        kinds = [kind for kind in kinds if kind in calls]
+    elif isinstance(policy, Driven):
+        calls = _calls(session, policy)
+    else:
+        return
     free = _free() - later_bytes(session.run, session.parallel.processes)
     own = {kind: rows_that_fit(lambda n, k=kind: _peak(calls[k], n), free) for kind in kinds}
     for each in session.parallel.every(own):
@@ -100,6 +103,28 @@ def _calls(session: Session, policy: Driven) -> dict[CallKind, Callable[[int], o
         policy.decode(x0, taken, steps=steps, guidance=policy.guidance.sample)
 
     return {"sampling": sampling, "decoding": decoding, "training": training}
+
+
+@runtime_checkable
+class TriesTexts(Protocol):
+    """A policy of texts, which makes trial calls itself."""
+
+    def trial_calls(
+        self, prompts: Sequence[str], steps: int
+    ) -> Mapping[CallKind, Callable[[int], object]]: ...
+
+
+def _of_texts(session: Session, policy: TriesTexts) -> dict[CallKind, Callable[[int], object]]:
+    calls = dict(policy.trial_calls(session.prompts.texts, session.algorithm.steps))
+    if not calls:
+        return {}
+    train = calls["training"]
+
+    def training(rows: int) -> None:
+        train(rows)
+        session.learner.optimizer.zero_grad(set_to_none=True)
+
+    return {**calls, "training": training}
 
 
 def _peak(call: Callable[[int], object], rows: int) -> int:

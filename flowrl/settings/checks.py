@@ -173,6 +173,23 @@ def check_bundles(run: Run, algorithm: Algorithm) -> None:
         )
 
 
+def check_start_samples(run: Run, algorithm: Algorithm) -> None:
+    """UserError if samplers that only have the trained weights would draw samples of the start."""
+    if not algorithm.samples_start:
+        return
+    name = run.recipe.name  # type: ignore[attr-defined]
+    if run.model.server is not None:
+        raise UserError(
+            f"model.server: recipe {name} also samples the start, whose weights the server does "
+            "not have: leave model.server out"
+        )
+    if run.workers.sampling:
+        raise UserError(
+            f"workers.sampling: recipe {name} also samples the start, whose weights the workers do "
+            "not have: set workers.sampling: 0"
+        )
+
+
 def check_texts(prompts: PromptSet, m: ModelSettings) -> None:
     """UserError if a pipeline, which takes a text, gets a list of chat messages."""
     chat = next((text for text in prompts.texts if isinstance(text, Chat)), None)

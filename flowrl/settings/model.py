@@ -200,7 +200,8 @@ class ModelSettings(Settings):
     encodings: EncodingSettings = EncodingSettings()
     vae: Vae = Vae()
     attention: str | None = None
-    """Attention backend of diffusers: native, flash, flex, xformers, ..."""
+    """Attention backend of diffusers (native, flash, flex, xformers, ...); of a language model
+    transformers' `attn_implementation` (sdpa, eager, flash_attention_2, ...)."""
     compile: bool | Literal["auto"] = False
     """torch.compile of the denoiser's repeated blocks. auto: on CUDA alone, until the first ratio
     leaves its limit."""
@@ -254,7 +255,7 @@ class ModelSettings(Settings):
                 "context_parallel",
             },
             "language": {"gguf_file", "head_dtype", "system", "template", "stop", "server"}
-            | {"environment"},
+            | {"environment", "attention"},
             "own": {"sigmas", "weights"},
         }
         known = of[set_[0]]
@@ -303,6 +304,11 @@ class ModelSettings(Settings):
         if self.server is not None and self.server.sync == "lora" and self.lora is None:
             raise ValueError(
                 "server.sync: lora sends adapters, but all weights are trained (lora: null); train "
-                "adapters, or set server.sync: none"
+                "adapters, or set server.sync: weights or none"
+            )
+        if self.server is not None and self.server.sync == "weights" and self.lora is not None:
+            raise ValueError(
+                "server.sync: weights sends all weights, but adapters are trained: set "
+                "server.sync: lora"
             )
         return self

@@ -18,6 +18,7 @@ from flowrl.settings.checks import (
     check_kind,
     check_model,
     check_optimizer,
+    check_start_samples,
     check_texts,
     check_trackers,
     check_workers,
@@ -171,6 +172,7 @@ def check_plan(run: Run) -> None:
     check_joint(run)
     check_kind(run, algorithm)
     check_bundles(run, algorithm)
+    check_start_samples(run, algorithm)
     check_gradients(run, algorithm)
 
 

@@ -34,7 +34,7 @@ class Server(Settings):
     """A server with OpenAI's completions API that accepts and returns token ids: vLLM or SGLang."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = dict.fromkeys(
-        ("url", "token", "timeout", "tries", "in_flight"), OnResume.FREE
+        ("url", "token", "timeout", "tries", "in_flight", "requests"), OnResume.FREE
     )
     url: str
     """Address, such as http://localhost:8000/v1."""
@@ -42,9 +42,13 @@ class Server(Settings):
     """The server's name of the base model."""
     engine: Literal["vllm", "sglang"] = "vllm"
     """The server's interface for adapters."""
-    sync: Literal["lora", "none"] = "lora"
-    """lora: the server loads every new adapter. none: it keeps its weights, so that samples are
-    off-policy, and the model itself generates the evaluations' completions."""
+    sync: Literal["lora", "weights", "none"] = "lora"
+    """lora: the server loads every new adapter. weights: it reads all weights from files, in place
+    (vLLM). none: it keeps its weights, so that samples are off-policy, and the model itself
+    generates the evaluations' completions."""
+    requests: Literal["row", "group"] = "row"
+    """row: a request and a seed of its own for each completion. group: one request for all
+    completions of a prompt, whose tokens then depend on which are asked for together."""
     token: str | None = None
     """Name of the environment variable with the server's API key."""
     timeout: float = Field(default=600.0, gt=0)
@@ -60,6 +64,11 @@ class Server(Settings):
         if not self.url.rstrip("/").endswith("/v1"):
             raise ValueError(
                 f"url: {self.url!r} must end with /v1, the path of the completions API"
+            )
+        if self.sync == "weights" and self.engine != "vllm":
+            raise ValueError(
+                "sync: weights is a protocol of vLLM; train adapters (sync: lora), or set sync: "
+                "none"
             )
         return self
 

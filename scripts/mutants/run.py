@@ -199,7 +199,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("policies-back", "flowrl/run/state/policies.py", 'self.put("current")', "pass", "run/test_policies.py"),
     ("policies-restore", "flowrl/run/state/policies.py", 'state[f"{average.name}/{name}"]',
      'state[f"current/{name}"]', "run/test_policies.py"),
-    ("collect-behaviour", "flowrl/run/experience/units.py", "using(algorithm.behaviour)", 'using("current")',
+    ("collect-behaviour", "flowrl/run/experience/units.py", "using(unit.by or algorithm.behaviour)", 'using("current")',
      "run/test_training.py"),
     ("painting-guidance", "flowrl/models/diffusers/batch.py", "_bind(self.owner.guidance.train,",
      "_bind(self.owner.guidance.sample,", "run/test_training.py"),

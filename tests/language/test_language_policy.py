@@ -348,3 +348,45 @@ def test_pairs_are_the_best_and_the_worst_and_ties_are_masked(policy):
     (made,) = Token(paired=True).rows(found, credit, torch.ones(6, 1, dtype=torch.bool))
     assert torch.equal(made.ids[:2], found.ids[[1, 0]])
     assert torch.equal(made.mask[:2], found.written[[1, 0]]) and not made.mask[2:].any()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_texts_in_one_row_without_padding_have_the_same_values_and_gradients(
+    attention, monkeypatch
+):
+    """What flash attention evaluates, here by masks: positions that begin again separate texts."""
+    model = tiny_lm.llama().double()
+    model.set_attn_implementation(attention)
+    policy = CausalPolicy(model, tiny_lm.tokenizer())
+    batch = policy.open(["a:", "cab :", "bead :"], [], 9)
+    (rollout,) = batch.rollouts(Completions(4), (0, 1, 2), seed=0, iteration=0)
+    (rows,) = Token().rows(rollout, torch.ones(12, 1), torch.ones(12, 1, dtype=torch.bool))
+    assert rows.lengths.unique().numel() > 2
+    found, widths = [], []
+    model.model.register_forward_pre_hook(
+        lambda _m, _a, named: widths.append(tuple(named["input_ids"].shape)), with_kwargs=True
+    )
+    for one_row in (False, True):
+        monkeypatch.setattr(token_scores, "takes_lengths", lambda _, chosen=one_row: chosen)
+        model.zero_grad()
+        logp = batch.policy(rows).logp
+        (logp * rows.mask).sum().backward()
+        found.append([logp, *(p.grad.clone() for p in model.parameters())])
+    texts = sum(len(batch.contexts[p]) for p in rows.prompt.tolist()) + int(
+        (rows.lengths - 1).sum()
+    )
+    assert widths[1] == (1, texts) and widths[0][0] == 12
+    for padded, packed in zip(*found, strict=True):
+        torch.testing.assert_close(packed, padded, atol=1e-6, rtol=1e-6)
+
+
+def test_the_attention_is_chosen_and_one_that_is_not_there_is_named(tmp_path):
+    source = tiny_lm.write(tmp_path)
+    where = {"dtype": torch.float32, "device": torch.device("cpu")}
+    made = CausalPolicy.load(str(source), attention="eager", **where)
+    assert made.model.config._attn_implementation == "eager"
+    assert not token_scores.takes_lengths(made.model)
+    made.model.config._attn_implementation = "flash_attention_2"
+    assert token_scores.takes_lengths(made.model)
+    with pytest.raises(UserError, match=r"model.language: .* cannot be loaded"):
+        CausalPolicy.load(str(source), attention="flash_attention_2", **where)

@@ -167,6 +167,7 @@ def test_what_the_start_finds_out(model, tmp_path):
             proofs(server)
         server.lora = False
         assert "keeps its own weights" in proofs(server)[-1]
+        server.restart()
         with pytest.raises(UserError, match="must be able to load adapters while it runs"):
             server.lora = True
             kept = opened(tree(server, tmp_path), tmp_path)
@@ -179,7 +180,7 @@ def test_what_the_start_finds_out(model, tmp_path):
     [
         ({"recipe": GRPO | {"top_p": 0.9}}, "set recipe.top_p: 1"),
         ({"recipe": {"name": "text_treerl", "length": 4, "top_p": 1.0}}, "forks need the entropy"),
-        ({"lora": None}, "set server.sync: none"),
+        ({"lora": None}, "set server.sync: weights or none"),
         ({"url": "http://localhost:8000"}, "must end with /v1"),
         ({"correction": {"high": 0.5}}, "greater than 1"),
     ],

@@ -12,7 +12,9 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
+from flowrl.models.language.generation import rows_can_leave
 from flowrl.models.language.policy import CausalPolicy
+from flowrl.models.language.token_scores import takes_lengths
 from flowrl.models.language.vision import Vision, call_inputs
 from flowrl.prompts import Chat
 from flowrl.run.experience.collect import collect
@@ -304,3 +306,14 @@ def test_a_chat_template_s_arguments(tmp_path):
     settings["model"] |= {"pipeline": "flowrl/demo/shapes-sd3", "language": None}
     with pytest.raises(UserError, match="template is a setting of language models"):
         check_run(run_from(settings, "test"))
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen"])
+def test_rows_with_images_stay_in_their_call_and_in_rows_of_their_own(policies, kind, monkeypatch):
+    """Positions of images are not those of tokens, and a call that goes on has no images."""
+    policy = policies[kind]
+    text = policy.model.config.get_text_config()
+    monkeypatch.setattr(text, "_attn_implementation_internal", "flash_attention_2")
+    assert text._attn_implementation == "flash_attention_2"
+    assert not rows_can_leave(policy.model) and not takes_lengths(policy.model)
+    assert policy.trial_calls(PROMPTS, 4) == {}

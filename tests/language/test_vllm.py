@@ -63,7 +63,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
     tiny_lm.tokenizer().save_pretrained(folder)
     words = [VLLM, "serve", str(folder), "--port", str(port), *OPTIONS.split()]
     own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    own |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    own |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
     log = folder / "vllm.log"
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -117,3 +117,27 @@ def test_a_run_leaves_no_adapter_and_can_go_on(served, tmp_path, capsys):
     assert "draws completions" in capsys.readouterr().out
     assert served.names() == ["tiny"]
     assert not list((folder / "served").iterdir())
+
+
+@pytest.mark.parametrize("requests", ["row", "group"])
+def test_all_weights_are_read_in_place_and_sent_again_where_they_are_lost(
+    served, tmp_path, requests
+):
+    tree = served.tree(tmp_path)
+    tree["model"]["lora"] = None
+    tree["model"]["server"] |= {"sync": "weights", "requests": requests}
+    kept, progress = opened(tree, tmp_path), Progress()
+    far = [iterate(kept, progress).metrics["mismatch_max"] for _ in range(3)]
+    assert max(far) < 1e-4, far
+    first = only(collect(kept, 5).rows)
+    own = kept.learner.policy.server
+    how = {"method": "reload_weights", "kwargs": {"weights_path": str(served.source)}}
+    own.adapters.admin.tell("/collective_rpc", how)  # what a server begins with
+    own.adapters.admin.tell("/reset_prefix_cache", {})
+    own.adapters.admin.tell("/update_weight_version", {"new_version": "default"})
+    again = only(collect(kept, 5).rows)
+    assert torch.equal(first.ids, again.ids), "read again, the same seeds"
+    torch.testing.assert_close(first.sampled, again.sampled, atol=1e-4, rtol=0)
+    kept.learner.policy.server = replace(own, adapters=None)
+    iterate(kept, progress)
+    assert iterate(kept, progress).metrics["mismatch_max"] > 1e-3, "they are not followed"

@@ -255,6 +255,14 @@ PUBLISHED: dict[str, Table] = {
     ),
     "nft_sd35m_multi": of(NFT, recipe__beta=0.1, recipe__steps=25),
     "text_grpo_qwen25_gsm8k": of(ON_GSM8K, recipe__clip=0.2),
+    "text_grpo_qwen25_05b_gsm8k": of(
+        ON_GSM8K, recipe__clip=0.2, model__language="Qwen/Qwen2.5-0.5B-Instruct"
+    ),
+    "text_grpo_qwen25_code": of(ON_GSM8K, recipe__clip=0.2, prompts__per_iteration=128),
+    "text_grpo_qwen25_7b_server": of(
+        {k: v for k, v in ON_GSM8K.items() if k != "model.lora"}, recipe__clip=0.2,
+        model__language="Qwen/Qwen2.5-7B-Instruct", train__lr=3e-5, model__lora__rank=32,
+    ),
     "text_rloo_qwen25_gsm8k": of(ON_GSM8K, recipe__kl_in="reward"),
     "text_gspo_qwen25_gsm8k": of(
         WHOLE, model__language="Qwen/Qwen2.5-3B-Instruct", recipe__length=8192, recipe__group=16,

@@ -12,6 +12,7 @@ from torch import Tensor
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.credit.selection import DropFlat, MaxVariance
+from flowrl.credit.trackers import ReadsStart
 from flowrl.credit.values import SampleTurns, Transform
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, TokenRows
@@ -42,6 +43,7 @@ SMALL = {name: {"length": LENGTH, "group": 8} for name in TEXT_RECIPES} | {
     "text_gspo": {"length": LENGTH, "group": 8, "low": 0.1, "high": 0.1},
     "text_luspo": {"length": LENGTH, "group": 8, "low": 0.1, "high": 0.1},
     "text_stream": {"length": LENGTH, "group": 1, "uncertain": False},
+    "text_a_star_po": {"length": LENGTH, "group": 8, "solvable": False, "beta": 0.05},
     "text_opo": {"length": LENGTH, "group": 8, "temperature": 1.0},
     "text_forking": {"length": LENGTH, "group": 8, "share": 0.5, "entropy": 0.01},
     "text_dpo": {"length": LENGTH, "group": 8, "beta": 1.0},
@@ -149,6 +151,10 @@ class Loop:
 
     def rows(self, rollout: TextRollout) -> list[TokenRows]:
         scores = solved(rollout)
+        if isinstance(self.tracker, ReadsStart) and self.tracker.unknown(range(PROMPTS)):
+            plan = replace(rollout.plan, nodes=(8,))
+            start = self.start.write(plan, range(PROMPTS), self.rng, self.step)
+            self.tracker.learn(range(PROMPTS), solved(start).values.view(PROMPTS, -1))
         context = Context(
             rollout.columns, torch.ones(1), lengths=rollout.lengths, prompts=torch.arange(PROMPTS),
             turns=SampleTurns(

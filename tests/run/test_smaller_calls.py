@@ -207,3 +207,30 @@ def test_a_search_leaves_room_for_what_a_run_takes_later(pipeline, tmp_path, mon
     vars(kept.learner.parallel)["device"] = "cuda"
     call_search.search_sizes(kept)
     assert given and set(given) == {9 * later} and kept.learner.policy.sizes.training == 4
+
+
+def test_texts_are_tried_at_the_longest_prompt_and_the_whole_length(tmp_path, monkeypatch):
+    """Sampling and training have numbers of their own, as their memory does."""
+    kept = text_runs.session(tiny_lm.write(tmp_path / "lm"), tmp_path, text_runs.GRPO)
+    before = kept.learner.policy.sizes.decoding
+    shapes: list[tuple[int, int]] = []
+    kept.learner.policy.model.base_model.register_forward_pre_hook(
+        lambda _m, _a, named: shapes.append(tuple(named["input_ids"].shape)), with_kwargs=True
+    )
+    asked: dict[int, int] = {}
+
+    def fits(peak, free):
+        peak(3)
+        asked[len(asked)] = free
+        return 4 * len(asked)
+
+    monkeypatch.setattr(call_search, "rows_that_fit", fits)
+    monkeypatch.setattr(call_search, "_peak", lambda call, rows: call(rows) or 1)
+    monkeypatch.setattr(call_search, "_free", lambda: 10**9)
+    vars(kept.learner.parallel)["device"] = "cuda"
+    call_search.search_sizes(kept)
+    longest = max(len(kept.learner.policy.encode(text)) for text in kept.prompts.texts)
+    assert shapes == [(3, longest + 6), (3, longest + 5)]  # the last token predicts nothing
+    sizes = kept.learner.policy.sizes
+    assert (sizes.sampling, sizes.training, sizes.decoding) == (4, 8, before)
+    assert all(p.grad is None for p in kept.learner.policies.parameters.values())

@@ -26,6 +26,9 @@ GRPO = {"name": "text_grpo", "length": 4, "group": 4, "kl": 0.0}
 TREE = {"name": "text_tree", "length": 4, "roots": 2, "branch": 2, "at": [2]}
 
 
+RELOADING = ("/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
+
+
 class Gone(Exception):
     """Answered with a status: (status, words). Status 0: done, and the answer is lost."""
 
@@ -54,6 +57,7 @@ class CompletionsServer:
     ailing: list[int] = field(default_factory=list)
     raw_answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     forgets: int | None = None
+    version: str = "default"
     loaded: dict[str, Any] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -75,6 +79,8 @@ class CompletionsServer:
         with self.lock:
             if path in self.admin:
                 return self.adapt(path, body)
+            if path in RELOADING:
+                return self.reload(path, body)
             if path != "/v1/completions":
                 raise Gone(404, "no such address")
             self.bodies.append(body)
@@ -83,15 +89,29 @@ class CompletionsServer:
             status = self.trouble.pop(0) if self.trouble else 200
             if status != 200:
                 raise Gone(status, "too long for me")
-            choice = self.complete(body)
+            more = [body | {"seed": body["seed"] + k} for k in range(body["n"])]
+            choices = [self.complete(each) | {"index": k} for k, each in enumerate(more)]
             if self.spoil is not None:
-                self.spoil(choice)
+                self.spoil(choices[0])
             usage = {"prompt_tokens": len(body["prompt"])}
-            return json.dumps({"choices": [choice], "usage": usage})
+            return json.dumps({"choices": choices[::-1], "usage": usage})
 
     def restart(self) -> None:
-        """Started anew, it has no adapters."""
+        """Started anew, it has no adapters, and its first weights."""
         self.loaded.clear()
+        self.version = "default"
+        self.base = AutoModelForCausalLM.from_pretrained(self.source).eval()
+
+    def reload(self, path: str, body: dict[str, Any]) -> str:
+        """vLLM's development paths."""
+        self.told.append((path, body))
+        if path == "/collective_rpc":
+            assert body["method"] == "reload_weights"
+            at = body["kwargs"]["weights_path"]
+            self.base = AutoModelForCausalLM.from_pretrained(at).eval()
+        elif path == "/update_weight_version":
+            self.version = body["new_version"]
+        return "{}"
 
     @property
     def admin(self) -> tuple[str, ...]:
@@ -162,6 +182,9 @@ def _handler(server: CompletionsServer) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *_: object) -> None: ...
 
         def do_GET(self) -> None:
+            if self.path == "/weight_info":
+                self.reply(200, json.dumps({"weight_version": server.version}))
+                return
             names = [{"id": name} for name in ("tiny", *server.loaded)]
             self.reply(200, json.dumps({"data": names}))
 

@@ -1,10 +1,11 @@
 """transformers' `generate` as a sampler of tokens, with its cache and left padding.
 
 `generate` itself has no noise per row, so a last logits processor adds Gumbel noise keyed by the
-row; the most likely token is then a sample. m rows, u new tokens.
+row; the most likely token is then a sample. Once half of a call's rows have ended, the call ends,
+and the next one continues the others from their part of the cache. m rows, u new tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,26 +16,32 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import (
+    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    StoppingCriteria,
     StoppingCriteriaList,
 )
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import utils as generating
 
 from flowrl.models.language.stop_texts import StopAtTexts, StopTexts
-from flowrl.models.language.vision import PromptImages, call_inputs
-from samplers.generate import TokenRequest, WrittenTokens
+from flowrl.models.language.vision import PromptImages, call_inputs, reads_images
+from samplers.generate import Draft, TokenRequest, WrittenTokens
 from samplers.host import uploaded
 from samplers.token_support import TokenSupport, joined_column, joined_kept
 from samplers.tokens import entropy, gumbel, token_support, warp
 
+FEWEST, LEAVING = 16, 4  # new tokens of a call that rows leave, and rows that leave it
+
 
 class Keyed(LogitsProcessor):
-    """Adds each row's own noise to its warped log-probabilities, and records these."""
+    """Adds each row's own noise to its warped log-probabilities, and records these. `done`: tokens
+    that the rows have of former calls."""
 
-    def __init__(self, asked: TokenRequest) -> None:
-        self.asked, self.position = asked, asked.first
+    def __init__(self, asked: TokenRequest, done: int = 0) -> None:
+        self.asked, self.position = asked, asked.first + done
         self.noise = asked.noise
         self.logp: list[Tensor] = []
         self.kept: list[TokenSupport] = []
@@ -83,75 +90,192 @@ class Generation:
         return joined_rows(parts)
 
     def _part(self, asked: TokenRequest) -> WrittenTokens:
-        keyed, at_texts = Keyed(asked), None
+        """Draw all tokens of these rows, in one call or in several of ever fewer rows."""
+        device, cuts = self.model.device, rows_can_leave(self.model)
+        tokens = _Tokens(*left_padded(asked.contexts, device))
+        live, done, draft = torch.arange(len(asked.contexts)), 0, None
+        while True:
+            some = asked if draft is None else asked.take(live)
+            part, tokens = self._call(some, tokens, done, cuts)
+            if draft is None and len(part.lengths) == int(self._over(part, some, done).sum()):
+                return part
+            draft = draft or Draft.blank(len(asked.contexts), int(asked.room.max()))
+            draft = draft.extended(live, part)
+            left = (~self._over(part, some, done)).nonzero()[:, 0]
+            if len(left) == 0:
+                return WrittenTokens(*draft)
+            done += part.ids.shape[1]
+            live, tokens = live[left], tokens.take(left)
+
+    @staticmethod
+    def _over(part: WrittenTokens, asked: TokenRequest, done: int) -> Tensor:
+        return part.stopped | (part.lengths + done >= asked.room)
+
+    def _call(
+        self, asked: TokenRequest, tokens: "_Tokens", done: int, cuts: bool
+    ) -> tuple[WrittenTokens, "_Tokens"]:
+        """One call of `generate`, and what continues it. `done`: new tokens of former calls."""
+        keyed, at_texts, width = Keyed(asked, done), None, tokens.ids.shape[1]
         if self.texts is not None:
             begun = torch.zeros_like(asked.room) if asked.begun is None else asked.begun
-            at_texts = StopAtTexts(self.texts, max(map(len, asked.contexts)), begun)
-        images: list[PromptImages | None] = []
-        if self.images:
-            assert asked.prompt is not None, "a writer knows its prompts"
-            images = [self.images[i] for i in asked.prompt.tolist()]
-        there = self.generated(asked.contexts, keyed, int(asked.room.max()), at_texts, images)
+            at_texts = StopAtTexts(self.texts, width, begun + done)
+        room = asked.room - done
+        criteria: list[StoppingCriteria] = [] if at_texts is None else [at_texts]
+        if cuts and len(asked.contexts) > LEAVING:
+            criteria.append(_HalfEnded(self.stop, width, room, at_texts, self.model.device))
+        more = {} if tokens.cache is not None else self._images_of(asked, width)
+        tokens = self._generated(tokens, keyed, int(room.max()), criteria, more, cuts)
         columns = [each for each in (keyed.logp, keyed.spread) if each]
-        width = there.shape[1]  # less than the processor has seen, where `read_late` went on
-        ids, logp, *spread = downloaded(there, [torch.stack(each[:width], 1) for each in columns])
-        done = torch.isin(ids, torch.tensor(self.stop, dtype=torch.int64))
+        new = tokens.ids[:, width:]
+        seen = new.shape[1]  # less than the processor has seen, where `read_late` went on
+        ids, logp, *spread = downloaded(new, [torch.stack(each[:seen], 1) for each in columns])
+        ended = torch.isin(ids, torch.tensor(self.stop, dtype=torch.int64))
         places = torch.arange(ids.shape[1])
         if at_texts is not None:
-            done |= places == at_texts.ends[:, None] - 1
-        before = done.cumsum(1) - done.long()  # ends before this token
-        written = (before == 0) & (places < asked.room[:, None])
+            ended |= places == at_texts.ends[:, None] - 1
+        before = ended.cumsum(1) - ended.long()  # ends before this token
+        written = (before == 0) & (places < room[:, None])
         kept = None
         if keyed.kept:
             stack = partial(torch.stack, dim=1)
-            kept = joined_kept(keyed.kept[:width], stack).to("cpu").only(written)
-        stopped = (done & written).any(1)
-        return WrittenTokens(ids, logp, written.sum(1), stopped, kept, *spread)
+            kept = joined_kept(keyed.kept[:seen], stack).to("cpu").only(written)
+        stopped = (ended & written).any(1)
+        return WrittenTokens(ids, logp, written.sum(1), stopped, kept, *spread), tokens
+
+    def _images_of(self, asked: TokenRequest, width: int) -> dict[str, Tensor]:
+        """Inputs of a first call beside its tokens, which are `width` wide."""
+        if not self.images:
+            return {}
+        assert asked.prompt is not None, "a writer knows its prompts"
+        images = [self.images[i] for i in asked.prompt.tolist()]
+        return _image_inputs(images, asked.contexts, width, self.model)
 
     def generated(
         self,
         contexts: Sequence[Sequence[int]],
         processor: LogitsProcessor,
         length: int,
-        at_texts: StopAtTexts | None = None,
         images: Sequence[PromptImages | None] = (),
     ) -> Int[Tensor, "m u"]:
         """Up to `length` tokens per context, whose prompts have these images; tokens after a row's
         end are arbitrary."""
-        ids, mask = left_padded(contexts, self.model.device)
-        starts = [ids.shape[1] - len(context) for context in contexts] if images else []
+        tokens = _Tokens(*left_padded(contexts, self.model.device))
+        width = tokens.ids.shape[1]
+        more = _image_inputs(images, contexts, width, self.model)
+        return self._generated(tokens, processor, length, more=more).ids[:, width:]
+
+    def _generated(
+        self,
+        tokens: "_Tokens",
+        processor: LogitsProcessor,
+        length: int,
+        criteria: Sequence[StoppingCriteria] = (),
+        more: Mapping[str, Any] | None = None,
+        cuts: bool = False,
+    ) -> "_Tokens":
+        """Up to `length` further tokens. `more`: images of prompts. `cuts`: with the cache that
+        continues them."""
         settings = GenerationConfig(
             max_new_tokens=length,
             do_sample=False,
             use_cache=True,
+            return_dict_in_generate=cuts,
             eos_token_id=list(self.stop) or None,
             pad_token_id=0,  # tokens after a stop token are never read
         )
-        with read_late(ids.device):
-            sequences = self.model.generate(
-                input_ids=ids,
-                attention_mask=mask,
+        cached = {} if tokens.cache is None else {"past_key_values": tokens.cache}
+        with read_late(tokens.ids.device):
+            made = self.model.generate(
+                input_ids=tokens.ids,
+                attention_mask=tokens.mask,
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([processor]),
-                stopping_criteria=StoppingCriteriaList([] if at_texts is None else [at_texts]),
-                **call_inputs(images, starts, ids.shape[1], self.model),
+                stopping_criteria=StoppingCriteriaList(criteria),
+                **cached,
+                **(more or {}),
             )
-        return sequences[:, ids.shape[1] :]
+        if not cuts:
+            return _Tokens(made, tokens.mask)
+        new = made.sequences.shape[1] - tokens.ids.shape[1]
+        mask = F.pad(tokens.mask, (0, new), value=1)
+        return _Tokens(made.sequences, mask, made.past_key_values)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Texts so far, padded on the left, with the cache of all tokens but the last."""
+
+    ids: Int[Tensor, "m w"]
+    mask: Int[Tensor, "m w"]
+    cache: Any = None
+
+    def take(self, rows: Int[Tensor, " r"]) -> "_Tokens":
+        """Some of the rows; the cache itself is cut."""
+        rows = uploaded(rows, self.ids.device)
+        self.cache.batch_select_indices(rows)
+        return _Tokens(self.ids[rows], self.mask[rows], self.cache)
+
+
+class _HalfEnded(StoppingCriteria):
+    """Ends a call of `generate` once at most half of its rows, and all but LEAVING, are unfinished.
+    It has FEWEST new tokens then. A device is not waited for."""
+
+    def __init__(
+        self,
+        stop: Sequence[int],
+        width: int,
+        room: Int[Tensor, " m"],
+        at_texts: StopAtTexts | None,
+        device: torch.device,
+    ) -> None:
+        self.width, self.at_texts, self.device = width, at_texts, device
+        self.stop = uploaded(torch.tensor(list(stop), dtype=torch.int64), device)
+        self.room = uploaded(room, device)
+        self.ended = torch.zeros_like(self.room, dtype=torch.bool)
+        self.most = min(len(room) // 2, len(room) - LEAVING)
+
+    def __call__(self, input_ids: Tensor, _scores: Any, **_: Any) -> Any:
+        new = input_ids.shape[1] - self.width
+        self.ended = self.ended | torch.isin(input_ids[:, -1], self.stop) | (self.room <= new)
+        if self.at_texts is not None:
+            self.ended = self.ended | uploaded(self.at_texts.ends > 0, self.device)
+        if new < FEWEST:
+            return self.ended
+        return self.ended | ((~self.ended).sum() <= self.most)
+
+
+def rows_can_leave(model: Any) -> bool:
+    """Whether rows can leave a call of `generate`: its cache holds keys and values of tokens, not
+    states, and positions are those of tokens, not of images."""
+    if model._is_stateful or reads_images(model.config):
+        return False
+    layers = DynamicCache(config=model.config.get_text_config()).layers
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+
+
+def _image_inputs(
+    images: Sequence[PromptImages | None],
+    contexts: Sequence[Sequence[int]],
+    width: int,
+    model: Any,
+) -> dict[str, Tensor]:
+    starts = [width - len(context) for context in contexts] if images else []
+    return call_inputs(images, starts, width, model)
 
 
 @contextmanager
 def read_late(device: torch.device) -> Iterator[None]:
     """Read on CUDA, one token late, whether all texts have ended, so that the next token is queued
     meanwhile: transformers 5.23 does so on MPS alone, and older versions wait for every token. The
-    token beyond the end is dropped by `generate`."""
+    token beyond the end is dropped by `generate`, from the cache too if it continues."""
     check: Any = vars(generating).get("DeferredStopCheck")
     if check is None or device.type != "cuda":
         yield
         return
     own = vars(check)["is_supported"]
 
-    def supported(_device: Any, _cache: Any, cache_is_returned: bool, is_assistant: bool) -> bool:
-        return not cache_is_returned and not is_assistant
+    def supported(_device: Any, cache: Any, cache_is_returned: bool, is_assistant: bool) -> bool:
+        return not is_assistant and (not cache_is_returned or cache.is_croppable)
 
     check.is_supported = staticmethod(supported)
     try:

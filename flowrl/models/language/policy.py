@@ -1,8 +1,8 @@
-"""A transformers causal or vision-language model as a policy, with its chat template if it has
-one."""
+"""A transformers causal or vision-language model as a policy, with its chat template."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.adapters import has_adapters, load_adapters, peft_adapter, save_adapters
-from flowrl.models.call_sizes import CallSizes, SamplingCallSize
+from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
@@ -22,7 +22,8 @@ from flowrl.models.language.prefixes import Packing
 from flowrl.models.language.proofs import prove_images, prove_packing, prove_padding
 from flowrl.models.language.server import CompletionsServer
 from flowrl.models.language.stop_texts import StopTexts
-from flowrl.models.language.token_scores import has_separate_head
+from flowrl.models.language.token_scores import ScoringPolicy, has_separate_head
+from flowrl.models.language.trial_calls import trial_sampling, trial_training
 from flowrl.models.language.vision import PromptImages, Vision, model_class, reads_images
 from flowrl.prompts import Chat
 from rewards.perception.hub import of_network
@@ -71,11 +72,18 @@ class CausalPolicy:
 
     @classmethod
     def load(
-        cls, source: str, *, dtype: torch.dtype, device: torch.device, gguf_file: str | None = None
+        cls,
+        source: str,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        gguf_file: str | None = None,
+        attention: str | None = None,
     ) -> "CausalPolicy":
-        """Load a model from a folder, a hub name, or a GGUF file in the folder."""
+        """Load a model from a folder, a hub name, or a GGUF file in the folder. `attention` is a
+        name of transformers' `attn_implementation`; None leaves the choice to transformers."""
         gguf = {} if gguf_file is None else {"gguf_file": gguf_file}
-        config: dict[str, Any] = {}
+        config: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
         try:
             if gguf_file is not None:
                 from transformers import GgufConfig  # which transformers 5.0 does not have yet
@@ -192,6 +200,20 @@ class CausalPolicy:
                 f"{_short(prompts[worst])} has {len(contexts[worst])} tokens; remove such "
                 "prompts, or lower recipe.length"
             )
+
+    def trial_calls(
+        self, prompts: Sequence[str], steps: int
+    ) -> dict[CallKind, Callable[[int], object]]:
+        """Calls of each kind, as functions of their rows, with the memory of a run's largest: the
+        longest prompt and `steps` tokens. None for a model that reads images."""
+        if self.vision is not None:
+            return {}
+        context = max(map(self.encode, prompts), key=len)
+        scoring = ScoringPolicy(self.model, [context], self._separate_head)
+        return {
+            "sampling": partial(trial_sampling, self.model, context, steps),
+            "training": partial(trial_training, scoring, steps),
+        }
 
     def plain(self, group: int) -> Completions:
         return Completions(group, self.temperature, exact=True)

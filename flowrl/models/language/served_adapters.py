@@ -1,17 +1,19 @@
-"""Keeps a server's adapter at the current weights: saved into a folder, loaded by name.
+"""Keeps a server at the current weights: adapters loaded by name, or all weights, by files.
 
-Each process of a run has its own adapter on the server, so that none waits for another.
+The processes of a run share what the server holds: the main one saves and loads, the others wait.
+Names come from the weights' values, so that processes agree on them without a message.
 """
 
 import hashlib
 import shutil
-import uuid
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.adapters import save_adapters
@@ -20,16 +22,38 @@ from rewards.serving.client import Client
 from rewards.serving.requests import Patience
 
 HASTY = Patience(timeout=30.0, tries=1)  # a server that is down must not delay the end of a run
+HEAD_START = 30.0  # seconds that the other processes leave to the main one
+SUMMED = 2**22  # numbers of a checksum at a time
+
+
+@runtime_checkable
+class InStep(Protocol):
+    """Keeps a server at the current weights."""
+
+    def current(self) -> str:
+        """The name that requests use; new weights are loaded first."""
+        ...
+
+    def lost(self) -> bool:
+        """Whether the server answers but lost the weights in a restart. The next `current` loads
+        them again."""
+        ...
+
+    def held(self) -> bool:
+        """Whether the answers since `current` are those of its weights."""
+        ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
 class Adapters:
     """Adapters on a server, which must see `folder` under the same path.
 
-    client   serves completions, and the list of models and adapters
-    admin    loads and unloads adapters: below /v1 in vLLM, beside it in SGLang
-    prefix   precedes an adapter's name in requests: SGLang wants `base:adapter`
-    process  the number of this process in the run
+    client  serves completions, and the list of models and adapters
+    admin   loads and unloads adapters: below /v1 in vLLM, beside it in SGLang
+    prefix  precedes an adapter's name in requests: SGLang wants `base:adapter`
+    main    whether this process saves and loads
     """
 
     model: Any
@@ -37,11 +61,9 @@ class Adapters:
     client: Client
     admin: Client
     prefix: str = ""
-    process: int = 0
+    main: bool = True
     loaded: str | None = None
     _digest: bytes = b""
-    _count: int = 0
-    _unique: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     def current(self) -> str:
         """Adapter name of the current weights; new weights are loaded first.
@@ -51,7 +73,7 @@ class Adapters:
         """
         digest = fingerprint(self.model)
         if digest != self._digest:
-            self.loaded, self._digest = self._load(), digest
+            self.loaded, self._digest = self._load(digest), digest
         return f"{self.prefix}{self.loaded}"
 
     def lost(self) -> bool:
@@ -62,18 +84,24 @@ class Adapters:
                 self._digest = b""
         return self._digest == b""
 
+    def held(self) -> bool:
+        return True  # a server without the adapter refuses its name
+
     def close(self) -> None:
-        """Unload and delete all adapters of this process."""
-        self._sweep()
+        """Unload and delete all adapters of the run."""
+        if self.main:
+            self._sweep()
         self.loaded, self._digest = None, b""
 
-    def _load(self) -> str:
-        """Load the current weights and return the new adapter's name; delete former ones. A name is
-        never used twice, since servers cache prompts by adapter name."""
-        self._count += 1
-        name = f"{self._stem}-{self._unique}-{self._count}"
+    def _load(self, digest: bytes) -> str:
+        """Load the current weights and return the adapter's name; the main process deletes former
+        ones. Equal weights have one name, since servers cache prompts by it."""
+        name = f"{self._stem}-{digest.hex()[:16]}"
         path = self.folder.absolute() / name
-        save_adapters(self.model, path)
+        if self.main:
+            save_adapters(self.model, path)
+        elif waited_for(lambda: self._has(name)):
+            return name
         try:
             self.admin.tell("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
         except ValueError as error:
@@ -84,7 +112,8 @@ class Adapters:
                     f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True) and to see {path}; or set "
                     "model.server.sync: none"
                 ) from error
-        self._sweep(but=name)
+        if self.main:
+            self._sweep(but=name)
         return name
 
     def _has(self, name: str) -> bool:
@@ -95,16 +124,107 @@ class Adapters:
 
     @property
     def _stem(self) -> str:
-        return f"flowrl-{self.process}"
+        """Begins the names of this run's adapters: another run may use the server too."""
+        at = str(self.folder.absolute()).encode()
+        return f"flowrl-{hashlib.blake2b(at, digest_size=4).hexdigest()}"
 
     def _sweep(self, but: str | None = None) -> None:
-        """Unload and delete this process's adapters, including those of a killed run. Errors are
+        """Unload and delete the run's adapters, including those of a killed run. Errors are
         ignored: the server may have none of them, or be down, which the next request reports."""
-        for path in sorted(self.folder.glob(f"{self._stem}-*")):
+        for path in sorted(self.folder.glob("flowrl-*")):
             if path.name != but:
                 with suppress(ValueError):
                     self.admin.tell("/unload_lora_adapter", {"lora_name": path.name}, HASTY)
                 shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass
+class Weights:
+    """All weights of a vLLM server (0.32), which must see `folder` under the same path.
+
+    The server reads the files in place (`/collective_rpc` with `reload_weights`), forgets its
+    prompts (`/reset_prefix_cache`) and keeps a name (`/update_weight_version`). Another name
+    after a batch of answers means that it was restarted. VLLM_SERVER_DEV_MODE=1 switches these on.
+
+    name   the server's name of the model
+    admin  of the paths beside /v1
+    main   whether this process saves and loads
+    """
+
+    model: Any
+    folder: Path
+    name: str
+    admin: Client
+    main: bool = True
+    loaded: str | None = None
+    _stamp: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+    def current(self) -> str:
+        """The model's name, after the server has the current weights."""
+        stamp = [(p.data_ptr(), p._version) for p in self.model.parameters()]
+        if stamp != self._stamp or not self.held():
+            self.loaded, self._stamp = self._load(), stamp
+        return self.name
+
+    def lost(self) -> bool:
+        return not self.held()
+
+    def held(self) -> bool:
+        """Whether the server names the weights that were loaded last. True if it is silent, which
+        the request for completions reports."""
+        try:
+            return self._version() == self.loaded
+        except ValueError:
+            return True
+
+    def close(self) -> None:
+        """Delete the files; the server keeps its weights."""
+        if self.main:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.loaded, self._stamp = None, []
+
+    def _version(self) -> Any:
+        found = self.admin.get("/weight_info")
+        return found.get("weight_version") if isinstance(found, dict) else None
+
+    def _load(self) -> str:
+        """Load the current weights, unless the server has them; returns their name."""
+        name = f"flowrl-{checksum(self.model)}"
+        path = self.folder.absolute() / name
+
+        def there() -> bool:
+            with suppress(ValueError):
+                return self._version() == name
+            return False
+
+        if there() or (not self.main and waited_for(there)):
+            return name
+        if not path.is_dir():
+            self.model.save_pretrained(path)
+        try:
+            how = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+            self.admin.tell("/collective_rpc", how)
+            self.admin.tell("/reset_prefix_cache", {})
+            self.admin.tell("/update_weight_version", {"new_version": name})
+        except ValueError as error:
+            raise UserError(
+                f"model.server.sync: {error}; the server must be a vLLM of 0.32 or newer, started "
+                f"with VLLM_SERVER_DEV_MODE=1, and see {path}; or set model.server.sync: none"
+            ) from error
+        for former in self.folder.glob("flowrl-*"):
+            if former.name != name:
+                shutil.rmtree(former, ignore_errors=True)
+        return name
+
+
+def waited_for(there: Any) -> bool:
+    """Wait until the main process has loaded what this one asks for; False if it does not."""
+    end = time.monotonic() + HEAD_START
+    while time.monotonic() < end:
+        if there():
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def served(client: Client) -> list[str]:
@@ -119,12 +239,32 @@ def fingerprint(model: Any) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
-            if local_shard(parameter) is not parameter:
-                raise UserError(
-                    "model.server.sync: lora needs whole adapters, but FSDP2 shards them; use "
-                    "DDP, or set model.server.sync: none"
-                )
-            numbers = parameter.detach().cpu().contiguous().view(torch.uint8)
+            numbers = _whole(parameter).detach().cpu().contiguous().view(torch.uint8)
             digest.update(name.encode())
             digest.update(numbers.numpy().tobytes())
     return digest.digest()
+
+
+def checksum(model: Any) -> str:
+    """Digest of all weights, from exact sums of their bits and of those times their places: read
+    once, on their device. UserError if no process has all of them."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, parameter in model.named_parameters():
+        bits = _whole(parameter).detach().contiguous().view(-1).view(torch.uint8)
+        sums = [_sums(part) for part in bits.split(SUMMED)]
+        digest.update(f"{name} {torch.stack(sums).tolist()}".encode())
+    return digest.hexdigest()
+
+
+def _sums(bits: Tensor) -> Tensor:
+    places = torch.arange(1, len(bits) + 1, device=bits.device)
+    return torch.stack([bits.sum(dtype=torch.int64), (bits * places).sum()])
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    if local_shard(parameter) is not parameter:
+        raise UserError(
+            "model.server.sync needs whole weights, but FSDP2 shards them; use DDP, or set "
+            "model.server.sync: none"
+        )
+    return parameter

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import TokenRows
-from flowrl.models.language.served_adapters import Adapters, served
+from flowrl.models.language.served_adapters import InStep, served
 from flowrl.models.language.token_scores import ScoringPolicy
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Malformed
@@ -51,6 +51,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
+    index: Count = 0
     finish_reason: str | None = None
     token_ids: list[Count] | None = None
     prompt_token_ids: list[Count] | None = None
@@ -72,7 +73,7 @@ class Usage(BaseModel):
 
 
 class CompletionAnswer(BaseModel):
-    choices: list[CompletionChoice] = Field(min_length=1, max_length=1)
+    choices: list[CompletionChoice] = Field(min_length=1)
     usage: Usage | None = None
 
 
@@ -88,6 +89,7 @@ class CompletionsServer:
     vocabulary   size of the model's vocabulary
     temperature  of training: the server's log-probabilities must include it
     adapters     keeps the server at the current weights; None: the server keeps its own
+    grouped      one request for all completions of one context, by the seed of the first
     """
 
     client: Client
@@ -95,7 +97,8 @@ class CompletionsServer:
     stop: tuple[int, ...]
     vocabulary: int
     temperature: float
-    adapters: Adapters | None
+    adapters: InStep | None
+    grouped: bool = False
 
     @property
     def exact(self) -> bool:
@@ -127,20 +130,43 @@ class CompletionsServer:
         name = self.model if self.adapters is None else self.adapters.current()
         # 31 bits: all engines accept such seeds
         seeds = ((asked.noise + asked.first * STRIDE) & (2**31 - 1)).tolist()
-        asks = [
-            Ask("/completions", self._body(name, context, seed, room, asked), {"row": row})
-            for row, (context, seed, room) in enumerate(
-                zip(asked.contexts, seeds, asked.room.tolist(), strict=True)
-            )
-        ]
+        rooms, asks = asked.room.tolist(), list[Ask]()
+        for first, count in self._requests(asked, rooms):
+            body = self._body(name, asked.contexts[first], seeds[first], rooms[first], asked)
+            asks.append(Ask("/completions", body | {"n": count}, {"row": first}))
         try:
-            return self.client.ask(asks, self._read)
+            found = self.client.ask(asks, self._read)
         except UserError:
             raise
         except ValueError as error:
             if again and self.adapters is not None and self.adapters.lost():
                 return self._outcomes(asked, again=False)
             raise UserError(f"model.server: {error}") from error
+        if self.adapters is not None and not self.adapters.held():
+            if again:
+                return self._outcomes(asked, again=False)
+            raise UserError(
+                "model.server: it lost the run's weights twice within one batch of requests; is "
+                "it restarted again and again, or used by another run?"
+            )
+        outcomes = list[DrawnTokens | Failure]()
+        for ask, one in zip(asks, found, strict=True):
+            outcomes += [one] * ask.body["n"] if isinstance(one, Failure) else one
+        return outcomes
+
+    def _requests(self, asked: TokenRequest, rooms: Sequence[int]) -> list[tuple[int, int]]:
+        """First row and number of rows of each request: one row, or neighbours that continue one
+        context."""
+        if not self.grouped:
+            return [(row, 1) for row in range(len(rooms))]
+        found = list[tuple[int, int]]()
+        for row, key in enumerate(zip(asked.contexts, rooms, strict=True)):
+            first, count = found[-1] if found else (0, 0)
+            if count and key == (asked.contexts[first], rooms[first]):
+                found[-1] = first, count + 1
+            else:
+                found.append((row, 1))
+        return found
 
     def _body(
         self, name: str, context: Sequence[int], seed: int, room: int, asked: TokenRequest
@@ -157,13 +183,20 @@ class CompletionsServer:
             "ignore_eos": not self.stop,
         }
 
-    def _read(self, ask: Ask, body: Any) -> DrawnTokens:
+    def _read(self, ask: Ask, body: Any) -> list[DrawnTokens]:
         try:
             answer = CompletionAnswer.model_validate(body)
         except ValidationError as error:
             raise Malformed from error
-        choice, prompt, room = answer.choices[0], ask.body["prompt"], ask.body["max_tokens"]
+        if len(answer.choices) != ask.body["n"]:
+            raise Malformed
         read = None if answer.usage is None else answer.usage.prompt_tokens
+        choices = sorted(answer.choices, key=lambda each: each.index)
+        return [self._choice(ask, each, read) for each in choices]
+
+    def _choice(self, ask: Ask, choice: CompletionChoice, read: int | None) -> DrawnTokens:
+        """The tokens of one completion. `read`: tokens of the prompt, by the server's count."""
+        prompt, room = ask.body["prompt"], ask.body["max_tokens"]
         if choice.prompt_token_ids is not None:
             same = choice.prompt_token_ids == prompt
         else:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from flowrl.likelihoods.rows import Evaluation, TokenRows, restored
 from flowrl.models.language.prefixes import Packing
-from flowrl.models.language.vision import PromptImages, call_inputs
+from flowrl.models.language.vision import PromptImages, call_inputs, reads_images
 from samplers.host import on_host, sent, uploaded
 from samplers.token_support import TokenSupport
 from samplers.tokens import entropy, warp
@@ -70,12 +71,24 @@ class ScoringPolicy:
         images: Sequence[PromptImages | None] = (),
     ) -> Float[Tensor, "b s _"]:
         """Last hidden states of texts, or logits if there is no separate head."""
+        if self.packing is None and takes_lengths(self.model):
+            return self._in_one_row(texts, device)
         packed = None if self.packing is None else self.packing(texts, device)
         if packed is None:
             ids = padded_texts(texts, device)
             shown = call_inputs(images, [0] * len(images), ids.shape[1], self.model)
             return self._called({"input_ids": ids, **shown})
         return packed.of_texts(self._called(packed.inputs(self.model.dtype)))
+
+    def _in_one_row(
+        self, texts: Sequence[Sequence[int]], device: torch.device
+    ) -> Float[Tensor, "b s _"]:
+        """Texts behind each other, without padding: positions that begin again separate them."""
+        lengths = [len(text) for text in texts]
+        ids = torch.tensor([[token for text in texts for token in text]])
+        places = torch.cat([torch.arange(length) for length in lengths])[None]
+        given = {"input_ids": uploaded(ids, device), "position_ids": uploaded(places, device)}
+        return pad_sequence(list(self._called(given)[0].split(lengths)), batch_first=True)
 
     def _called(self, inputs: dict[str, Tensor]) -> Tensor:
         if self.separate_head:
@@ -110,6 +123,15 @@ class ScoringPolicy:
             return last.new_zeros(0), last.new_zeros(0)
         logp, spread = zip(*parts, strict=True)
         return torch.cat(logp), torch.cat(spread)
+
+
+def takes_lengths(model: Any) -> bool:
+    """Whether the attention takes texts of any length in one row (flash attention), where their
+    positions are those of tokens, not of images."""
+    if reads_images(model.config):
+        return False
+    kind: str = model.config.get_text_config()._attn_implementation
+    return kind.startswith(("flash_attention", "kernels-community/"))
 
 
 def padded_texts(texts: Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "b s"]:

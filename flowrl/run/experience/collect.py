@@ -151,6 +151,8 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
         every(reports(session.rewards) | dict(rounds.first.found.reports))
     )
     metrics["count/sampling"] = float(sum(sum(every(r.found.evaluations)) for r in rounds.each))
+    if session.algorithm.samples_start:
+        metrics["count/start"] = float(rounds.start_samples)
     own = scored_samples(rounds.each)
     metrics["count/scored"] = float(sum(every(own)))
     return metrics

@@ -1,5 +1,6 @@
 """One round of an iteration: encode prompts, sample, decode and score. No credit yet."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -52,19 +53,36 @@ class Round:
 
 
 def sample_round(
-    session: Session, iteration: int, draws: Draws, seconds: dict[str, float]
+    session: Session,
+    iteration: int,
+    draws: Draws,
+    seconds: dict[str, float],
+    by: str | None = None,
 ) -> Round:
-    """Sample and score a round's draws. Adds the time of each phase to `seconds`."""
+    """Sample and score a round's draws. Adds the time of each phase to `seconds`. `by`: see
+    `SamplingUnit`; such samples are scored, and nothing learns from them."""
     mine, counts = session.parallel.share(len(draws.ids))
     ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
-    with session.parallel.together():
+    with session.parallel.together(), whole_weights(session, by):
         session.writer.check()
-        unit = SamplingUnit(iteration, ids, rows, texts=draws.texts[mine.start : mine.stop])
+        texts = draws.texts[mine.start : mine.stop]
+        unit = SamplingUnit(iteration, ids, rows, texts=texts, by=by)
         batch, found = sample_units(session, unit, seconds)
     each = zip(found.rollouts, found.samples, found.scores, strict=True)
-    parts = tuple(_part(session, draws, *samples) for samples in each)
+    learned = by is None
+    parts = tuple(_part(session, draws, *samples, learned) for samples in each)
     made = Round(draws, mine, counts, batch, parts, found)
-    return with_reference(session, made, seconds) if session.algorithm.reads_reference else made
+    if learned and session.algorithm.reads_reference:
+        return with_reference(session, made, seconds)
+    return made
+
+
+def whole_weights(session: Session, by: str | None) -> AbstractContextManager[None]:
+    """Gather sharded weights once where they write texts, token by token."""
+    algorithm = session.algorithm
+    own = by is None and algorithm.text and algorithm.behaviour == "current"
+    served = session.run.model.server is not None
+    return session.parallel.whole() if own and not served else nullcontext()
 
 
 def with_reference(session: Session, made: Round, seconds: dict[str, float]) -> Round:
@@ -85,12 +103,13 @@ def _part(
     rollout: RolloutLike,
     samples: Samples | StoredSamples,
     scores: Scores,
+    learned_from: bool = True,
 ) -> PlanSamples:
     gather = session.parallel.gatherer(len(draws.ids))
     everyone = scores.arranged(gather)
     iteration, weights = rollout.iteration, session.weights(rollout.iteration)
     weighted = totals(everyone, weights)
-    if session.spending is None:
+    if session.spending is None or not learned_from:
         return PlanSamples(rollout, samples, scores, everyone, everyone, weighted)
     share = session.parallel.share(len(draws.ids))
     outcome = RoundOutcome(draws, everyone, weighted, *share, iteration)

@@ -18,6 +18,7 @@ from flowrl.likelihoods.token import TokenPolicy
 from flowrl.prompts import Draws
 from flowrl.run.experience.rewriting import Rewritings, rewrite_draws
 from flowrl.run.experience.round import PlanSamples, Round, sample_round
+from flowrl.run.experience.start_values import learn_start_values
 from flowrl.run.experience.units import timed
 from flowrl.run.state.session import Session
 from flowrl.run.state.smaller_calls import with_smaller_calls
@@ -45,6 +46,7 @@ class Rounds:
     kept: Tensor  # [draws of all rounds and processes] bool: False for draws that are left out
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
     rewritings: Rewritings | None = None  # that the draws are of, if a model wrote their prompts
+    start_samples: int = 0  # that credit asked of the start, over all processes
 
     @classmethod
     def sample(cls, session: Session, iteration: int) -> "Rounds":
@@ -53,7 +55,13 @@ class Rounds:
         weights = session.tracker.weights(len(prompts)) if session.tracker else None
         count, seed = session.run.drawn, session.run.train.seed
 
+        start = 0
+
         def sampled(draws: Draws) -> Round:
+            nonlocal start
+            if session.algorithm.samples_start:
+                learn = partial(learn_start_values, session, iteration, draws, seconds)
+                start += with_smaller_calls(session.learner, session.terminal, learn)
             sample = partial(sample_round, session, iteration, draws, seconds)
             return with_smaller_calls(session.learner, session.terminal, sample)
 
@@ -63,13 +71,13 @@ class Rounds:
             if session.before is not None:
                 written = rewrite_draws(session, iteration, drawn, seconds)
             only = sampled(drawn if written is None else written.draws)
-            return cls.of(session, only, seconds, written)
+            return cls.of(session, only, seconds, written, start)
         request = DrawRequest(prompts, count, seed, iteration, weights)
         each = [sampled(ahead)] if ahead else list[Round]()
         while (draws := spending.draws(request, [r.outcome for r in each])) is not None:
             each.append(sampled(draws))
         kept = spending.kept(request, [r.outcome for r in each])
-        return cls(session, tuple(each), kept, seconds)
+        return cls(session, tuple(each), kept, seconds, start_samples=start)
 
     @classmethod
     def of(
@@ -78,10 +86,11 @@ class Rounds:
         only: Round,
         seconds: dict[str, float],
         rewritings: Rewritings | None = None,
+        start_samples: int = 0,
     ) -> "Rounds":
         """A single round, of which all draws are kept."""
         kept = torch.ones(len(only.draws.ids), dtype=torch.bool)
-        return cls(session, (only,), kept, seconds, rewritings)
+        return cls(session, (only,), kept, seconds, rewritings, start_samples)
 
     @property
     def first(self) -> Round:

@@ -114,7 +114,7 @@ def sample_unit(
         learner, seed = session.learner, session.run.train.seed
         merges = learner.merging.when in ("untrained", "sampling")
         merging = learner.merging.sampling() if merges else nullcontext()
-        behaving = learner.policies.using(algorithm.behaviour)
+        behaving = learner.policies.using(unit.by or algorithm.behaviour)
         with behaving, merging as aside, timed(seconds, "sample"), bounded_call("sampling"):
             sampling = replace(sampling, aside=aside)
             rollouts = batch.rollouts(

@@ -5,7 +5,7 @@ are cut into units changes numbers by rounding only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -23,19 +23,21 @@ LAG = "workers/lag"  # the metric: iterations between the weights that sampled a
 @dataclass(frozen=True)
 class SamplingUnit:
     """Draws of an iteration: their ids and their rows of the prompt file. `first` is the place of
-    its first draw among the process's draws, and `texts` are as in `Draws`."""
+    its first draw among the process's draws, `texts` are as in `Draws`, and `by` is the policy that
+    samples them: None is the algorithm's own."""
 
     iteration: int
     ids: tuple[int, ...]
     rows: tuple[int, ...]
     first: int = 0
     texts: tuple[str, ...] = ()
+    by: str | None = None
 
     def cut(self, size: int) -> "list[SamplingUnit]":
         """Cut into units of `size` draws; the last one may have fewer."""
         starts = range(0, len(self.ids), size)
         parts = [(at, slice(at, at + size)) for at in starts]
-        return [SamplingUnit(self.iteration, self.ids[s], self.rows[s], at) for at, s in parts]
+        return [replace(self, ids=self.ids[s], rows=self.rows[s], first=at) for at, s in parts]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,27 @@
+"""Calls as large as a run's largest ones, whose memory a GPU measures at the start."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flowrl.likelihoods.rows import TokenRows
+from flowrl.models.language.token_scores import ScoringPolicy
+
+
+@torch.no_grad()
+def trial_sampling(model: Any, context: Sequence[int], steps: int, rows: int) -> None:
+    """Fill the cache of `rows` texts with a context and `steps` tokens, in one call."""
+    text = [*context, *[context[-1]] * steps]
+    ids = torch.tensor([text], device=model.device).expand(rows, -1)
+    model(input_ids=ids, use_cache=True, logits_to_keep=1)
+
+
+def trial_training(policy: ScoringPolicy, steps: int, rows: int) -> None:
+    """Evaluate `rows` completions of `steps` tokens with gradients."""
+    (context,) = policy.contexts
+    written = torch.ones(rows, steps, dtype=torch.bool)
+    ids = torch.full((rows, steps), context[-1])
+    prompt, lengths = torch.zeros(rows, dtype=torch.long), torch.full((rows,), steps)
+    made = TokenRows(prompt, torch.zeros(rows, steps), written, None, ids, lengths, 1.0, None)
+    policy(made).logp.sum().backward()

@@ -1,0 +1,30 @@
+"""Samples of the start, for credit that compares with them (A*-PO, arXiv:2505.20686)."""
+
+from flowrl.credit.trackers import ReadsStart
+from flowrl.prompts import Draws
+from flowrl.run.experience.round import sample_round
+from flowrl.run.state.session import Session
+
+
+def learn_start_values(
+    session: Session, iteration: int, draws: Draws, seconds: dict[str, float]
+) -> int:
+    """Let the start sample the prompts of these draws that are new to the tracker, and return the
+    number of its samples. Collective.
+
+    The start's draws are numbered below 0, by prompt: a prompt has the same noise whenever it
+    comes in an iteration.
+    """
+    tracker = session.tracker
+    if not isinstance(tracker, ReadsStart):
+        return 0
+    new = tracker.unknown(draws.rows)
+    if not new:
+        return 0
+    each = -(-tracker.samples // session.algorithm.group)
+    ids = [-1 - prompt * each - place for prompt in new for place in range(each)]
+    rows = [prompt for prompt in new for _ in range(each)]
+    made = sample_round(session, iteration, Draws.each(ids, rows), seconds, "ref")
+    scores = made.parts[0].totals.view(len(new), -1)
+    tracker.learn(new, scores[:, : tracker.samples])
+    return scores.numel()
