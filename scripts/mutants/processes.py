@@ -147,7 +147,7 @@ ROWS = (
      f"{TRANSFERS}::test_sampling_waits_for_nothing_and_an_optimizer_step_once"),
     ("device-leaves", "flowrl/run/experience/score_ahead.py", "self.parts.leave_device()", "pass",
      "run/test_score_parts.py"),
-    ("device-late", "flowrl/models/language/generation.py", "torch.stack(each[:width], 1)",
+    ("device-late", "flowrl/models/language/generation.py", "torch.stack(each[:seen], 1)",
      "torch.stack(each, 1)", f"{TRANSFERS}::test_texts_are_those_of_the_cpu_by_one_call_more"),
     ("device-surrogate", "flowrl/losses/ratio.py", "torch.where(advantage > 0, log_ratio.clamp(max=_LARGE), log_ratio).exp()",
      "log_ratio.exp()", "losses/test_losses.py"),

@@ -214,7 +214,7 @@ MUTANTS = [Mutant(*row) for row in (
      "run/test_units.py"),
     ("units-group", "flowrl/run/experience/units.py", "group=each.group + first", "group=each.group",
      "run/test_units.py"),
-    ("units-draws", "flowrl/run/state/units.py", "self.rows[s], at)", "self.rows[s], 0)",
+    ("units-draws", "flowrl/run/state/units.py", "rows=self.rows[s], first=at)", "rows=self.rows[s], first=0)",
      "run/test_units.py"),
     ("collect-failures", "flowrl/run/experience/collect.py", "if lost.any() and", "if lost.all() and",
      "run/test_training.py"),
