@@ -7,7 +7,7 @@ from flowrl.pages.records import LevelRecord, TreeRecord
 from flowrl.pages.stack import count, number, sign, signed
 
 STEP, TEXT_STEP, LEAF, TOP, LEFT = 58.0, 120.0, 46.0, 54.0, 26.0
-AROUND_TEXT = 140.0  # of a rewriting, whose text is written over its node
+TO_REWRITING = 240.0  # its text is written before its node, where no other line is
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Head:
 @dataclass(frozen=True)
 class Dot:
     """A node: its position, radius, the sign and strength of its colour, and its text. `value` is
-    shown beside it where the tree splits, after the `text` of a rewriting."""
+    shown at height `label` where the tree splits, before the `text` of a rewriting."""
 
     x: float
     y: float
@@ -32,6 +32,7 @@ class Dot:
     depth: float
     words: str
     value: float | None
+    label: float
     text: str = ""
 
 
@@ -62,7 +63,7 @@ class TreeView:
 
     def x(self, level: int) -> float:
         """Horizontal position of a level in pixels; `level` -1 is the start."""
-        wide = min(2, level + 1) * (AROUND_TEXT - self.step) if self.rewritten else 0.0
+        wide = TO_REWRITING - self.step if self.rewritten and level >= 0 else 0.0
         return LEFT + self.step * (level + 1) + wide
 
     def y(self, level: LevelRecord, node: int) -> float:
@@ -139,10 +140,11 @@ class TreeView:
         where = f"{where}, node {node + 1}" + (f" ({own})" if own else "")
         words = f"{where}: value {number(level.values[node])}, {learned}"
         depth = 0.15 + 0.85 * abs(advantage or 0.0) / most
-        at, radius = (self.x(k), self.y(level, node)), 3.5 if resting else 6.0
-        return Dot(
-            *at, radius, sign(advantage), depth, words, level.values[node] if own else value, own
-        )
+        x, y, radius = self.x(k), self.y(level, node), 3.5 if resting else 6.0
+        lower = bool(own) and y > self.start(0)  # its line comes from above
+        value = level.values[node] if own else value
+        label = y + 18 if lower else y - 10
+        return Dot(x, y, radius, sign(advantage), depth, words, value, label, own)
 
 
 def _look(level: LevelRecord) -> str:

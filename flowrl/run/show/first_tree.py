@@ -49,14 +49,17 @@ def first_tree(session: Session, first: FirstSamples) -> FirstTree:
 
 
 def joint_tree(session: Session, images: FirstSamples, texts: FirstSamples) -> FirstTree:
-    """Tree of one prompt's rewritings and their images: of the first prompt whose images' scores
-    differ, on the main process, where the draws of images begin with the first prompt's."""
+    """Tree of one prompt's rewritings and their images: of the first prompt whose rewritings'
+    values differ, or else its images' scores, on the main process, where the draws of images begin
+    with the first prompt's."""
     group, size = texts.part.rollout.columns.group, images.part.rollout.columns.group
     weights = session.weights(images.part.rollout.iteration)
     written = texts.part.samples
     assert isinstance(written, Samples), "the texts are of this process"
     order, equal = neighbours(list(written.media), group)
-    place = _with_spread(images.part.scores, weights, group * size)
+    place = _with_spread(texts.part.scores, weights, group) or _with_spread(
+        images.part.scores, weights, group * size
+    )
     draws = range(place * group, (place + 1) * group)
     each = [_of_draw(session, images, draw) for draw in draws]
     rows = [order[draw] for draw in draws]
