@@ -140,7 +140,7 @@ def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
 
 
 def _rewriter(subject: CardSubject) -> dict[str, Any]:
-    """What a reader needs of a joint run's language model, besides its files."""
+    """Values of the paragraph on a joint run's language model; empty for other runs."""
     run, before = subject.run, subject.run.before
     if before is None or run.model.rewriter is None:
         return {}
