@@ -7,6 +7,7 @@ import torch
 
 from flowrl.budget.successes import cut, put
 from flowrl.credit.advantages import Context, Estimator, Sum
+from flowrl.credit.trackers import ReadsStart
 from flowrl.credit.values import SampleTurns
 from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
@@ -145,6 +146,8 @@ def test_credit_of_whole_texts_is_that_of_all_their_turns_to_the_bit(name):
     last = torch.randint(0, TURNS, (GROUP * DRAWS, 1), generator=rng)
     exists = torch.arange(TURNS) <= last
     tracker = algorithm.tracker()
+    if isinstance(tracker, ReadsStart):
+        tracker.learn(range(DRAWS), torch.rand(DRAWS, 4, generator=rng))
     (one, known), (value, mask) = (
         algorithm.advantage(scores, tracker.before(made))
         for made in (context(1, None), context(TURNS, exists))
