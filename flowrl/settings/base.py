@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class OnResume(Enum):
@@ -26,3 +26,14 @@ class Settings(BaseModel):
         use_attribute_docstrings=True,  # in help and in editors
     )
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {}  # by field; for others, that of the section
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `true`, which Python counts as 1 and YAML also spells `yes` and `on`."""
+        if isinstance(value, bool) and info.field_name:
+            annotation = cls.model_fields[info.field_name].annotation
+            kinds = {*(get_args(annotation) or (annotation,))}
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError(f"input should be a number, not {str(value).lower()}")
+        return value

@@ -85,6 +85,7 @@ def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
     ("function", "message"),
     [
         ("broken", r"guess.py:broken failed after turn 1 of the prompt 'bead :': KeyError"),
+        ("leaves", r"guess.py:leaves failed after turn 1 of the prompt '.*': SystemExit: 0"),
         ("number", "must return a text or None, not 7"),
         ("nothing", "which has no tokens; return None"),
     ],

@@ -38,6 +38,10 @@ def broken(prompt, meta, turns):
     return {"a:": "hi", "cab :": "hi"}[prompt]
 
 
+def leaves(prompt, meta, turns):
+    raise SystemExit(0)
+
+
 def number(prompt, meta, turns):
     return 7
 

@@ -157,7 +157,7 @@ def _named(name: str, prompt: str, turns: int) -> Iterator[None]:
     """Turn any error of the function into a UserError that names it, the prompt and the turn."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # exit(0) would end the run as if it were done
         raise UserError(
             f"model.environment: {name} failed after turn {turns} of the prompt {prompt!r}: "
             f"{type(error).__name__}: {error}"
