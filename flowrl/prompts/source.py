@@ -128,7 +128,7 @@ def _remedy(row: Row, name: str) -> str:
         return ": its cells are not separated by commas; save it with commas, or as jsonl"
     if len(names) == 1 and " " in names[0].strip():
         return f": its first line has no names of columns; add the line {name!r} above it"
-    if " " in names[0].strip() or any(_is_number(each) for each in names):
+    if names and (" " in names[0].strip() or any(map(_is_number, names))):
         return (
             ": its first line seems to be a row; add a line with a name for each column above it, "
             f"{name!r} for the prompts"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class OnResume(Enum):
@@ -27,13 +27,18 @@ class Settings(BaseModel):
     )
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {}  # by field; for others, that of the section
 
-    @field_validator("*", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _no_switch(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse `true`, which Python counts as 1 and YAML also spells `yes` and `on`."""
-        if isinstance(value, bool) and info.field_name:
-            annotation = cls.model_fields[info.field_name].annotation
-            kinds = {*(get_args(annotation) or (annotation,))}
-            if kinds & {int, float} and bool not in kinds:
-                raise ValueError(f"input should be a number, not {str(value).lower()}")
-        return value
+    def _no_switch(cls, data: Any) -> Any:
+        """Refuse `true`, which Python counts as 1 and YAML also spells `yes` and `on`, for a
+        number."""
+        if not isinstance(data, Mapping):
+            return data
+        values: Mapping[Any, Any] = data
+        for name, value in values.items():
+            field = cls.model_fields.get(str(name).replace("-", "_"))
+            if isinstance(value, bool) and field is not None:
+                kinds = {*(get_args(field.annotation) or (field.annotation,))}
+                if kinds & {int, float} and bool not in kinds:
+                    raise ValueError(f"{name} must be a number, not {str(value).lower()}")
+        return values
