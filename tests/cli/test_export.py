@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from PIL import Image
 from safetensors.torch import load_file
 
-from flowrl.cli import hub
+from flowrl.cli import export
 from flowrl.models.diffusers.lora.lora import LORA_FILE
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
 from flowrl.pages.charts import Chart, Curve, chart_sheet
@@ -126,7 +126,7 @@ def test_a_model_without_a_key_map_is_refused_by_name_or_left_out(
 )
 def test_what_cannot_be_exported_is_one_sentence(run, capsys, monkeypatch, words, message):
     monkeypatch.chdir(run[0])
-    monkeypatch.setattr(hub, "get_token", lambda: None)
+    monkeypatch.setattr(export, "get_token", lambda: None)
     assert flowrl("export", ".", *words) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
@@ -152,8 +152,8 @@ class Hub:
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     Hub.asked, Hub.error = [], None
-    monkeypatch.setattr(hub, "HfApi", Hub)
-    monkeypatch.setattr(hub, "get_token", lambda: "a token")
+    monkeypatch.setattr(export, "HfApi", Hub)
+    monkeypatch.setattr(export, "get_token", lambda: "a token")
     yield Hub
 
 
@@ -179,8 +179,8 @@ def test_an_upload_has_all_files_and_its_failure_keeps_them(run, api, capsys, tm
 
 
 def test_the_hubs_own_client_without_a_network_is_one_sentence(run, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, "HfApi", lambda: HfApi(endpoint="http://127.0.0.1:9"))  # discard
-    monkeypatch.setattr(hub, "get_token", lambda: "a token")
+    monkeypatch.setattr(export, "HfApi", lambda: HfApi(endpoint="http://127.0.0.1:9"))  # discard
+    monkeypatch.setattr(export, "get_token", lambda: "a token")
     words = ("--formats", "diffusers", "--push-to-hub", "me/new", "--out", tmp_path / "a")
     assert flowrl("export", run[0], *words) == 2
     assert "me/new was not uploaded (ConnectError: " in capsys.readouterr().err

@@ -258,7 +258,7 @@ def same(made: PipelinePolicy, plain: PipelinePolicy) -> None:
 
 
 def test_what_is_for_pictures_is_refused_for_texts_and_missing_parts_are_named() -> None:
-    for name, value in (("offload", True), ("compile", True), ("attention", "flash")):
+    for name, value in (("offload", True), ("compile", True)):
         with pytest.raises(UserError, match=f"{name} is a setting of pipeline models"):
             run_from(
                 {

@@ -37,10 +37,14 @@ def bright(samples):
     calls += 1
     if calls == int(os.environ.get("RAISE_AT", 0)):
         raise KeyError("colour")
-    if calls == int(os.environ.get("KILL_AT", 0)):
+    if (kill := os.environ.get("KILL_AT")) is not None:
         deaths = Path(os.environ["DEATHS"])
-        if len(deaths.read_text()) < int(os.environ["MOST"]):
-            deaths.write_text(deaths.read_text() + "x")
+        saved = Path(os.environ["RUN"]).glob("checkpoints/*")
+        newest = max((p.name[-1] for p in saved if p.name.isdigit()), default="0")
+        before = deaths.read_text()  # the newest checkpoint at each
+        due = newest > (before or "0")[-1] if kill == "checkpoint" else calls == int(kill)
+        if due and len(before) < int(os.environ["MOST"]):
+            deaths.write_text(before + newest)
             os.kill(os.getpid(), 9)
     if calls == int(os.environ.get("FILL_AT", 0)):
         with open(os.environ["FILL"], "wb", buffering=0) as file:
@@ -109,13 +113,13 @@ def restarted(
     out, deaths = folder.parent / "said.txt", folder.parent / "deaths.txt"
     deaths.write_text("")
     words = ("train", config, "--restarts", str(restarts), "--folder", folder)
-    code = warm.run(*words, out=out, env=env | {"DEATHS": str(deaths)})
+    code = warm.run(*words, out=out, env=env | {"DEATHS": str(deaths), "RUN": str(folder)})
     return code, out.read_text(), len(deaths.read_text())
 
 
 def test_a_killed_training_resumes_by_itself_to_the_same_bits(warm, config, unbroken, tmp_path):
     folder = tmp_path / "run"
-    code, said, died = restarted(warm, config, folder, 1, KILL_AT="10", MOST="2")
+    code, said, died = restarted(warm, config, folder, 1, KILL_AT="checkpoint", MOST="2")
     assert (code, died) == (0, 2), said
     assert said.count("ended by SIGKILL; it resumes from checkpoint 00000") == 2
     assert said.count("(restart 1 of 1)") == 2  # counted from the newest checkpoint
@@ -149,7 +153,8 @@ def test_a_launcher_restarts_its_own_processes(warm, config, unbroken, tmp_path)
     assert warm.run(*words, "--restarts", "2", out=out, env=env) == 2
     assert "pass `--max_restarts 2` to the launcher" in out.read_text()
     assert not folder.exists()
-    killed = {"KILL_AT": "10", "MOST": "1", "DEATHS": str(tmp_path / "deaths.txt")}
+    killed = {"KILL_AT": "checkpoint", "MOST": "1", "DEATHS": str(tmp_path / "deaths.txt")}
+    killed["RUN"] = str(folder)
     (tmp_path / "deaths.txt").write_text("")
     assert warm.run(*words, out=out, env=killed) == -9
     assert warm.run(*words, out=out, env=env | {"TORCHELASTIC_RESTART_COUNT": "1"}) == 0
@@ -210,7 +215,7 @@ def test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of(
     """Eight steps in two iterations of four."""
     kept = runs.session(pipeline, tmp_path, runs.NFT | {"group": 8}, updates=4)
     norms = iter(math.nan if str(step) in bad else 1.0 for step in range(8))
-    monkeypatch.setattr(update, "clip", lambda *_: torch.tensor(next(norms)))
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(next(norms)))
     progress = Progress()
     with pytest.raises(UserError, match="three optimizer steps") if left else nullcontext():
         for _ in range(2):
