@@ -148,6 +148,18 @@ def test_distinct_states_are_sent_and_all_come_back(kind, pipeline, tmp_path):
     assert states == 2 * (first + children)
 
 
+def test_states_that_do_not_continue_the_step_before_are_sent_too(pipeline, tmp_path):
+    """As where replay replaced a sample, or a step between them is not trained."""
+    opened = session(pipeline, tmp_path, RECIPES["chain"])
+    (rollout,) = sample_units(opened, SamplingUnit(0, (0, 1), (0, 1)), {})[1].rollouts
+    first, second = rollout.edges
+    other = replace(rollout, edges=(first, replace(second, x=second.x + 1)))
+    for whole, back in zip(
+        all_tensors(other), all_tensors(all_states(distinct_states(other))), strict=True
+    ):
+        assert whole.equal(back)
+
+
 def test_a_tensor_travels_without_the_memory_that_it_looks_at():
     whole = torch.arange(12.0).view(3, 4).bfloat16()
     for tensor in (whole[1], whole[:, 2], whole[:0], whole.T, torch.tensor(True), whole[0, 0]):
