@@ -62,7 +62,10 @@ class Lora(Settings):
 class RewriterSettings(Settings):
     """The language model of a joint run, which writes the pipeline's prompts."""
 
-    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"lora": OnResume.NEVER}
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
+        "gguf_file": OnResume.NEVER,
+        "lora": OnResume.NEVER,
+    }
     language: str
     """A folder with a transformers causal language model and its tokenizer, or a hub name."""
     template: str = "{prompt}"
@@ -74,6 +77,8 @@ class RewriterSettings(Settings):
     """As model.stop."""
     server: Server | None = None
     """As model.server."""
+    gguf_file: str | None = None
+    """As model.gguf_file."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     device: Literal["auto", "cpu"] = "auto"
     """auto: the pipeline's. cpu: the language model stays on the CPU, with its optimizer."""
