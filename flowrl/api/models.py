@@ -40,6 +40,7 @@ def model_settings(
 
     UserError for an object of another kind, or for a tokenizer without a live language model.
     """
+    _refuse_quantized(model)
     if isinstance(model, DiffusionPipeline) and tokenizer is None:
         return {"pipeline": _pipeline_name(model, files), "dtype": _dtype(_denoiser(model))}
     if isinstance(model, PreTrainedModel):
@@ -62,6 +63,18 @@ def model_settings(
             f"{type(model).__name__}"
         )
     return {"language" if _is_language(str(model), recipe) else "pipeline": str(model)}
+
+
+def _refuse_quantized(model: Any) -> None:
+    """UserError for a live model of fewer bits, which a run could not read again as it is."""
+    parts = model.components.values() if isinstance(model, DiffusionPipeline) else [model]
+    for part in parts:
+        if isinstance(part, nn.Module) and getattr(part, "hf_quantizer", None) is not None:
+            raise UserError(
+                f"flowrl.train: {type(part).__name__} is quantized, and a run reads its model from "
+                "files: pass the folder or hub name instead, and settings="
+                "{'model': {'quantization': {'backend': 'bitsandbytes', 'bits': 4}}}"
+            )
 
 
 def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:

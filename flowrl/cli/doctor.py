@@ -42,7 +42,9 @@ EXTRAS = {
     "docs": "the documentation as a site (make docs)",
 }
 OPTIONAL = {
-    "bitsandbytes": "train.optimizer: adamw8bit",
+    "bitsandbytes": "train.optimizer: adamw8bit, model.quantization",
+    "optimum-quanto": "model.quantization",
+    "torchao": "model.quantization",
     "wandb": "track.with: [wandb]",
     "trackio": "track.with: [trackio]",
     "mlflow": "track.with: [mlflow]",

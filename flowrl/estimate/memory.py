@@ -17,7 +17,7 @@ from flowrl.estimate import sizes
 from flowrl.estimate.sizes import Sizes
 from flowrl.models.own.policy import automatic_rows
 from flowrl.paths import find
-from flowrl.settings import Run
+from flowrl.settings import ModelSettings, Run
 from flowrl.settings.model import Lora
 from flowrl.settings.train import CallKind
 from samplers import Plan
@@ -191,14 +191,32 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
         own += BYTES["bfloat16"] * trained  # beside their masters
     merges = m.lora is not None and m.lora.merge != "none"
     return {
-        "trained model": model.trained * wide + model.buffers,
+        "trained model": _trained_model(m, model) + model.buffers,
         "merged weights": model.adapted * wide if merges else 0,
         "adapters" if m.lora is not None else "masters": own,
-        "frozen parts": 0 if m.offload else sum(model.frozen.values()) * wide,
+        "frozen parts": 0 if m.offload else _frozen(m, model),
         "gradients": fine * trained,
         "optimizer": (2 if run.train.optimizer == "adamw8bit" else 2 * fine) * trained,
         "averages and start": kept,
     }
+
+
+def _trained_model(m: ModelSettings, model: Sizes) -> int:
+    """Bytes of the network that learns, or that has adapters."""
+    wide = BYTES[m.dtype]
+    if m.quantization is None:
+        return model.trained * wide
+    if m.quantization.file is not None:
+        return find(m.quantization.file).stat().st_size
+    small = m.quantization.bytes_per_weight
+    return (model.trained - model.linear) * wide + int(model.linear * small)
+
+
+def _frozen(m: ModelSettings, model: Sizes) -> int:
+    """Bytes of the other components. Quantized ones count as if all their weights were."""
+    wide, q = BYTES[m.dtype], m.quantization
+    small = {} if q is None else dict.fromkeys(q.components, q.bytes_per_weight)
+    return sum(int(n * small.get(name, wide)) for name, n in model.frozen.items())
 
 
 def rows_per_call(run: Run, model: Sizes, kind: CallKind) -> int:

@@ -37,6 +37,7 @@ class Sizes:
 
     adapters  weights per unit of rank
     adapted   weights of the layers that have an adapter
+    linear    weights of the trained model's linear layers, which quantization makes smaller
     tokens    of a row, in the trained blocks; None for a model without tokens (a UNet)
     inside    inputs and outputs of the blocks' linears per token, over all blocks
     between   inputs of the blocks per token, over all blocks
@@ -75,6 +76,7 @@ class Sizes:
     buffers: int = 0
     public: bool = False
     adapted: int = 0
+    linear: int = 0
 
 
 def of(m: ModelSettings, length: int) -> Sizes | None:
@@ -104,7 +106,7 @@ def _language(described: Description, length: int) -> Sizes:
     targets = [x for x in model.modules() if isinstance(x, nn.Linear) and x is not head]
     trained = _count(model)
     sizes = Sizes(trained, {}, _ends(targets), PROMPT + length, **_work(model))
-    more = {"public": described.public, "adapted": _weights(targets)}
+    more = {"public": described.public, "adapted": _weights(targets), "linear": _weights(targets)}
     return replace(sizes, outside=_outside([model]), **more)
 
 
@@ -135,6 +137,9 @@ def _pipeline(described: Description, m: ModelSettings) -> Sizes:
         buffers=sum(buffer.nbytes for model in denoisers.values() for buffer in model.buffers()),
         adapters=_ends(targets),
         adapted=_weights(targets),
+        linear=_weights(
+            x for d in denoisers.values() for x in d.modules() if isinstance(x, nn.Linear)
+        ),
         tokens=shape.tokens,
         text=_size("max_sequence_length", described, m) or 0,
         latent=shape.latent,

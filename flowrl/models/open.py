@@ -58,6 +58,7 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
     from flowrl.models import savings
     from flowrl.models.diffusers.batch import Scales
     from flowrl.models.diffusers.call.image_shapes import sized_by_images
+    from flowrl.models.diffusers.call.offload import BaseMemory
     from flowrl.models.diffusers.call.user_levels import UserLevels
     from flowrl.models.diffusers.policy import PipelinePolicy
 
@@ -72,8 +73,7 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
         dtype=DTYPES[m.dtype],
         device=device,
         call={key: value for key, value in call.items() if value is not None},
-        offload=m.offload,
-        offload_experts=m.offload_experts,
+        held=BaseMemory(m.offload, m.offload_experts, m.quantization),
         levels=own,
         adapters=m.adapters,
     )
@@ -170,7 +170,7 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
     _refuse_images(run, m.language)
     policy = CausalPolicy.load(
         place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file,
-        attention=m.attention,
+        attention=m.attention, quantized=m.quantization,
     )  # fmt: skip
     if m.head_dtype is not None:
         float32_head(policy.model)

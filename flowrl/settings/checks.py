@@ -207,6 +207,8 @@ def check_model(m: ModelSettings) -> None:
         on_hub = source.count("/") == 1 and not source.startswith((".", "/", "~"))
         if not find(source).exists() and not (on_hub and Path(source).suffix not in _WEIGHT_FILES):
             raise UserError(f"{place}: there is no file or folder {source}")
+    if m.quantization is not None:
+        m.quantization.check()
     if m.own is not None:
         m.own.check()
         if m.weights is not None and not find(m.weights).is_file():

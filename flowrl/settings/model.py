@@ -9,6 +9,7 @@ from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.environment import EnvironmentSettings
 from flowrl.settings.levels import Sigmas, checked_sigmas
 from flowrl.settings.own_model import OwnModelSettings
+from flowrl.settings.quantization import Quantization
 from flowrl.settings.server import Server
 from flowrl.settings.short_forms import adapter_settings, guidance_settings, lora_settings
 
@@ -187,6 +188,8 @@ class ModelSettings(Settings):
         ...,
     ] = ()
     """Adapters that are merged into the base, below the trained ones: FILE, or {path, scale}."""
+    quantization: Quantization | None = None
+    """The frozen base in 8 or 4 bits, below adapters: {backend: bitsandbytes, bits: 4}."""
     guidance: Annotated[
         Guidance,
         BeforeValidator(guidance_settings, json_schema_input_type=Guidance | GuidanceScale),
@@ -258,9 +261,10 @@ class ModelSettings(Settings):
                 "attention",
                 "compile",
                 "context_parallel",
+                "quantization",
             },
             "language": {"gguf_file", "head_dtype", "system", "template", "stop", "server"}
-            | {"environment", "attention"},
+            | {"environment", "attention", "quantization"},
             "own": {"sigmas", "weights"},
         }
         known = of[set_[0]]
@@ -270,6 +274,8 @@ class ModelSettings(Settings):
             ):
                 other = next(kind for kind, names in of.items() if name in names)
                 raise ValueError(f"{name} is a setting of {other} models: leave it out")
+        if self.quantization is not None:
+            self.quantization.fits(self)
         if self.context_parallel > 1 and (self.compile or self.attention not in (None, "native")):
             raise ValueError(
                 f"context_parallel: {self.context_parallel} needs diffusers' native attention "
@@ -285,6 +291,11 @@ class ModelSettings(Settings):
                 f"head_dtype: {self.head_dtype} is for models of half precision, and model.dtype "
                 f"is {self.dtype}: leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _together(self) -> "ModelSettings":
+        """Settings that exclude each other."""
         if self.offload_experts and self.lora is None:
             raise ValueError(
                 "offload_experts: all weights are trained (lora: null), so optimizers need "

@@ -16,6 +16,7 @@ _PATHS = {
     *(("prompts", "held_out"), ("prompts", "held_out", "source")),
     *(("model",), ("model", "pipeline"), ("model", "language"), ("model", "weights")),
     *(("model", "adapters"), ("model", "adapters", "path"), ("model", "lora", "from")),
+    ("model", "quantization", "file"),
     *(("model", "rewriter", "language"), ("model", "rewriter", "lora", "from")),
     *(("given", "file"), ("given", "folder")),
 }

@@ -16,6 +16,7 @@ EPSILON = "models/test_pipeline_epsilon.py"
 HYBRID = "models/test_hybrid.py::test_the_last_steps_are_the_bases"
 FORMATS = "models/test_lora_formats.py"
 MERGED = "models/test_merged.py"
+QUANTIZED = "models/test_quantization.py"
 AUTO = "models/test_compile.py::test_auto_is_off_where_the_first_ratio_leaves_its_limit"
 
 ENCODED = "models/test_media_encoder.py"
@@ -187,6 +188,12 @@ ROWS = (
     ("together-decoded", "flowrl/models/diffusers/call/row_calls.py",
      "zero, extras, mixed=True, size=size, together=together",
      "zero, extras, mixed=True, size=size", f"{TOGETHER}::test_decoded_rows_share_a_call_too"),
+    ("quantized-skip", "flowrl/models/quantization.py", "mapping[name] = configuration(", "configuration(",
+     f"{QUANTIZED}::test_products_and_gradients_are_those_of_the_rounded_weights"),
+    ("quantized-bytes", "flowrl/estimate/memory.py", "int(model.linear * small)", "int(model.linear * 2)",
+     f"{QUANTIZED}::test_the_plan_counts_the_bytes_of_quantized_layers"),
+    ("quantized-known", "flowrl/models/quantization.py", "if name not in names:", "if False:",
+     f"{QUANTIZED}::test_components_arguments_and_live_models_are_checked"),
     ("entry-numbers", "flowrl/models/diffusers/call/latents.py", "torch.Generator().manual_seed(1)) + 0.5",
      "torch.Generator().manual_seed(0))", DRIVEN),
 )

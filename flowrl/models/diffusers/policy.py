@@ -25,7 +25,7 @@ from flowrl.models.diffusers.call.experts import RestingExperts
 from flowrl.models.diffusers.call.image_shapes import fit_images
 from flowrl.models.diffusers.call.inpainting import held_entries
 from flowrl.models.diffusers.call.neutral import neutral_scale
-from flowrl.models.diffusers.call.offload import OffloadedParts, placed_parts
+from flowrl.models.diffusers.call.offload import BaseMemory, OffloadedParts, placed_parts
 from flowrl.models.diffusers.call.own_steps import own_plans
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.signature import Loop
@@ -33,6 +33,7 @@ from flowrl.models.diffusers.call.user_levels import UserLevels
 from flowrl.models.diffusers.encoding_cache import EncodingCache
 from flowrl.models.diffusers.lora import given_adapters, lora
 from flowrl.models.diffusers.replay import proof
+from flowrl.models.quantization import refuse_quantized
 from flowrl.settings.model import FrozenAdapter, GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
 from samplers.held import Held
@@ -86,20 +87,19 @@ class PipelinePolicy:
         dtype: torch.dtype,
         device: str | torch.device,
         call: Mapping[str, Any],
-        offload: bool = False,
-        offload_experts: bool = False,
+        held: BaseMemory = BaseMemory(),
         levels: UserLevels | None = None,
         adapters: Sequence[FrozenAdapter] = (),
     ) -> "PipelinePolicy":
         """Load a folder or hub name, and merge adapters into it. Components that its index does not
         list are left out."""
-        pipe = checks.from_pretrained(source, dtype, levels)
+        pipe = checks.from_pretrained(source, dtype, levels, held.quantized)
         given_adapters.merge_adapters(pipe, adapters)
         for module in pipe.components.values():
             if isinstance(module, nn.Module):
                 module.requires_grad_(False)
         own = torch.device(device)
-        frozen, experts = placed_parts(pipe, DENOISERS, own, offload, offload_experts)
+        frozen, experts = placed_parts(pipe, DENOISERS, own, held.offload, held.experts)
         policy = cls(pipe, call=call, levels=levels)
         policy.device, policy.frozen, policy.experts = own, frozen, experts
         frozen.rest()
@@ -369,7 +369,8 @@ class PipelinePolicy:
 
     def train_all(self) -> None:
         """Train all weights: every parameter of every denoiser gets a gradient."""
-        for denoiser in self.denoisers:
+        for name, denoiser in self.loop.driver.denoisers.items():
+            refuse_quantized(denoiser, name)
             denoiser.requires_grad_(True)
 
     def checkpoint_gradients(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -25,7 +26,14 @@ from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy, has_separate_head
 from flowrl.models.language.trial_calls import trial_sampling, trial_training
 from flowrl.models.language.vision import PromptImages, Vision, model_class, reads_images
+from flowrl.models.quantization import (
+    configuration,
+    keep_differentiable,
+    loading,
+    refuse_quantized,
+)
 from flowrl.prompts import Chat
+from flowrl.settings.quantization import Quantization
 from rewards.perception.hub import of_network
 from samplers.completions import Completions
 
@@ -79,6 +87,7 @@ class CausalPolicy:
         device: torch.device,
         gguf_file: str | None = None,
         attention: str | None = None,
+        quantized: Quantization | None = None,
     ) -> "CausalPolicy":
         """Load a model from a folder, a hub name, or a GGUF file in the folder. `attention` is a
         name of transformers' `attn_implementation`; None leaves the choice to transformers."""
@@ -89,16 +98,22 @@ class CausalPolicy:
                 from transformers import GgufConfig  # which transformers 5.0 does not have yet
 
                 config["quantization_config"] = GgufConfig(dequantize=True)
+            elif quantized is not None:
+                config["quantization_config"] = configuration(quantized, transformers, dtype)
+                config["device_map"] = {"": str(device)}
             tokenizer = AutoTokenizer.from_pretrained(source, **gguf)
             found = AutoConfig.from_pretrained(source, **gguf)
             kind = model_class(found)
-            model: Any = kind.from_pretrained(source, dtype=dtype, **gguf, **config)
+            with loading(quantized):
+                model: Any = kind.from_pretrained(source, dtype=dtype, **gguf, **config)
         except Exception as error:
             if not isinstance(error, ValueError | ImportError) and not of_network(error):
                 raise
             raise UserError(f"model.language: {source} cannot be loaded: {error}") from error
         model.requires_grad_(False)
-        model = model.to(dtype).to(device)
+        keep_differentiable(model, quantized)
+        if quantized is None:
+            model = model.to(dtype).to(device)
         vision = Vision.of(model, source) if reads_images(found) else None
         if vision is not None and tokenizer.chat_template is None:
             tokenizer.chat_template = vision.processor.chat_template
@@ -293,6 +308,7 @@ class CausalPolicy:
         return {name: p for name, p in named.items() if ".lora_" in name} or named
 
     def train_all(self) -> None:
+        refuse_quantized(self.model, "the language model")
         self.model.requires_grad_(True)
 
     def checkpoint_gradients(self) -> None:

@@ -131,6 +131,11 @@ class Learner:
                 f"model.lora.merge: {merge} needs whole weights, and FSDP2 shards them: leave it "
                 "out"
             )
+        if how is not None and run.model.quantization is not None:
+            raise UserError(
+                "model.quantization: FSDP2 shards weights of floating point: leave one of the two "
+                "out; each process then holds the quantized model"
+            )
         context_parallel.refuse_model(run.model, accelerator.num_processes)
         algorithm = run.algorithm()
         device = torch.device("cpu") if run.model.device == "cpu" else accelerator.device

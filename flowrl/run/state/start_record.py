@@ -226,10 +226,14 @@ def _own_base(run: Run) -> dict[str, str]:
 
 
 def _adapters(run: Run) -> Iterator[tuple[str, str]]:
-    """Digests of the adapters and of the rewriter that a run begins with, by their setting."""
+    """Digests of the adapters, the rewriter and the quantized file that a run begins with, by
+    their setting."""
     folder = None if run.before is None else local_folder(run.before.model.source)
     for name, digest in _base(folder) if folder else ():
         yield f"model.rewriter ({name})", digest
+    quantized = run.model.quantization
+    if quantized is not None and quantized.file is not None:
+        yield f"model.quantization ({Path(quantized.file).name})", _digest(find(quantized.file))
     for setting, source in run.model.given_adapters.items():
         path = find(source)
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]

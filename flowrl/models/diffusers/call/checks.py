@@ -13,11 +13,13 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import nn
 
 from flowrl.errors import UserError
+from flowrl.models import quantization
 from flowrl.models.diffusers.call.columns import VIDEO_COLUMNS, images
 from flowrl.models.diffusers.call.driver import DENOISERS, ENCODERS
 from flowrl.models.diffusers.call.schedule import ModelOutput
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.user_levels import UserLevels, refuse_levels
+from flowrl.settings.quantization import Quantization
 from rewards.perception.hub import of_network
 
 # arguments of __call__ that flowrl sets itself
@@ -206,7 +208,12 @@ def arguments(
     return dict(call)
 
 
-def from_pretrained(source: str, dtype: torch.dtype, levels: UserLevels | None = None) -> Any:
+def from_pretrained(
+    source: str,
+    dtype: torch.dtype,
+    levels: UserLevels | None = None,
+    quantized: Quantization | None = None,
+) -> Any:
     """Load a pipeline; components that its index does not list are left out.
 
     Raises UserError, before weights are read, if `levels` cannot be set.
@@ -233,5 +240,10 @@ def from_pretrained(source: str, dtype: torch.dtype, levels: UserLevels | None =
     empty = (None, [None, None], (None, None))
     listed = {k for k, value in index.items() if not k.startswith("_") and value not in empty}
     expected, _ = kind._get_signature_keys(kind)
-    absent = dict.fromkeys(set(expected) - listed)
-    return kind.from_pretrained(source, dtype=dtype, **absent)
+    given: dict[str, Any] = dict.fromkeys(set(expected) - listed)
+    if quantized is not None:
+        parts = [name for name in index if name in DENOISERS and name in listed]
+        refuse_parts(kind.__name__, parts)
+        given |= quantization.pipeline_arguments(quantized, index, parts, source, dtype)
+    with quantization.loading(quantized):
+        return kind.from_pretrained(source, dtype=dtype, **given)

@@ -9,6 +9,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import nn
 
 from flowrl.models.diffusers.call.experts import RestingExperts
+from flowrl.settings.quantization import Quantization
 
 
 class Waking(ModelHook):
@@ -60,6 +61,15 @@ class OffloadedParts:
             if hook.awake:
                 module.to("cpu")
                 hook.awake = False
+
+
+@dataclass(frozen=True)
+class BaseMemory:
+    """Savings of the frozen base: parts that rest on the CPU, and weights of fewer bits."""
+
+    offload: bool = False
+    experts: bool = False
+    quantized: Quantization | None = None
 
 
 def placed_parts(
