@@ -14,7 +14,7 @@ from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.settings.quantization import PIP_NAMES, Quantization
 
-SETTING = "model.quantization"
+QUANTIZED = "model.quantization"
 
 
 def pipeline_arguments(
@@ -36,7 +36,7 @@ def pipeline_arguments(
     for name in (*denoisers, *quantization.components):
         library = index[name][0] if name in index else None
         if library not in libraries:
-            raise UserError(f"{SETTING}.components: the pipeline has no model {name}")
+            raise UserError(f"{QUANTIZED}.components: the pipeline has no model {name}")
         mapping[name] = configuration(quantization, libraries[library], dtype)
     found = diffusers.PipelineQuantizationConfig(quant_mapping=mapping)
     return {"quantization_config": found}
@@ -47,8 +47,8 @@ def _from_gguf(
 ) -> nn.Module:
     if len(denoisers) > 1:
         raise UserError(
-            f"{SETTING}.file: the pipeline has {' and '.join(denoisers)}, and one file holds one of "
-            "them: choose another backend"
+            f"{QUANTIZED}.file: the pipeline has {' and '.join(denoisers)}, and a file holds one "
+            "of them: choose another backend"
         )
     kind = getattr(diffusers, index[denoisers[0]][1])
     config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
@@ -88,7 +88,7 @@ def _known(quantization: Quantization, kind: Any) -> None:
     for name in quantization.arguments:
         if name not in names:
             raise UserError(
-                f"{SETTING}.arguments: {quantization.backend} takes no {name}; it takes "
+                f"{QUANTIZED}.arguments: {quantization.backend} takes no {name}; it takes "
                 f"{', '.join(names)}"
             )
 
@@ -98,7 +98,7 @@ def _arguments(quantization: Quantization) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise UserError(f"{SETTING}.arguments: {quantization.backend}: {error}") from error
+        raise UserError(f"{QUANTIZED}.arguments: {quantization.backend}: {error}") from error
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def loading(quantization: Quantization | None) -> Iterator[None]:
         if quantization is None or isinstance(error, torch.OutOfMemoryError):
             raise
         package = PIP_NAMES[quantization.backend][1]
-        raise UserError(f"{SETTING}: {package} cannot load this model: {error}") from error
+        raise UserError(f"{QUANTIZED}: {package} cannot load this model: {error}") from error
 
 
 def keep_differentiable(model: nn.Module, quantization: Quantization | None) -> None:
