@@ -1,4 +1,4 @@
-"""The algorithms. Each has a row here and a function, which is its choices; YAML picks the numbers.
+"""The algorithms. Each has a row here and a function with its choices; YAML sets the numbers.
 
 | recipe          | plan         | advantage                    | likelihood        | loss       |
 | --------------- | ------------ | ---------------------------- | ----------------- | ---------- |
@@ -68,15 +68,15 @@
 | text_turns      | Completions  | group std, turn by turn      | Token             | Surrogate  |
 | text_rebn       | Completions  | discounted, batch std        | Token             | Surrogate  |
 
-nft, dgpo and crd sample with a slow average, the others with the policy that is trained. Pref-GRPO
+nft, dgpo and crd sample with a slow average, the others with the trained policy. Pref-GRPO
 (arXiv:2508.20751) is flow_grpo with the reward `win_rate`, so it has no row. The transition recipes
-are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching ones in
-`flowrl/recipes/matching.py`, those with other feedback in `flowrl/recipes/feedback.py`, those with
-scores on the way (`looks`, `thin`) in `flowrl/recipes/intermediate.py`, those that follow a
+are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching recipes in
+`flowrl/recipes/matching.py`, recipes with other feedback in `flowrl/recipes/feedback.py`, recipes
+with intermediate rewards (`looks`, `thin`) in `flowrl/recipes/intermediate.py`, recipes that use a
 reward's gradient in `flowrl/recipes/reward_gradient.py`, and opd, which has teachers and needs no
-rewards, in `flowrl/recipes/distillation.py`. vgpo, pro_grpo and potential_tree are built from
-reviews or an abstract, as their texts say. Recipes of language models are in
-`flowrl/recipes/text.py` and, where they differ in credit, in `flowrl/recipes/text_credit.py`.
+rewards, in `flowrl/recipes/distillation.py`. vgpo, pro_grpo and potential_tree are based on reviews
+or an abstract, as their docstrings say. Recipes of language models are in `flowrl/recipes/text.py`
+and, where they differ in credit, in `flowrl/recipes/text_credit.py`.
 """
 
 from collections.abc import Callable
