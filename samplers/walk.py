@@ -98,7 +98,7 @@ class Walk:
     draws: tuple[int, ...]
     key: tuple[int, int]  # seed, iteration
     keep_mean: bool = False
-    reward: Predicted | None = None  # of clean samples predicted on the way
+    reward: Predicted | None = None  # of predicted clean samples
     slope: Predicted | None = None  # of that reward in the clean samples [n *d]
     aside: Callable[[], AbstractContextManager[None]] | None = None  # around untrained steps
 

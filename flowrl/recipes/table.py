@@ -20,7 +20,7 @@
 | flow_dppo       | Scattered    | group mean, batch std        | Transition        | Trust      |
 | dgpo            | Ode, DPM     | group mean, batch std        | Matching, group   | Groupwise  |
 | crd             | Ode, DPM     | group mean, batch std        | Matching, group   | Centred    |
-| fdfo            | Chain, churn | less the pair's mean         | Directional       | Quadratic  |
+| fdfo            | Chain, churn | minus the pair's mean        | Directional       | Quadratic  |
 | flash_grpo      | Window, one  | batch std, even gradients    | Transition        | Surrogate  |
 | e_grpo          | Merged       | std per reward, then the sum | Transition        | Surrogate  |
 | g2rpo           | Granular     | std per reward, then the sum | Transition        | Surrogate  |
@@ -28,7 +28,7 @@
 | dense_grpo      | Chain, looks | gains, std by step           | Transition        | Surrogate  |
 | turning_point   | Chain, looks | turning points, std by step  | Transition, cps   | Surrogate  |
 | vgpo            | Chain, looks | discounted, with a level     | Transition        | Surrogate  |
-| pro_grpo        | Chain, thin  | group std, of who is left    | Transition        | Surrogate  |
+| pro_grpo        | Chain, thin  | group std, remaining samples | Transition        | Surrogate  |
 | potential_tree  | Tree, looks  | group std, and a potential   | Transition        | Surrogate  |
 | refl            | OneOfSteps   | none                         | Pathwise, late    | Gradient   |
 | draft           | LastSteps    | none                         | Pathwise, K steps | Gradient   |
@@ -59,7 +59,7 @@
 | text_bnpo       | Completions  | by a Beta density            | Token             | Surrogate  |
 | text_riskpo     | Completions  | quantiles of bundles         | Token             | Surrogate  |
 | text_stream     | Completions  | a tracker's, batch std       | Token             | Surrogate  |
-| text_a_star_po  | Completions  | less the start's soft value  | Token, product    | Regression |
+| text_a_star_po  | Completions  | minus the start's soft value | Token, product    | Regression |
 | text_dpo        | Completions  | best, worst                  | Token, paired     | Preference |
 | text_spo_tree   | Segments     | to the parent                | Token             | Surrogate  |
 | text_tempo      | Segments     | group, and to the parent     | Token             | Surrogate  |

@@ -252,7 +252,7 @@ REFUSED = [
     ({"name": "my_recipe.py:my_recipe", "steps": "a"}, "recipe.steps: input should be a valid int"),
     (
         {"name": "my_recipe.py:mine"},
-        "recipe.name: my_recipe.py has no function or class 'mine'; there are my_rec",
+        "recipe.name: my_recipe.py has no function or class 'mine'; choose one of my_rec",
     ),
     ({"name": "my_recipe.py"}, "names no function; write FILE.py:FUNCTION"),
     ({"name": "nowhere.py:f"}, "recipe.name: no such file: nowhere.py; paths are relative to"),

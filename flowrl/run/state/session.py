@@ -50,7 +50,7 @@ class Session:
     held_out: PromptSet | None
     rewards: Mapping[str, Reward]
     judges: Mapping[str, Reward]  # the rewards of evaluations
-    intermediate_rewards: Mapping[str, Reward]  # those of clean images on the way
+    intermediate_rewards: Mapping[str, Reward]  # of predicted clean images
     terminal: Terminal
     tracker: Tracker | None
     spending: Rationed | None
