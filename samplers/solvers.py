@@ -180,8 +180,8 @@ class SA(Plain):
 
     Its noise is `noise` for steps that end in [low, high], else 0. The corrector repeats the
     previous step with the prediction at its end and the same noise; the first step is not
-    corrected, and the last returns the predicted clean sample. AWM's rollouts (arXiv:2509.25050)
-    use it.
+    corrected, and the last step returns the predicted clean sample. AWM's rollouts
+    (arXiv:2509.25050) use it.
     """
 
     noise: float = 0.4

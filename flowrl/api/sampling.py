@@ -106,7 +106,7 @@ def sample(
     Fork. Noise is keyed by seed, prompt and node, so samples do not depend on their batch.
 
     model     a diffusers pipeline, which is left unchanged; its folder; a hub name; your own module
-              (docs/own_models.md); or a `TrainedRun`, whose last weights sample
+              (docs/own_models.md); or a `TrainedRun`, whose last weights are used
     guidance  scale of classifier-free guidance; "none" switches it off, None is the pipeline's own
               default
     call      additional arguments of the pipeline's own call, such as height

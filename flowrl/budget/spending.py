@@ -64,7 +64,7 @@ class RoundOutcome:
 
 
 class Rationed:
-    """Draws and samples as the settings request them. `group`: samples per draw."""
+    """Selects draws and samples according to the settings. `group`: samples per draw."""
 
     def __init__(self, settings: BudgetSettings, group: int) -> None:
         self.settings, self.group = settings, group

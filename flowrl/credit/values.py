@@ -103,12 +103,13 @@ class Transform(Protocol):
 
 
 def at_nodes(column: Tensor, nodes: int, group: int) -> Tensor:
-    """[n r] to [draws nodes r], from each node's first leaf, since its leaves agree."""
+    """Select one value per node, [n r] to [draws nodes r]: its first leaf's, since all leaves
+    agree."""
     return column.view(-1, nodes, group // nodes, column.shape[-1])[:, :, 0]
 
 
 def at_leaves(column: Tensor, group: int) -> Tensor:
-    """[draws nodes r] to [n r]."""
+    """Copy the values of nodes to their leaves, [draws nodes r] to [n r]."""
     return column.repeat_interleave(group // column.shape[1], 1).flatten(0, 1)
 
 
@@ -134,7 +135,7 @@ class NodeLevel(NamedTuple):
         return cls(first.view(-1, most), place)
 
     def at_nodes(self, column: Tensor) -> Tensor:
-        """[n r] to [draws m r]; 0 and False for missing nodes."""
+        """Select one value per node, [n r] to [draws m r]; 0 and False for missing nodes."""
         values = column[self.first.clamp(min=0)]
         return values * (self.first >= 0)[..., None]
 

@@ -31,7 +31,7 @@ class InStep(Protocol):
     """Keeps a server at the current weights."""
 
     def current(self) -> str:
-        """The name that requests use, after loading new weights."""
+        """Load new weights if there are any; returns the name that requests use."""
         ...
 
     def lost(self) -> bool:
@@ -66,7 +66,7 @@ class Adapters:
     _digest: bytes = b""
 
     def current(self) -> str:
-        """Adapter name of the current weights, after loading new weights.
+        """Load new weights if there are any; returns the adapter name of the current weights.
 
         Code that changes weights (an update, an average for an evaluation, a checkpoint) need not
         announce it: weights are compared with those loaded last.

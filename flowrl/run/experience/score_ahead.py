@@ -189,7 +189,7 @@ class ScoreParts(Generic[R]):
 
     def hooks(self, parts: bool) -> tuple[Callable[[R], None], Callable[[R], None] | None]:
         """Callbacks for each rollout, and for each part of a single one. The second is None without
-        `parts`, or if no reward scores parts, which then gain nothing."""
+        `parts`, or if no reward scores parts."""
         return self.whole.on_rollout, self._on_part if self.asked and parts else None
 
     def _on_part(self, rollout: R) -> None:

@@ -93,5 +93,5 @@ class RestingExperts:
             first.register_hook(lambda _: self.done(own))
 
     def done(self, own: Expert) -> None:
-        """Count the start of an expert's backward pass, which ends before the next call."""
+        """Mark an expert's backward pass as started; it will end before the next call."""
         own.graded -= 1
