@@ -1,4 +1,4 @@
-"""How rewards with published models were verified: by running the authors' code, or by reading it.
+"""Verification of rewards with published models: by running the authors' code, or by reading it.
 
 `RUN`: the authors' code scored tiny random weights, or random cases, and the reward agrees, as
 `tests/rewards/test_authors.py` checks. The published weights themselves were not available.

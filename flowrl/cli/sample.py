@@ -52,7 +52,7 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     base, policy = chosen.open()
     takes_image = check_takes_image(policy, given.image)
     if takes_image and given.image is None and _rows_have_images(run):
-        print("the run's prompts have one image each, but none is given here: add --image FILE")
+        print("the run's prompts have images, but this command gives no image: add --image FILE")
     load_into(base, run, chosen.weights)
     steps = chosen.steps(policy, given.steps)
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
