@@ -217,7 +217,7 @@ def time_report(run: Run, devices: DeviceGroup, utilisation: float, iteration: i
         if found.count.decode is not None or run.model.language
         else f"decoding, {LEFT_OUT}"
     )
-    lines.append(f"  left out: {left}")
+    lines.append(f"  not included: {left}")
     return "\n".join(lines)
 
 
