@@ -1,4 +1,4 @@
-"""An algorithm as data: a plan, credit, a likelihood, a loss, and the averages that they name."""
+"""An algorithm as data: a plan, credit, a likelihood, a loss, and the averages that they use."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Algorithm:
     tracker: Callable[[], Tracker] = NoTracker
 
     def __post_init__(self) -> None:
-        assert self.plans, "a planner makes at least one plan"
+        assert self.plans, "a planner returns at least one plan"
         check_policies([each.name for each in self.averages], self.behaviour, self.loss.roles)
         check_gradient(self.loss, self.likelihood)
         check_parts((self.advantage, self.likelihood), self)
@@ -96,12 +96,12 @@ class Algorithm:
 
     @cached_property
     def samples_start(self) -> bool:
-        """Whether credit asks for samples of the initial model."""
+        """Whether credit needs samples of the initial model."""
         return isinstance(self.tracker(), ReadsStart)
 
     @cached_property
     def reward_gradient(self) -> bool:
-        """Whether training follows the rewards' own gradients."""
+        """Whether training uses the rewards' own gradients."""
         return isinstance(self.likelihood, Pathwise)
 
     @cached_property

@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """An error in settings, files or arguments: one sentence with the place and the way out.
+    """An error in settings, files or arguments: one sentence with the place and the fix.
 
     The command line prints it without a traceback and exits with code 2.
     """

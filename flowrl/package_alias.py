@@ -1,7 +1,7 @@
-"""Binds the names `rewards` and `samplers` to the packages beside this one.
+"""Bind the names `rewards` and `samplers` to the packages next to this one.
 
 A user's folder may have a `rewards.py` or a `samplers.py`, and the working folder comes first on
-the path of `python -m`, of a notebook and of pytest.
+the import path of `python -m`, notebooks and pytest.
 """
 
 import sys
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parent.parent
 
 
 class _BesideFlowrl:
-    """Finds the two packages, and nothing else, in the folder that holds flowrl."""
+    """Finds the two packages, and nothing else, in the folder that contains flowrl."""
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """Import spec of one of the two packages; None for all other names."""
@@ -26,8 +26,8 @@ def bind_packages() -> None:
     """Make every later `import rewards` and `import samplers` mean flowrl's own packages; imports
     neither.
 
-    A user's module of such a name that is imported already stays where it is in use; a warning
-    names it, since the next import of that name finds flowrl's.
+    A user's module of the same name that is already imported stays in use where it was imported; a
+    warning names it, since later imports find flowrl's package.
     """
     for name in PACKAGES:
         loaded = sys.modules.get(name)
@@ -47,5 +47,5 @@ def bind_packages() -> None:
 
 
 def _is_ours(name: str, module: ModuleType) -> bool:
-    """Whether a module is the package beside flowrl; a folder without code has no file."""
+    """Whether a module is the package next to flowrl; a folder without code has no file."""
     return module.__file__ is not None and Path(module.__file__).resolve().parent == FOLDER / name

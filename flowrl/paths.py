@@ -1,7 +1,7 @@
-"""Places of files: the user's, and those that come with flowrl.
+"""Find files: the user's, and files that come with flowrl.
 
-Files of flowrl are named `configs/...` and `flowrl/...` in any working folder. A source tree has
-`configs` beside the package, a wheel has it inside.
+Files of flowrl are named `configs/...` and `flowrl/...` in any working folder. In a source tree
+`configs` is next to the package, in a wheel inside it.
 """
 
 import os
@@ -63,10 +63,10 @@ def _in_package(path: str) -> Path:
 
 
 def run_file(word: str) -> Path:
-    """File of a run: a path, with or without `.yaml`, or the name of a run of flowrl (`demo`).
+    """A run file: a path, with or without `.yaml`, or the name of one of flowrl's runs (`demo`).
 
-    A file of the user goes before a name. A line on stderr says which one is taken, unless the word
-    is its path. A folder counts only with a `run.yaml` in it. UserError if nothing is found.
+    A user's file takes precedence over a name. A line on stderr reports the file used, unless the
+    word is its path. A folder only counts if it has a `run.yaml`. UserError if nothing is found.
     """
     path, folder = run_path(word), find(word)
     if path is not None:
@@ -79,15 +79,15 @@ def run_file(word: str) -> Path:
         hint = f", or {_shown(own)}" if own is not None else ""
         raise UserError(f"{word} is a folder: write {folder / 'run.yaml'}{hint}")
     if folder.is_dir():
-        raise UserError(f"{word} is a folder: name a run's file, such as configs/demo.yaml")
+        raise UserError(f"{word} is a folder: give a run file, such as configs/demo.yaml")
     close = get_close_matches(_run_name(word), names, n=1)
     some = ", ".join(name for name in names if "/" not in name)
     hint = (
         f"did you mean {close[0]!r}?"
         if close
-        else f"there are {some}, and papers/... and models/..."
+        else f"choose one of {some}, or papers/... and models/..."
     )
-    raise UserError(f"{word[:200]}: no such file, and no run of flowrl has this name; {hint}")
+    raise UserError(f"{word[:200]}: no such file, and none of flowrl's runs has this name; {hint}")
 
 
 def run_path(word: str) -> Path | None:
@@ -113,14 +113,14 @@ def own_runs() -> Iterator[tuple[str, Path]]:
 
 
 def _shown(path: Path) -> str:
-    """A file of flowrl as it can be written anywhere, and the path as it is otherwise."""
+    """For flowrl's own files a name that works in any folder; otherwise the path unchanged."""
     if not path.is_relative_to(CONFIGS_FOLDER):
         return str(path)
     return f"{(Path('configs') / path.relative_to(CONFIGS_FOLDER)).as_posix()} of flowrl ({path})"
 
 
 def numbered(parent: Path, stem: str) -> Path:
-    """`parent/stem-0001`, or the next number that is free."""
+    """`parent/stem-0001`, or the next free number."""
     used = [p.name.removeprefix(f"{stem}-") for p in parent.glob(f"{stem}-*")]
     last = max((int(t) for t in used if t.isdigit()), default=0)
     return parent / f"{stem}-{last + 1:04d}"

@@ -1,4 +1,4 @@
-"""All rewards of a run at once, the check of their scores, and judges made from rewards."""
+"""Score with all rewards of a run, check their scores, and make judges from rewards."""
 
 import sysconfig
 import traceback
@@ -24,8 +24,8 @@ REWARD = "in reward "  # how an exception of a reward is noted
 class ByScore:
     """Turns a pointwise reward into a judge: 1 if a scores higher, 0 if lower, 1/2 if equal.
 
-    NaN where either is unscored. Each sample is scored once, however many pairs it is in. Errors
-    call the reward by `name`.
+    NaN where either is unscored. Each sample is scored once, in however many pairs it is. Errors
+    name the reward `name`.
     """
 
     reward: Reward
@@ -44,8 +44,8 @@ def score_all(rewards: Mapping[str, Reward], samples: Samples) -> Scores:
     """Scores of all rewards, one column each in the mapping's order, float64 on the CPU.
 
     NaN (or None, alone or in a list) marks a sample that the reward could not score. Samples whose
-    media are None are unscored by all rewards and shown to none. An exception of a reward passes
-    through, with the reward's name as a note; `scored` lists the other errors.
+    media are None are unscored by all rewards and never passed to one. An exception of a reward
+    passes through, with the reward's name as a note; `scored` lists the other errors.
     """
     if not rewards:
         raise ValueError("score_all needs at least one reward")
@@ -86,7 +86,7 @@ def judged(
 
 
 def _column(what: Called, name: str, result: Any, n: int) -> Float[Tensor, " n"]:
-    """The result of a reward or judge as n numbers."""
+    """Convert the result of a reward or judge to n numbers."""
     try:
         column = _numbers(result, n)
         if column.shape != (n,):
@@ -139,9 +139,9 @@ def _number(value: Any) -> float:
 
 
 def blamed(error: BaseException) -> str | None:
-    """Describe an exception that a reward raised, with its last line outside of libraries.
+    """Describe an exception that a reward raised, with the last line outside libraries.
 
-    None for other errors. A ValueError of this package is a sentence already.
+    None for other errors. A ValueError of this package already is a sentence.
     """
     notes: list[str] = getattr(error, "__notes__", [])
     whose = next((n.removeprefix(REWARD).strip("'") for n in notes if n.startswith(REWARD)), None)

@@ -1,8 +1,8 @@
 """Calls of rewards and judges that cannot change the run: copies, checks, restored settings.
 
-They get copies of the prompts, groups and columns. The media are too large to copy: the call is
-checked for having written into them. Global generators are not compared: the run's own noise
-never reads one.
+Rewards get copies of the prompts, groups and columns. The media are too large to copy, so they are
+checked for writes after the call. Global random generators are not compared, since the run's own
+noise never reads them.
 """
 
 import copy
@@ -37,9 +37,9 @@ _INSIDE, _END = _Inside(), os._exit
 
 
 def _exit_or_raise(status: int) -> NoReturn:
-    """`os._exit` ends the process without a word; inside of a reward it is an error of the reward.
+    """`os._exit` ends the process silently; inside a reward it raises an error of the reward.
 
-    In a process that a reward has forked it stays as it is.
+    In a process that a reward has forked it works as usual.
     """
     if _INSIDE.process == os.getpid():
         raise SystemExit(status)
@@ -50,7 +50,7 @@ os._exit = _exit_or_raise
 
 
 def beside_sampling() -> None:
-    """Mark this thread as sampling beside its rewards, which lets it set the default dtype.
+    """Mark this thread as sampling while rewards run, which lets it set the default dtype.
 
     The code that starts the thread calls `SharedState.check` once both have ended.
     """
@@ -96,7 +96,7 @@ def guarded_call(
     """Call a reward or judge, then restore grad mode, default dtype and thread count.
 
     ValueError, naming the reward, if it wrote into the media or changed a setting. RuntimeError
-    for SystemExit and its kind, which would end the run or the server without an error.
+    for SystemExit and similar exceptions, which would end the run or the server without an error.
     """
     before, state, grad = _marks(samples.media), SharedState.now(), torch.is_grad_enabled()
     try:
@@ -144,7 +144,7 @@ def _restore(state: SharedState, grad: bool) -> None:
 
 
 def _copied(samples: Samples) -> Samples:
-    """Media that share their memory with the run's, everything else a copy."""
+    """Samples whose media share memory with the run's, with copies of everything else."""
     media = samples.media
     media = media.detach() if isinstance(media, Tensor) else [_detached(item) for item in media]
     meta = copy.deepcopy(list(samples.meta))
@@ -156,14 +156,14 @@ def _detached(item: Any) -> Any:
 
 
 def _marks(media: Any) -> list[tuple[int, ...]]:
-    """The state that a write changes, per tensor; strings cannot be written into."""
+    """The state that a write changes, per tensor; strings are immutable."""
     tensors = [media] if isinstance(media, Tensor) else media
     return [_mark(item) for item in tensors if isinstance(item, Tensor)]
 
 
 def _mark(tensor: Tensor) -> tuple[int, ...]:
-    """torch's own count of writes on a device, which copies nothing. On the CPU a checksum of the
-    bytes: numpy writes into the same memory, and torch does not see it."""
+    """torch's own write counter on a device, which copies nothing. On the CPU a checksum of the
+    bytes: numpy can write into the same memory without torch noticing."""
     if tensor.device.type != "cpu":
         return (*tensor.shape, tensor._version)
     plain = tensor.detach().contiguous().view(torch.uint8)

@@ -2,10 +2,10 @@
 `load`.
 
 `load(**settings)` of such a file returns a `Reward` and is the only place that imports heavy
-libraries. A file may also, or only, have `judge(**settings)`, which returns a `Judge`. Settings are
-checked against their annotations; one annotated `Reward`, `Judge` or `Sequence[Reward]` takes
-another reward, as `{name: ocr, kind: exact}` or as `ocr`; `Mapping[str, Reward]` takes some by
-names.
+libraries. A file may have `judge(**settings)` as well or instead, which returns a `Judge`. Settings
+are checked against their annotations; a setting annotated `Reward`, `Judge` or `Sequence[Reward]`
+takes other rewards, as `{name: ocr, kind: exact}` or as `ocr`; `Mapping[str, Reward]` takes named
+rewards.
 
 A user's reward needs no registration: `my_rewards.py:sharpness` is the function
 `sharpness(samples, setting=...) -> scores` of that file (`rewards.user_function` has the other
@@ -68,7 +68,7 @@ def load_judge(name: str, **settings: Any) -> Judge:
 def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
     """ValueError for an unknown reward, or for an unknown or missing setting.
 
-    Includes the rewards that a reward is made of. Loads no weights; a user's file is imported.
+    Includes the members of composite rewards. Loads no weights; a user's file is imported.
     """
     parameters = _parameters(name, want)
     place = f"reward {name!r}"
@@ -90,8 +90,7 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
 def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
     """ValueError if a model is neither local nor cached and the hub cannot be reached.
 
-    Includes the rewards that a reward is made of. Needs a network only for files that are not
-    local.
+    Includes the members of composite rewards. Needs a network only for files that are not local.
     """
     for setting, parameter in _parameters(name, want).items():
         value = settings.get(setting, parameter.default)
@@ -105,7 +104,7 @@ def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -
 
 
 def user_function_of(name: str) -> Callable[..., Any]:
-    """Load the function that `my_file.py:function` names. ValueError if it does not exist."""
+    """Load the function named by `my_file.py:function`. ValueError if it does not exist."""
     path, colon, function = name.rpartition(":")
     if not (colon and path.endswith(".py")):
         raise ValueError(f"{name!r} names no function; write FILE.py:FUNCTION")
@@ -117,7 +116,7 @@ def own_settings(
 ) -> dict[str, Any]:
     """Settings of a user's function or class, converted by its annotations.
 
-    ValueError, which begins with `place`, for an unknown, a missing or an unfit one.
+    ValueError, which begins with `place`, for an unknown, missing or unsuitable setting.
     """
     parameters = function_parameters(function)
     _check_names(place, parameters, settings)
@@ -139,7 +138,7 @@ def _check_names(
 
 
 def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
-    """Call the file's function, after its nested rewards are built. Settings must be checked."""
+    """Build nested rewards, then call the file's function. Settings must already be checked."""
     parameters = _parameters(name, want)
     built = {
         setting: _built(f"reward {name!r}: {setting}", value, parameters[setting].annotation)
@@ -161,7 +160,7 @@ def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
 
 
 def _parameters(name: str, want: Want) -> Mapping[str, inspect.Parameter]:
-    """The settings of a reward."""
+    """The settings of a reward, as parameters."""
     module, function = _found(name)
     has = vars(module)
     if function is not None and is_judge(has[function]):
@@ -203,14 +202,14 @@ def _found(name: str) -> tuple[ModuleType, str | None]:
 
 
 def _user_file(name: str) -> Path:
-    """A user's file as named, or else one of flowrl's demos, `flowrl/demo/maze.py`."""
+    """Path of a user's file, or of one of flowrl's demos such as `flowrl/demo/maze.py`."""
     path = Path(name).expanduser()
     beside = Path(__file__).parent.parent / name
     return beside if name.startswith("flowrl/") and not path.is_file() else path
 
 
 def _imported(path: Path) -> ModuleType:
-    """A user's file as a module, imported once. Errors name the file and the line."""
+    """Import a user's file as a module, once. Errors name the file and the line."""
     if not path.is_file():
         raise ValueError(f"no such file: {path}; paths are relative to {Path.cwd()}")
     name = "rewards_of_" + re.sub(r"\W", "_", str(path.resolve()))
@@ -239,7 +238,7 @@ def _imported(path: Path) -> ModuleType:
 
 
 def _nested(annotation: Any) -> Any:
-    """Reward or Judge where the annotation asks for one, for some, or for one or None."""
+    """Reward or Judge if the annotation is one of them, several, or one or None; otherwise None."""
     if annotation in (Reward, Judge):
         return annotation
     inner = get_args(annotation) if get_origin(annotation) is not Literal else ()
@@ -247,18 +246,20 @@ def _nested(annotation: Any) -> Any:
 
 
 def _unnamed(place: str, value: Any, annotation: Any) -> Any:
-    """A setting that maps names to rewards as a list of these; others as they are."""
+    """Convert a mapping of names to rewards to a list of the rewards; other values stay as they
+    are."""
     if get_origin(annotation) is not Mapping:
         return value
     if not isinstance(value, Mapping):
         raise ValueError(
-            f"{place}: expected names with rewards, such as {{a: brightness}}, not {value!r}"
+            f"{place}: expected a mapping of names to rewards, such as {{a: brightness}}, not "
+            f"{value!r}"
         )
     return list(value.values())
 
 
 def _specs(place: str, value: Any, kind: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(name, settings) of each reward that a setting names; built rewards are skipped."""
+    """(name, settings) of each reward that a setting names; reward objects are skipped."""
     many = isinstance(value, Sequence) and not isinstance(value, str)
     for one in value if many else [value]:
         if one is None or callable(one):
@@ -291,7 +292,7 @@ def _built(place: str, value: Any, annotation: Any) -> Any:
 
 
 def _is_reward(given: Callable[..., Any] | None) -> bool:
-    """Whether a ready object scores samples alone."""
+    """Whether an object scores samples and does not judge pairs."""
     if given is None or is_judge(given):
         return False
     required = [p for p in function_parameters(given).values() if p.default is p.empty]
@@ -299,7 +300,7 @@ def _is_reward(given: Callable[..., Any] | None) -> bool:
 
 
 def _fitted(place: str, value: Any, annotation: Any) -> Any:
-    """The value converted to the annotation (1 as 1.0, a text as a path). ValueError if it fails.
+    """Convert the value to the annotation (1 to 1.0, a text to a path). ValueError if that fails.
 
     Without an annotation, or with one that cannot be checked, the value stays as it is.
     """
@@ -324,4 +325,4 @@ def _guess(wrong: str, known: Iterable[str]) -> str:
     close = close or difflib.get_close_matches(wrong, known, 1)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(known)}" if known else "; it takes none"
+    return f"; choose one of {', '.join(known)}" if known else "; there are none"

@@ -16,7 +16,7 @@ Kind = Literal["image", "video", "text", "tensor"]
 
 
 class MediaForm(NamedTuple):
-    """The kind of samples that a model makes, and the shape of one sample if it is a tensor."""
+    """The kind of samples that a model generates, and the shape of one sample if it is a tensor."""
 
     kind: Kind
     shape: tuple[int, ...] = ()
@@ -36,10 +36,10 @@ class Samples:
     """n decoded samples; the samples of a group are contiguous.
 
     media   images [n 3 h w] or videos [n f 3 h w], floats in 0..1; or n tensors [3 h w] or
-            [f 3 h w] of any sizes; or n strings; or tensors [n k] or [n t k] of a user's own model:
-            points, waveforms, trajectories. None in a sequence is a sample that could not be read;
-            `score_all` removes it before it calls a reward
-    group   an id per sample; two draws of the same prompt are two groups
+            [f 3 h w] of any sizes; or n strings; or tensors [n k] or [n t k] from a user's own
+            model: points, waveforms, trajectories. None in a sequence is a sample that could not be
+            read; `score_all` removes it before it calls a reward
+    group   one id per sample; two draws of the same prompt are two groups
     meta    the other columns of the prompt file, one mapping per sample; or empty
     """
 
@@ -58,7 +58,7 @@ class Samples:
                 raise ValueError(f"Samples: {n} prompts but {count} {name}; each sample needs one")
 
     def __getattr__(self, name: str) -> Any:
-        """Only called for names that samples do not have."""
+        """Raise an error that lists the attributes; called only for missing names."""
         raise AttributeError(no_such_name(name))
 
     @property
@@ -128,7 +128,7 @@ def cell(row: Mapping[str, Any], column: str) -> Any:
     """A row's value in a column; None if the row does not have it.
 
     `reward_model.ground_truth` is the key `ground_truth` of the mapping in the column
-    `reward_model`, unless the row has a column of that whole name.
+    `reward_model`, unless the row has a column with that full name.
     """
     if column in row:
         return row[column]
@@ -141,8 +141,8 @@ def cell(row: Mapping[str, Any], column: str) -> Any:
 class Reward(Protocol):
     """Scores samples; higher is better. NaN marks a sample that the reward cannot score.
 
-    Pointwise rewards ignore `samples.group`; groupwise ones compare inside it. Scores are floats on
-    the CPU, without gradient. A reward must not change its inputs.
+    Pointwise rewards ignore `samples.group`; groupwise rewards compare samples within a group.
+    Scores are floats on the CPU, without gradient. A reward must not change its inputs.
     """
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]: ...
@@ -150,8 +150,8 @@ class Reward(Protocol):
 
 @runtime_checkable
 class Waits(Protocol):
-    """A reward with `waits` True mostly waits for a server. A run asks it for the samples of some
-    draws as soon as they exist; all samples of a draw come together."""
+    """A reward with `waits` True mostly waits for a server. A run calls it with the samples of a
+    few draws as soon as they exist; all samples of a draw come together."""
 
     @property
     def waits(self) -> bool: ...
@@ -161,8 +161,8 @@ class Waits(Protocol):
 class Concurrent(Protocol):
     """A reward with `concurrent` True may be called from several threads at once.
 
-    The reward limits its own requests in flight. A composite reward declares only its own code:
-    each of its members must be concurrent too."""
+    The reward limits its own requests in flight. For a composite reward this covers only its own
+    code: each of its members must be concurrent too."""
 
     @property
     def concurrent(self) -> bool: ...
@@ -170,14 +170,14 @@ class Concurrent(Protocol):
 
 @runtime_checkable
 class Cancels(Protocol):
-    """A reward that other threads may be waiting for; `cancel` ends their calls with an error."""
+    """A reward whose calls other threads may wait for; `cancel` ends these calls with an error."""
 
     def cancel(self) -> None: ...
 
 
 @runtime_checkable
 class FindsAnswers(Protocol):
-    """A reward of texts that reads an answer in each text, so that a majority can vote."""
+    """A text reward that reads an answer in each text, as majority votes need."""
 
     def answers(self, samples: Samples) -> Sequence[Hashable | None]:
         """The answer of each text, equal for equal answers; None for a text without one."""
@@ -224,7 +224,7 @@ class Scores:
 
     @property
     def way(self) -> IntermediateScores | None:
-        """The older name of `intermediate`."""
+        """Older name of `intermediate`."""
         return self.intermediate
 
     @property
@@ -254,14 +254,14 @@ class Scores:
 
 @runtime_checkable
 class Reports(Protocol):
-    """A reward that reports numbers for the log. `report` returns and resets those since the last
-    call."""
+    """A reward that reports numbers for the log. `report` returns the numbers since the last call
+    and resets them."""
 
     def report(self) -> dict[str, float]: ...
 
 
 def reports(rewards: Mapping[str, Reward | Judge]) -> dict[str, float]:
-    """`calls/<label>/<number>` of all rewards, including members of composite ones."""
+    """`calls/<label>/<number>` of all rewards, including members of composite rewards."""
     found: dict[str, float] = {}
     for label, reward in rewards.items():
         for part in parts_of(reward, Reports):
@@ -292,7 +292,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 _INLINE = "its fields are settings of the reward"
 Inline = Annotated[T, _INLINE]
-"""Annotation of a parameter that takes a dataclass, whose fields are settings of the reward."""
+"""Annotation of a parameter that takes a dataclass whose fields are settings of the reward."""
 
 
 def function_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

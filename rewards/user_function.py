@@ -1,6 +1,6 @@
-"""A function of a user's file as a reward: our own signature, Flow-GRPO's or TRL's.
+"""A function in a user's file as a reward: with our own signature, Flow-GRPO's or TRL's.
 
-function(samples, ...)                    n scores, as a tensor or a list with None in it
+function(samples, ...)                    n scores, as a tensor or a list that may contain None
 function(images, prompts, metadata, ...)  Flow-GRPO's: images [n 3 h w] or videos [n f 3 h w] as one
                                           float tensor in 0..1, a list of prompts, one dict of
                                           columns per sample; returns scores or (scores, info)
@@ -11,8 +11,9 @@ function(prompts, completions, ...)       TRL's, by keyword: two lists of string
 A judge of pairs is judge(samples, a, b, ...): for each pair of rows a[i] and b[i] the probability
 that a[i] is preferred.
 
-The remaining parameters are settings. TRL's may be columns of the prompt file too. A class with
-`__call__(self, samples)` is a reward too; the arguments of its constructor are its settings.
+The remaining parameters are settings; with TRL's signature they may also be columns of the prompt
+file. A class with `__call__(self, samples)` is a reward too; its constructor's arguments are its
+settings.
 """
 
 import ast
@@ -43,7 +44,7 @@ _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 class Own:
     """Wraps `function(samples, **settings)`.
 
-    shows   the file's function `examples`, if it has one: two samples, the better one first
+    shows   the file's function `examples`, if any: it returns two samples, the better one first
     """
 
     function: Callable[..., Tensor | Sequence[float | None] | None]
@@ -87,8 +88,8 @@ class FlowGrpoFunction(Own):
 class TrlFunction(Own):
     """Wraps `function(prompts=, completions=, **columns, **settings)`, which may be asynchronous.
 
-    A parameter annotated as `list[list[dict]]`, as TRL's own rewards are, gets chat messages: of
-    the prompt, and the assistant's one. Others get texts.
+    A parameter annotated as `list[list[dict]]`, as in TRL's own rewards, gets chat messages: the
+    prompt's, or the assistant's. Other parameters get texts.
     """
 
     def __call__(self, samples: Samples) -> Any:
@@ -145,7 +146,7 @@ def prompt_messages(prompt: str) -> list[dict[str, Any]]:
 
 
 def _free(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters that the user gives a value for."""
+    """The parameters whose values the user sets."""
     known = [p for p in function_parameters(function).values() if p.kind not in _COLLECTED]
     if _is_trl(function):
         return {p.name: p for p in known if p.name not in ("prompts", "completions", *_TRAINER)}
@@ -170,7 +171,7 @@ def is_judge(function: Callable[..., Any]) -> bool:
 
 
 def judge_settings(name: str, judge: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Settings of a judge. ValueError for one that returns nothing."""
+    """Settings of a judge. ValueError for a function that returns nothing."""
     if inspect.isclass(judge):
         _check_body(name, vars(judge)["__call__"], 1)
         return dict(function_parameters(judge))
@@ -188,13 +189,14 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
         return dict(parameters)
     if not parameters:
         raise ValueError(
-            f"{name} takes no arguments; a reward takes (samples), (images, prompts, metadata) or "
-            "(prompts, completions); call a factory in the file and name its result"
+            f"{name} takes no arguments, but a reward takes (samples), (images, prompts, "
+            "metadata) or (prompts, completions); if it is a factory, call it in the file and "
+            "name its result"
         )
     places = [p for p in parameters.values() if p.kind not in _BY_NAME]
     if _is_flow_grpo(function) and len(places) < 3 and places[-1].kind is not _COLLECTED[0]:
         raise ValueError(
-            f"{name} takes (images, prompts), but a third argument is given, the columns of the "
+            f"{name} takes (images, prompts), but gets a third argument, the columns of the "
             f"prompt file: write {function.__name__}(images, prompts, metadata)"
         )
     if not _is_trl(function):
@@ -211,8 +213,8 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
 
 
 def _check_plain(name: str, function: Callable[..., Any]) -> None:
-    """ValueError for a function whose call returns no scores: asynchronous, or a generator of
-    them."""
+    """ValueError for a function whose call cannot return scores: an asynchronous one or a
+    generator."""
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise ValueError(
             f"{name} is asynchronous, and a reward's call must return its scores: write `def`, and "
@@ -223,7 +225,7 @@ def _check_plain(name: str, function: Callable[..., Any]) -> None:
 def _check_first(
     name: str, function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
 ) -> None:
-    """ValueError for a function of one image or text: a reward gets all samples at once."""
+    """ValueError for a function of one image or text, since a reward gets all samples at once."""
     first = next(iter(parameters.values()))
     if first.name in (*_SINGLE, *_MANY) and first.annotation not in (Samples, "Samples"):
         raise ValueError(
@@ -234,9 +236,10 @@ def _check_first(
 
 
 def _check_body(name: str, function: Any, samples: int | None) -> None:
-    """ValueError for a function that returns nothing, or that reads what samples do not have.
+    """ValueError for a function that returns nothing, or that reads attributes that samples do not
+    have.
 
-    samples: the place of the parameter that is given samples, if one is.
+    samples: index of the parameter that gets the samples, if any.
     """
     if not inspect.isfunction(function) or "__wrapped__" in vars(function):
         return
@@ -268,14 +271,14 @@ def _check_body(name: str, function: Any, samples: int | None) -> None:
 
 
 def _empty(node: ast.AST) -> bool:
-    """Whether a statement returns nothing."""
+    """Whether a return statement has no value."""
     return isinstance(node, ast.Return) and (
         node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
     )
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function's body without those of functions and classes inside it."""
+    """The nodes of a function's body, excluding nested functions and classes."""
     for child in ast.iter_child_nodes(function):
         if not isinstance(
             child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef

@@ -1,13 +1,14 @@
-"""Models that predict the noise or the VP velocity, as rectified flows.
+"""Treat models that predict the noise or the VP velocity as rectified flows.
 
-A variance-preserving model knows x = alpha x0 + s noise with alpha^2 + s^2 = 1. Divided by
-alpha + s that is the flow's state at sigma = s / (alpha + s), so every kernel, solver and plan
-serves such a model as it is. A density changes by the constant factor (alpha + s) per dimension,
-which no ratio sees.
+The states of a variance-preserving model are x = alpha x0 + s noise with alpha^2 + s^2 = 1. Divided
+by alpha + s, such a state is the flow's state at sigma = s / (alpha + s), so every kernel, solver
+and plan works for such a model unchanged. A density changes by the constant factor (alpha + s) per
+dimension, which cancels in ratios.
 
-Matching losses do see it: in one state the flow velocity's error is the noise's error over
-(1 - sigma). Published epsilon losses are therefore velocity losses with the weight (1 - sigma)^2,
-the matching weighting `epsilon`. Do not clip or threshold the prediction of the clean sample.
+It does not cancel in matching losses: in one state the flow velocity's error is the noise's error
+over (1 - sigma). Published epsilon losses are therefore velocity losses with the weight (1 -
+sigma)^2, the matching weighting `epsilon`. Do not clip or threshold the prediction of the clean
+sample.
 """
 
 from typing import Literal
@@ -48,8 +49,8 @@ Prediction = Literal["epsilon", "v_prediction", "sample"]
 def flow_velocity(kind: Prediction, x: Tensor, prediction: Tensor, sigma: Tensor) -> Tensor:
     """The flow velocity, noise - x0 [n *d], from a model's prediction at the VP states x [n *d].
 
-    `v_prediction` is alpha noise - s x0 (arXiv:2202.00512). A noise prediction says nothing of x0
-    at sigma = 1, nor a clean one of the noise at sigma = 0.
+    `v_prediction` is alpha noise - s x0 (arXiv:2202.00512). A noise prediction does not determine
+    x0 at sigma = 1, nor does an x0 prediction determine the noise at sigma = 0.
     """
     x, prediction, sigma = lift(x), lift(prediction), lift(sigma)
     factor = scale(sigma)

@@ -1,10 +1,10 @@
 """Plans of a language model's sampler as data, and the completions sampled under them.
 
-A step is a token, so a planner of text is called like one of images; only the number of levels
-counts. A plan is a level-uniform tree whose levels are *segments*: tokens between two cuts.
-Every node branches after its cut, so "the ancestor of leaf i in segment k" is integer division.
-The children of a completion that stopped before a cut are its copies. After the last segment
-a tree may fork where the model was unsure (`samplers.forks`); its nodes are then ragged.
+A step is a token, so text planners are called like image planners; only the number of levels
+counts. A plan is a level-uniform tree whose levels are *segments*: tokens between two cuts. Every
+node branches after its cut, so "the ancestor of leaf i in segment k" is integer division. The
+children of a completion that stopped before a cut are its copies. After the last segment a tree may
+fork where the model was unsure (`samplers.forks`); its nodes are then ragged.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ from samplers.token_support import TokenSupport
 @dataclass(frozen=True)
 class TextPlan:
     """A tree of completions of at most `length` tokens: nodes per draw in each segment, and the
-    tokens at which they branch.
+    tokens after which they branch.
 
-    temperature  0 takes the likeliest token: for evaluation, since it has no density
-    top_p        draw among the fewest tokens that hold this much probability
-    top_k        draw among this many of the likeliest tokens; 0: all
-    min_p        draw among tokens of at least this share of the likeliest one's probability
+    temperature  0 always takes the likeliest token: for evaluation only, since it has no density
+    top_p        sample from the smallest set of tokens with this total probability
+    top_k        sample from this many of the likeliest tokens; 0: all
+    min_p        sample from tokens with at least this fraction of the likeliest token's probability
     forking      forks of whole completions: for a plan without cuts
-    exact        sample with the current weights only, not by a server that may hold older ones
-    greedy       the last completion of a draw takes the likeliest tokens: a baseline, never
-                 trained on
-    turns        most turns of a completion, each a decision point: `samplers.generate.Writer` sets
-                 it. A completion may have fewer, see `TextRollout.exists`
-    Raises ValueError for cuts and nodes that make no tree.
+    exact        sample with the current weights only, not on a server that may hold older ones
+    greedy       the last completion of a draw is decoded greedily: a baseline, never trained on
+    turns        maximum number of turns of a completion, each a decision point:
+                 `samplers.generate.Writer` sets it. A completion may have fewer, see
+                 `TextRollout.exists`
+    Raises ValueError for cuts and nodes that do not form a tree.
     """
 
     length: int
@@ -63,10 +63,14 @@ class TextPlan:
             raise ValueError(
                 f"top_k must be at least 0 and min_p in [0, 1), not {self.top_k} and {self.min_p}"
             )
-        assert len(self.nodes) == len(self.cuts) + 1, "a node count for each segment"
-        assert self.forking is None or not self.cuts, "a tree forks or is cut"
-        assert not self.greedy or not (self.cuts or self.forking), "a tree has no greedy leaf"
-        assert self.turns == 1 or not (self.cuts or self.forking), "a tree has no turns"
+        assert len(self.nodes) == len(self.cuts) + 1, "nodes needs one count for each segment"
+        assert self.forking is None or not self.cuts, "a tree has either forks or cuts, not both"
+        assert not self.greedy or not (self.cuts or self.forking), (
+            "a tree cannot have a greedy completion"
+        )
+        assert self.turns == 1 or not (self.cuts or self.forking), (
+            "a tree cannot have several turns"
+        )
         wrong = [cut for cut in self.cuts if not 0 < cut < self.length]
         if wrong or list(self.cuts) != sorted(set(self.cuts)):
             raise ValueError(
@@ -98,7 +102,7 @@ class TextPlan:
 
     @property
     def tokens(self) -> int:
-        """Most tokens that a draw generates; tokens that leaves share count once."""
+        """Maximum number of tokens that a draw generates; tokens that leaves share count once."""
         if self.forking is not None:
             return self.group * self.length
         return sum(n * (b - a) for n, (a, b) in zip(self.nodes, self.segments, strict=True))
@@ -171,7 +175,7 @@ class Forks:
 
 @runtime_checkable
 class TextPlanner(Protocol):
-    """Makes the plans of texts; `levels` has one entry more than their length."""
+    """Makes text plans; `levels` has one entry more than the maximum length."""
 
     def __call__(
         self, levels: Sequence[float], iteration: int, seed: int
@@ -193,16 +197,16 @@ class TextRollout:
 
     ids, logp  the tokens, and their log-probabilities under the sampler (its temperature, its kept
                tokens)
-    lengths    tokens of each that the model drew, the stop tokens included
+    lengths    number of tokens that the model sampled in each, including stop tokens
     stopped    False where a completion was cut off at the plan's length
     kept       the tokens that top-p, top-k and min-p left; None where they left all
     common     of a tree that forked: first tokens that a leaf shares with each of its draw's
-    elsewhere  another engine drew them: `logp` is that engine's
-    from_environment  tokens that an environment put between the model's turns, whose `logp` is
+    elsewhere  another engine sampled them: `logp` is that engine's
+    from_environment  tokens that an environment inserted between the model's turns, whose `logp` is
                0; None where there is no environment
     states     with an environment: ids of the states that turns were taken in, 0 where there is
                no such turn
-    rewards    with an environment: its rewards of single turns; NaN where it gave none
+    rewards    with an environment: its rewards of single turns; NaN where there is no reward
     replayed   samples that an older policy drew, with its `logp`; None where there are none
     """
 
@@ -253,7 +257,7 @@ class TextRollout:
 
     @property
     def written(self) -> Bool[Tensor, "n t"]:
-        """Mask of the tokens that the model wrote."""
+        """Mask of the tokens that the model generated."""
         places = torch.arange(self.ids.shape[1])
         whole = places < self.ends[:, None]
         return whole if self.from_environment is None else whole & ~self.from_environment
@@ -304,7 +308,7 @@ class TextRollout:
 
     @property
     def edges(self) -> tuple[Say, ...]:
-        """Empty for ragged trees, whose edges path fusion does not read."""
+        """Edges for path fusion; empty for ragged trees, which path fusion does not support."""
         if self.common is not None:
             return ()
         found: list[Say] = []

@@ -1,8 +1,8 @@
-"""Texts of several turns: an environment answers the model, and the model goes on.
+"""Texts of several turns: an environment answers the model, and the model continues.
 
-Its replies become tokens of the completion that the model did not draw. Without an environment a
-completion has one turn. Each turn is a decision, taken in a state that has an id. t tokens of a
-completion.
+The environment's replies become tokens of the completion that the model did not sample. Without an
+environment a completion has one turn. Each turn is a decision, taken in a state that has an id. t
+tokens of a completion.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from samplers.untyped import integers
 
 
 class EnvironmentReply(NamedTuple):
-    """The tokens of a reply, the id of the next state, and the reward of the turn that it answers;
-    None: it has none. Without tokens the reply ends the completion."""
+    """The tokens of a reply, the id of the next state, and the reward of the turn that it answers
+    (None: no reward). Without tokens the reply ends the completion."""
 
     ids: Sequence[int]
     state: int
@@ -28,7 +28,7 @@ class EnvironmentReply(NamedTuple):
 
 @runtime_checkable
 class Environment(Protocol):
-    """Replies to the model after each of its turns but the last."""
+    """Replies to the model after every turn except the last."""
 
     @property
     def turns(self) -> int:
@@ -53,7 +53,7 @@ def state_id(name: str) -> int:
 def own_turns(
     ids: Int[Tensor, " t"], from_environment: Bool[Tensor, " t"], end: int
 ) -> list[list[int]]:
-    """Mask of the model's own tokens among the first `end`, between the environment's replies."""
+    """Mask of the model's own tokens among the first `end`, without the environment's replies."""
     pairs = zip(integers(ids[:end]), integers(from_environment[:end]), strict=True)
     parts = groupby(pairs, lambda pair: pair[1])
     return [[token for token, _ in part] for others, part in parts if not others]

@@ -1,4 +1,4 @@
-"""Sampling towards a reward: a drift added to a noisy step whose density stays the plain step's."""
+"""Sampling towards a reward: a noisy step gets a drift, but its density stays undrifted."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +18,7 @@ class RewardDrift:
     in the state, by default over its norm
 
     normalised  divides each sample's gradient by its norm. The authors divide by the norm of the
-                whole batch, so that a sample depends on what it is drawn with
+                whole batch, so that a sample depends on the rest of its batch
     by_h        multiplies c by the step h = sigma - sigma_next
     """
 
@@ -46,7 +46,7 @@ class RewardDrift:
         sigma: Float[Tensor, " n"],
         sigma_next: Float[Tensor, " n"],
     ) -> Gaussian:
-        """The step that is sampled, of the plain step's std."""
+        """The shifted step, with the std of the plain step."""
         h = sigma - sigma_next
         if self.scale is None:
             c = plain.std**2 / h / (2 * self.kl_beta)
@@ -66,8 +66,8 @@ class RewardGuide:
         g = dr / dx0 at x0(x)                                                         (slope)
 
     Probes need no derivative of the reward, and cost two evaluations and two rewards per state. The
-    slope takes v for a constant, so that it needs no evaluation, one reward, and no gradient of the
-    network. The density that is trained on remains the plain step's.
+    slope treats v as a constant, so it needs one reward, and neither an evaluation nor a gradient
+    of the network. Training uses the density of the plain step.
     """
 
     drift: RewardDrift = RewardDrift()

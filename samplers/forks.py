@@ -1,9 +1,9 @@
-"""Trees of completions that fork where the model was least sure: their nodes are ragged.
+"""Trees of completions that fork where the model was least certain: their nodes are ragged.
 
 d draws, g leaves of each (n = d g), t tokens, k decision points. Every leaf is a whole completion.
-The `roots` first ones are independent; each later one copies a leaf up to a position and writes on
-from there. So `common` describes a tree: the number of first tokens that one leaf copied from
-another. A node is a run of tokens that the same leaves pass.
+The first `roots` leaves are independent; each later leaf copies an earlier one up to a position and
+continues from there. So `common` describes a tree: the number of first tokens that one leaf copied
+from another. A node is a run of tokens that the same leaves pass.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,10 @@ class Forking:
     """Rounds of forks, as in EPTree (TreeRL, arXiv:2506.11902). Its (M, N, L, T) are the roots,
     `top`, `rounds` and `branch`.
 
-    top     positions that each tree forks at in a round: the most uncertain tokens of all its
-            completions that no round forked at before
-    branch  completions that continue from each, starting with a new draw of that token
+    top     number of positions at which each tree forks per round: the most uncertain tokens of all
+            its completions, excluding earlier forks
+    branch  number of completions that continue from each position, starting with a new draw of that
+            token
     by the uncertainty of a token: the `entropy` of its distribution, or its `surprise`,
             minus its log-probability, as the published code has it
     """
@@ -47,7 +48,7 @@ class Forking:
 
     @property
     def points(self) -> int:
-        """Most nodes on the path to a leaf: one more than its forks."""
+        """Maximum number of nodes on the path to a leaf: one more than the number of rounds."""
         return 1 + self.top * self.rounds
 
 
@@ -55,9 +56,10 @@ class Grown(NamedTuple):
     """Trees under construction. A leaf's place is its index within its draw, in order of creation.
 
     tree    [g] the root of each leaf
-    first   [d g] the position from which it was written
-    common  [d g g] first tokens that two leaves share; more than there are for a leaf and itself
-    forked  [d g t] tokens that were forked at
+    first   [d g] the position from which it was generated
+    common  [d g g] number of first tokens that two leaves share; on the diagonal, more than a leaf
+            has
+    forked  [d g t] tokens at which a fork was made
     """
 
     tree: Int[Tensor, " g"]
@@ -81,7 +83,7 @@ def choose(
 ) -> tuple[Int[Tensor, "d f"], Int[Tensor, "d f"]]:
     """Choose where trees fork: a leaf's place and a position for each of the roots * top forks.
 
-    Each token is considered once, at the leaf that wrote it. A tree of fewer tokens than `top`
+    Each token is considered once, at the leaf that generated it. A tree of fewer tokens than `top`
     forks at some of them twice.
     """
     length = score.shape[-1]
@@ -126,7 +128,7 @@ def points(common: Int[Tensor, "n g"], length: int) -> Int[Tensor, "n t"]:
 
 
 def _cuts(common: Tensor, length: int) -> Bool[Tensor, "n t"]:
-    """Positions where a leaf leaves others behind, or others leave it."""
+    """Positions at which a leaf diverges from other leaves."""
     inside = (common > 0) & (common < length)
     cuts = torch.zeros(len(common), length, dtype=torch.bool)
     row, other = inside.nonzero(as_tuple=True)

@@ -1,6 +1,6 @@
-"""Generate completions for a text plan and record each token's author.
+"""Generate completions for a text plan, with a mask of the tokens that the model wrote.
 
-n leaves of all draws, m rows of one request, t tokens, u new ones, v tokens of a vocabulary. All
+n leaves of all draws, m rows of one request, t tokens, u new tokens, v tokens of a vocabulary. All
 tensors are on the CPU: a sampler brings its tokens there once, and nothing here waits for a GPU.
 """
 
@@ -26,11 +26,11 @@ class TokenRequest:
 
     contexts  tokens of the prompt and of the completion so far
     noise     a 64-bit key per row: rows of the same key and context get the same tokens
-    first     start of the noise counter: two requests of one key must not overlap
-    room      most new tokens of each row
-    spread    whether to return entropies too
+    first     start of the noise counter: two requests with one key must not overlap
+    room      maximum number of new tokens per row
+    spread    whether to return entropies as well
     begun     tokens at the end of each context that a stop text may reach back into; None: 0
-    prompt    place of each context's prompt among all prompts of the writer; None: unknown
+    prompt    index of each context's prompt among all prompts of the writer; None: unknown
     """
 
     contexts: Sequence[Sequence[int]]
@@ -54,12 +54,13 @@ class TokenRequest:
 
 
 class WrittenTokens(NamedTuple):
-    """New tokens; entries beyond a row's `lengths` are not read.
+    """New tokens. Entries beyond a row's `lengths` are never read.
 
-    logp     of each under the rule it was drawn by
+    logp     log-probability of each token under the distribution it was sampled from
     stopped  whether its last token ends a completion, itself or as the end of a stop text
     kept     the tokens that top-p, top-k and min-p left; None where they left all
-    spread   entropies of the distributions they were drawn from, in nats; None unless requested
+    spread   entropies of the distributions that tokens were sampled from, in nats; None unless
+             requested
     """
 
     ids: Int[Tensor, "m u"]
@@ -103,7 +104,7 @@ class Draft(WrittenTokens):
         return Draft(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
     def behind(self, more: "Draft", draws: int) -> "Draft":
-        """Append completions, made from these, to those of each draw."""
+        """Append completions, made from these, to each draw's completions."""
         kept = None if self.kept is None else self.kept.within(more.kept)
 
         def beside(both: Sequence[Tensor]) -> Tensor:
@@ -229,9 +230,9 @@ class Writer:
     ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, "m k"], Float[Tensor, "m k"]]:
         """Take the further turns of stopped completions. Returns the draft, the mask of tokens that
         are not the model's, the states of turns, and their rewards. Turn k's noise starts at k
-        times the plan's length, behind that of earlier turns.
+        times the plan's length, after the noise of earlier turns.
         """
-        assert plan.forking is None and not plan.cuts, "a tree has no turns"
+        assert plan.forking is None and not plan.cuts, "a tree cannot have several turns"
         from_environment = torch.zeros_like(draft.ids, dtype=torch.bool)
         noise, live = self._noise(index, 0, plan.group), draft.stopped
         states = draft.ids.new_zeros(len(draft.ids), plan.turns)

@@ -1,4 +1,4 @@
-"""States of which a part is given: inpainting with weights that know no mask."""
+"""States with given entries: inpainting with weights that were not trained for masks."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Held:
     densities, divergences and matching errors leave them out. p rows of the conditioning.
 
     begun  the image's part of the first states; None if they are noise alone
-    end    factor of `clean` in the last states (of schedulers that end above 0)
+    end    factor of `clean` in the last states (for schedulers that end above 0)
     """
 
     free: Bool[Tensor, "p *d"]
@@ -33,8 +33,8 @@ class Held:
         prompt: Int[Tensor, " n"],
         sigma: float | None,
     ) -> Float[Tensor, "n *d"]:
-        """States with their held entries at a level; None for the last states. `root` are the first
-        states that they come from."""
+        """Set the held entries of states to a level; None for the last states. `root` are the first
+        states of the same samples."""
         clean = self.clean[prompt].to(x)
         if sigma is None:
             return torch.where(self.free[prompt], x, self.end * clean)

@@ -1,7 +1,7 @@
-"""Numbers that a device holds and the host knows: the levels and places of rows.
+"""Device tensors with a known copy on the host: the levels and indices of rows.
 
-They begin as Python numbers. To read one back from a GPU would wait for all work that is queued
-there, so their copy on the CPU is remembered beside the tensor, until it is freed or written to.
+They begin as Python numbers. Reading one back from a GPU would wait for all work queued there, so a
+CPU copy is remembered beside the tensor until the tensor is freed or written to.
 """
 
 from collections.abc import Callable
@@ -81,8 +81,8 @@ def derived(do: Callable[..., Tensor], *given: Tensor) -> Tensor:
 
 
 def picked(values: Tensor, index: Tensor) -> Tensor:
-    """Rows of a tensor; also known on the host if the tensor and the index are. Of a device's rows
-    that are known to be one number, a view."""
+    """Select rows of a tensor; also known on the host if the tensor and the index are. Returns a
+    view if all rows are known to have the same value."""
     if values.device == _CPU:
         return values[index]
     here, at = host_copy(values), host_copy(index)

@@ -3,7 +3,7 @@
 Convention of the whole repository (rectified flow, arXiv:2209.03003):
 
     x_sigma = (1 - sigma) x0 + sigma noise          sigma in [0, 1]; 1 is pure noise
-    v       = d x_sigma / d sigma = noise - x0      what a flow model predicts
+    v       = d x_sigma / d sigma = noise - x0      the prediction of a flow model
 
 Sampling walks sigma downwards, so h = sigma - sigma_next > 0.
 Shapes: n rows, `*d` the latent's own dims; sigma is one number per row, and rows may differ.
@@ -120,9 +120,9 @@ def reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, g: Tens
 
 
 def renoise(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, std: Tensor) -> Gaussian:
-    """Combine the predicted clean sample and noise at the next level; `std` of the noise is fresh.
+    """Combine the predicted clean sample and noise at the next level, with fresh noise of `std`.
 
-    The rest, sqrt(sigma_next^2 - std^2), is the predicted noise: DDIM's step (arXiv:2010.02502,
+    The predicted noise has the factor sqrt(sigma_next^2 - std^2): DDIM's step (arXiv:2010.02502,
     eq. 12) on a rectified flow.
     """
     x0, noise = clean_and_noise(x, v, sigma)

@@ -1,4 +1,4 @@
-"""Planners with looks on the way: rewards of states that others plan, and groups that shrink."""
+"""Planners that add intermediate rewards or shrinking groups to another planner's plans."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ class Looking:
 
     steps  of the ODE that completes a state: None takes all of the plan's levels, 1 is the
            projection x - sigma v
-    first  whether the state before the first noisy step is looked at
-    at     the states before these steps; None: before every noisy step, since nothing is decided
-           between them; "trained": those that trained steps end in
+    first  whether the state before the first noisy step is scored
+    at     the states before these steps; None: before every noisy step, since nothing is random in
+           between; "trained": the states that trained steps end in
     """
 
     otherwise: Planner

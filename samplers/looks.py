@@ -1,4 +1,4 @@
-"""Clean samples that states on the way stand for: where rewards are asked, and who goes on."""
+"""Predicted clean samples of intermediate states: which are scored, and which samples continue."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Looks:
     Euler steps and scored.
 
     The levels are the plan's own: None takes all that remain, and fewer steps spread over them. One
-    step is the projection x - sigma v; its evaluation is the one that the plan needs anyway.
+    step is the projection x - sigma v, whose evaluation the plan needs anyway.
     """
 
     at: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Particles of Feynman-Kac steering (arXiv:2501.06848): their weights and resampling.
 
-Weights are kept as logs, so no reward is too large. A reward that is not finite is ignored on the
-way, and has weight 0 at the end.
+Weights are kept as logs, so no reward is too large. A reward that is not finite is ignored before
+the end, and has weight 0 at the end.
 """
 
 import math
@@ -36,8 +36,8 @@ def systematic(
     """Systematic resampling: `count` increasing indices per row in proportion to its weights, from
     one number in [0, 1) per row.
 
-    Index i comes floor or ceil of count w_i times, and count w_i times on average: less noise than
-    independent draws, and the same target.
+    Index i comes floor or ceil of count w_i times, and count w_i times on average: less variance
+    than independent draws, and the same expectation.
     """
     upto = normalised(log_weights).cumsum(-1)
     upto = upto / upto[:, -1:]
@@ -68,15 +68,15 @@ class FeynmanKac:
         difference   exp(strength (r - r before))          max   exp(strength max of r so far)
         terminal     exp(strength r)                       sum   exp(c strength sum of r so far)
 
-    and at the end exp(strength r) of the clean sample itself, divided by the product of the
-    potentials on the way: whatever the potentials, a line's product is exp(strength r(x0)).
+    and at the end exp(strength r) of the clean sample itself, divided by the product of the earlier
+    potentials: whatever the potentials, the product along a particle's path is exp(strength r(x0)).
 
     With c = 1, as published, m sums tilt the particles by up to m (m + 1) / 2 times the strength
-    before the end takes it back, and no affordable number of particles survives that: with m = 4,
-    64 particles and 6,000 alike end at 1.6 to 1.8 for a mean of 1. So c = 2 / (m (m + 1)).
+    before the end corrects it, which no affordable number of particles survives: with m = 4, both
+    64 and 6,000 particles end at 1.6 to 1.8 for a mean of 1. So c = 2 / (m (m + 1)).
 
-    ends_on    "potential" is the published code: max and sum end on the highest and the sum, with
-               c = 1
+    ends_on    "potential" is the published code: max ends on the maximum and sum on the sum, with c
+               = 1
     start      r before the first: 0 as published, which is wrong for max with negative rewards, so
                None takes the first r
     adaptive   resample only where the effective sample size is below `threshold` of the particles.
@@ -94,7 +94,7 @@ class FeynmanKac:
 
     @property
     def _share(self) -> float:
-        """The part c of the strength that a potential on the way has."""
+        """The factor c on the strength of intermediate potentials."""
         times = len(self.at)
         if self.potential != "sum" or self.ends_on == "potential" or times == 0:
             return 1.0

@@ -32,7 +32,7 @@ class DrawsPart:
         return lambda noise, prompt: whole(noise, derived(self.place, prompt))
 
     def place(self, prompt: Tensor) -> Tensor:
-        """Places among all draws."""
+        """Indices among all draws."""
         return prompt + self.first
 
 
@@ -42,9 +42,9 @@ def draw_parts(
     """Split draws at call boundaries, so that results stay bit-identical: calls of `rows_per_call`
     rows at every level, and of `decoded` samples in the decoder (None: nothing is decoded).
 
-    One part if there is no such place, and for plans with other calls: plans that steer, are
-    guided, score intermediate samples, shrink or keep states; of texts, trees, greedy leaves and
-    several turns.
+    One part if there is no such boundary, and for plans with other calls: image plans that steer,
+    are guided, score intermediate samples, shrink groups or keep states; text plans with trees,
+    greedy leaves or several turns.
     """
     each = draws_per_part(plan, rows_per_call) or len(draws)
     if decoded is not None:

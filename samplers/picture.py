@@ -1,4 +1,4 @@
-"""Plans made visible: a table for the terminal, a drawing for a page."""
+"""Show plans: as a table in the terminal, as a drawing on a page."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -16,7 +16,7 @@ def describe_plan(plans: Sequence[Plan]) -> str:
     samples = sum(p.group for p in plans)
     trained = sum(n for p in plans for n, s in zip(p.nodes, p.steps, strict=True) if s.train)
     looked = sum(p.looked for p in plans)
-    way = f" {looked} more on the way," if looked else ""
+    way = f" {looked} intermediate," if looked else ""
     lines = [
         f"a draw: {_count(len(plans), 'plan')}, {_count(evaluations(plans), 'network evaluation')},"
         f" {_count(samples, 'decoded sample')},{way} {_count(trained, 'trained row')}"
@@ -105,22 +105,22 @@ def _table(plan: Plan) -> list[str]:
 
 
 def _looked(plan: Plan, k: int) -> list[str]:
-    """Words on the looks before step k."""
+    """Describe the intermediate rewards before step k."""
     looks, thin = plan.looks, plan.thin
     if looks is not None and k in looks.at:
         steps = 1 + looks.more(plan.sigmas, k)
         scored = "its projection" if steps == 1 else f"its completion of {steps} steps"
         return [f"{_count(plan.states[k], 'state')} scored by {scored}"]
     if thin is not None and k in thin.at:
-        return [f"{thin.width(k)} of {thin.width(k - 1)} samples go on"]
+        return [f"{thin.width(k)} of {thin.width(k - 1)} samples continue"]
     return []
 
 
 def tree_svg(plans: Sequence[Plan]) -> str:
     """Draw the trees of one draw as an SVG, roots on the left.
 
-    A line is an edge: pale without noise, orange with, blue where it is trained on. A circle is a
-    branch point. States that plans or roots share are drawn in each tree.
+    A line is an edge: pale without noise, orange with noise, blue if it is trained on. A circle is
+    a branch point. States that plans or roots share are drawn in each tree.
     """
     parts, top, right = list[str](), TOP, 0.0
     for index, plan in enumerate(plans):

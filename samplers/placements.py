@@ -22,7 +22,7 @@ def _first(sigmas: Sequence[float], share: float) -> int:
 
 @dataclass(frozen=True)
 class Scattered:
-    """SDE in `count` steps, chosen at random among the first `share` of them in each iteration,
+    """SDE in `count` steps, chosen at random from the first `share` of the steps in each iteration,
     and ODE elsewhere: Flow-DPPO (arXiv:2606.11025). All draws of an iteration share the choice."""
 
     kernel: Kernel
@@ -49,7 +49,7 @@ class Merged:
     `share` of the steps, consecutive steps are merged into one noisy step until its entropy reaches
     `least` nats; None is the mean entropy of those steps before merging. The trunk keeps all of its
     levels, and an ODE finishes the samples. Each merged step is a plan of its own: the model is
-    called once more for a state of the trunk that one plan forks at and a later one passes.
+    called once more for a trunk state at which one plan forks and which a later plan passes.
     """
 
     kernel: Kernel

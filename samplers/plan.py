@@ -2,7 +2,7 @@
 
 A plan is a level-uniform tree. Nodes of one level are contiguous rows, so "the ancestor of leaf i
 after step k" is integer division and "the mean over a node's leaves" is a reshape: there is no
-linked list of nodes anywhere. A *draw* is a prompt that is drawn once; its leaves are its group.
+linked list of nodes anywhere. A *draw* is one use of a prompt; its leaves are its group.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -42,13 +42,12 @@ class Plan:
     each child is still N(mean, std^2) given its parent (BranchGRPO, arXiv:2509.06040, uses 4); None
     draws them independently. `steer` makes the roots of a draw particles that are weighted by an
     intermediate reward and resampled: their samples are not the policy's own, so they have no
-    density to train on. `noise_of` draws the steps' noise of the plan at that place of the
-    iteration's plans instead of its own: both then have the same children where they are in the
-    same state. `guide` moves the noisy steps that are sampled along a reward; their densities stay
-    the kernel's. `looks` asks for rewards of predicted clean samples; `thin` stops samples early;
-    the roots are the remaining ones. `keep` is a step whose states a rollout keeps, those before
-    it; None keeps none. Raises ValueError, with the step's index, for steps that do not meet or are
-    impossible.
+    density to train on. `noise_of` is the index of another plan of the iteration whose step noise
+    this one uses: both then have the same children where they are in the same state. `guide` moves
+    the noisy steps that are sampled along a reward; their densities stay the kernel's. `looks` asks
+    for rewards of predicted clean samples; `thin` stops samples early; the roots are the remaining
+    samples. `keep` is the step before which a rollout keeps its states; None keeps none. Raises
+    ValueError, with the step's index, for steps that do not connect or are impossible.
     """
 
     steps: tuple[Step, ...]
@@ -134,7 +133,7 @@ class Plan:
     def states(self) -> tuple[int, ...]:
         """Distinct states per draw before each step, and at the end.
 
-        Fewer than nodes where roots share their noise and nothing was drawn yet.
+        Fewer than nodes where roots share their noise and no step has drawn noise yet.
         """
         states = [1 if self.shared_noise else self.roots]
         for k, nodes in enumerate(self.nodes):
@@ -149,7 +148,7 @@ class Plan:
     @property
     def trained_states(self) -> int:
         """Distinct states per draw at which trained transitions start, which is the number of
-        network evaluations to score them all."""
+        network evaluations needed to score them all."""
         return sum(n for n, step in zip(self.states, self.steps, strict=False) if step.train)
 
     @property
@@ -235,26 +234,34 @@ def _misplaced(plan: Plan) -> str | None:
     """Return why `looks` or `thin` is invalid, or None."""
     looks, thin = plan.looks, plan.thin
     if (looks or thin) and plan.steer is not None:
-        return "particles are weighed on the way by themselves: leave looks and thinning out"
+        return "steer already scores intermediate states: leave out looks and thin"
     if looks is not None and looks.at and not (0 <= looks.at[0] <= looks.at[-1] < len(plan.steps)):
-        return f"looks at the steps {looks.at}, but there are steps 0 to {len(plan.steps) - 1}"
+        return (
+            f"intermediate rewards before the steps {looks.at}, but the steps are 0 to "
+            f"{len(plan.steps) - 1}"
+        )
     if looks is not None and plan.solver != Euler():
-        return f"states on the way are completed by Euler steps, and this plan has {plan.solver}"
+        return (
+            f"intermediate states are completed by Euler steps, but this plan has the solver "
+            f"{plan.solver}"
+        )
     if thin is None:
         return None
     if looks is not None or plan.guide is not None or any(s.branch > 1 for s in plan.steps):
-        return "a group that shrinks on the way has neither branches, guides nor other looks"
+        return (
+            "a plan whose group shrinks cannot have branches, guides or other intermediate rewards"
+        )
     if plan.shared_noise or plan.roots != thin.keep[-1]:
         return (
             f"a group that shrinks to {thin.keep[-1]} needs as many roots, each with its own "
-            f"noise, and this plan has {plan.roots}"
+            f"noise, but this plan has {plan.roots}"
         )
     return None
 
 
 def _of_unit_velocity(kernel: Kernel | None, step: Step) -> tuple[float, float]:
-    """Mean and std of the step from 0 under the velocity 1: every kernel's mean is affine in both.
-    0 without a kernel."""
+    """Mean and std of the step from 0 under the velocity 1: every kernel's mean is affine in state
+    and velocity. 0 without a kernel."""
     if kernel is None:
         return 0.0, 0.0
     zero = torch.zeros(1, 1, dtype=torch.float64)

@@ -1,8 +1,8 @@
 """Planners: frozen settings that return the plans of an iteration, almost always one.
 
-Everything that differs between the samplers of Flow-GRPO, MixGRPO, TempFlow and BranchGRPO is
-which steps are noisy, which branch, and which are trained on: one class each, below. A planner
-marks indices; the noise levels come when it is called, so one planner serves every schedule.
+The samplers of Flow-GRPO, MixGRPO, TempFlow and BranchGRPO differ only in which steps are noisy,
+branch, and are trained on: one class each, below. A planner marks indices; it gets the noise levels
+when it is called, so one planner serves every schedule.
 
 The last step is deterministic: noise there would stay in the sample that is scored.
 """
@@ -29,8 +29,7 @@ class Planner(Protocol):
 class Ode:
     """A deterministic plan, for evaluation and for losses that need only clean samples.
 
-    With a `kernel` its steps replace those of the solver: the samples of a few-step model
-    (`Scheduler`).
+    With a `kernel`, the kernel's steps replace the solver's: for few-step models (`Scheduler`).
     """
 
     group: int = 1
@@ -50,10 +49,10 @@ class Particled:
     particles, moved by noisy steps of `kernel` and resampled by intermediate rewards. Other
     iterations use the planner `otherwise`.
 
-    Provides better samples to learn from while the policy finds few itself; for likelihoods that
-    need clean samples only. The last resampling is left out, since copies of one sample teach
-    nothing new. So the samples follow the potentials on the way, and max and terminal tilt them by
-    more than the strength.
+    Provides better samples while the policy rarely finds them itself; for likelihoods that need
+    clean samples only. The last resampling is left out, since copies of one sample teach nothing
+    new. So the samples follow the intermediate potentials, and max and terminal tilt them by more
+    than the strength.
     """
 
     otherwise: Planner
@@ -110,8 +109,8 @@ class Flash:
     """Fewer, higher-order steps after a window: MixGRPO-Flash, arXiv:2507.21802.
 
     With n steps and a window that ends with step m, int((n - m) ratio) levels replace those after
-    the window, evenly spaced on the unshifted grid. The published code makes no step at all where
-    that is 1, and scores a noisy latent; here it makes one.
+    the window, evenly spaced on the unshifted grid. Where that is 1, the published code takes no
+    step at all and scores a noisy latent; here one step is taken.
     """
 
     ratio: float = 0.4
@@ -133,9 +132,9 @@ class Flash:
 class Window:
     """SDE inside a window of `size` steps, ODE outside: MixGRPO, arXiv:2507.21802.
 
-    `position` moves it with the iteration. As in MixGRPO's code it stays off the last two steps;
-    `shared_noise` starts a draw's samples from one noise, and the steps before the window are then
-    computed once. Flow-GRPO-Fast is `position=Random(0, steps // 2)`.
+    `position` moves it with the iteration. As in MixGRPO's code, it never covers the last two
+    steps. With `shared_noise` a draw's samples start from the same noise, and the steps before the
+    window are computed once. Flow-GRPO-Fast is `position=Random(0, steps // 2)`.
     """
 
     kernel: Kernel
@@ -150,7 +149,7 @@ class Window:
         if not 1 <= self.size <= limit:
             raise ValueError(
                 f"a window of {self.size} steps does not fit into the first {limit} of "
-                f"{limit + 2} steps (it leaves out the last two)"
+                f"{limit + 2} steps (the last two are left out)"
             )
         start = self.position(iteration, seed, limit, self.size)
         end = min(start + self.size, limit)
@@ -166,7 +165,7 @@ class Window:
 class Fork:
     """At each step in turn, `branch` noisy children leave an ODE trunk: TempFlow, arXiv:2508.04324.
 
-    One plan per step: leaves of a plan differ only by that step (and their root), so their rewards
+    One plan per step: leaves of a plan differ only in that step (and their root), so their rewards
     are its credit. The trunk is computed once. `at=None` is every step but the last.
     """
 
@@ -244,7 +243,7 @@ CLEAN = 0.005  # levels below it are the end: noise in the step that reaches one
 def last_step(sigmas: Sequence[float]) -> int:
     """Index of the last step that changes the sample; there must be a step before it.
 
-    Unshifted schedules end on levels such as 0.2, 0.001, 0: the step to 0.001 counts as the last.
+    Unshifted schedules end in levels such as 0.2, 0.001, 0: the step to 0.001 counts as the last.
     """
     if len(sigmas) < 3:
         raise ValueError(
@@ -257,10 +256,11 @@ def last_step(sigmas: Sequence[float]) -> int:
 
 
 def _between(sigmas: Sequence[float], place: float) -> float:
-    """The level at a fractional index, on the curve that a shifted grid has.
+    """The level at a fractional index, interpolated as on a shifted grid.
 
-    A grid shifted by any factor has 1 / sigma linear in n / (n - i) for step i of n: interpolating
-    there gives the published levels without knowing the factor, and fair ones on other lists.
+    On a grid shifted by any factor, 1 / sigma is linear in n / (n - i) for step i of n:
+    interpolating there reproduces the published levels without knowing the factor, and approximates
+    other lists.
     """
     n = len(sigmas) - 1
     below = min(int(place), n - 1)

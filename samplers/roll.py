@@ -27,8 +27,8 @@ class Rollout:
     """Sampled trajectories. The leaves of a draw are contiguous: leaf i belongs to draw i //
     plan.group of `draws`.
 
-    `seed`, `iteration`, `draws` and `index` (the plan's place among its iteration's plans) key all
-    noise of these samples. `seen` are predicted clean samples, if the plan asks for them.
+    `seed`, `iteration`, `draws` and `index` (of the plan among the iteration's plans) key all noise
+    of these samples. `seen` are predicted clean samples, if the plan asks for them.
     """
 
     plan: Plan
@@ -118,12 +118,13 @@ class Sampling(Generic[R]):
     """Options of sampling beside the plans. R is the kind of rollout, of latents or of text.
 
     keep_mean   store the sampling policy's means with the edges: one more latent per trained node
-    score       rewards [n] of predicted samples, which a plan that steers reads in between
-    slope       slopes [n *d] of these rewards in the predicted samples
-    on_rollout  called with each rollout but the last, as soon as it is drawn
-    on_part     called with each part of a single rollout as soon as it is drawn, if it is drawn in
-                parts; a part's `prompt` counts from the first of all draws
-    aside       entered around evaluations that no density is stored of: steps that no plan trains
+    score       rewards [n] of predicted samples, for plans that steer, shrink or are guided
+    slope       gradients [n *d] of these rewards with respect to the predicted samples
+    on_rollout  called with each rollout except the last, as soon as it is sampled
+    on_part     called with each part of a single rollout as soon as it is sampled, if it is sampled
+                in parts; a part's `prompt` counts from the first of all draws
+    aside       context manager entered around evaluations whose density is not stored: steps that
+                no plan trains
     """
 
     keep_mean: bool = False
@@ -150,10 +151,11 @@ def roll(
     iteration: int,
     sampling: Sampling[Rollout] = Sampling(),
 ) -> tuple[Rollout, ...]:
-    """Draw each plan's group of samples for each of `draws`, the ids that key the noise.
+    """Sample each plan's group for each of `draws`, the ids that key the noise.
 
-    The velocity's `prompt` argument is the place of a state's draw in `draws`. Steps without noise
-    that several plans begin with are computed once. ValueError for draws that are none or repeat.
+    The velocity's `prompt` argument is the index of a state's draw in `draws`. Steps without noise
+    that several plans begin with are computed once. ValueError if there are no draws or an id
+    repeats.
     """
     if not draws:
         raise ValueError("roll needs at least one draw")

@@ -1,7 +1,7 @@
 """The steps of a model's own sampler, as a kernel and as a solver.
 
 Few-step students (LCM, TCD, DMD2, SANA-Sprint) are trained for one sampler. Every step predicts a
-clean sample and puts fresh noise on it, so that an ODE in its place samples another distribution.
+clean sample and adds fresh noise to it, so an ODE would sample a different distribution.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ class Scheduler:
     (LCM, arXiv:2310.04378; TCD, arXiv:2402.19159; DMD2, arXiv:2405.14867; SANA-Sprint,
     arXiv:2503.09641)
 
-    A run measures the three numbers at the pipeline's own scheduler (`bound_to`). Until then it
-    counts as x' = (1 - s') x0 + s' noise, s' = sigma_next. The last step draws no noise, so it has
-    no density.
+    A run measures the three numbers with the pipeline's own scheduler (`bound_to`). Until then the
+    step counts as x' = (1 - s') x0 + s' noise, s' = sigma_next. The last step draws no noise, so it
+    has no density.
     """
 
     coefficients: tuple[tuple[float, float, float], ...] | None = field(default=None, repr=False)
@@ -43,10 +43,11 @@ class Scheduler:
         return Gaussian(per_row(of_x, x) * x + per_row(of_v, x) * v, std)
 
     def bound(self, sigmas: Sequence[float]) -> "Scheduler":
-        """The kernel itself. ValueError for other levels than those that it was measured at."""
+        """The kernel itself. ValueError for levels at which it was not measured."""
         if self.sigmas is not None and tuple(sigmas) != self.sigmas:
             raise ValueError(
-                "kernel: scheduler steps at its pipeline's own levels, and this plan has other ones"
+                "kernel: scheduler works only at its pipeline's own levels, but this plan has "
+                "other ones"
                 ": leave out what changes them (such as flash)"
             )
         return self
@@ -59,7 +60,7 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class KernelSteps(Plain):
-    """Steps of a kernel where a plan asks for no density.
+    """Steps of a kernel where a plan needs no density.
 
     Formula: x' = mean + std noise of the kernel
     """
@@ -82,7 +83,7 @@ class KernelSteps(Plain):
 
 
 def unbound(plan: Plan) -> bool:
-    """Whether a plan takes the steps of a scheduler that it does not know yet."""
+    """Whether a plan takes a scheduler's steps that are not measured yet."""
     return isinstance(plan.kernel, Scheduler) and plan.kernel.placeholder
 
 
@@ -94,6 +95,6 @@ def bound_to(plan: Plan, kernel: Scheduler) -> Plan:
     """
     if plan.solver != Euler():
         raise ValueError(
-            f"kernel: scheduler takes all steps of a plan: leave the solver {plan.solver} out"
+            f"kernel: scheduler already takes all steps: leave out the solver {plan.solver}"
         )
     return replace(plan, kernel=kernel, solver=KernelSteps(kernel), solve_from=0)

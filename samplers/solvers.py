@@ -1,8 +1,8 @@
 """Solvers: steps without a density. All but Euler remember past steps or evaluate the model twice.
 
-A solver is a frozen dataclass. It gets the `Point` that it starts from and what it remembers of
-the steps before, newest first, noisy steps included; it returns the next state and a new memory.
-Levels are plain floats here: all rows of a rollout walk together.
+A solver is a frozen dataclass. It gets the `Point` that it starts from and its history of earlier
+steps, newest first, including noisy steps; it returns the next state and the new history. Levels
+are plain floats here: all rows of a rollout are at the same level.
 """
 
 import math
@@ -52,7 +52,7 @@ class Solver(Protocol):
     def random(self) -> bool: ...  # whether it draws noise of its own
     def evaluations(self, sigma_next: float) -> int: ...  # network evaluations of a step to there
     def __call__(self, at: Point, past: tuple[Past, ...]) -> tuple[Tensor, Past | None]:
-        """(next state, what to remember instead of `at.past`)."""
+        """(next state, the new history in place of `at.past`)."""
         ...
 
 
@@ -145,7 +145,7 @@ class DPM2M(Plain):
     From sigma = 1 the second step is first order too. DiffusionNFT samples with it.
 
     Formula: x' = (s' / s) x + (1 - s') (1 - e^-h) (x0 + (x0 - x0_before) / (2 r)), h the step in
-    log-SNR, r the one before over h
+    log-SNR, r the previous step over h
     """
 
     heun: bool = False
@@ -160,9 +160,9 @@ class DPM2M(Plain):
 
 @dataclass(frozen=True)
 class DPM3M(Plain):
-    """DPM-Solver++ 3M. Of lower order while the history is short and in the step to sigma = 0.
+    """DPM-Solver++ 3M. The order is lower while the history is short and in the step to sigma = 0.
 
-    As published its second difference is half the second derivative, so it converges with order 2,
+    As published, its second difference is half the second derivative, so it converges with order 2,
     from a smaller error than 2M's.
     """
 
@@ -178,9 +178,10 @@ class DPM3M(Plain):
 class SA(Plain):
     """SA-Solver (arXiv:2309.05019), predictor and corrector of order 2, one evaluation per step.
 
-    Its noise is `noise` for steps that end in [low, high], else 0. The corrector redoes the step
-    before with the prediction at its end, at the same noise; the first step stays as it is, and the
-    last gives its prediction of the clean sample. AWM's rollouts (arXiv:2509.25050) use it.
+    Its noise is `noise` for steps that end in [low, high], else 0. The corrector repeats the
+    previous step with the prediction at its end and the same noise; the first step is not
+    corrected, and the last step returns the predicted clean sample. AWM's rollouts
+    (arXiv:2509.25050) use it.
     """
 
     noise: float = 0.4
@@ -222,8 +223,8 @@ class SA(Plain):
 def _weights(h: float, k: float, sigma_next: float, nodes: tuple[Past, ...]) -> tuple[float, ...]:
     """Integrals of exp(k (lambda - lambda_next)) times each node's Lagrange polynomial.
 
-    With two nodes SA-Solver's code adds a term of order h^3 for few steps, and so do we: its
-    samples are not reproduced without it.
+    With two nodes SA-Solver's code adds a term of order h^3 for few steps, and so do we, to
+    reproduce its samples.
     """
     decay = math.exp(-k * h)  # 0 from pure noise, where h is infinite
     flat = (1 - decay) / k

@@ -2,9 +2,10 @@
 
     best         the best of each draw's samples
     importance   samples resampled with weights exp(strength reward)
-    steer        Feynman-Kac particles (samplers/particles.py): weighed and resampled on the way
+    steer        Feynman-Kac particles (samplers/particles.py): weighted and resampled during
+                 sampling
 
-All of them aim at p(x) exp(strength reward(x)); `best` is its limit. A plan with `steer` feeds
+All of them target p(x) exp(strength reward(x)); `best` is its limit. A plan with `steer` feeds
 training with particles: see `Particled` in samplers/planners.py.
 """
 
@@ -24,7 +25,7 @@ from samplers.walk import Latents, Velocity, Walk
 
 
 def _flat(index: Int[Tensor, "n m"], group: int) -> Int[Tensor, " nm"]:
-    """Indices within each draw's rows, as indices of all rows."""
+    """Convert indices within each draw's rows to indices of all rows."""
     return (index + group * torch.arange(len(index), device=index.device)[:, None]).flatten()
 
 
@@ -62,7 +63,7 @@ class Steered:
 
 @dataclass(frozen=True)
 class Steering:
-    """Particle steering along a plan. `index` is the plan's place in its iteration."""
+    """Particle steering along a plan. `index` is the plan's index in its iteration."""
 
     how: FeynmanKac
     walk: Walk
@@ -82,14 +83,14 @@ class Steering:
     def weigh(
         self, particles: Particles, x0: Tensor, k: int, last: bool = False
     ) -> tuple[Int[Tensor, "draws m"], Particles]:
-        """Resample by the reward of `x0`: (the parent of each particle, the particles)."""
+        """Resample by the reward of `x0`. Returns (the parent of each particle, the particles)."""
         (seed, iteration), draws = self.walk.key, self.walk.draws
         r = self.score(x0, self.walk.prompt(x0)).view(len(draws), -1).cpu()
         keys = [(seed, iteration, draw, "resample", k) for draw in draws]
         return self.how.draw(self.how.weigh(particles, r, last), keys)
 
     def descend(self) -> tuple[Tensor, Particles, list[Tensor]]:
-        """Sample (clean samples, particles, parents), before the final samples are weighted."""
+        """Sample and return (clean samples, particles, parents), before the final weighting."""
         walk, plan = self.walk, self.plan
         particles, parents = self.how.begin(len(walk.draws), plan.roots), list[Tensor]()
         state = walk.root(plan)
@@ -117,8 +118,8 @@ def steer_plan(
 ) -> Steered:
     """Sample a plan's group as particles. Needs no more network evaluations than `roll`.
 
-    Copies of a particle diverge at the next noisy step, so the plan needs noisy steps after those
-    of `how.at`.
+    Copies of a particle diverge at the next noisy step, so the plan needs noisy steps after the
+    steps `how.at`.
     """
     walk = Walk(velocity, latents, tuple(draws), (seed, iteration))
     way = Steering(how, walk, plan, 0, score)

@@ -10,8 +10,8 @@ from torch import Tensor
 class Storage:
     """Dtype and device of stored states; None keeps the sampler's own.
 
-    Under another dtype the sampler continues from the rounded state, so a stored state is the one
-    that the next was drawn from, and the ratio of unchanged weights stays exactly 1.
+    Under another dtype the sampler continues from the rounded state, so the next state is drawn
+    from exactly the stored one, and the ratio of unchanged weights stays exactly 1.
     """
 
     dtype: torch.dtype | None = None
@@ -22,9 +22,9 @@ class Storage:
         return x if self.dtype is None else x.to(self.dtype).to(x.dtype)
 
     def put(self, x: Tensor) -> Tensor:
-        """Return what is stored: x itself if nothing is set."""
+        """Convert x for storage; x itself if nothing is set."""
         return self.moved(x if self.dtype is None else x.to(self.dtype))
 
     def moved(self, x: Tensor) -> Tensor:
-        """Move a tensor that keeps its dtype to the storage device."""
+        """Move a tensor to the storage device without changing its dtype."""
         return x if self.device is None else x.to(self.device)

@@ -17,7 +17,7 @@ class TableSDE:
     Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
     noise_hat = x + (1 - sigma) v, g = table[step]
 
-    The table has a number for each step but the last. `sigmas` are the levels that it is bound to.
+    The table has a number for each step but the last. `sigmas` are the levels to which it is bound.
     """
 
     table: tuple[float, ...]
@@ -50,7 +50,7 @@ class TableSDE:
 
 
 def as_table(kernel: Kernel, sigmas: Sequence[float]) -> TableSDE:
-    """Table of a kernel's own noise, g = std / sqrt(h), at the noisy steps of a list."""
+    """Noise table of a kernel, g = std / sqrt(h), at the noisy steps of a list."""
     kernel, noisy = kernel.bound(sigmas), range(last_step(sigmas))
     at, to = (torch.tensor([sigmas[k + i] for k in noisy], dtype=torch.float64) for i in (0, 1))
     zero = torch.zeros(len(noisy), 1, dtype=torch.float64)

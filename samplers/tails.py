@@ -1,4 +1,4 @@
-"""Plans without noise that keep the states before one step, from where a sample is rebuilt."""
+"""Plans without noise that keep the states before one step, from which samples are rebuilt."""
 
 import random
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ class LastSteps:
     """Euler steps that keep the states before the last `last` steps: DRaFT-K (arXiv:2309.17400).
 
     cut     fixed    `last` steps in every iteration
-            normal   as many as a normal draw of mean `last` and deviation `spread`, rounded up, at
-                     least one and not all of them: AlignProp (arXiv:2310.03739)
+            normal   drawn from a normal distribution with mean `last` and standard deviation
+                     `spread`, rounded up, at least one and not all: AlignProp (arXiv:2310.03739)
             uniform  any number from 1 to all steps
     All draws of an iteration share the number.
     """
@@ -55,8 +55,8 @@ class LastSteps:
 class OneOfSteps:
     """Euler steps that keep the state before one step of [first, stop): ReFL (arXiv:2304.05977).
 
-    `first` and `stop` are shares of the steps. The step is drawn again in every iteration, for all
-    of its draws.
+    `first` and `stop` are shares of the steps. One step is drawn per iteration, for all of its
+    draws.
     """
 
     group: int
@@ -69,7 +69,8 @@ class OneOfSteps:
         if not 0 <= first < stop <= steps:
             raise ValueError(
                 f"first {self.first} and stop {self.stop} select no step: as shares of {steps} "
-                f"steps they mean steps {first} up to, but without, {stop} of 0 to {steps - 1}"
+                f"steps they mean steps {first} up to, but not including, {stop} of 0 to "
+                f"{steps - 1}"
             )
         rng = random.Random(key_hash(seed, iteration, "one step"))
         return (Plan(steps_of(sigmas), roots=self.group, keep=rng.randrange(first, stop)),)

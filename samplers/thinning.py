@@ -12,10 +12,11 @@ from samplers.walk import Edges, Walk
 
 
 def thinned(plan: Plan, how: Thinning, walk: Walk, index: int) -> tuple[Tensor, tuple[Edges, ...]]:
-    """Samples [n *d] that are sampled to the end, and their trained transitions.
+    """Sample shrinking groups:
 
-    A sample that continues takes the noise of its place among the remaining ones, keyed by its draw
-    like all noise. ValueError without a reward.
+    the remaining samples [n *d] and their trained transitions. A remaining sample takes the noise
+    of its index among the remaining ones, keyed by its draw like all noise. ValueError without a
+    reward.
     """
     if walk.reward is None:
         raise ValueError(

@@ -25,9 +25,9 @@ class TokenSupport:
     of its tokens or, where that is shorter, a bit per vocabulary entry.
 
     starts  place of the position's first number in `pool`
-    counts  tokens of the position; below 0, minus the number of 32-bit words that hold bits; 0
+    counts  tokens of the position; if negative, minus the number of 32-bit words that hold bits; 0
             where no token was drawn
-    pool    numbers that positions refer to. Selections share it, and so do leaves with one trunk
+    pool    numbers that positions refer to, shared by selections and by leaves with a common trunk
     """
 
     starts: Int[Tensor, "*n"]
@@ -76,7 +76,8 @@ class TokenSupport:
         return self.mapped(lambda part: derived(_entries, part, *at))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "TokenSupport":
-        """Apply a function to the positions of all sets. Zeros that it adds represent no token."""
+        """Apply a function to the positions of all sets. Zeros that it adds represent empty
+        sets."""
         return replace(self, starts=change(self.starts), counts=change(self.counts))
 
     @classmethod
@@ -92,8 +93,8 @@ class TokenSupport:
         return TokenSupport(starts, mine.counts.index_put(place, new.counts), new.pool)
 
     def within(self, grown: "TokenSupport | None") -> "TokenSupport":
-        """The same sets in the pool of `grown`, which was made from these by selecting positions
-        and by `put`, so that its pool begins with theirs: nothing is stored twice."""
+        """The same sets in the pool of `grown`, so that nothing is stored twice. `grown` was made
+        from these by selecting positions and by `put`, so its pool begins with theirs."""
         assert grown is not None and len(grown.pool) >= len(self.pool)
         return replace(self, pool=grown.pool)
 
@@ -145,7 +146,7 @@ def joined_kept(
 
 
 def joined_column(parts: Sequence[Any], join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Any:
-    """Join tensors or sets of tokens in the same way; None if one of the parts is None."""
+    """Join tensors or sets of tokens; None if one of the parts is None."""
     if any(part is None for part in parts):
         return None
     kept = isinstance(parts[0], TokenSupport)
@@ -157,6 +158,6 @@ def _entries(part: Tensor, *at: Tensor) -> Tensor:
 
 
 def _spread(sizes: Int[Tensor, " m"]) -> tuple[Int[Tensor, " s"], Int[Tensor, " s"]]:
-    """The row of each of sum(sizes) entries, and its place in the row."""
+    """The row of each of sum(sizes) entries, and its index in the row."""
     row = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
     return row, torch.arange(len(row), device=sizes.device) - (sizes.cumsum(0) - sizes)[row]

@@ -56,7 +56,7 @@ def token_support(
 
 
 def nucleus(logp: Float[Tensor, "*n v"], top_p: float) -> Bool[Tensor, "*n v"]:
-    """Fewest most likely tokens that together have probability `top_p`: arXiv:1904.09751."""
+    """Smallest set of the likeliest tokens with total probability `top_p`: arXiv:1904.09751."""
     ordered, place = logp.sort(-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
     return torch.zeros_like(logp, dtype=torch.bool).scatter(-1, place, before < top_p)
@@ -92,9 +92,9 @@ def gumbel(
 ) -> Float[Tensor, "n {vocabulary}"]:
     """Standard Gumbel noise for each row at one position of its completion, on the rows' device.
 
-    SplitMix64 (Steele, Lea, Flood 2014) at counter position 2^20 + token + 1; 40 bits of it make
-    the exponential that the Gumbel is minus the logarithm of. Small exponentials, which decide
-    which unlikely token is drawn, keep float32's relative precision down to 2^-41.
+    SplitMix64 (Steele, Lea, Flood 2014) at counter position 2^20 + token + 1; 40 of its bits make
+    an exponential variable, and the Gumbel is minus its logarithm. Small exponentials, which decide
+    when an unlikely token is drawn, keep float32's relative precision down to 2^-41.
     """
     assert vocabulary <= WIDEST, f"a vocabulary of {vocabulary} is more than {WIDEST}"
     tokens = torch.arange(1, vocabulary + 1, device=rows.device)

@@ -1,4 +1,4 @@
-"""Steps of a tree that are noisy beside its splits, and steps that are not trained on."""
+"""Steps of a tree that are noisy besides its splits, and steps that are not trained on."""
 
 from dataclasses import dataclass
 
@@ -32,8 +32,8 @@ class Moving:
 class Prune:
     """Excludes steps of a tree from training, by depth: BranchGRPO, arXiv:2509.06040.
 
-    `steps` are left out, moved by `move` every `every` iterations (0: they stay) until they meet
-    the `stop` step; from iteration `until` on nothing is pruned. The paper's window of 4 starts at
+    `steps` are excluded. They move by `move` every `every` iterations (0: never) until they reach
+    the step `stop`; from iteration `until` on nothing is pruned. The paper's window of 4 starts at
     the last split and moves deeper (move = 1); its code's moves to earlier steps (move = -1).
     """
 

@@ -46,6 +46,6 @@ def normal_quantiles(chances: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 def evaluated_again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """A call that stores only its inputs: backward evaluates it again."""
+    """Checkpoint a call: it stores only its inputs, and backward evaluates it again."""
     found: Any = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
     return found

@@ -1,4 +1,4 @@
-"""One step of a plan at a time: the core of `roll` and `steering`."""
+"""Take one step of a plan at a time: the core of `roll` and `steering`."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -50,7 +50,7 @@ class Latents:
 
     shape    of one state
     begin    turns noise into the first states; None if the noise itself is the first state
-    held     the entries that are given, not sampled; None if there are none
+    held     the entries that are given instead of sampled; None if there are none
     storage  how the states of trained steps are kept
     """
 
@@ -81,7 +81,7 @@ class State:
         return State(x, past, v, self.stored[on_device(index, self.stored.device)], root)
 
     def children(self, times: int) -> "State":
-        """Repeat every state `times` times, with copies next to each other."""
+        """Repeat every state `times` times, with its copies next to each other."""
         if times == 1:
             return self
         index = torch.arange(len(self.x)).repeat_interleave(times)
@@ -90,14 +90,15 @@ class State:
 
 @dataclass(frozen=True)
 class Walk:
-    """Advances the states of some draws along a plan. `index` below is the place of the plan."""
+    """Advances the states of some draws along a plan. `index` is the plan's index in its
+    iteration."""
 
     velocity: Velocity
     latents: Latents
     draws: tuple[int, ...]
     key: tuple[int, int]  # seed, iteration
     keep_mean: bool = False
-    reward: Predicted | None = None  # of clean samples predicted on the way
+    reward: Predicted | None = None  # of predicted clean samples
     slope: Predicted | None = None  # of that reward in the clean samples [n *d]
     aside: Callable[[], AbstractContextManager[None]] | None = None  # around untrained steps
 
@@ -189,7 +190,7 @@ class Walk:
         return after, edges
 
     def push(self, plan: Plan, index: int, k: int, at: State, plain: Gaussian) -> Tensor:
-        """Means of the sampling distribution of a guided step: the kernel's, shifted."""
+        """Shifted means of the kernel, from which a guided step samples."""
         assert plan.guide is not None  # draw
         levels = (_level(at.x, s) for s in (plan.steps[k].sigma, plan.steps[k].sigma_next))
         by = self.slopes if plan.guide.by == "slope" else self.probes
@@ -254,7 +255,8 @@ class Walk:
         return (new or point.past, *at.past)[:memory] if memory else ()
 
     def step_noise(self, plan: Plan, index: int, k: int) -> Tensor:
-        """Noise for the children of step k; siblings' noise is correlated if the plan says so."""
+        """Noise for the children of step k; siblings' noise is correlated if the plan has
+        `split`."""
         index = index if plan.noise_of is None else plan.noise_of
         own = self.noise(plan.states[k + 1], "step", index, k)
         branch = plan.steps[k].branch

@@ -1,10 +1,10 @@
 """The position of a window of noisy steps: a pure function of (iteration, seed).
 
-An iteration has the same window on every process and machine, and after a resume. Windows start at
-0, stride, 2 stride, ... and end before `limit`; near the end they shrink, as in MixGRPO's code.
-There the start also reaches `limit` itself, and the window is empty for as long as it stays
-(from iteration 575 on with 25 steps and the defaults). Here it holds the last window that has a
-step, or goes back to 0 (`roll_back`) without that gap.
+The window of an iteration is the same on every process and machine, and after a resume. Windows
+start at 0, stride, 2 stride, ... and end before `limit`; near the end they shrink, as in MixGRPO's
+code. In that code the start also reaches `limit` itself, and the window stays empty there (from
+iteration 575 on with 25 steps and the defaults). Here the last window with a step is kept, or the
+start returns to 0 (`roll_back`) without that gap.
 """
 
 import math
@@ -52,8 +52,8 @@ class Decaying:
     """A progressive window that speeds up: it stays `every` iterations at the start and `least` at
     the end.
 
-    At l of `limit` it stays max(least, int(every (1 - p) + least p)) iterations with p = l / limit.
-    `least=None` is max(1, every // 4). Without roll back it ends at the last window.
+    At start l of `limit` it stays max(least, int(every (1 - p) + least p)) iterations with p = l /
+    limit. `least=None` is max(1, every // 4). Without `roll_back` it ends at the last window.
     """
 
     every: int = 25
@@ -73,9 +73,9 @@ class Decaying:
 
 @dataclass(frozen=True)
 class ExponentiallyDecaying:
-    """A progressive window whose stay shrinks by exp(-rate) per step from step `after` on.
+    """A progressive window that stays for exp(-rate) of the time per step from step `after` on.
 
-    At l it stays ceil(every exp(-rate max(0, l - after))) iterations.
+    At start l it stays ceil(every exp(-rate max(0, l - after))) iterations.
     """
 
     every: int = 25
@@ -97,8 +97,8 @@ class Random:
     """A window placed at random in [low, high) in each iteration; `high=None` is the window's
     limit.
 
-    Flow-GRPO-Fast ships low = 0 and high = steps / 2, one start for all processes here (its code
-    draws one a process, and MixGRPO's draws without a seed).
+    Flow-GRPO-Fast uses low = 0 and high = steps / 2. Here all processes share the start (its code
+    draws one per process, and MixGRPO's draws without a seed).
     """
 
     low: int = 0
@@ -130,7 +130,7 @@ class Frozen:
 
 
 def _walk(stay: Callable[[int, int], int], iteration: int, starts: range, roll_back: bool) -> int:
-    """The start at an iteration, when each start has its own time to stay."""
+    """The start at an iteration, where each start has its own duration."""
     stays = [stay(start, starts.stop) for start in starts]
     if roll_back:
         iteration %= sum(stays)

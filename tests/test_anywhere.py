@@ -54,9 +54,11 @@ def test_a_name_of_flowrl_is_found_in_any_folder(
     assert run_file("papers/awm_sd35m_ocr").parent == CONFIGS_FOLDER / "papers"
     assert find("configs/suites/shapes.jsonl").is_file() and find("flowrl/demo/sums-lm").is_dir()
     assert find("LICENSE") == Path("LICENSE")  # no other file of the source tree, or of a wheel's
-    with pytest.raises(UserError, match="no run of flowrl has this name; did you mean 'demo_lora'"):
+    with pytest.raises(
+        UserError, match="none of flowrl's runs has this name; did you mean 'demo_lora'"
+    ):
         run_file("demo_lorra")
-    with pytest.raises(UserError, match=r"there are demo, .*, and papers/"):
+    with pytest.raises(UserError, match=r"choose one of demo, .*, or papers/"):
         run_file("none")
 
 

@@ -19,7 +19,8 @@ BANNED = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
 NAMES = {"told", "anew", "apart", "film", "films", "mend", "heard", "painted", "spoilt", "whoever"}
 TURNS = re.compile(  # "resume" for the first two
     r"\b(?:go|goes|going) on with\b|\bcontinues? with\b|\bnone is\b|\bat hand\b|\bin its name\b"
-    r"|\bas ever\b|(?:^|\. )(?:Those|That) of\b",
+    r"|\bas ever\b|(?:^|\. )(?:Those|That) of\b|\bon the way\b|\bway out\b|\bfor ever\b"
+    r"|\bone's own\b|\b(?:someone|somebody) else\b|\btaken off\b|\breckoning\b|\bmakes NaN\b",
     re.MULTILINE,
 )
 OPENINGS = re.compile(r"(What|Which|How|Who|Where|Gives|Says|Tells|Of|To|By) ")
@@ -91,5 +92,6 @@ def test_pages_speak_plainly(name: str) -> None:
 def test_the_list_catches_what_it_names() -> None:
     assert BANNED.search(plain("Mend the reward.")) and not BANNED.search(plain("`told` is code"))
     assert TURNS.search("It goes on with the next.") and TURNS.search("One. Those of the base are")
+    assert TURNS.search("scores on the way") and TURNS.search("a model of one's own")
     assert not TURNS.search("It goes on.")
     assert OPENINGS.match("What a run is.") and not OPENINGS.match("A run as data.")

@@ -1,7 +1,7 @@
-"""Models that are handed over: a folder, a hub name, a live pipeline or a live language model.
+"""Models passed from Python: a folder, a hub name, a live pipeline or a live language model.
 
-A run reads a live model and trains a copy of its own. It is recorded by the folder or the hub name
-that it came from if its weights equal those; otherwise it is saved into the run's folder.
+A run reads a live model and trains its own copy. The model is recorded by the folder or hub name
+that it came from if its weights are unchanged; otherwise it is saved into the run's folder.
 """
 
 import inspect
@@ -36,7 +36,8 @@ PIPELINE_INDEX, LANGUAGE_INDEX = "model_index.json", "config.json"
 def model_settings(
     model: Any, tokenizer: Any, recipe: Mapping[str, Any] | str, files: Path
 ) -> dict[str, Any]:
-    """Settings of `model:` for a live model. A model that cannot be named is saved into `files`.
+    """Settings of `model:` for a live model. A model without a folder or hub name is saved into
+    `files`.
 
     UserError for an object of another kind, or for a tokenizer without a live language model.
     """
@@ -53,13 +54,13 @@ def model_settings(
         return found
     if tokenizer is not None:
         raise UserError(
-            "flowrl.train: tokenizer is only for a live language model; a pipeline, a folder "
-            "or a hub name brings its own"
+            "flowrl.train: tokenizer is only for a live language model; a pipeline, a folder or a "
+            "hub name has its own"
         )
     if not isinstance(model, str | Path):
         raise UserError(
-            "flowrl.train: the model is a folder, a hub name, a diffusers pipeline, a "
-            "transformers causal language model or one of your own (docs/own_models.md), not "
+            "flowrl.train: the model must be a folder, a hub name, a diffusers pipeline, a "
+            "transformers causal language model or your own model (docs/own_models.md), not "
             f"{type(model).__name__}"
         )
     return {"language" if _is_language(str(model), recipe) else "pipeline": str(model)}
@@ -79,7 +80,8 @@ def _refuse_quantized(model: Any) -> None:
 
 def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:
     """Settings of a user's own model; None for any other model. A module's weights are saved into
-    `files`. UserError for a class that no file can name, or whose arguments are unknown."""
+    `files`. UserError for a class that is not in an importable file, or whose arguments are
+    unknown."""
     if isinstance(model, str) and OWN_NAME.fullmatch(model):
         return {"own": model}
     if isinstance(model, Mapping) and "own" in model:
@@ -91,8 +93,8 @@ def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:
     kind = type(model)
     if kind.__init__ is not nn.Module.__init__ and len(inspect.signature(kind).parameters):
         raise UserError(
-            f"flowrl.train: {kind.__name__} is made with arguments, which a run's file must name: "
-            f"save its weights (safetensors.torch.save_model), and pass {{'own': {{'name': "
+            f"flowrl.train: {kind.__name__} takes arguments, which a run file must list: save its "
+            f"weights (safetensors.torch.save_model), and pass {{'own': {{'name': "
             f"'FILE.py:{kind.__name__}', ...arguments}}, 'weights': FILE}}"
         )
     saved = files / "weights.safetensors"
@@ -102,20 +104,20 @@ def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:
 
 
 def _own_named(model: Any) -> Any:
-    """FILE.py:NAME of a class or function; other values as they are."""
+    """FILE.py:NAME of a class or function; other values are returned unchanged."""
     if not isinstance(model, type) and not inspect.isfunction(model):
         return model
     name = place_of(model)
     if name is None:
         raise UserError(
-            f"flowrl.train: {model.__name__} is in no file that a later start could import: put it "
-            "into a file of its own, and import it from there"
+            f"flowrl.train: {model.__name__} is not in a file that a later start could import: "
+            "put it into its own file, and import it from there"
         )
     return name
 
 
 def _is_language(source: str, recipe: Mapping[str, Any] | str) -> bool:
-    """Whether a folder holds a language model; for a hub name, whether the recipe is for one."""
+    """Whether a folder has a language model; for a hub name, whether the recipe is for one."""
     folder = find(source)
     if folder.is_dir():
         return not (folder / PIPELINE_INDEX).is_file() and (folder / LANGUAGE_INDEX).is_file()
@@ -153,8 +155,9 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
     lost = [f"{name}: {what}" for name, part in parts.items() for what in beyond_files(part)]
     if lost:
         raise UserError(
-            "flowrl.train: a run trains a copy that is read from files, which do not hold all that "
-            f"this pipeline has ({'; '.join(lost[:3])}): take it off (pipe.disable_freeu(), "
+            "flowrl.train: a run trains a copy that is loaded from files, which do not contain "
+            f"all parts of this pipeline ({'; '.join(lost[:3])}): remove them "
+            "(pipe.disable_freeu(), "
             "pipe.unload_ip_adapter(), set_default_attn_processor(), remove the hooks)"
         )
     source = str(pipe.config.get("_name_or_path") or "")
@@ -167,10 +170,10 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
 
 
 def beyond_files(part: Any) -> list[str]:
-    """List the parts of a diffusers model that change its output and are in none of its files.
+    """List the parts of a diffusers model that change its output but are not in its files.
 
-    They are hooks, and modules, attention processors and plain numbers (FreeU's) other than those
-    that its configuration makes. Modules of quantized weights are not compared.
+    These are hooks, and modules, attention processors and plain numbers (FreeU's) that differ from
+    those created from its configuration. Quantized modules are not compared.
     """
     if not isinstance(part, ModelMixin) or getattr(part.config, "quantization_config", None):
         return []
@@ -192,7 +195,7 @@ def beyond_files(part: Any) -> list[str]:
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether a hook may change the output; those that move or store weights do not."""
+    """Whether a hook can change the output; hooks that only move or store weights cannot."""
     values = vars(module)
     registry = values.get("_diffusers_hook")
     if registry is not None:
@@ -212,7 +215,7 @@ def _numbers(module: nn.Module) -> dict[str, Any]:
 
 
 def is_pipeline_of(pipe: Any, folder: Path) -> bool:
-    """Whether a folder holds this pipeline: the same classes and scheduler, and bit-identical
+    """Whether a folder contains this pipeline: the same classes and scheduler, and bit-identical
     weights in the pipeline's dtype."""
     if not (folder / PIPELINE_INDEX).is_file():
         return False
@@ -241,9 +244,9 @@ def _has_config(part: Any, kind: str, folder: Path) -> bool:
 
 
 def has_weights_of(module: nn.Module, folder: Path) -> bool:
-    """Whether a folder's safetensors files hold a module's weights, bit-identical in its dtype.
+    """Whether a folder's safetensors files contain a module's weights, bit-identical in its dtype.
 
-    A weight that is tied to another may be missing there.
+    Tied weights may be missing there.
     """
     files = list(folder.glob("*.safetensors"))
     files = [file for file in files if "." not in file.stem]  # not those of half precision

@@ -1,4 +1,4 @@
-"""Rewards and prompts as they are handed over in Python, turned into settings of a run's file."""
+"""Convert rewards and prompts passed from Python to settings of a run file."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ GivenPrompts = str | Path | Mapping[str, Any] | Iterable[str | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class GivenRewards:
-    """Rewards as settings, and the rewards that are Python objects by label."""
+    """Rewards as settings, and rewards that are Python objects by label."""
 
     specs: tuple[dict[str, Any], ...]
     objects: Mapping[str, Reward]
@@ -74,7 +74,7 @@ class GivenRewards:
 
 
 def _in_file(value: Any) -> Any:
-    """A setting with FILE.py:FUNCTION in the place of functions that can be found there."""
+    """A setting with functions replaced by FILE.py:FUNCTION if they can be found there."""
     if isinstance(value, Mapping):
         return {key: _in_file(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -91,7 +91,7 @@ def _has_object(value: Any) -> bool:
 
 
 def _with_objects(spec: Mapping[str, Any], place: str) -> tuple[dict[str, Any], Reward]:
-    """A reward that is made of objects, such as a judge: as run.yaml has it, and loaded."""
+    """A reward composed of objects, such as a judge: in the form of run.yaml, and loaded."""
     given = RewardSpec.model_validate(spec)
     try:
         made = load(given.name, **given.settings)
@@ -108,7 +108,7 @@ def _label(reward: Any) -> str:
 
 
 def _reward(given: Callable[..., Any], settings: Mapping[str, Any], place: str) -> Reward:
-    """A callable as a reward: a function by its signature, another object as it is."""
+    """A callable as a reward: a function by its signature, other objects unchanged."""
     if inspect.isclass(given):
         raise UserError(f"{place}: {given.__name__} is a class; pass an instance of it")
     function = given.func if isinstance(given, functools.partial) else given
@@ -119,7 +119,7 @@ def _reward(given: Callable[..., Any], settings: Mapping[str, Any], place: str) 
         if settings:
             raise UserError(
                 f"{place}: {_label(given)} is an object, which takes no settings "
-                f"({', '.join(settings)}): pass them when you create it"
+                f"({', '.join(settings)}): pass them to its constructor"
             )
         return given
     try:
@@ -140,8 +140,8 @@ def _examples(function: Any) -> Callable[[], Samples] | None:
 def file_name(reward: Callable[..., Any]) -> str | None:
     """The name FILE.py:FUNCTION under which another process can find a function.
 
-    None for a lambda, a method, a partial, a function of a notebook or of the script itself, and
-    one of a package, whose files cannot be imported alone.
+    None for lambdas, methods, partials, functions of a notebook or of the script itself, and
+    functions of a package, whose files cannot be imported alone.
     """
     return place_of(reward) if inspect.isfunction(reward) else None
 
@@ -159,9 +159,9 @@ def place_of(named: Any) -> str | None:
 
 def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
     """Settings of a data set for prompts. Files, hub names and mappings with `source` stay as they
-    are; texts and rows are written to a new file in `files`, with images of rows beside it.
+    are; texts and rows are written to a new file in `files`, with the rows' images next to it.
 
-    UserError, with the row, for values that a file cannot hold.
+    UserError, with the row, for values that cannot be stored in a file.
     """
     at = f"prompts ({place})"
     if isinstance(given, str | Path):
@@ -201,11 +201,11 @@ def _line(row: Any, number: int, path: Path, column: str, at: str) -> str:
 
 
 def _saved_image(image: Image.Image, name: str, number: int, path: Path, at: str) -> str:
-    """Save an image beside the file of prompts; returns its path relative to that."""
+    """Save an image next to the prompt file; returns its path relative to the file."""
     if not IMAGE_COLUMNS.fullmatch(name):
         raise UserError(
-            f"{at}: row {number} has an image in {name!r}; name the column `image`, or after "
-            "another image argument of the pipeline"
+            f"{at}: row {number} has an image in {name!r}; call the column `image`, or by another "
+            "image argument of the pipeline"
         )
     folder = path.with_name(f"{path.stem}_images")
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Samplers alone: samples of a pipeline under any plan, and samples that rewards steer."""
+"""Samplers without a run: sample a pipeline under any plan, or steer samples by rewards."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,10 +49,12 @@ class SampledPlan:
     x0         clean latents [n *d]
     prompt     index [n] of each sample's prompt
     steps      the k steps, in order, whose transitions the plan keeps (`train`)
-    log_probs  [n k] log-densities of those transitions on each sample's way, means over dimensions
+    log_probs  [n k] log-densities of those transitions on each sample's path, as means over
+               dimensions
     nodes      [n s] the node that each sample passes after each of the s steps: samples with equal
-               numbers share the state there. Nodes are numbered over all prompts
-    parents    of each step, the node before it [nodes after it]; before step 0 are the roots
+               numbers share that state. Nodes are numbered over all prompts
+    parents    of each step, the parent of each node after it [nodes]; the parents at step 0 are the
+               roots
     """
 
     plan: Plan
@@ -100,15 +102,15 @@ def sample(
 ) -> tuple[SampledPlan, ...]:
     """Sample prompts with a planner of `samplers` (Ode, Chain, Window, Fork, Tree) or your own.
 
-    Returns one `SampledPlan` per plan of the planner: one, but for Fork and the like. Noise is
-    keyed by seed, prompt and node, so samples do not depend on their batch.
+    Returns one `SampledPlan` per plan of the planner: a single one, except for planners such as
+    Fork. Noise is keyed by seed, prompt and node, so samples do not depend on their batch.
 
-    model     a diffusers pipeline, which is as before afterwards; its folder; a hub name; a
-              module of your own (docs/own_models.md); or a `TrainedRun`, whose last weights sample
-    guidance  scale of classifier-free guidance; "none" is without, None the
-              pipeline's own default
-    call      further arguments of the pipeline's own call, such as height
-    decode    False leaves the media out: latents and log-probabilities alone
+    model     a diffusers pipeline, which is left unchanged; its folder; a hub name; your own module
+              (docs/own_models.md); or a `TrainedRun`, whose last weights are used
+    guidance  scale of classifier-free guidance; "none" switches it off, None is the pipeline's own
+              default
+    call      additional arguments of the pipeline's own call, such as height
+    decode    False skips decoding: only latents and log-probabilities
 
     UserError for a pipeline that cannot be driven, or a plan that does not fit its noise levels.
     """
@@ -133,7 +135,7 @@ class SteeredSamples:
     """The chosen samples: `count` per prompt.
 
     scores       of the chosen samples [n, rewards]
-    evaluations  network evaluations of all samples that they were chosen from
+    evaluations  network evaluations of all candidate samples
     """
 
     samples: Samples
@@ -155,11 +157,10 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
     seed: int = 0,
     call: Mapping[str, Any] = {},
 ) -> SteeredSamples:
-    """For each sample, choose the best of several by the weighted sum of rewards, without
-    training.
+    """For each sample, select the best of several by the weighted sum of rewards, without training.
 
     method     best: the highest of `particles`; importance: drawn with weights exp(strength *
-               reward); particles: Feynman-Kac resampling on the way (arXiv:2501.06848)
+               reward); particles: Feynman-Kac resampling during sampling (arXiv:2501.06848)
     model and the other arguments as those of `flowrl.sample`; rewards as those of `flowrl.train`
     """
     texts = _prompt_list(prompts)
@@ -187,7 +188,7 @@ def _prompt_list(prompts: str | Sequence[str]) -> tuple[str, ...]:
 def _driven(
     model: PipelineSource, guidance: GuidanceScale, call: Mapping[str, Any]
 ) -> Iterator[Driven]:
-    """The model as a policy. A live pipeline is as before afterwards."""
+    """The model as a policy. A live pipeline is restored afterwards."""
     policy: Driven
     if isinstance(model, TrainedRun):
         if call:
@@ -215,7 +216,7 @@ def _driven(
         policy = PipelinePolicy.load(source, dtype=torch.float32, device=device, call=call)
     else:
         raise UserError(
-            "the model is a diffusers pipeline, a folder, a hub name, a model of your own "
+            "the model must be a diffusers pipeline, a folder, a hub name, your own model "
             "(docs/own_models.md) or a TrainedRun, not "
             f"{type(model).__name__}"
         )
@@ -225,7 +226,7 @@ def _driven(
 
 @contextmanager
 def _modes(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put back whether modules train."""
+    """Restore the training mode of modules."""
     modes = [(m, m.training) for part in modules for m in part.modules()]
     try:
         yield
@@ -236,7 +237,8 @@ def _modes(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def _as_before(pipe: Any) -> Iterator[None]:
-    """Put back what driving changes in a pipeline: training modes, progress bar, scheduler."""
+    """Restore everything that driving changes in a pipeline: training modes, progress bar,
+    scheduler."""
     modules = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
     scheduler, bar = pipe.scheduler, vars(pipe).get("_progress_bar_config")
     try:

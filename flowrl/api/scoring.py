@@ -1,4 +1,4 @@
-"""Rewards by themselves: measured on preferences of people, and served to other processes."""
+"""Rewards without a run: measure them on human preferences, and serve them to other processes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class RewardEvaluation:
     """Result of a comparison of rewards.
 
-    folder   evaluation.html, a page to read, and evaluation.json
+    folder   has evaluation.html, a page to read, and evaluation.json
     results  the contents of the JSON: `rewards` by label (accuracy, ranks, robustness, cost),
              `agreement`, `sentences`; docs/rewards.md explains them
     """
@@ -40,7 +40,7 @@ def evaluate_rewards(
     out: str | Path | None = None,
     options: Mapping[str, Any] = {},
 ) -> RewardEvaluation:
-    """Measure which reward to trust, as `flowrl evaluate-rewards` does.
+    """Measure which reward to trust, like `flowrl evaluate-rewards`.
 
     data     a table, or a folder of tables: prompt, a, b, label; or a public layout
     rewards  names, mappings with a name, or callables

@@ -39,10 +39,10 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run's folder, which the command line can read and resume too.
+    """A run's folder, which the command line can also read and resume.
 
     folder  run.yaml, metrics.jsonl, samples/, checkpoints/, best/, and at the end the weights
-    live    rewards that were handed over as objects; those of a file need none
+    live    rewards that were passed as objects; rewards from files need not be here
     """
 
     folder: Path
@@ -53,8 +53,8 @@ class TrainedRun:
         cls, folder: str | Path, rewards: Sequence[GivenReward] = (), trust: bool = False
     ) -> "TrainedRun":
         """Open the folder of an earlier run. `rewards` are objects that its file cannot name;
-        `trust` allows code that the folder names if it was begun elsewhere. UserError for a folder
-        without a run."""
+        `trust` allows code that the folder names if it was started elsewhere. UserError for a
+        folder without a run."""
         run_of(Path(folder), trust, rewards=False)
         return cls(Path(folder), Live(GivenRewards.of(rewards, "rewards").objects))
 
@@ -108,9 +108,9 @@ class TrainedRun:
         """Sample `count` times per prompt. Returns images [n 3 h w], videos [n f 3 h w] or n texts
         as `media`, with n = prompts * count; samples of one prompt are contiguous.
 
-        image     for all prompts: what is edited, or a video's first frame; a file or an image
-        weights   last, best, base, or a folder: of an adapter, or one of the run's checkpoints
-        steps     denoising steps, or tokens; guidance: the scale. None: those of the run
+        image     for all prompts: the image to edit, or a video's first frame; a file or an image
+        weights   last, best, base, or a folder: an adapter's, or one of the run's checkpoints
+        steps     denoising steps, or tokens; guidance: the scale. None: the run's values
         """
         texts = _texts(prompts)
         changed = {} if guidance is None else {"guidance": {"sample": guidance}}
@@ -136,7 +136,8 @@ class TrainedRun:
         """Score samples of held-out prompts, always from the same noise.
 
         Returns `metrics`: the mean by reward and statistics of the media; `columns`: [n] each;
-        `samples` and `scores` [n, rewards]. What is not given is as in the run's own evaluations.
+        `samples` and `scores` [n, rewards]. Omitted arguments have the values of the run's own
+        evaluations.
         """
         with untouched():
             run = self.settings
@@ -164,7 +165,7 @@ class TrainedRun:
     def _held_out(self, run: Run, prompts: GivenPrompts | None) -> PromptSet:
         if prompts is None:
             if run.prompts.held_out is None:
-                raise UserError(f"{self.folder} has no held-out prompts: pass some")
+                raise UserError(f"{self.folder} has no held-out prompts: pass prompts")
             return run.prompts.read("held_out")
         with TemporaryDirectory() as files:
             column = run.prompts.column

@@ -108,7 +108,7 @@ class Given:
 
 
 def _replace(tree: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:
-    """Put a reward in the place of those with its label. UserError if the run has none."""
+    """Replace the rewards with this reward's label. UserError if the run has none with it."""
     label = RewardSpec.model_validate(spec).label
     known = [each["label"] for place in REWARD_PLACES for each in tree[place]]
     if label not in known:
@@ -122,7 +122,7 @@ def _replace(tree: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:
 
 
 def _tree(settings: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
-    """Settings as a tree: a copy of the given one, or a run's file."""
+    """Settings as a tree: a copy of the given mapping, or from a run file."""
     if isinstance(settings, str | Path):
         tree, _ = read_tree(find(str(settings)))
         settings = tree if isinstance(tree, Mapping) else {}
@@ -130,7 +130,7 @@ def _tree(settings: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
 
 
 def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """A section of the tree, made if it is not there."""
+    """A section of the tree, created if missing."""
     value = tree.setdefault(name, {})
     if not isinstance(value, dict):
         raise UserError(f"{PLACE}: settings: {name} must be a mapping, not {type(value).__name__}")
@@ -168,34 +168,34 @@ def train(  # noqa: PLR0913 one call has all of a run
     """Train a model with rewards, or resume a run. Returns the finished run.
 
     model             a diffusers pipeline or a transformers language model, its folder, or a hub
-                      name; or a model of your own (docs/own_models.md): its class, "FILE.py:NAME",
+                      name; or your own model (docs/own_models.md): its class, "FILE.py:NAME",
                       {"own": ..., "weights": FILE}, or a module of a class without arguments. A
-                      live one is read and never changed: a copy is trained
+                      live model is read and never changed: a copy is trained
     rewards           names, {"name": ..., "weight": ..., settings}, or callables: a function of
                       (samples), (images, prompts, metadata) or (prompts, completions), or a loaded
                       reward; their weighted sum is maximized
     prompts           a list of texts or rows, a datasets.Dataset, a file, a hub name, or
                       {"source": ...} with the settings of a data set
     held_out          prompts of evaluations, in the same forms; none: no evaluations
-    held_out_rewards  rewards of evaluations; none: those of training
-    given             samples to learn from, {"file": ..., "kind": "pairs", ...}: with these alone
-                      no prompts are needed, and rewards judge evaluations
+    held_out_rewards  rewards of evaluations; none: the training rewards
+    given             samples to train on, {"file": ..., "kind": "pairs", ...}: if all samples are
+                      given, no prompts are needed, and rewards score only evaluations
     recipe            a name, or `flowrl.recipe(name, ...)`
     lora              rank of the adapters, True for the default rank, 16, or all of their settings;
                       False trains all weights; None: as in `settings`
-    tokenizer         that of a live language model
+    tokenizer         the tokenizer of a live language model
     settings          all other settings, {"train": {"updates": 2}, ...}, or a run's file. The
                       arguments above take precedence
     callbacks         called after each iteration, evaluation and checkpoint: see `Callback`
     folder            the new run's folder; by default the next free one in `runs`
     resume            the folder of a run to resume; it takes rewards that no file can name,
                       iterations, lr, settings and callbacks
-    trust             run code that the folder to resume names, though it was not begun here
+    trust             run code that the resumed folder names, even if it was not started here
 
     UserError, in one sentence, for settings that cannot work, before any weights load; Stopped for
     a run that ended early and can be resumed. Ctrl-C ends a run after its iteration, saves, and
-    raises KeyboardInterrupt; a second one raises it at once. Both can be resumed. The state of the
-    process is restored: see `flowrl.api.untouched`.
+    raises KeyboardInterrupt; a second Ctrl-C raises it at once. The run can be resumed in both
+    cases. The state of the process is restored: see `flowrl.api.untouched`.
     """
     numbers = {"iterations": iterations, "lr": lr, "seed": seed}
     arguments = Given(
@@ -225,7 +225,7 @@ def train(  # noqa: PLR0913 one call has all of a run
 
 
 def _read(given: Given, files: Path) -> tuple[Run, dict[str, Any]]:
-    """A new run's settings, checked. Errors name files without the folder that is gone later."""
+    """A new run's settings, checked. Errors name files without the temporary folder."""
     try:
         run, objects = given.start(files)
         check_given(run)

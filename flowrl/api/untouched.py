@@ -1,4 +1,4 @@
-"""The caller's process stays as it was: what a run changes for itself is put back at its end."""
+"""Restore the caller's process: everything that a run changes in it is undone at the end."""
 
 import atexit
 import logging
@@ -21,7 +21,7 @@ from flowrl.cli.commands import quiet
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Run the body like a fresh `flowrl` process: float32, gradients on, quiet libraries.
+    """Run the body like a fresh `flowrl` process: float32, gradients enabled, quiet libraries.
     Afterwards, even after an error, restore random states, default dtype and device, thread count,
     gradient mode, environment, log levels, progress bars and accelerate's state. The run itself
     restores signal handlers."""
@@ -97,7 +97,7 @@ def _loggers() -> Iterator[None]:
 
 @contextmanager
 def _progress_bars() -> Iterator[None]:
-    """Progress bars of four libraries; transformers' switch turns the hub's too."""
+    """Progress bars of four libraries; transformers' switch also controls the hub's."""
     before = (
         diffusers.utils.logging.is_progress_bar_enabled(),
         transformers.utils.logging.is_progress_bar_enabled(),
@@ -121,9 +121,10 @@ def _progress_bars() -> Iterator[None]:
 
 @contextmanager
 def _accelerate() -> Iterator[None]:
-    """accelerate's shared states: a process that has one of the caller's gets its own here.
+    """accelerate's shared states: a single process in which the caller has such a state gets a new
+    one here.
 
-    Several processes keep theirs and their process group, so that a script can train again; the
+    Multiple processes keep theirs and their process group, so that a script can train again; the
     group ends with the script.
     """
     kinds = (PartialState, AcceleratorState, GradientState)
@@ -144,5 +145,5 @@ def _accelerate() -> Iterator[None]:
 
 @cache
 def _end_group_at_exit() -> None:
-    """Leave the process group at the end of the script, once."""
+    """Destroy the process group at the end of the script, once."""
     atexit.register(lambda: PartialState._shared_state and PartialState().destroy_process_group())

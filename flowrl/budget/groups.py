@@ -1,7 +1,7 @@
 """Groups for credit: the draws of one prompt as one group, whatever their number.
 
-Credit needs groups of one size. So draws of one group are contiguous, and smaller groups are padded
-with unscored samples, which means and stds ignore.
+Credit needs groups of the same size, so draws of one group are contiguous, and smaller groups are
+padded with unscored samples, which means and stds ignore.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,8 @@ class Groups:
     """Draws grouped for comparison. `counts`: draws of each group, in order; `size`: samples per
     draw.
 
-    Example: counts (1, 2) and size 2 make two groups of 4 of 6 samples, places 0 1 4 5 6 7.
+    Example: counts (1, 2) and size 2 make two groups of 4 from 6 samples, at the places 0 1 4 5 6
+    7.
     """
 
     counts: tuple[int, ...]

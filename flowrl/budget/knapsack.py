@@ -10,9 +10,9 @@ from flowrl.errors import UserError
 
 
 def gain(rate: Float[Tensor, " g"], samples: int) -> Float[Tensor, " g"]:
-    """Value of `samples` for a prompt with success rate p: the chance that they differ, 1 - p^n -
-    (1 - p)^n, times the expected gradient, p (1 - p)^2 (Knapsack RL, arXiv:2509.25849). 0 for no
-    samples."""
+    """Value of `samples` for a prompt with success rate p: the probability that they differ, 1 -
+    p^n - (1 - p)^n, times the expected gradient, p (1 - p)^2 (Knapsack RL, arXiv:2509.25849). 0 for
+    no samples."""
     if samples == 0:
         return torch.zeros_like(rate)
     chance = 1 - rate**samples - (1 - rate) ** samples
@@ -25,8 +25,8 @@ def knapsack(
     """Number of units of samples per prompt that sum to `total` and maximise the gain, each within
     least..most.
 
-    `gain` has falling returns from two samples on, so giving each further unit to the prompt that
-    gains most from it is exact. Prompts that gain nothing share the rest in turn.
+    `gain` has diminishing returns from two samples on, so greedily giving each further unit to the
+    prompt with the largest gain is optimal. Prompts that gain nothing share the rest in turn.
     """
     g = len(rates)
     if not g * least <= total <= g * most:

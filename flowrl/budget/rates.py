@@ -17,7 +17,7 @@ START_EVIDENCE = 1 / (1 - KEEP)  # evidence that a constant stream of single sam
 @dataclass(frozen=True)
 class Difficulty:
     """Selection of prompts by success rate, within `low`..`high`. `uncertain`: rates near 1/2 are
-    drawn more often. A measurement expires `revisit` iterations after the last visit."""
+    drawn more often. A measurement expires `revisit` iterations after the prompt was last drawn."""
 
     low: float = 0.0
     high: float = 1.0
@@ -32,10 +32,10 @@ class Difficulty:
 
 @dataclass
 class Rates:
-    """Each prompt's success rate, evidence (samples, faded by `KEEP` per visit) and last visit.
+    """Each prompt's success rate, evidence (samples, decayed by `KEEP` per draw) and last draw.
 
-    m samples of which a share s succeed move a rate p of evidence N by p <- p + m (s - p) / (N + m)
-    where N has faded. A prompt that was never drawn counts as the mean of the known, or as 1/2.
+    m samples with a share s of successes update a rate p of evidence N by p <- p + m (s - p) / (N +
+    m) with the decayed N. A prompt that was never drawn has the mean of the known rates, or 1/2.
     """
 
     known: dict[int, tuple[float, float, int]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Rates:
             self.known[prompt] = (rate + m * (share - rate) / (kept + m), kept + m, iteration)
 
     def guess(self, prompt: int, how: Difficulty, iteration: int) -> float:
-        """The assumed rate of each prompt: 1/2 if its last visit is too long ago."""
+        """The assumed rate of each prompt: 1/2 if it was last drawn too long ago."""
         seen = self.known.get(prompt, (0.0, 0.0, iteration))[2]
         return 0.5 if iteration - seen >= how.revisit else self.rate(prompt)
 
@@ -81,7 +81,7 @@ class Rates:
         weights: Tensor,
         key: Iterable[int | str],
     ) -> list[int]:
-        """All prompts with a positive weight in drawing order: at random by weight, with those
+        """All prompts with a positive weight in drawing order: at random by weight, with prompts
         outside the range last."""
         if how.uncertain:
             guesses = [self.guess(i, how, iteration) for i in range(len(weights))]

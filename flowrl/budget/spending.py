@@ -1,7 +1,7 @@
 """The budget of an iteration: which prompts are drawn, how often, and which samples are trained on.
 
-`Rationed` follows the settings of `budget`. It sees the scores of all processes, so that all decide
-alike. g draws, n samples.
+`Rationed` follows the settings of `budget`. It gets the scores of all processes, so that all make
+the same decisions. g draws, n samples.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class DrawRequest:
 
 class RoundScores(NamedTuple):
     """Draws of a round and the weighted scores [n] of each plan's samples, NaN for unscored
-    ones."""
+    samples."""
 
     draws: Draws
     totals: tuple[Tensor, ...]
@@ -64,7 +64,7 @@ class RoundOutcome:
 
 
 class Rationed:
-    """Draws and samples as the settings request them. `group`: samples per draw."""
+    """Selects draws and samples according to the settings. `group`: samples per draw."""
 
     def __init__(self, settings: BudgetSettings, group: int) -> None:
         self.settings, self.group = settings, group
@@ -95,7 +95,7 @@ class Rationed:
 
     def first_draws(self, call: DrawRequest) -> tuple[Draws, dict[str, float]]:
         """Draws of the first round of an iteration that is sampled ahead, and the metrics of their
-        choice, which are that iteration's."""
+        selection, which belong to that iteration."""
         kept, self._metrics = self._metrics, {}
         draws = self.draws(call, [])
         assert draws is not None, "the first round is never empty"
@@ -103,7 +103,7 @@ class Rationed:
         return draws, more
 
     def _prompts(self, call: DrawRequest, number: int, before: set[int]) -> list[int]:
-        """One prompt per draw; those already drawn in this iteration come last."""
+        """One prompt per draw; prompts already drawn in this iteration come last."""
         if number == 0 and self.difficulty.indifferent:
             first = call.prompts.draw(call.iteration, call.count, call.seed, call.weights)
             return list(first.rows)
@@ -137,7 +137,7 @@ class Rationed:
         return kept, replace(outcome.scores, values=values, scored=scored)
 
     def _replayed(self, rollout: Any, outcome: RoundOutcome, won: Tensor) -> dict[int, Success]:
-        """Successes for draws whose group has none, by the first draw of each such group."""
+        """Successes for draws whose group has none, keyed by the first draw of each such group."""
         groups = Groups(outcome.draws.merged, 1)
         lost = ~groups.filled(won.any(1)).view(-1, groups.most).any(1)
         plan, found = signature(rollout), {}
@@ -148,7 +148,8 @@ class Rationed:
         return found
 
     def _remember(self, rollout: Any, outcome: RoundOutcome, won: Tensor) -> None:
-        """Keep one success of each draw that has few: those of all processes, in draws' order."""
+        """Store one success of each draw with few successes, over all processes, in the order of
+        draws."""
         if self.settings.replay == 0:
             return
         rare = won.any(1) & (won.double().mean(1) <= RARE)
@@ -164,7 +165,7 @@ class Rationed:
             self.successes.add(prompt, signature(rollout), success)
 
     def _worth(self, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
-        """Draws of groups whose samples differ, under any of the plans."""
+        """Draws of groups whose scores differ, under any of the plans."""
         merged = tuple(n for f in found for n in f.draws.merged)
         worth = torch.zeros(len(merged), dtype=torch.bool)
         for totals in zip(*(f.totals for f in found), strict=True):
@@ -199,7 +200,7 @@ class Rationed:
         return kept
 
     def rows(self, rows: Rows, unit: int) -> Rows:
-        """Rows that get gradients."""
+        """Number of rows that get gradients."""
         return trimmed(rows, unit)
 
     def metrics(self) -> dict[str, float]:
@@ -216,6 +217,6 @@ class Rationed:
 
 
 def open_budget(settings: BudgetSettings, group: int) -> Rationed | None:
-    """Open the budget; None without one: each prompt is drawn in turn, and all samples are trained
+    """Open the budget. None without one: prompts are drawn in turn, and all samples are trained
     on."""
     return None if settings == BudgetSettings() else Rationed(settings, group)

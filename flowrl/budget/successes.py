@@ -1,8 +1,8 @@
 """Replay of successes: a prompt whose samples all fail learns from an earlier success.
 
-ARPO (arXiv:2505.16282) and others. A success keeps its part of the rollout, with all that a
-likelihood reads: tokens or states, and the log-probabilities under the policy that drew it. So the
-ratio to that policy is right, however old the success is; losses clip it as usual.
+ARPO (arXiv:2505.16282) and others. A success keeps its part of the rollout, with everything that a
+likelihood reads: tokens or states, and the log-probabilities under the policy that sampled it. So
+the ratio to that policy is right, however old the success is; losses clip it as usual.
 """
 
 import hashlib
@@ -23,7 +23,8 @@ Pieces = dict[str, Tensor]  # a sample's part of every tensor of a rollout, on t
 
 
 class Success(NamedTuple):
-    """A successful sample of one prompt under one plan: `scores` [r], and which of them exist."""
+    """A successful sample of one prompt under one plan: `scores` [r], and a mask of the scores that
+    exist."""
 
     scores: Tensor
     scored: Tensor
@@ -52,7 +53,7 @@ def cut(rollout: Any, sample: int) -> Pieces:
 
 
 def put(rollout: Any, pieces: Mapping[int, Pieces]) -> Any:
-    """The rollout with these samples in place of its own, marked as such in texts; their prompts
+    """The rollout with these samples in place of its own (marked in text rollouts); their prompts
     stay."""
 
     def swap(name: str, rows: Any) -> Any:
@@ -72,7 +73,7 @@ def put(rollout: Any, pieces: Mapping[int, Pieces]) -> Any:
 
 
 def _kept(parts: Pieces, name: str) -> TokenSupport:
-    """A sample's kept tokens. Older checkpoints hold a bit per entry of the vocabulary."""
+    """A sample's kept tokens. Older checkpoints store one bit per vocabulary entry."""
     if name in parts:
         return TokenSupport.of(unpack(parts[name], 8 * parts[name].shape[-1]))
     return TokenSupport(*(parts[f"{name}.{part.name}"] for part in fields(TokenSupport)))
@@ -86,7 +87,7 @@ def _swapped(rows: TokenSupport, samples: Mapping[int, TokenSupport]) -> TokenSu
 
 
 def _changed(value: Any, n: int, change: RowChange, name: str = "") -> Any:
-    """`value` with every tensor of n rows changed, in its fields and theirs; not its prompts."""
+    """`value` with every tensor of n rows changed, also in nested fields, but not its prompts."""
     if isinstance(value, TokenSupport):
         return change(name, value)
     if isinstance(value, Tensor):
@@ -103,7 +104,7 @@ def _changed(value: Any, n: int, change: RowChange, name: str = "") -> Any:
 @dataclass
 class Successes:
     """A store of at most `most` successes, one per prompt and plan; the oldest are dropped first.
-    All processes hold the same."""
+    It is the same on all processes."""
 
     most: int
     kept: dict[tuple[int, str], Success] = field(default_factory=dict)
@@ -125,5 +126,5 @@ class Successes:
 
 
 def _renamed(success: Success) -> Success:
-    """A success of a checkpoint whose columns may have the names of an earlier version."""
+    """A checkpoint's success, whose columns may have the names of an earlier version."""
     return success._replace(pieces={_RENAMED.get(k, k): v for k, v in success.pieces.items()})

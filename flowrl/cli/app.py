@@ -1,4 +1,5 @@
-"""The command line: user errors are one sentence and exit code 2; interruptions save first."""
+"""The command line. User errors print one sentence and exit with code 2; interruptions save
+first."""
 
 import os
 import signal
@@ -80,7 +81,7 @@ def version() -> str:
     try:
         return installed("flowrl")
     except PackageNotFoundError:
-        return "of the source tree, which is not installed"
+        return "from the source tree, which is not installed"
 
 
 def path_command(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""`flowrl calibrate`: a noise for each step of DenseGRPO, before a run."""
+"""`flowrl calibrate`: calibrate the noise of each step for DenseGRPO, before a run."""
 
 import tempfile
 from collections.abc import Sequence
@@ -16,17 +16,18 @@ from flowrl.settings.read import check_run, override, read_run
 
 @dataclass
 class Calibrate:
-    """Find the noise of each step for dense_grpo from what the steps gain, in rounds of sampling
+    """Find the noise of each step for dense_grpo from the gains of steps, in rounds of sampling
     without training. Every setting of a file is an option too."""
 
     config: Word[Path | None] = None
     """The file of a run."""
     rounds: AtLeastOne = 20
-    """Rounds, each with the prompts of an iteration."""
+    """Number of rounds, each with the prompts of an iteration."""
     within: AtLeastOne = 2
-    """A step gets more noise if its trajectories that gain and those that lose differ by less."""
+    """A step gets more noise if the shares of its trajectories that gain and lose differ by less
+    than this."""
     by: Annotated[float, Field(gt=0)] = 0.01
-    """The change of a step's noise in a round."""
+    """The change of a step's noise per round."""
 
 
 def calibrate_command(arguments: list[str]) -> int:
@@ -36,7 +37,7 @@ def calibrate_command(arguments: list[str]) -> int:
     words, options = split_settings(arguments)
     given = parse_arguments(Calibrate, words, "calibrate")
     if given.config is None:
-        raise UserError("calibrate: name a file, such as `flowrl calibrate run.yaml`")
+        raise UserError("calibrate: give a run file, such as `flowrl calibrate run.yaml`")
     quiet()
     print_calibration(given, options)
     return 0

@@ -31,7 +31,7 @@ def train_command(arguments: list[str]) -> int:
     if RESUME in own:
         return _resume(Path(own[RESUME]), rest, cache, TRUST in arguments)
     if not rest or rest[0].startswith("-"):
-        raise UserError("train: name a file first, such as `flowrl train configs/demo.yaml`")
+        raise UserError("train: give a run file first, such as `flowrl train configs/demo.yaml`")
     path = run_file(rest[0])
     if FOLDER in own and resumed_by_launcher(Path(own[FOLDER])):
         return _resume(Path(own[FOLDER]), rest[1:], cache, TRUST in arguments)
@@ -133,15 +133,15 @@ def plan(arguments: list[str]) -> int:
     words = [*rest[:count], *(word for pair in own.items() for word in pair)]
     given = parse_arguments(PlanArguments, words, "plan")
     if not given.configs:
-        raise UserError("plan: name a run file, such as `flowrl plan configs/demo.yaml`")
+        raise UserError("plan: give a run file, such as `flowrl plan configs/demo.yaml`")
     if given.svg is not None and len(given.configs) > 1:
-        raise UserError("plan: --svg draws a single run: name one file")
+        raise UserError("plan: --svg draws a single run: give one file")
     fits = [_plan_one(path, given, rest[count:], i) for i, path in enumerate(given.configs)]
     return 0 if all(fits) else 1
 
 
 def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: int) -> bool:
-    """Print one plan. Returns whether the run fits into the memory, as far as that is known."""
+    """Print one plan. Returns whether the run fits in memory, as far as that is known."""
     run = override(read_run(run_file(str(path))), options)
     check_plan(run)
     quiet()
@@ -243,7 +243,7 @@ def doctor(arguments: list[str]) -> int:
 
         return check_device(given.device, given.run)
     if given.run is not None:
-        raise UserError("doctor: --run belongs to --device")
+        raise UserError("doctor: --run needs --device")
     return print_findings()
 
 

@@ -59,12 +59,12 @@ def completion_command(arguments: Sequence[str]) -> int:
     elif len(arguments) == 1 and arguments[0] in SHELLS:
         print(SHELLS[arguments[0]], end="")
     else:
-        raise UserError(f"completion: name a shell, one of {', '.join(SHELLS)}")
+        raise UserError(f"completion: give a shell, one of {', '.join(SHELLS)}")
     return 0
 
 
 def candidates(words: Sequence[str]) -> Iterator[str]:
-    """Candidates for the last of the words after `flowrl`. Some do not begin with it."""
+    """Candidates for the last word after `flowrl`. Some candidates do not begin with this word."""
     if len(words) < 2:
         yield from (*COMMANDS, "--help", "--version")
         return
@@ -99,7 +99,7 @@ def recipe_options(recipe: str) -> Iterator[str]:
 
 
 def _recipe_of(words: Sequence[str]) -> str:
-    """The recipe that a command line names, or its run's file; empty where neither does."""
+    """The recipe named by a command line or by its run file; empty if there is none."""
     option = f"--{RECIPE_NAME}"
     if option in words[:-1]:
         return words[words.index(option) + 1]
@@ -118,7 +118,7 @@ def run_files(begin: str) -> Iterator[str]:
 
 
 def run_folders(begin: str) -> Iterator[str]:
-    """Folders of runs, with those in `runs` first, and folders on the path to others."""
+    """Folders of runs, first those in `runs`, and folders on the path to others."""
     found = list(files(begin, None))
     if not begin or "runs/".startswith(begin):
         found = [*files("runs/", None), *found]

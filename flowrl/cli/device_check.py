@@ -1,6 +1,6 @@
-"""`flowrl doctor --device`: what a device does with short runs of the demo, or with a run of yours.
+"""`flowrl doctor --device`: check a device with short runs of the demo, or of your own run.
 
-Every row of the table has passed, failed, or was not run, and says why.
+Every row of the table has passed, failed, or was not run, with the reason.
 """
 
 import io
@@ -65,7 +65,7 @@ class Failed(Exception):
 
 
 class NotRun(Exception):
-    """Raised by a check that has nothing to run on."""
+    """Raised by a check that cannot run here."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class CheckRow:
 
 @dataclass
 class DeviceTrial:
-    """A device, and the runs that are tried on it, in bfloat16: `chosen`, or the demo for None."""
+    """A device, and the trial runs on it, in bfloat16: `chosen`, or the demo if None."""
 
     device: str
     chosen: str | None
@@ -132,7 +132,10 @@ def same_samples(trial: DeviceTrial) -> str:
     rounding = float((plain - latents("cpu", "float64")).abs().max())
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         difference = float((plain - latents(trial.device, "float32")).abs().max())
-    found = f"latents differ by {difference:.1e}; float32 from float64 on the CPU by {rounding:.1e}"
+    found = (
+        f"latents differ by {difference:.1e}; float32 differs from float64 on the CPU by "
+        f"{rounding:.1e}"
+    )
     if not difference <= ROUNDING * rounding:
         raise Failed(f"{found}: above {ROUNDING:g} times that")
     return found
@@ -150,9 +153,9 @@ def ratio(trial: DeviceTrial) -> str:
     if floor is None:
         raise NotRun("the loss of this recipe computes old and new on the same rows")
     clip = vars(session.algorithm.loss).get("clip")
-    found = f"largest difference of log-densities, sampled to recomputed, {floor:.1e}"
+    found = f"largest difference between sampled and recomputed log-densities {floor:.1e}"
     if session.run.recomputes_old:
-        return f"{found}; the update uses the recomputed ones, so its first ratio is 1"
+        return f"{found}; the update uses the recomputed densities, so its first ratio is 1"
     least = min(clip) if clip else 1.0
     if not floor <= FAR_ABOVE_CLIP * least:
         raise Failed(f"{found}: far above the clip range {least:g}")
@@ -161,7 +164,7 @@ def ratio(trial: DeviceTrial) -> str:
 
 def waits(trial: DeviceTrial) -> str:
     if not trial.cuda:
-        raise NotRun("torch counts waits of CUDA alone")
+        raise NotRun("torch counts waits only on CUDA")
     session, kept = trial.session, trial.kept
     policy, algorithm = session.learner.policy, session.algorithm
     batch = policy.open(*session.prompts.take([0, 1]), algorithm.steps)
@@ -177,13 +180,13 @@ def waits(trial: DeviceTrial) -> str:
     found = f"sampling {sampling.total()}, update {training.total()} with {steps} optimizer steps"
     lines = [f"{line} ({n})" for line, n in (sampling + training).most_common(5)]
     if sampling.total() or training.total() > steps + 1:
-        raise Failed(f"{found}; may be 0 and {steps + 1}: {', '.join(lines)}")
+        raise Failed(f"{found}; at most 0 and {steps + 1} are allowed: {', '.join(lines)}")
     return found
 
 
 @contextmanager
 def _waits() -> Iterator[Counter[str]]:
-    """Count by line what the host waits for, inside."""
+    """Count the host's waits in the body, by line."""
     found = Counter[str]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -212,16 +215,16 @@ def floor(trial: DeviceTrial) -> str:
 
 def memory(trial: DeviceTrial) -> str:
     if not trial.cuda:
-        raise NotRun("only a GPU counts its bytes")
+        raise NotRun("only GPUs measure their peak memory")
     planned, kept = estimate(trial.run), trial.kept
     if planned is None:
-        raise NotRun("the sizes of this model are not known")
+        raise NotRun("the sizes of this model are unknown")
     torch.cuda.reset_peak_memory_stats()
     kept.turn()
     peak = torch.cuda.max_memory_allocated()
     found = f"peak {size(peak)}, `flowrl plan` {size(planned.total)}"
     if peak < SMALL_PEAK:
-        raise NotRun(f"{found}: too small to compare; --run names a larger model")
+        raise NotRun(f"{found}: too small to compare; use --run with a larger model")
     if abs(planned.total / peak - 1) > PEAK_SHARE:
         raise Failed(f"{found}: {planned.total / peak:.2f} of the peak")
     return f"{found}: {planned.total / peak:.2f} of the peak"
@@ -264,22 +267,24 @@ def sharded(config: str, device: str, folder: Path) -> str:
 
 CHECKS: dict[str, tuple[Callable[[DeviceTrial], str], str]] = {
     "same samples": (same_samples, "the demo in float32 on the CPU and on the device"),
-    "proof": (proof, "the pipeline's replay beside its own call, in bfloat16"),
-    "ratio": (ratio, "log-densities of sampling, computed again by the update, in bfloat16"),
-    "waits": (waits, "what the host waits for, by torch.cuda.set_sync_debug_mode"),
-    "floor": (floor, "seconds of an iteration beside a plain loop of its calls"),
-    "memory": (memory, "the peak of an iteration beside `flowrl plan`"),
+    "proof": (proof, "the pipeline's replay compared with its own call, in bfloat16"),
+    "ratio": (ratio, "log-densities from sampling, recomputed by the update, in bfloat16"),
+    "waits": (waits, "the host's waits, from torch.cuda.set_sync_debug_mode"),
+    "floor": (floor, "seconds of an iteration compared with a plain loop of its calls"),
+    "memory": (memory, "an iteration's peak memory compared with `flowrl plan`"),
     "compile": (compiled, "the same with model.compile"),
     "two GPUs": (shared, "an iteration under FSDP2 on two processes"),
 }
 
 
 def check_device(device: str, chosen: str | None = None) -> int:
-    """Print the table. Returns 1 if a check has failed, 2 if the device is not there."""
+    """Print the table. Returns 1 if a check has failed, 2 if the device is missing."""
     there = {"cpu": True, "cuda": torch.cuda.is_available(),
              "mps": torch.backends.mps.is_available()}  # fmt: skip
     if device not in there:
-        raise UserError(f"doctor: --device {device[:60]!r} is not known; one of {', '.join(there)}")
+        raise UserError(
+            f"doctor: --device {device[:60]!r} is not known; choose one of {', '.join(there)}"
+        )
     name = torch.cuda.get_device_name() if device == "cuda" and there[device] else device
     built = f"CUDA {torch.version.cuda}, " if device == "cuda" else ""
     where = f"{built}Python {platform.python_version()}, {platform.system()}"

@@ -1,4 +1,4 @@
-"""`flowrl doctor`: what this machine can run, what is missing, and how to get it."""
+"""`flowrl doctor`: what this machine can run, what is missing, and how to install it."""
 
 import importlib
 import os
@@ -31,7 +31,7 @@ PROVEN_VERSIONS = {
 EXTRAS = {
     "track": "trackers: TensorBoard",
     "rewards": "HPSv2 and open_clip's CLIP",
-    "remote": "rewards behind HTTP, judges, vLLM and SGLang servers",
+    "remote": "rewards over HTTP, judges, vLLM and SGLang servers",
     "serve": "flowrl serve-reward",
     "ocr": "the reward ocr",
     "math": "the reward math_answer",
@@ -65,10 +65,10 @@ class Doctor:
     launchers. Exit code 1 if something that every run needs is missing."""
 
     device: str | None = None
-    """Try this device instead (cuda, cpu): proof, ratio, waits, speed and memory of short runs in a
-    table. Exit code 1 if a check has failed, 2 if the device is not there."""
+    """Test this device instead (cuda, cpu): proof, ratio, waits, speed and memory of short runs in
+    a table. Exit code 1 if a check has failed, 2 if the device is missing."""
     run: str | None = None
-    """With --device: a run to try in place of the demo, by its file or name."""
+    """With --device: a run to use in place of the demo, by its file or name."""
 
 
 def findings() -> Iterator[Finding]:
@@ -84,8 +84,8 @@ def findings() -> Iterator[Finding]:
     yield from _optional()
     yield from _rewards()
     yield from _hub()
-    yield _write_access("disk", Path.cwd(), "runs go to ./runs")
-    why = f"proofs are repeated; set {CACHE_VARIABLE}"
+    yield _write_access("disk", Path.cwd(), "runs are written to ./runs")
+    why = f"proofs are not cached; set {CACHE_VARIABLE}"
     yield _write_access("proof cache", cache_folder() / "proofs", why)
     yield _launchers()
 
@@ -114,7 +114,7 @@ def _python() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """The required packages, compared with the versions that flowrl needs and was proven with."""
+    """The required packages, compared with the versions that flowrl needs and was tested with."""
     for line in distribution("flowrl").requires or ():
         wanted = Requirement(line)
         if wanted.marker is not None:  # extras are looked at by themselves
@@ -132,7 +132,7 @@ def _packages() -> Iterator[Finding]:
         if proven is None or here.partition("+")[0] == proven:
             yield Finding("ok", wanted.name, here)
             continue
-        detail = f"{here}; proven with {proven}. Each start compares the pipeline with its own call"
+        detail = f"{here}; tested with {proven}. Each start compares the pipeline with its own call"
         yield Finding("note", wanted.name, detail)
 
 
@@ -144,7 +144,7 @@ def _torchvision() -> Iterator[Finding]:
 
 
 def _together() -> Iterator[Finding]:
-    """Whether the libraries of models import side by side: some of their versions do not."""
+    """Whether the model libraries can be imported together, which some versions cannot."""
     if torchvision_misfit() is not None or not _installed("diffusers"):
         return  # said already
     try:
@@ -152,7 +152,7 @@ def _together() -> Iterator[Finding]:
     except (ImportError, RuntimeError) as error:  # diffusers makes the first into the second
         why = " ".join(str(error).split("\n")[-1].split())[:200]
         way = "pip install -U diffusers transformers peft"
-        yield Finding("missing", "imports", f"diffusers does not import ({why}): {way}")
+        yield Finding("missing", "imports", f"diffusers cannot be imported ({why}): {way}")
 
 
 def _memory() -> Finding:
@@ -178,18 +178,18 @@ def _devices() -> Iterator[Finding]:
             yield Finding("ok", f"cuda:{i}", f"{device.name}, {size}, CUDA {torch.version.cuda}")
         return
     if torch.backends.mps.is_available():
-        why = "visible, but flowrl was never run on it: set model.device: cpu"
+        why = "visible, but flowrl was never tested on it: set model.device: cpu"
         yield Finding("note", "mps", f"Apple's GPU (MPS) is {why}; no bitsandbytes, no CUDA")
         return
     driver = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").is_file()
     built = torch.version.cuda
     if driver and built is None:
         why = (
-            f"an NVIDIA driver is here, but torch {torch.__version__} is built without CUDA: "
+            f"an NVIDIA driver is installed, but torch {torch.__version__} is built without CUDA: "
             "install torch with CUDA (https://pytorch.org/get-started/locally)"
         )
     elif driver:
-        why = f"torch is built for CUDA {built}, but sees no device: compare the driver's version"
+        why = f"torch is built for CUDA {built}, but sees no device: check the driver's version"
     else:
         why = "no GPU is visible: runs use the CPU, which is enough for the demos"
     yield Finding("note", "cuda", why)
@@ -206,18 +206,18 @@ def _compiler() -> Finding:
 def _sandbox() -> Finding:
     if platform.system() == "Linux":
         return Finding("ok", "sandbox", "Linux, for the reward code_tests")
-    less = "the reward code_tests confines programs by fewer means than on Linux"
+    less = "the reward code_tests isolates programs less strictly than on Linux"
     return Finding("note", "sandbox", less)
 
 
 def _rewards() -> Iterator[Finding]:
-    """Rewards of published models by what they were compared with (`rewards.proofs`)."""
+    """Rewards with published models, by how they were verified (`rewards.proofs`)."""
     from rewards.proofs import by_basis
 
     means = {
-        "authors' code run": "score as their authors' code on tiny random weights",
-        "read": "written from their authors' code, which was not run",
-        "from memory": "in part from memory: compare with published scores before use",
+        "authors' code run": "score like their authors' code on tiny random weights",
+        "read": "follow their authors' code, which was not run",
+        "from memory": "partly from memory: compare with published scores before use",
     }
     for basis, names in by_basis().items():
         state: Verdict = "ok" if basis == "authors' code run" else "note"
@@ -258,13 +258,13 @@ def _hub() -> Iterator[Finding]:
     from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE, HF_HUB_OFFLINE
 
     if HF_HUB_OFFLINE:
-        why = "HF_HUB_OFFLINE is set: only folders and models of the cache can be used"
+        why = "HF_HUB_OFFLINE is set: only folders and cached models can be used"
         yield Finding("note", "hub", why)
     else:
         yield _reachable(ENDPOINT)
     cache = Path(HF_HUB_CACHE)
     models = len(list(cache.glob("models--*"))) if cache.is_dir() else 0
-    found = _write_access("hub cache", cache, "HF_HUB_CACHE names another folder")
+    found = _write_access("hub cache", cache, "HF_HUB_CACHE sets another folder")
     yield found._replace(detail=f"{models} models; {found.detail}")
 
 
@@ -274,12 +274,12 @@ def _reachable(url: str) -> Finding:
             return Finding("ok", "hub", f"{url} answers; gated models need `hf auth login`")
     except (URLError, OSError, ValueError) as error:
         why = " ".join(str(error).split())[:80]
-        way = "`hf download` models where there is a network, or set HF_ENDPOINT to a mirror"
+        way = "run `hf download` on a machine with a network, or set HF_ENDPOINT to a mirror"
         return Finding("note", "hub", f"{url} cannot be reached ({why}): {way}")
 
 
 def _write_access(subject: str, folder: Path, otherwise: str) -> Finding:
-    """Whether a folder, or the nearest one above it that exists, can be written."""
+    """Whether a folder, or its nearest existing parent, is writable."""
     here = next(p for p in (folder, *folder.resolve().parents) if p.exists())
     if not os.access(here, os.W_OK):
         state: Verdict = "missing" if subject == "disk" else "note"
@@ -295,5 +295,5 @@ def _launchers() -> Finding:
     lost = [name for name in ("accelerate", "torchrun") if name not in found]
     detail = ", ".join([*found, "python -m flowrl"])
     if lost:
-        detail += f"; no {' and no '.join(lost)} beside {sys.executable}: one process only"
+        detail += f"; no {' and no '.join(lost)} next to {sys.executable}: one process only"
     return Finding("note" if lost else "ok", "launchers", detail)

@@ -1,4 +1,4 @@
-"""Scores of a model on prompts beside its base's, with intervals of the differences."""
+"""Score a model on prompts and compare it with its base, with intervals of the differences."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     check_texts(prompts, run.model)
     words = given.rewards or (suite.rewards if suite is not None else ())
     if not words and chosen.folder is None:
-        raise UserError("evaluate: --model comes without rewards: add some with --rewards")
+        raise UserError("evaluate: --model has no rewards: add some with --rewards")
     e = evaluation_settings(run, given)
     specs = tuple(parse_specs(words, "--rewards").values())
     rewards = load_rewards(specs or run.judges)
@@ -90,14 +90,13 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
 
 
 def proven_form(policy: Policy, prompts: PromptSet, run: Run) -> MediaForm:
-    """Form of the samples of a user's own model, as its checks show it."""
+    """Form of the samples of a user's own model, from its checks."""
     policy.proofs(prompts.texts[:2], run.evaluation_steps, prompts.meta[:2])
     return made_form(policy)
 
 
 def evaluation_settings(run: Run, given: EvaluateArguments) -> EvaluateSettings:
-    """A run's `evaluate` settings with the options of the command line. UserError if they do not
-    fit."""
+    """A run's `evaluate` settings with the command line's options. UserError if they do not fit."""
     e = run.evaluate
     changes: dict[str, Any] = {
         "seed": e.seed if given.seed is None else given.seed,
@@ -145,7 +144,7 @@ def given_prompts(words: Sequence[str], column: str) -> PromptSet:
 
 @dataclass(frozen=True)
 class EvaluationTable:
-    """Results of one trial, and the base model's on the same prompts and noise, if there is one."""
+    """Results of one trial, and the base model's on the same prompts and noise, if any."""
 
     result: HeldOutResult
     base: HeldOutResult | None
@@ -171,7 +170,7 @@ class EvaluationTable:
         mean = float(known.mean()) if len(known) else float("nan")
         interval = f"95 % interval {gain.low:+.4f} to {gain.high:+.4f} over {gain.n} prompts"
         if gain.n < 2:
-            interval = "no interval, which needs two prompts"
+            interval = "no interval, since it needs two prompts"
         return f"base {mean:.4f}, difference {gain.value:+.4f} ({interval})"
 
     def _column(

@@ -43,13 +43,13 @@ def export_run(given: ExportArguments) -> None:
         check_upload(given.push_to_hub)
     if run.before is not None and given.merged:
         raise UserError(
-            "export: --merged is for runs of one model, and a joint run has two: leave it out"
+            "export: --merged is for runs with one model, but a joint run has two: leave it out"
         )
     adapter = (weights / LORA_FILE).is_file()
     if not adapter and (given.formats or given.merged) and not (weights / TEXT_ADAPTER).is_file():
         raise UserError(
-            f"export: {weights} holds full weights, for which --formats and --merged have no "
-            "meaning: leave both out"
+            f"export: {weights} has full weights, to which --formats and --merged do not apply: "
+            "leave both out"
         )
     if given.formats and not adapter:
         raise UserError("export: --formats is for image and video models: leave it out")
@@ -73,18 +73,18 @@ def export_run(given: ExportArguments) -> None:
 
 def _weights(given: ExportArguments) -> Path:
     if given.weights == "base":
-        raise UserError("export: the base weights are the original model; name last or best")
+        raise UserError("export: the base weights are the original model; choose last or best")
     weights = weights_folder(given.run, given.weights)
     if (weights / checkpoint.POLICIES_FILE).is_file():
         raise UserError(
             f"export: {weights} is a training checkpoint, which other programs cannot load: "
-            "name last, best or the folder of one of them"
+            "choose last, best or one of their folders"
         )
     return weights
 
 
 def _denoisers(run: Run) -> list[nn.Module]:
-    """The denoisers by their configuration alone, in the order of the adapter's files."""
+    """The denoisers, from their configurations alone, in the order of the adapter's files."""
     described = describe(run.model)
     if described is None:
         raise UserError(
@@ -101,7 +101,8 @@ def _files(weights: Path) -> Iterator[Path]:
 def _formats(
     wanted: Sequence[KeyFormat], weights: Path, denoisers: Sequence[nn.Module]
 ) -> tuple[KeyFormat, ...]:
-    """The formats to write. An unknown one is an error where it was asked for, else a sentence."""
+    """The formats to write. A format that the model does not support is an error if requested,
+    otherwise a note."""
     try:
         for file, denoiser in zip(_files(weights), denoisers, strict=False):
             original_layers(denoiser, list(read_adapter(file)))
@@ -114,7 +115,7 @@ def _formats(
 
 
 def _copied(weights: Path, out: Path, forms: Sequence[KeyFormat], adapter: bool) -> Iterator[Path]:
-    """Copy the files of the weights; of an adapter in diffusers' format only where asked."""
+    """Copy the weights' files; an adapter's in diffusers' format only if requested."""
     if adapter and "diffusers" not in forms:
         return
     for path in sorted(weights.iterdir()):
@@ -171,16 +172,14 @@ def check_upload(repository: str) -> None:
         raise UserError(f"--push-to-hub: {repository[:100]!r} is not owner/name: {why}") from error
     if get_token() is None:
         raise UserError(
-            "--push-to-hub: there is no token for the hub here: run `hf auth login`, or set "
-            "HF_TOKEN"
+            "--push-to-hub: no token for the hub was found: run `hf auth login`, or set HF_TOKEN"
         )
 
 
 def upload(folder: Path, repository: str, *, private: bool) -> str:
     """Upload a folder to a repository, which is created if necessary. Returns its address.
 
-    UserError, which says that the files are complete here, for anything that the hub or the
-    network refuses.
+    UserError, which says that the local files are complete, if the hub or the network fails.
     """
     api = HfApi()
     try:

@@ -1,4 +1,4 @@
-"""The floor below an iteration: a plain loop of exactly its evaluations of networks and rewards."""
+"""The floor of an iteration's time: a plain loop of exactly its network and reward evaluations."""
 
 import statistics
 import time
@@ -22,7 +22,8 @@ CallCounts = Counter[tuple[str, int, bool]]  # calls by network, rows and gradie
 
 
 def seconds_now(device: str) -> float:
-    """CPU seconds of this process; on other devices wall seconds, once the device has finished."""
+    """CPU seconds of this process; on other devices wall-clock seconds, once the device has
+    finished."""
     if device == "cpu":
         return time.process_time()
     (torch.mps if device == "mps" else torch.cuda).synchronize()
@@ -31,8 +32,8 @@ def seconds_now(device: str) -> float:
 
 @dataclass
 class Opened:
-    """An opened run whose iterations are timed. `samples` are the last iteration's; everything else
-    that it made is freed, since it would fill a GPU."""
+    """An opened run whose iterations are timed. `samples` are the last iteration's; its other
+    results are freed, since they would fill a GPU."""
 
     session: Session
     progress: Progress = field(default_factory=Progress)
@@ -41,7 +42,7 @@ class Opened:
 
     @classmethod
     def of(cls, run: Run, folder: Path) -> "Opened":
-        """Open a run and do one iteration that is not counted."""
+        """Open a run and do one iteration that is not timed."""
         folder.mkdir(parents=True, exist_ok=True)
         kept = cls(open_session(run, folder, open_accelerator(run, folder)))
         kept.turn()
@@ -85,9 +86,9 @@ class RecordedCall:
 
 @dataclass
 class Floor:
-    """Two arms on the same networks, whose calls are counted by hooks: `iteration` always runs the
-    same iteration, and `plain` repeats its calls in a loop. `scoring` is the time that the rewards
-    took in the last plain loop, in seconds. For runs with a single plan."""
+    """Two arms on the same networks, with calls counted by hooks: `iteration` always runs the same
+    iteration, and `plain` repeats its calls in a loop. `scoring` is the time of the rewards in the
+    last plain loop, in seconds. For runs with a single plan."""
 
     kept: Opened
     calls: list[RecordedCall] = field(default_factory=list)
@@ -159,8 +160,8 @@ class Floor:
         return ended - began
 
     def by_turns(self, repeats: int) -> tuple[list[float], list[float]]:
-        """Seconds of iterations and of the plain loop. AssertionError unless both make the same
-        number of calls, of the same rows, with and without gradients."""
+        """Seconds of iterations and of the plain loop, measured in turns. AssertionError unless
+        both make the same number of calls, with the same rows, with and without gradients."""
         found: tuple[list[float], list[float]] = ([], [])
         for _ in range(repeats):
             seen: list[CallCounts] = []
@@ -172,13 +173,13 @@ class Floor:
         return found
 
     def rows(self, graded: bool) -> int:
-        """Rows of the denoiser's calls in an iteration."""
+        """Number of rows of the denoiser's calls in an iteration."""
         named = [call for call in self.counts if call[0].startswith("denoiser")]
         return sum(call[1] * self.counts[call] for call in named if call[2] is graded)
 
     @property
     def milliseconds(self) -> float:
-        """The median call of a denoiser without gradients."""
+        """Median time of a denoiser's call without gradients, in milliseconds."""
         return 1000 * statistics.median(self.a_call)
 
 

@@ -1,4 +1,4 @@
-"""The model of `flowrl sample` and `flowrl evaluate`: a run's, or one that no run has trained."""
+"""The model of `flowrl sample` and `flowrl evaluate`: a run's, or one without a run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ def weights_folder(folder: Path, weights: str) -> Path:
 
 @dataclass(frozen=True)
 class GivenModel:
-    """A model and its weights, as a command names them.
+    """A model and its weights, as given to a command.
 
     folder   the run's; None for a model without a run
     weights  a folder; None for the base's
@@ -90,8 +90,8 @@ class GivenModel:
         """Read a run's settings, or create them for a model. `options` override settings."""
         if (given.run is None) == (given.model is None):
             raise UserError(
-                f"{command}: name either a run's folder or, with --model, the folder or hub "
-                "name of a pipeline or language model"
+                f"{command}: give either a run's folder or, with --model, the folder or hub name "
+                "of a pipeline or language model"
             )  # fmt: skip
         places = ("guidance", "height", "width")
         words = [f"--evaluate.{n}={v}" for n in places if (v := getattr(given, n)) is not None]
@@ -101,15 +101,16 @@ class GivenModel:
             name = f"{Path(given.model).name}, {'base' if given.adapter is None else 'adapter'}"
             return cls(run, None, given.adapter, name)
         if given.adapter is not None:
-            raise UserError(
-                f"{command}: --adapter goes with --model; for a run use --weights FOLDER"
-            )
+            raise UserError(f"{command}: --adapter needs --model; for a run use --weights FOLDER")
         folder = Path(given.run or "")
         needs = command == "evaluate" and not given.rewards
         run = override(run_of(folder, given.trust, needs), [*options, *words])
         opens = opens_rewards(folder)
         if not opens and not given.rewards:
-            print(f"{folder} was not begun here, so its rewards are not opened (--trust)")
+            print(
+                f"{folder} was not started here, so its rewards are not loaded (use --trust to "
+                "load them)"
+            )
         check_plan(run)
         weights = None if given.weights == "base" else weights_folder(folder, given.weights)
         judges = run.judges if opens else ()
@@ -124,7 +125,7 @@ class GivenModel:
         from flowrl.models.diffusers.policy import PipelinePolicy
 
         if not isinstance(policy, PipelinePolicy):  # texts have a number of steps
-            raise UserError("--model of your own has no number of steps: set --steps")
+            raise UserError("your own model has no default number of steps: set --steps")
         own = policy.loop.driver.parameters.get("num_inference_steps")
         if own is None or not isinstance(own.default, int):
             raise UserError(f"{policy.name} has no default number of steps: set --steps")
@@ -137,9 +138,9 @@ class GivenModel:
         return policy, whole_at_evaluation(policy, self.run)
 
     def ended_by_base(self, policy: Model, last: int, command: str) -> EvaluationSampler:
-        """A policy whose last steps use the base weights. Prints what that means.
+        """A policy whose last steps use the base weights. Prints a sentence about it.
 
-        UserError for texts, and for weights that are the base's.
+        UserError for texts, and if the weights are the base weights.
         """
         from flowrl.models.diffusers.hybrid import HybridPolicy
         from flowrl.models.diffusers.policy import PipelinePolicy
@@ -157,14 +158,14 @@ class GivenModel:
             assert isinstance(base, PipelinePolicy)
         steps = "step is" if last == 1 else f"{last} steps are"
         print(
-            f"hybrid inference: the last {steps} the base's, which hides over-optimisation: "
-            "without --base-steps the trained weights show it"
+            f"hybrid inference: the last {steps} the base weights, which hides over-optimisation; "
+            "leave --base-steps out to see the trained weights alone"
         )
         return HybridPolicy(policy, base, last)
 
 
 def model_run(source: str, adapter: Path | None) -> Run:
-    """Settings of a run for a model: its defaults, and no training."""
+    """Settings of a run for a model: defaults, without training."""
     if adapter is not None and not adapter.is_dir():
         raise UserError(f"--adapter: no folder {adapter}")
     model: dict[str, Any] = {"lora": None}

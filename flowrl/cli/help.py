@@ -1,4 +1,4 @@
-"""Help texts, written from the schema, without torch: `--help` should not take seconds."""
+"""Help texts, written from the schema, without torch, so that `--help` does not take seconds."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ COMMANDS = {
     "new": Command(
         "flowrl.cli.commands:new",
         "FOLDER [--model M] [--recipe R] [--text]",
-        "write a run file, a reward of your own and prompts to start from",
+        "write a run file, your own reward and prompts to start from",
         "flowrl new my_run --recipe flow_grpo",
         "flowrl.cli.new:New",
     ),
@@ -101,7 +101,7 @@ COMMANDS = {
     "recipes": Command(
         "flowrl.cli.recipe_text:recipes_command",
         "[NAME]",
-        "list the algorithms, or the settings of one",
+        "list the algorithms, or one algorithm's settings",
         "flowrl recipes flow_grpo",
     ),
     "serve-reward": Command(
@@ -135,7 +135,7 @@ COMMANDS = {
     "doctor": Command(
         "flowrl.cli.commands:doctor",
         "[--device cuda]",
-        "check Python, versions, extras, the hub's cache and launchers, or try a device",
+        "check Python, versions, extras, the hub's cache and launchers, or test a device",
         "flowrl doctor --device cuda",
         "flowrl.cli.doctor:Doctor",
     ),
@@ -171,7 +171,7 @@ def overview() -> str:
             "usage: flowrl COMMAND ...",
             "",
             f"  {'train CONFIG [--train.lr 1e-4 ...]':<{width}}  {COMMANDS['train'].about}",
-            f"  {'train --resume RUN':<{width}}  continue an interrupted run, to the same bits",
+            f"  {'train --resume RUN':<{width}}  resume an interrupted run, bit for bit",
             *lines,
             "",
             "`flowrl COMMAND --help` explains a command, `flowrl --version` prints the version.",
@@ -190,7 +190,7 @@ def command_help(name: str) -> str:
     else:
         parts.append(f"{command.about[0].upper()}{command.about[1:]}.")
     if command.settings:
-        parts.append("settings of a run's file, each of which is an option:")
+        parts.append("settings of a run file, each of which is an option:")
         parts.append("\n".join(_settings()))
     parts.append(f"example:\n  {command.example}")
     return "\n\n".join(parts)
@@ -208,9 +208,7 @@ def command_options(name: str) -> dict[str, Mapping[str, Any]]:
 def _settings() -> Iterator[str]:
     for setting in read_schema()["settings"]:
         if setting["name"] == f"--{RECIPE_NAME}":
-            about = (
-                "The algorithm; `flowrl recipes NAME` lists the settings of one: --recipe.steps, "
-            )
+            about = "The algorithm; `flowrl recipes NAME` lists its settings: --recipe.steps, "
             yield _entry({**setting, "name": "--recipe.name NAME", "about": f"{about}..."})
         else:
             yield _entry(setting)

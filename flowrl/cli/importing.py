@@ -1,4 +1,4 @@
-"""Imports without garbage collection: thousands of modules make objects that all stay."""
+"""Import without garbage collection, since thousands of modules create objects that all stay."""
 
 import gc
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Whether the installed torchvision fits the installed torch. Imports neither of them.
 
-PyPI's torchvision for Linux is built for CUDA. Beside a CPU build of torch it does not import, and
-then neither do transformers, peft and diffusers, which import it wherever it is installed. It comes
+PyPI's torchvision for Linux is built for CUDA. With a CPU build of torch it cannot be imported, and
+neither can transformers, peft and diffusers, which import it whenever it is installed. It comes
 with `flowrl[rewards]`, since open_clip requires it.
 """
 
@@ -20,7 +20,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def check_torchvision() -> None:
-    """UserError, with a way out, for a torchvision that keeps transformers from being imported."""
+    """UserError, with the fix, for a torchvision that prevents importing transformers."""
     if (sentence := torchvision_misfit()) is not None:
         raise UserError(sentence)
 
@@ -34,20 +34,20 @@ def torchvision_misfit() -> str | None:
     plain = theirs.partition("+")[0]
     on_cpu = not _value(torch, "cuda") and not _value(torch, "hip")
     if on_cpu and re.search(r"\+(cu|rocm)\d", theirs):
-        why = f"torchvision {theirs} is built for a GPU and torch {ours} for the CPU"
+        why = f"torchvision {theirs} is built for a GPU, but torch {ours} for the CPU"
         way = (
             f"pip install --force-reinstall --no-deps torchvision=={plain} --index-url {CPU_INDEX}"
         )
     elif (wanted := _wanted_torch()) is not None and not wanted.specifier.contains(
         ours.partition("+")[0], prereleases=True
     ):
-        why = f"torchvision {theirs} needs torch {wanted.specifier}, and torch {ours} is installed"
-        way = "pip install torchvision of that torch, from the index that torch came from"
+        why = f"torchvision {theirs} needs torch {wanted.specifier}, but torch {ours} is installed"
+        way = "pip install the torchvision for that torch, from the index that torch came from"
     else:
         return None
     return (
-        f"{why}: side by side, transformers and diffusers cannot be imported. Either {way}; or, "
-        "without the rewards of open_clip, pip uninstall torchvision (docs/installing.md)"
+        f"{why}: with both, transformers and diffusers cannot be imported. Either {way}; or, if "
+        "you do not use open_clip's rewards, pip uninstall torchvision (docs/installing.md)"
     )
 
 

@@ -21,8 +21,8 @@ from rewards.load import MAKERS, names
 from rewards.types import settings_of
 
 _BASE = (
-    "Another run's file whose settings these lie over: a path relative to this file, or "
-    "configs/... of flowrl. Mappings merge, lists and other values replace."
+    "Another run file that these settings extend: a path relative to this file, or configs/... of "
+    "flowrl. Mappings are merged; lists and other values replace the base's."
 )
 
 
@@ -62,7 +62,7 @@ def _command(place: str) -> dict[str, Any]:
 
 
 def _settings(kind: type[BaseModel], at: str) -> Iterator[dict[str, Any]]:
-    """Each setting of a run as an option of the command line; of the recipe, that of its name."""
+    """Each setting of a run as a command-line option; for the recipe, only its name."""
     for key, field in kind.model_fields.items():
         name = at + (field.alias or key)
         kinds = Option((name,), field.annotation).kinds
@@ -100,7 +100,7 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _reward(name: str) -> dict[str, Any]:
-    """The first line of a reward, and its settings: name, type and default."""
+    """A reward's first line, and its settings: name, type and default."""
     module = importlib.import_module(f"rewards.catalogue.{name}")
     makers = [vars(module)[maker] for maker in MAKERS if maker in vars(module)]
     parameters = {k: p for maker in makers for k, p in settings_of(maker).items()}
@@ -112,7 +112,7 @@ def _reward(name: str) -> dict[str, Any]:
 
 
 def run_schema() -> dict[str, Any]:
-    """The JSON schema of a run file. Required settings are only required of files without a
+    """The JSON schema of a run file. Required settings are only required in files without a
     base."""
     schema = Run.model_json_schema(by_alias=True)
     prompts = schema["$defs"]["PromptFiles"]

@@ -33,7 +33,7 @@ CardRows = list[tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class CardSubject:
-    """An exported run. `weights` are the exported ones; `repository` is its name on the hub, or
+    """An exported run. `weights` are the exported weights; `repository` is its name on the hub, or
     None."""
 
     run: Run
@@ -43,7 +43,7 @@ class CardSubject:
 
     @property
     def model(self) -> ModelSettings:
-        """The base model: of a joint run that trains its language model alone, that one."""
+        """The base model; for a joint run that trains only its language model, that model."""
         before = self.run.before
         return self.run.model if before is None or self.run.learns else before.model
 
@@ -53,11 +53,12 @@ class CardSubject:
 
     @property
     def iteration(self) -> int | None:
-        """Iteration of the weights, if the folder is named after it; None for the last one."""
+        """Iteration of the weights, if the folder is named after it; None for the last
+        iteration."""
         return int(self.weights.name) if self.weights.name.isdigit() else None
 
     def public(self, place: str) -> str:
-        """A source as a published card names it: only the last part of an absolute path."""
+        """A source as shown in a published card: only the last part of an absolute path."""
         hidden = self.repository is not None and Path(place).is_absolute()
         return Path(place).name if hidden else place
 
@@ -140,7 +141,7 @@ def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
 
 
 def _rewriter(subject: CardSubject) -> dict[str, Any]:
-    """Values of the paragraph on a joint run's language model; empty for other runs."""
+    """Values for the paragraph on a joint run's language model; empty for other runs."""
     run, before = subject.run, subject.run.before
     if before is None or run.model.rewriter is None:
         return {}
@@ -190,7 +191,8 @@ def _scheduler(source: str) -> str:
 
 
 def _results(run: RunFolder, iteration: int | None) -> tuple[int, CardRows]:
-    """The iteration of an evaluation, and names with their scores at the base and there."""
+    """The iteration of an evaluation, and names with their scores for the base and at that
+    iteration."""
     rows: CardRows = []
     at = 0
     for name in (*run.judges, *DIVERSITIES):
@@ -216,7 +218,7 @@ def _settings(subject: CardSubject) -> CardRows:
 
 
 def _public(value: Any, subject: CardSubject) -> Any:
-    """A tree of settings whose texts name sources as the card does."""
+    """A tree of settings in which texts name sources as the card does."""
     if isinstance(value, dict):
         return {key: _public(each, subject) for key, each in value.items()}
     if isinstance(value, list):

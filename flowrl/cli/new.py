@@ -1,4 +1,4 @@
-"""`flowrl new FOLDER`: a run file, a reward of your own and prompts, ready to be edited and run."""
+"""`flowrl new FOLDER`: a run file, your own reward and prompts, ready to be edited and run."""
 
 import json
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from flowrl.settings.words import unknown_name
 
 @dataclass
 class New:
-    """Write a folder with a small run file, a reward of your own, and prompts."""
+    """Write a folder with a small run file, your own reward, and prompts."""
 
     folder: Word[Path]
-    """The folder to make."""
+    """The folder to create."""
     model: str | None = None
-    """A pipeline's or language model's folder or hub name; a small demo model if not given."""
+    """A pipeline's or language model's folder or hub name; by default a small demo model."""
     recipe: str | None = None
-    """One of `flowrl recipes`; nft for images, text_grpo for texts if not given."""
+    """One of `flowrl recipes`; by default nft for images, text_grpo for texts."""
     text: bool = False
-    """A language model instead of an image or video pipeline. Not needed where the recipe is one
-    for texts, or the model is a folder."""
+    """Use a language model instead of an image or video pipeline. Not needed if the recipe is for
+    texts, or the model is a folder."""
 
 
 def write_new_run(given: New) -> None:
@@ -69,13 +69,15 @@ def write_new_run(given: New) -> None:
     print("  flowrl train run.yaml     # rewards are in my_reward.py, prompts in prompts.txt")
     print(f'  flowrl sample runs/run-0001 "{example}"')
     if known is not None:
-        print(f"the model's settings are those of {known}: see that file, and `flowrl plan`")
+        print(f"the model's settings come from {known}: see that file, and `flowrl plan`")
     elif given.model is not None and not text and not find(given.model).is_dir():
-        print(f"{given.model} is taken for a diffusers pipeline; --text is for language models")
+        print(
+            f"{given.model} is assumed to be a diffusers pipeline; use --text for a language model"
+        )
 
 
 def _is_language_model(model: str | None) -> bool:
-    """Whether a folder on this machine has a language model; False for a name of the hub."""
+    """Whether a local folder has a language model; False for a hub name."""
     folder = None if model is None else find(model)
     if folder is None or not folder.is_dir() or (folder / "model_index.json").is_file():
         return False

@@ -1,4 +1,4 @@
-"""The files of `flowrl new`: a run, a reward with a comment on its arguments, and prompts."""
+"""The files of `flowrl new`: a run file, a reward with a comment on its arguments, and prompts."""
 
 import json
 import re
@@ -17,7 +17,7 @@ model:
 
 TEACHERS = """\
 teachers:                                   # docs/feedback.md
-  folders: {one: runs/TEACHER/pipeline}     # what a run has left: an adapter, or a pipeline
+  folders: {one: runs/TEACHER/pipeline}     # the result of a run: an adapter, or a pipeline
 """
 
 TAIL = """\
@@ -36,8 +36,8 @@ track: {{training: 8}}                        # samples of each iteration, in sa
 
 KNOWN_MODEL = """\
 # yaml-language-server: $schema=run.schema.json
-# `flowrl train run.yaml` starts it. Model, recipe and training are those of the base, which this
-# file replaces where it names the same.
+# `flowrl train run.yaml` starts it. Model, recipe and training come from the base;
+# settings in this file replace the base's.
 base: {base}
 {recipe}{model}prompts:
   train: prompts.txt                        # txt, jsonl, csv, parquet, a folder, a hub name
@@ -100,14 +100,15 @@ def sharpness(samples: Samples, power: float = 1.0) -> list[float]:
 '''
 
 GRADED_REWARD = '''\
-"""A reward of your own with a gradient, which the recipe follows; see docs/own_rewards.md.
+"""Your own reward with a gradient, which the recipe uses; see docs/own_rewards.md.
 
 media            n images [n, 3, height, width] or videos [n, frames, 3, height, width], floats,
                  RGB, 0..1, with a gradient
 samples.prompts  n texts
 samples.meta     n rows of the prompt file: mappings with all its columns
 
-Return n floats, higher is better, each for one sample alone. Arguments of the constructor are
+Return n floats, one per sample, higher is better; each must depend on its own sample alone.
+Arguments of the constructor are
 settings: {name: "my_reward.py:Warmth", power: 0.5}
 """
 
@@ -146,13 +147,13 @@ from rewards.types import Samples
 
 
 def near_length(samples: Samples, letters: int = LETTERS) -> list[float]:
-    """1 for a text of so many letters, less for a shorter or a longer one, never below 0."""
+    """1 for a text of this many letters, less for a shorter or longer one, at least 0."""
     lengths = [len(text.strip()) for text in samples.media]
     return [max(0.0, 1 - abs(length - letters) / letters) for length in lengths]
 
 
 def mentions(samples: Samples) -> list[float]:
-    """The share of the prompt's words that the completion has too."""
+    """The share of the prompt's words that also occur in the completion."""
     pairs = zip(samples.prompts, samples.media, strict=True)
     return [_shared(set(prompt.lower().split()), text.lower()) for prompt, text in pairs]
 
@@ -172,7 +173,7 @@ SUBJECTS = (
 
 
 def known_files(model: str, recipe: str | None, base: str) -> dict[str, str]:
-    """Files for a run of a model whose settings are included in flowrl."""
+    """Files for a run with a model whose settings are included in flowrl."""
     own = "" if recipe is None else f"recipe: {{name: {recipe}{_group(recipe)}}}\n"
     place = f"model: {{pipeline: {_source(model)}}}\n" if find(model).is_dir() else ""
     graded = recipe is not None and RECIPES[recipe]().reward_gradient
@@ -250,13 +251,13 @@ def _group(recipe: str) -> str:
 
 
 def _whole(recipe: str, draws: int) -> int:
-    """The fewest draws, of at least so many, that fill the recipe's bundles, if it has any."""
+    """The smallest number of draws, at least `least`, that fills the recipe's bundles, if any."""
     bundle = signature(RECIPES[recipe]).parameters.get("bundle")
     return draws if bundle is None else -(-draws // bundle.default) * bundle.default
 
 
 def _at(recipe: str, length: int) -> str:
-    """`, at: [4]` for trees: their tokens of branching, which a shorter text has earlier."""
+    """`, at: [4]` for trees: the tokens at which they branch, earlier for a shorter text."""
     free = signature(RECIPES[recipe]).parameters
     places = free["at"].default if "at" in free and "group" not in free else ()
     first = sorted({max(1, place * length // free["length"].default) for place in places})
@@ -264,7 +265,7 @@ def _at(recipe: str, length: int) -> str:
 
 
 def _source(model: str) -> str:
-    """A model as YAML; a folder by its whole path, since the run starts in another folder."""
+    """A model as YAML; a folder by its full path, since the run starts in another folder."""
     folder = Path(model).expanduser()
     name = str(folder.resolve()) if folder.is_dir() else model
     return name if re.fullmatch(r"[\w./:-]+", name) else json.dumps(name)

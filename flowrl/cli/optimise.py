@@ -1,13 +1,14 @@
-"""`flowrl sample --optimise`: a better noise for each sample, instead of training.
+"""`flowrl sample --optimise`: search a better noise for each sample, instead of training.
 
 gradient  the rewards' gradient through the decoder and all sampling steps into the noise, by
-          Nesterov's momentum, and a term that keeps the noise as long as a normal one: ReNO
-          (arXiv:2406.04312), whose numbers are the defaults. Rewards need `differentiable`
-search    random search around the best noise so far: any reward that scores a sample alone
-best      the best of so many noises: the same
+          Nesterov's momentum, and a term that keeps the noise's norm typical of a normal
+          distribution: ReNO (arXiv:2406.04312), whose numbers are the defaults. Rewards need
+          `differentiable`
+search    random search around the best noise so far: for any pointwise reward
+best      the best of several noises: for any pointwise reward
 
-Several rewards count by their weights. Samples that are unscored at first are left out of the
-averages that are printed.
+Several rewards are combined by their weights. Samples that are initially unscored are left out of
+the printed averages.
 """
 
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ class NoiseScores:
         return drawn.to(self.scorer.device, policy.arithmetic)
 
     def calls(self, n: int) -> Iterator[Tensor]:
-        """Indices of the samples of each call."""
+        """Indices of the samples in each call."""
         yield from torch.arange(n).split(self.scorer.policy.sizes.sampling or n)
 
     def latents(self, z: Tensor, at: Tensor) -> Tensor:
@@ -103,7 +104,8 @@ class NoiseScores:
     def _slope(
         self, z: Tensor, at: Tensor, rewards: dict[str, DifferentiableScore]
     ) -> tuple[Tensor, Tensor]:
-        """The decoder's part first, so that its activations are gone before the network's."""
+        """Compute the decoder's part first, so that its activations are freed before the network's
+        exist."""
         trial, policy = self.scorer.trial, self.scorer.policy
         with torch.enable_grad():
             noise = z.detach().requires_grad_()
@@ -136,7 +138,7 @@ def graded_of(scorer: SampleScorer) -> dict[str, DifferentiableScore]:
     except ValueError as error:
         first = str(error).split(":")[0]
         raise UserError(
-            f"--optimise gradient: {first} offers no gradient: use --optimise search or best"
+            f"--optimise gradient: {first} has no gradient: use --optimise search or best"
         ) from error
 
 
@@ -183,8 +185,8 @@ def _by_proposals(
     if not scored.any():
         raise UserError(
             f"--optimise {how.method}: {', '.join(scores.scorer.rewards)} scored none of the "
-            "first samples. Each is scored alone, so a reward that compares the samples of a "
-            "group cannot choose: use --steer best instead"
+            "first samples. Each is scored alone, so groupwise rewards cannot be used: use "
+            "--steer best instead"
         )
     for turn in range(how.rounds):
         fresh = scores.noise("proposal", turn)
@@ -197,7 +199,7 @@ def _by_proposals(
 
 
 def naturalness_slope(z: Float[Tensor, "n *d"]) -> Float[Tensor, "n *d"]:
-    """Gradient of minus the log-density of a normal noise's length, |z|^2 / 2 - (d - 1) log |z|,
+    """Gradient of the negative log-density of a normal noise's norm, |z|^2 / 2 - (d - 1) log |z|,
     in float32 or better."""
     wide = z.to(torch.promote_types(z.dtype, torch.float32))
     squares = wide.flatten(1).square().sum(1).view(-1, *[1] * (z.ndim - 1))

@@ -6,12 +6,12 @@ from flowrl.errors import UserError
 
 
 def out_folder(out: Path) -> Path:
-    """Create the folder, which may already exist if it is empty. UserError if it holds files,
-    which would be overwritten, or cannot be created."""
+    """Create the folder, which may already exist if it is empty. UserError if it has files, which
+    would be overwritten, or cannot be created."""
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out: {out} is a file; name a folder instead")
+        raise UserError(f"--out: {out} is a file; give a folder instead")
     if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"--out: {out} already holds files: choose a new folder")
+        raise UserError(f"--out: {out} already has files: choose a new folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

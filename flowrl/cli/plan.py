@@ -29,7 +29,7 @@ def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
     plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
     if run.drawn == 0:
-        body = ": all samples are given, training draws no samples"
+        body = ": all samples are given, training generates none"
     else:
         body = _describe_texts(run, texts, svg) if texts else _describe_images(run, plans, svg)  # type: ignore[arg-type]
     if run.before is not None:  # the texts first: an image's draw is a rewriting
@@ -56,8 +56,8 @@ def _rewriter(before: Run, iteration: int) -> str:
 
 
 def _near_zero(run: Run, algorithm: Algorithm, iteration: int) -> Iterator[str]:
-    """A line if the plan depends on whether the model's levels end near 0: only its own call, with
-    its weights, shows them."""
+    """A line if the plan depends on whether the model's levels end near 0, which only its own call,
+    with its weights, shows."""
     falling = [1 - k / (algorithm.steps - 1) for k in range(algorithm.steps - 1)]
     if algorithm.text or run.model.sigmas is not None:
         return
@@ -65,8 +65,8 @@ def _near_zero(run: Run, algorithm: Algorithm, iteration: int) -> Iterator[str]:
         algorithm.plan([*falling, 0.001, 0.0], iteration, run.train.seed)
     except ValueError as problem:
         yield (
-            "levels: a scheduler whose list ends on a level near 0 leaves one noisy step less, and "
-            f"`flowrl train` would refuse this plan ({problem}); take more steps or a smaller "
+            "levels: a scheduler whose list ends at a level near 0 leaves one noisy step less, "
+            f"and `flowrl train` would refuse this plan ({problem}); use more steps or a smaller "
             "window"
         )
 
@@ -98,10 +98,10 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
         for of in ("trained_nodes", "trained_states")
     )
     looked = draws * sum(plan.looked + plan.probed for plan in plans)
-    way = f" and {looked} on the way" if looked else ""
+    way = f" and {looked} intermediate samples" if looked else ""
     rows = f"{trained} trained rows" if trained else "rows at noise levels of the loss"
     if states < trained:
-        rows += f", which {states} network evaluations score"
+        rows += f", scored by {states} network evaluations"
     likelihood = run.algorithm().likelihood
     if isinstance(likelihood, Pathwise):
         rows = _through(run, plans, likelihood)
@@ -112,7 +112,8 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
         [
             " (levels of model.sigmas)"
             if run.model.sigmas is not None
-            else " (levels evenly spaced here; `flowrl train` checks the plan on the model's own)",
+            else " (assuming evenly spaced levels; `flowrl train` checks the plan on the model's "
+            "own)",
             picture.describe_plan(plans),
             f"an iteration: {draws} draws, {draws * evaluations(plans)} network evaluations in "
             f"sampling, {samples} samples{way} to decode and score, {rows}",
@@ -132,7 +133,11 @@ def _through(run: Run, plans: Sequence[Plan], likelihood: Pathwise) -> str:
         f"{draws * graded} network evaluations, {draws * rows} decodes and {scores} with gradients"
     )
     frozen = draws * sum(likelihood.frozen(plan, others) for plan in plans)
-    return f"{found}, {frozen} network evaluations without for the anchors" if frozen else found
+    return (
+        (f"{found}, {frozen} network evaluations without gradients for the anchors")
+        if frozen
+        else found
+    )
 
 
 def _check_levels(run: Run) -> None:

@@ -33,7 +33,7 @@ def prove_run(given: ProveArguments, options: Sequence[str], *, cache: bool) -> 
     refused."""
     if given.config is None and given.model is None:
         raise UserError(
-            "prove: name a run file, such as `flowrl prove configs/demo.yaml`, or use --model"
+            "prove: give a run file, such as `flowrl prove configs/demo.yaml`, or use --model"
         )
     if given.config is None:
         tree = {**SETTINGS, "model": {"pipeline": given.model}}
@@ -80,8 +80,8 @@ def _prove(run: Run, prompts: PromptSet, held_out: PromptSet | None, cache: bool
 
 
 def _whole(run: Run, policy: PipelinePolicy, rows: PromptColumns) -> tuple[WholeProof, ...]:
-    """The proofs over whole samples at the steps, guidances and sizes of the run's training and
-    evaluations. UserError if one fails."""
+    """The proofs over whole samples, with the steps, guidance scales and sizes of the run's
+    training and evaluations. UserError if one fails."""
     scales, steps, made = policy.guidance, run.algorithm().steps, []
     evaluator = evaluation_policy(policy, run)
     assert isinstance(evaluator, PipelinePolicy)

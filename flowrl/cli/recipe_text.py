@@ -24,17 +24,18 @@ def recipes_command(arguments: list[str]) -> int:
         for name, recipe in RECIPES.items():
             print(f"{name:<{width}}  {(recipe.__doc__ or '').strip().splitlines()[0]}")
         print(
-            f"{JOINT:<{width}}  A language model writes an image model's prompts; both may learn."
+            f"{JOINT:<{width}}  A language model writes an image model's prompts; both can be "
+            "trained."
         )
         return 0
     name, *others = arguments
     if others:
-        raise UserError(f"recipes: name a single recipe, not {' '.join(arguments)[:200]}")
+        raise UserError(f"recipes: give a single recipe, not {' '.join(arguments)[:200]}")
     if name == JOINT:
         print(f"{name}: {inspect.cleandoc(JointSettings.__doc__ or '')}")
         return 0
     try:
-        words = recipe_function(name).__doc__ or "a recipe of your own, without a docstring"
+        words = recipe_function(name).__doc__ or "your own recipe, without a docstring"
     except UserError as error:
         raise UserError(f"recipes: {error}") from error
     print(f"{name}: {inspect.cleandoc(words)}\n")
@@ -42,7 +43,7 @@ def recipes_command(arguments: list[str]) -> int:
     width = max(len(key) for key, _, _ in rows)
     for key, kind, default in rows:
         print(f"  {key:<{width}}  {default}  ({kind})")
-    print(f"\nIts parts, each of which a run's file may replace by {FORMS}:\n")
+    print(f"\nIts parts, each of which a run file can replace by {FORMS}:\n")
     for key, part in parts_written(recipe_kind(name)(name=name).algorithm()).items():
         print(f"  {key}: {in_yaml(part)}")
     return 0

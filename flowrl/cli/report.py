@@ -13,8 +13,8 @@ from flowrl.settings.arguments import Word
 @dataclass
 class Report:
     """Write the page of a run: one HTML file that opens without a network, with its curves, the
-    same samples over the run, the best and the worst ones, a rollout tree, plan, settings,
-    environment and alarms. A run writes it by itself at each evaluation and at its end."""
+    same samples over the run, the best and the worst samples, a rollout tree, plan, settings,
+    environment and alarms. A run also writes it at each evaluation and at its end."""
 
     run: Word[Path]
     """The run's folder."""
@@ -28,8 +28,7 @@ class Compare:
     samples side by side, and the settings that differ."""
 
     runs: Word[tuple[Path, ...]] = ()
-    """Folders of two to twelve runs. The first is the one that others are compared with if they
-    are many."""
+    """Folders of two to twelve runs. If there are many, all are compared with the first one."""
     out: Path = Path("comparison.html")
     """A file for the page, which is overwritten."""
 

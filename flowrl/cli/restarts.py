@@ -1,7 +1,8 @@
-"""`flowrl train --restarts N`: a parent that imports no torch, and the training as its child.
+"""`flowrl train --restarts N`: a parent process that does not import torch, and the training as its
+child.
 
-A launcher has its own: `accelerate launch --max_restarts N` starts its processes again with the
-same words, and `resumed_by_launcher` says that such a start is a resume.
+Launchers restart by themselves: `accelerate launch --max_restarts N` starts its processes again
+with the same arguments, and `resumed_by_launcher` recognises such a start as a resume.
 """
 
 import os
@@ -20,7 +21,7 @@ _LAUNCHED, _AGAIN = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"), "TORCHELASTIC_RESTART
 
 
 def split_keys(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split `--key value` and `--key=value` for the keys of `own` from the other arguments."""
+    """Split `--key value` and `--key=value` for the keys in `own` from the other arguments."""
     values, rest = dict[str, str](), list[str]()
     words = iter(arguments)
     for word in words:
@@ -35,14 +36,14 @@ def split_keys(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, 
 
 
 def resumed_by_launcher(folder: Path) -> bool:
-    """Whether a launcher restarts this run in a folder that it created before."""
+    """Whether a launcher restarts this run in a folder that an earlier start created."""
     return os.environ.get(_AGAIN, "0") != "0" and (folder / "run.yaml").is_file()
 
 
 def supervised(arguments: Sequence[str]) -> tuple[list[str], int | None]:
     """Run `train` with these arguments in a child process, and restart it whenever it dies.
 
-    Returns, in the child, its words and None; in the parent its words and the last exit code.
+    Returns the arguments, and None in the child or the last exit code in the parent.
     UserError under a launcher, and for an invalid count.
     """
     own, words = split_keys(arguments, (RESTARTS,))
@@ -52,16 +53,15 @@ def supervised(arguments: Sequence[str]) -> tuple[list[str], int | None]:
         raise UserError(f"{RESTARTS}: {own[RESTARTS][:100]!r} is not a number of restarts")
     if any(name in os.environ for name in _LAUNCHED):
         raise UserError(
-            f"{RESTARTS} is for runs of one process, but this one has a launcher: pass "
-            f"`--max_restarts {own[RESTARTS]}` to the launcher instead, and a {FOLDER} to the "
-            "run"
+            f"{RESTARTS} is for single-process runs, but this one has a launcher: pass "
+            f"`--max_restarts {own[RESTARTS]}` to the launcher instead, and {FOLDER} to the run"
         )
     words, folder = _with_folder(words)
     return _Parent(int(own[RESTARTS]), folder).run(words)
 
 
 def _with_folder(words: list[str]) -> tuple[list[str], Path]:
-    """The words with the run's folder named, and that folder."""
+    """The arguments with the run's folder, and that folder."""
     own, rest = split_keys(words, (FOLDER, RESUME))
     if own:
         return words, Path(own.get(RESUME) or own[FOLDER])
@@ -73,7 +73,7 @@ def _with_folder(words: list[str]) -> tuple[list[str], Path]:
 
 
 class _Parent:
-    """Waits for one child at a time, and hands on the signals that end a run."""
+    """Waits for one child at a time, and forwards the signals that end a run."""
 
     def __init__(self, restarts: int, folder: Path) -> None:
         self.restarts, self.folder = restarts, folder

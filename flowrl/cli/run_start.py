@@ -1,4 +1,4 @@
-"""The start of a run for the command line, with its imports: torch's, diffusers', transformers'."""
+"""Start a run from the command line, with its imports: torch, diffusers, transformers."""
 
 from flowrl.cli.importing import collection_paused
 

@@ -1,4 +1,4 @@
-"""Samples of prompts, with a run's weights or with a model that no run has trained."""
+"""Generate samples for prompts, with a run's weights or with an untrained model."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     base, policy = chosen.open()
     takes_image = check_takes_image(policy, given.image)
     if takes_image and given.image is None and _rows_have_images(run):
-        print("the run's prompts have an image each, and this call gives none: add --image FILE")
+        print("the run's prompts have images, but this command gives no image: add --image FILE")
     load_into(base, run, chosen.weights)
     steps = chosen.steps(policy, given.steps)
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
@@ -80,19 +80,19 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
         page = _scored(page, rewards, run)
     page = replace(page, samples=shown_by(policy, page.samples))
     whole = page.save(out, "grid")
-    print(f"{len(page.scores)} samples in {out}; all on one page: {whole}")
+    print(f"{len(page.scores)} samples in {out}; overview page: {whole}")
 
 
 def _save_each(page: Page, policy: Policy | RewrittenPolicy, out: Path) -> None:
-    """Write a file per sample; of tensors their numbers too, in one file."""
+    """Write a file per sample; for tensors also one file with their numbers."""
     if page.samples.kind == "tensor":
         np.save(out / "samples.npy", torch.as_tensor(page.samples.media).cpu().numpy())
     replace(page, samples=shown_by(policy, page.samples)).save_each(out)
 
 
 def _scored(page: Page, rewards: Mapping[str, Reward], run: Run) -> Page:
-    """The page with the scores of the first reward. Rows of the run's prompt files stand for their
-    prompts. What a reward raises is printed, and the samples stay unscored."""
+    """The page with the scores of the first reward. Prompts get their rows from the run's prompt
+    files. A reward's error is printed, and the samples stay unscored."""
     prompts, known = page.samples.prompts, dict[str, Mapping[str, Any]]()
     try:
         known = _rows_by_prompt(run)
@@ -103,7 +103,7 @@ def _scored(page: Page, rewards: Mapping[str, Reward], run: Run) -> Page:
     except Exception as error:  # a reward's own code
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         lacks = any(str(text) not in known for text in prompts)
-        hint = " (prompts that are in no prompt file of the run have no columns)" if lacks else ""
+        hint = " (prompts that are not in the run's prompt files have no columns)" if lacks else ""
         print(f"unscored: {', '.join(rewards)} raised {why}{hint}", file=sys.stderr)
         return page
     column = zip(scores.values[:, 0].tolist(), scores.scored[:, 0].tolist(), strict=True)
@@ -112,7 +112,7 @@ def _scored(page: Page, rewards: Mapping[str, Reward], run: Run) -> Page:
 
 
 def _improved(scorer: SampleScorer, given: SampleArguments) -> tuple[Samples, str]:
-    """Samples of an optimised noise, or steered ones, and a sentence on their cost."""
+    """Samples from optimised noise, or steered samples, and a sentence about their cost."""
     if given.optimise != "no":
         found = NoiseSearch(given.optimise, given.rounds, given.rate, given.naturalness)
         return optimised_samples(scorer, found)
@@ -130,8 +130,8 @@ def best_rewritings(
     specs: Sequence[RewardSpec],
 ) -> TrialSamples:
     """The best of `tries` rewritings' images for each sample of the trial, by the weighted sum of
-    the rewards. Prints a line for each, with its rewriting. An unscored image is never chosen while
-    another one is scored. UserError for a run without a rewriter."""
+    the rewards. Prints a line for each, with its rewriting. An unscored image is only chosen if all
+    images are unscored. UserError for a run without a rewriter."""
     if not isinstance(policy, RewrittenPolicy):
         raise UserError("sample: --rewrite is for runs of the recipe joint: leave it out")
     wide = replace(trial, group=trial.group * tries)
@@ -144,14 +144,14 @@ def best_rewritings(
     best = total.view(-1, tries).argmax(1) + torch.arange(len(total) // tries) * tries
     scores = [f"{x:.3f}" if x > -torch.inf else "unscored" for x in total.tolist()]
     if bool(total.isinf().all()):
-        print(f"{', '.join(rewards)} scored no image: the first rewriting of each is kept")
+        print(f"{', '.join(rewards)} scored no image: the first rewriting of each prompt is kept")
     for i in best.tolist():
         print(f"{samples.prompts[i]!r}: {batch.texts[i]!r}, {scores[i]}")
     return TrialSamples(samples.take(best.tolist()), Statistics({}, {}))
 
 
 def with_known_rows(trial: Trial, run: Run) -> Trial:
-    """The trial with the columns of the run's own prompts, which a reward may read."""
+    """The trial with the columns of the run's own prompts, since a reward may read them."""
     known, prompts = _rows_by_prompt(run), trial.prompts
     rows = tuple({**known.get(str(text), {}), "prompt": text} for text in prompts.texts)
     return replace(trial, prompts=replace(prompts, meta=rows))
@@ -160,7 +160,7 @@ def with_known_rows(trial: Trial, run: Run) -> Trial:
 def _refuse(given: SampleArguments, rewards: bool) -> None:
     """UserError for options that exclude each other, or need rewards."""
     if given.rewrite > 1 and not rewards:
-        raise UserError("sample: --rewrite needs rewards to choose by: add --rewards")
+        raise UserError("sample: --rewrite needs rewards for the selection: add --rewards")
     if given.rewrite > 1 and (given.steer != "no" or given.optimise != "no" or given.base_steps):
         raise UserError(
             "sample: --rewrite cannot be combined with --steer, --optimise or --base-steps: leave "
@@ -168,7 +168,7 @@ def _refuse(given: SampleArguments, rewards: bool) -> None:
         )
     if given.steer != "no" and not rewards:
         raise UserError(
-            "sample: --steer needs rewards to choose by, and --model has none: add --rewards"
+            "sample: --steer needs rewards for the selection, and --model has none: add --rewards"
         )
     if given.optimise != "no" and not rewards:
         raise UserError("sample: --optimise needs rewards, and --model has none: add --rewards")
@@ -185,7 +185,7 @@ def with_rows(
 ) -> PromptSet:
     """Prompts with their rows, which contain the image if there is one.
 
-    An environment receives the first row of the run's files with this prompt, or the prompt alone.
+    An environment gets the first row with this prompt in the run's files, or only the prompt.
     UserError for an image that cannot be read.
     """
     rows: list[dict[str, Any]] = [{"prompt": text} for text in texts]
@@ -201,12 +201,12 @@ def _rows_of_run(run: Run, texts: Sequence[str], environment: str) -> list[dict[
     known = _rows_by_prompt(run)
     for text in dict.fromkeys(texts):
         if text not in known:
-            print(f"{text!r} is in no prompt file of the run: {environment} gets only the prompt")
+            print(f"{text!r} is not in the run's prompt files: {environment} gets only the prompt")
     return [dict(known.get(text, {"prompt": text})) for text in texts]
 
 
 def _rows_by_prompt(run: Run) -> dict[str, Mapping[str, Any]]:
-    """The first row of each prompt in the run's files that are here."""
+    """The first row of each prompt in the run's files that are on this machine."""
     known: dict[str, Mapping[str, Any]] = {}
     for place in run.prompts.given:
         if run.prompts.on_disk(place):
@@ -216,7 +216,7 @@ def _rows_by_prompt(run: Run) -> dict[str, Mapping[str, Any]]:
 
 
 def _absolute(image: str) -> str:
-    """The absolute path of an image, or of a piece of it, after it was read once."""
+    """The absolute path of an image, or of a part of it, after a trial read."""
     file, mark, piece = image.partition("#xywh=")
     whole = f"{find(file).absolute()}{mark}{piece}"
     try:
@@ -233,7 +233,7 @@ def check_takes_image(policy: Policy | RewrittenPolicy, image: object) -> bool:
 
     if not isinstance(policy, PipelinePolicy):
         if image is not None:
-            raise UserError("sample: an image is given, and the run's model is no pipeline")
+            raise UserError("sample: an image is given, but the run's model is not a pipeline")
         return False
     takes = "image" in policy.loop.driver.parameters
     if image is not None and not takes:
@@ -242,7 +242,8 @@ def check_takes_image(policy: Policy | RewrittenPolicy, image: object) -> bool:
 
 
 def _rows_have_images(run: Run) -> bool:
-    """Whether the run's own prompts have a column `image`, if a file of them is here."""
+    """Whether the run's own prompts have a column `image`, if one of their files is on this
+    machine."""
     prompts = run.prompts
     return any(
         p for p in prompts.given if prompts.on_disk(p) and "image" in prompts.read(p).columns

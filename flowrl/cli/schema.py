@@ -1,8 +1,8 @@
 """Commands, settings, recipes, rewards and words as data: schema.json, read without torch.
 
 `flowrl.cli.make_schema` makes it from the types. A build of the package and `make setup` write it
-beside this file; where it is missing, or older than the code of a source tree, its first reader
-makes it, which takes seconds.
+next to this file; if it is missing, or older than the code of a source tree, its first reader
+writes it, which takes seconds.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ def schema_command(arguments: Sequence[str]) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The content of a file; nothing where it is missing or damaged."""
+    """The content of a file; empty if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -59,7 +59,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(text: str, places: list[Path]) -> None:
-    """Write the first of these files that can be written; no other process sees half of it."""
+    """Write the first of these files that is writable; other processes never see it
+    half-written."""
     for path in places:
         new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         try:
@@ -72,7 +73,7 @@ def _write(text: str, places: list[Path]) -> None:
 
 
 def _digest() -> str:
-    """A digest of the code that the schema is made from."""
+    """A digest of the code from which the schema is made."""
     digest = hashlib.blake2b(digest_size=8)
     for path in _sources():
         digest.update(path.relative_to(PROJECT).as_posix().encode() + path.read_bytes())

@@ -31,27 +31,28 @@ class Serve:
     """A name, or YAML such as '{name: shapes, kind: strict}'."""
     port: Annotated[int, Field(ge=1, le=65535)] = 8100
     host: str = "127.0.0.1"
-    """The address to listen on; 0.0.0.0 stands for all addresses of this machine."""
+    """The address to listen on; 0.0.0.0 means all addresses of this machine."""
     token: str | None = None
     """Name of an environment variable with a token that clients must send: {key: ITS_NAME}."""
     judge: bool = False
-    """Serve the file's judge of pairs. Otherwise pairs are compared by their scores."""
+    """Serve the file's judge of pairs. Without it, pairs are compared by their scores."""
     batch: AtLeastOne = 64
-    """Most samples in one call of the reward, from requests that arrive together."""
+    """Maximum number of samples per call of the reward, from requests that arrive together."""
     wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
-    """Seconds that a request waits for others to join its call."""
+    """Seconds that a request waits for other requests to join its call."""
     body: AtLeastOne = 256
-    """Largest request in MiB."""
+    """Maximum size of a request in MiB."""
     pixels: AtLeastOne = 32
-    """Most millions (2**20) of pixels in a request's media; decoded they take 12 bytes each."""
+    """Maximum pixels in a request's media, in units of 2**20; each takes 12 bytes when decoded."""
     values: AtLeastOne = 500
-    """Most thousands of values in a request's JSON; read they take about 200 bytes each."""
+    """Maximum number of values in a request's JSON, in thousands; each takes about 200 bytes when
+    parsed."""
 
 
 def run_reward_server(given: Serve, reward: Reward | None = None) -> None:
     """Serve until Ctrl-C. UserError for a reward that cannot be loaded, or a port in use.
 
-    `reward` is an object of Python, which `given.reward` then only names.
+    `reward` is a Python object; `given.reward` is then only its name.
     """
     for library in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(library) is None:
@@ -75,8 +76,8 @@ def run_reward_server(given: Serve, reward: Reward | None = None) -> None:
         raise UserError(f"serve-reward: {error}") from error
     if token is None and not _is_local(given.host):
         print(
-            f"warning: anybody who can reach {given.host}:{given.port} can use this reward; "
-            "--token NAME requires a token",
+            f"warning: anybody who can reach {given.host}:{given.port} can use this reward; set "
+            "--token NAME to require a token",
             file=sys.stderr,
         )
     _check_port(given)
@@ -100,7 +101,7 @@ def _served(given: Serve, reward: Reward | None, token: str | None) -> "Served":
 
 
 def _check_port(given: Serve) -> None:
-    """UserError if the address cannot be listened on, before uvicorn's own trace."""
+    """UserError if the address cannot be listened on, instead of uvicorn's traceback."""
     try:
         family = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""`flowrl sample --steer`: more network evaluations instead of training, with any reward."""
+"""`flowrl sample --steer`: use more network evaluations instead of training, with any reward."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class SteeredSampler:
 
     best         the highest
     importance   drawn with weights exp(strength * reward)
-    particles    Feynman-Kac: resampled before every second step, with weights exp(strength *
-                 reward) of the predicted image, then the highest (arXiv:2501.06848)
+    particles    Feynman-Kac: resampled before every second step with weights exp(strength * reward)
+                 of the predicted image; at the end the highest (arXiv:2501.06848)
     """
 
     method: Method
@@ -42,7 +42,7 @@ def drivable(policy: Any, option: str = "--steer") -> Driven:
 
 
 def last_weights(specs: Sequence[RewardSpec], iterations: int = 0) -> dict[str, float]:
-    """Weights of the rewards at the end of the run's iterations."""
+    """Weights of the rewards at the run's last iteration."""
     return {spec.label: spec.weight_at(iterations) for spec in specs}
 
 
@@ -58,7 +58,8 @@ class SampleScorer:
     device: torch.device
 
     def samples(self, x0: Tensor, conditioning: Prompted, prompt: Tensor) -> Samples:
-        """Decoded samples of clean latents [n *d]; `prompt` [n] counts the trial's samples."""
+        """Decoded samples of clean latents [n *d]; `prompt` [n] are indices of the trial's
+        samples."""
         at = prompt.cpu()
         media = self.policy.decode(
             x0, conditioning.take(at), steps=self.trial.steps, guidance=self.guidance
@@ -66,7 +67,7 @@ class SampleScorer:
         return self.shown(media, at)
 
     def shown(self, media: Tensor, at: Tensor) -> Samples:
-        """Decoded media of the samples `at` of the trial, with their prompts."""
+        """Decoded media of the trial's samples `at`, with their prompts."""
         rows = [self.trial.rows[i // self.trial.group] for i in at.tolist()]
         prompts, meta = self.trial.prompts.texts, self.trial.prompts.meta
         return Samples(media, [prompts[r] for r in rows], at, [meta[r] for r in rows])
@@ -79,7 +80,7 @@ class SampleScorer:
 
 
 def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples, int]:
-    """One chosen sample per sample of the trial, and the number of network evaluations."""
+    """One selected sample per sample of the trial, and the number of network evaluations."""
     trial, policy = scorer.trial, scorer.policy
     texts = [trial.prompts.texts[row] for row in trial.rows for _ in range(trial.group)]
     conditioning = policy.encode(texts)

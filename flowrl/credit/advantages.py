@@ -1,8 +1,7 @@
 """Advantages from node values: chained pure functions on arrays [n, k, r].
 
-n samples (those of a draw are contiguous), k decision points, r rewards. Node values, and the
-helpers that all transforms share, are in `flowrl/credit/values.py`. Everything is float64 and
-honours the mask.
+n samples (contiguous per draw), k decision points, r rewards. Node values, and the helpers that all
+transforms share, are in `flowrl/credit/values.py`. Everything is float64 and honours the mask.
 """
 
 from dataclasses import dataclass, replace
@@ -39,9 +38,10 @@ class Sum:
 
         value = sum_r weight_r value_r
 
-    A reward without any score in a group is left out of that group. A sample without a score that
-    others of its group have is masked, since a part of its sum is missing. With `partial` it stays,
-    and the missing part counts as 0: fair once rewards are standardised (GDPO, arXiv:2601.05242).
+    A reward without any score in a group is left out of that group. A sample that lacks a score
+    which others of its group have is masked, since its sum is incomplete. With `partial` it stays,
+    and the missing score counts as 0, which is sound once rewards are standardised (GDPO,
+    arXiv:2601.05242).
     """
 
     partial: bool = False
@@ -68,11 +68,11 @@ class Standardize:
 
         A = (value - mean) / (std + eps)
 
-    scale       the std: of the group, of the batch (Flow-GRPO's global_std), or None for no
-                division (Dr. GRPO, arXiv:2503.20783)
+    scale       the std of the group, of the batch (Flow-GRPO's global_std), or no division (None)
+                (Dr. GRPO, arXiv:2503.20783)
     correction  0 divides by n (Flow-GRPO, with eps 1e-4), 1 by n - 1 (DanceGRPO, with 1e-8)
-    centre      the mean: of the group, or of the batch (GDPO's last step)
-    trim        leaves the lowest int(trim n) values out of mean and std (MixGRPO's trimmed_ratio)
+    centre      the mean of the group, or of the batch (GDPO's last step)
+    trim        excludes the lowest int(trim n) values from mean and std (MixGRPO's trimmed_ratio)
     blend       for groups without spread: A = blend (value - batch mean) / batch std; 0 yields
                 exactly 0
     """
@@ -144,9 +144,9 @@ class GroupBaseline:
 
         A = value - (baseline + shift)
 
-    soft   the baseline is soft log mean exp(value / soft), the value of the best policy that stays
-           near the sampler (OPMD; the V* of A*-PO, arXiv:2505.20686); None: the mean
-    shift  AsymRE (arXiv:2506.20520) has -0.1: with a baseline below the mean, good samples of an
+    soft   the baseline is soft log mean exp(value / soft), the value of the optimal KL-regularised
+           policy (OPMD; the V* of A*-PO, arXiv:2505.20686); None: the mean
+    shift  -0.1 in AsymRE (arXiv:2506.20520): with a baseline below the mean, good samples of an
            older policy weigh more than bad ones
     """
 
@@ -175,8 +175,8 @@ class ScaleSteps:
         A_k <- A_k w_k / mean_{j < last} w_j,  w = std or 1 / h
 
     by "std" is the kernel's standard deviation (TempFlow-GRPO, arXiv:2508.04324), "1/h" the inverse
-    of the sigma covered (GRPO-Guard, arXiv:2510.22319). Planners train no step from `last` on, the
-    one that reaches 0 or a level below `samplers.planners.CLEAN`.
+    of the sigma covered (GRPO-Guard, arXiv:2510.22319). Planners train no step from `last` on: the
+    step that reaches 0 or a level below `samplers.planners.CLEAN`.
 
     A clipped surrogate is positively homogeneous in the advantage, so the advantages can carry the
     weight of a step's loss.
@@ -194,7 +194,7 @@ class ScaleSteps:
 
     def refuses(self, choices: Choices) -> str | None:
         if text_plans(choices):
-            return "ScaleSteps weighs noise levels, and text has none: leave it out"
+            return "ScaleSteps weights noise levels, which text does not have: leave it out"
         if self.by == "std" and any(plan.kernel is None for plan in image_plans(choices)):
             return "ScaleSteps('std') needs a plan with a kernel: leave it out"
         return None
@@ -249,7 +249,7 @@ class Estimator:
 
     @cached_property
     def _own(self) -> tuple[Transform, ...]:
-        """The transforms up to the sum that read the samples' own scores alone."""
+        """The transforms up to the sum that read only the samples' own scores."""
         first = self.chain[: self._behind_sum]
         return tuple(each for each in first if not reads_intermediate((each,)))
 
@@ -259,13 +259,13 @@ class Estimator:
         alone = any(isinstance(t, Uncompared) for t in self.transforms)
         single = any(plan.group < 2 for plan in choices.plans)
         if choices.tracker is NoTracker and single and not alone:
-            return "a group of one has no advantage: take a group of at least 2, or split a tree"
+            return "a group of one has no advantage: use a group of at least 2, or split a tree"
         for plan in image_plans(choices):
             random = any(step.noisy for step in plan.steps) or plan.solver.random
             if plan.shared_noise and not random:
                 return (
-                    "all samples of a group would be the same: a deterministic plan needs noise "
-                    "of its own for each sample, so set shared_noise to False"
+                    "all samples of a group would be identical: a deterministic plan needs "
+                    "different noise for each sample, so set shared_noise to False"
                 )
         return self._refuses_fusion(choices) or refusal(self.transforms, choices)
 
@@ -273,12 +273,12 @@ class Estimator:
         if self.fusion in ("mean", "max"):
             return None
         if any(plan.forking is not None for plan in text_plans(choices)):
-            return "path fusion needs uniform trees: take fusion='mean' or 'max'"
+            return "path fusion needs uniform trees: use fusion='mean' or 'max'"
         steps = [step for plan in image_plans(choices) for step in plan.steps[1:]]
         if any(step.branch > 1 and not step.train for step in steps):
             return (
                 "path fusion reads the log-densities of the steps that branch: train on all of "
-                "them, or take fusion='mean'"
+                "them, or use fusion='mean'"
             )
         return None
 
@@ -293,9 +293,9 @@ class Estimator:
     def __call__(
         self, scores: Scores, context: Context, summed: Credit | None = None
     ) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
-        """Advantages and mask. They have one column per token behind `Penalize(each=True)`.
+        """Advantages and mask. They have one column per token after `Penalize(each=True)`.
 
-        `summed`: what the method of that name has found of these scores, if that is known.
+        `summed`: the result of the method of that name for these scores, if it is known.
         """
         context, first = replace(context, intermediate=scores.intermediate), self._behind_sum
         if summed is None or len(self._own) < first:

@@ -10,12 +10,12 @@ from flowrl.errors import UserError
 
 @dataclass(frozen=True)
 class Augmented:
-    """Advantages plus a bounded lead over a baseline: AAPO (arXiv:2505.14264).
+    """Advantages plus a clipped difference from a baseline: AAPO (arXiv:2505.14264).
 
         A = rule(value) + clip(value - baseline, -low, high)
 
-    A tracker sets the baseline of each draw. The paper's is the score of a reference model's
-    sample, which its released trainers do not compute.
+    A tracker sets the baseline of each draw. The paper's baseline is the score of a reference
+    model's sample, which its released trainers do not compute.
     """
 
     rule: Standardize = field(default_factory=Standardize)
@@ -25,7 +25,7 @@ class Augmented:
     def __post_init__(self) -> None:
         if min(self.low, self.high) < 0:
             raise UserError(
-                f"the bounds of a lead must be at least 0, got {self.low} and {self.high}"
+                f"the clip bounds low and high must be at least 0, got {self.low} and {self.high}"
             )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:

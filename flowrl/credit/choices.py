@@ -1,6 +1,6 @@
-"""The choices of an algorithm as its parts see them, and how a part refuses a combination.
+"""The choices of an algorithm, and how its parts refuse a combination.
 
-Each check belongs to the higher of the two rooms that it compares: credit checks plans,
+Each check belongs to the higher of the two packages that it compares: credit checks plans,
 likelihoods check plans and credit, losses check credit and likelihoods. Samplers check nothing.
 """
 
@@ -22,10 +22,10 @@ class Choices(Protocol):
     """An algorithm under construction.
 
     plan        the planner
-    plans       those of iteration 0: see `first_plans`
+    plans       the plans of iteration 0: see `first_plans`
     transforms  of the advantage, in order
     behaviour   the policy that samples: "current", or an average's name
-    tracker     what credit remembers between iterations: `NoTracker` for nothing
+    tracker     statistics that credit keeps between iterations: `NoTracker` for none
     """
 
     @property
@@ -49,10 +49,10 @@ class Choices(Protocol):
 
 @runtime_checkable
 class Refusing(Protocol):
-    """A part that can refuse others. A part without this method accepts all."""
+    """A part that can refuse a combination. A part without this method accepts everything."""
 
     def refuses(self, choices: Choices) -> str | None:
-        """A sentence with the problem and the way out, or None if the part fits."""
+        """A sentence with the problem and the fix, or None if the part fits."""
         ...
 
 

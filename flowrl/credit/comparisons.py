@@ -1,6 +1,7 @@
 """Advantage transforms that compare samples within a tree or a group, or select among them.
 
-Like those of `flowrl.credit.advantages`, they map credit [n, k, r] to credit and honour its mask.
+Like the transforms of `flowrl.credit.advantages`, they map credit [n, k, r] to credit and honour
+its mask.
 """
 
 from dataclasses import dataclass, field
@@ -131,10 +132,10 @@ class PruneWidth:
         kept = the best fraction of each parent's children | the best and worst fraction / 2
 
     branch    among each parent's children at the last split, at least one
-    extremes  among the draw's leaves, at least one at each end; or, `over` the batch, among those
-              of all draws: DanceGRPO's best-of-N over prompts
+    extremes  among the draw's leaves, at least one at each end; or, `over` the batch, among the
+              leaves of all draws: DanceGRPO's best-of-N over prompts
 
-    The other leaves are masked, never dropped. Values are those of the last decision point. A chain
+    The other leaves are masked, never dropped. Values are taken at the last decision point. A chain
     splits at its roots, so all its decision points are pruned: `extremes` is then best-of-N
     selection within each group.
     """
@@ -170,7 +171,8 @@ class PruneWidth:
 
     @staticmethod
     def _top(value: Tensor, mask: Tensor, fraction: float) -> Tensor:
-        """The best `fraction` of the scored entries of each group [g m r]; the first of ties."""
+        """Mask of the best `fraction` of the scored entries of each group [g m r]; of equal entries
+        the first."""
         order = value.masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
         rank = order.argsort(1)
         count = (mask.sum(1, keepdim=True) * fraction + 1e-9).floor().clamp(min=1)

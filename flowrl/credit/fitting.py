@@ -1,4 +1,4 @@
-"""Refusals of credit that does not fit a plan of texts, or that lacks its tracker."""
+"""Refuse credit that does not fit a text plan, or that lacks its tracker."""
 
 from collections.abc import Sequence
 
@@ -38,8 +38,8 @@ def check_credit(transforms: Sequence[Transform], choices: Choices) -> None:
         name = type(each).__name__
         if branched and isinstance(each, _WHOLE):
             raise UserError(
-                f"{name} compares whole completions, but this plan branches them; use the plan "
-                "completions, or an advantage of nodes (standardize, leave_one_out, "
+                f"{name} compares whole completions, but this plan branches; use the plan "
+                "completions, or an advantage per node (standardize, leave_one_out, "
                 "parent_difference, global_local, two_level)"
             )
         if plans and not branched and isinstance(each, _OF_PARENTS):

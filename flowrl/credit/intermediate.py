@@ -1,8 +1,8 @@
-"""Credit from intermediate scores: what each step of a trajectory gained.
+"""Credit from intermediate scores: the gain of each step of a trajectory.
 
-n samples, k steps, r rewards. V_k is the score of the clean sample that the state before step k
-stands for, V_T that of the sample itself. A step is masked where a score that it needs is missing.
-Transforms that read them stand before `Sum`, but for `Potential`.
+n samples, k steps, r rewards. V_k is the score of the clean sample predicted from the state before
+step k, V_T the score of the sample itself. A step is masked where a score that it needs is missing.
+Transforms that read intermediate scores stand before `Sum`, except `Potential`.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ def state_values(credit: Credit, context: Context) -> StateValues:
     """Intermediate scores, followed by the samples' own scores.
 
     A state before a step without noise has the value of the next one, unless it has a score: the
-    ODE decides nothing.
+    ODE is deterministic.
     """
     assert context.intermediate is not None, (
-        "`refuse_intermediate` excludes plans that look at nothing"
+        "`refuse_intermediate` excludes plans without intermediate rewards"
     )
     scores, scored = context.intermediate.values.cpu(), context.intermediate.scored.cpu()
     noisy = context.columns.noisy
@@ -51,22 +51,27 @@ def state_values(credit: Credit, context: Context) -> StateValues:
 
 
 def refuse_intermediate(choices: Choices, chains: bool) -> str | None:
-    """A refusal if the plans have no intermediate rewards, or branch although credit needs
-    `chains`."""
+    """Refuse plans without intermediate rewards, and branching plans if credit needs `chains`."""
     plans = image_plans(choices)
     if isinstance(choices.plan, Particled):
         return "steer: particles are not credited by step: leave steer out of this recipe"
     if text_plans(choices) or any(plan.looks is None for plan in plans):
-        return "this credit reads intermediate scores: give it a plan that looks (samplers.Looking)"
+        return (
+            "this credit reads intermediate scores: use a plan with intermediate rewards "
+            "(samplers.Looking)"
+        )
     if any(not any(step.train for step in plan.steps) for plan in plans):
-        return "this credit is one of steps, and the plan trains on none: take Chain or Window"
+        return "this credit is per step, but the plan trains on no step: use Chain or Window"
     if chains and any(set(plan.nodes) != {plan.group} for plan in plans):
-        return "this credit compares a sample with states of its own: take a plan without branches"
+        return (
+            "this credit compares a sample with its own intermediate states: use a plan "
+            "without branches"
+        )
     return None
 
 
 def _standard(credit: Credit, context: Context, eps: float) -> Tensor:
-    """Values less the mean of their group at each step, over its std; 0 without a spread."""
+    """Values minus their group's mean at each step, divided by its std; 0 if all are equal."""
 
     def rule(value: Tensor, mask: Tensor) -> Tensor:
         std = masked_std(value, mask, 1, 0)
@@ -82,7 +87,7 @@ class StepGain:
         value_k = V_{k+1} - V_k
 
     Gains add up to the sample's score minus the score of its noise. A step without noise is masked.
-    `relative` False keeps V_{k+1} alone, the paper's weaker baseline.
+    With `relative` False the value is V_{k+1} alone, the paper's weaker baseline.
     """
 
     relative: bool = True
@@ -106,8 +111,8 @@ class TurningPoint:
 
         d_i = R_i - R_{i-1}, c_i = sign(d_i) sign(R_n - R_0), turn_i = c_i > 0 and not c_{i-1} > 0
 
-    R_i is the score after i of the n noisy steps; c_{i-1} must be below 0, and the first step turns
-    if c_1 > 0. Signs refer to the weighted sum of the rewards.
+    R_i is the score after i of the n noisy steps; c_{i-1} must be below 0, except at the first
+    step, which turns if c_1 > 0. Signs refer to the weighted sum of the rewards.
 
     form      paper     d_i, but R_n - R_{i-1} where step i turns
               released  R_n - R_0 + bonus d_i where step i turns (in all released configurations)
@@ -202,9 +207,9 @@ class AbsoluteValue:
 
         A_k = w_k ((Q_k - mean) / (std + eps) + kappa Q_k),  w_k = clip(Q_k / mean_k Q, *bounds)
 
-    mean and std are over the group at step k, mean_k over the sample's steps. kappa
-    counts in the first `share` of the steps, and keeps groups without spread from learning nothing.
-    It pulls towards what is sampled where rewards are positive, and away where they are negative.
+    mean and std are over the group at step k, mean_k over the sample's steps. kappa applies to the
+    first `share` of the steps, so that groups without spread still learn. It pulls towards the
+    samples where rewards are positive, and away from them where rewards are negative.
     """
 
     kappa: float = 0.1
@@ -215,9 +220,7 @@ class AbsoluteValue:
     def __post_init__(self) -> None:
         low, high = self.bounds
         if not 0 <= low <= high:
-            raise UserError(
-                f"bounds {self.bounds}: the lower one comes first, and neither may be below 0"
-            )
+            raise UserError(f"bounds {self.bounds} must be at least 0, the lower one first")
         if not 0 <= self.share <= 1:
             raise UserError(f"the share of the steps must be in [0, 1], not {self.share}")
         if self.kappa < 0:
@@ -235,13 +238,12 @@ class AbsoluteValue:
 
 @dataclass(frozen=True)
 class Potential:
-    """Credit plus a step-wise reward that may abstain: after PARM (arXiv:2501.13926).
+    """Credit plus a step-wise reward that may abstain, as in PARM (arXiv:2501.13926).
 
         A_k <- A_k + weight (V_{k+1} - mean) / (std + eps)
 
     mean and std are over the group's scored nodes at step k. Nothing is added where the
-    intermediate reward abstains (None). It stands after the transforms that standardise the
-    outcome.
+    intermediate reward abstains (None). It comes after the transforms that standardise the outcome.
     """
 
     weight: float = 1.0
@@ -255,7 +257,9 @@ class Potential:
             )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        assert context.intermediate is not None, "`refuses` excludes plans that look at nothing"
+        assert context.intermediate is not None, (
+            "`refuses` excludes plans without intermediate rewards"
+        )
         scores, scored = context.intermediate.values.cpu(), context.intermediate.scored.cpu()
         weights = (
             context.weights

@@ -11,7 +11,7 @@ from flowrl.errors import UserError
 
 
 def _grouped(credit: Credit, context: Context) -> tuple[Tensor, Tensor]:
-    """Values and mask [g group r] of each sample, at the last decision point that it has."""
+    """Values and mask [g group r] of each sample, at its last decision point."""
     shape = (-1, context.columns.group, credit.value.shape[-1])
     last = credit.mask.long().cumsum(1).argmax(1, keepdim=True)
     value, mask = (part.gather(1, last).reshape(shape) for part in credit)
@@ -46,10 +46,10 @@ class BestAnd:
     """The best sample of each group, and one other; the rest are masked: PF-PPO's filters
     (arXiv:2409.06957), for rewards that are most reliable at their extremes.
 
-        other   random (BR), worst (BW), or none (the best alone)
+        other   random (BR), worst (BW), or none (only the best)
 
-    Samples of a group are drawn independently, so its first one that is not the best is a random
-    other. Put it after transforms that normalise, so that their statistics cover all samples.
+    Samples of a group are drawn independently, so the first sample other than the best is a random
+    one. Put it after transforms that normalise, so that their statistics cover all samples.
     """
 
     other: Literal["random", "worst", "none"] = "random"
@@ -81,7 +81,8 @@ class MaxVariance:
     def __post_init__(self) -> None:
         if self.keep < 2:
             raise UserError(
-                f"MaxVariance keeps {self.keep}, but needs at least 2: one sample has no variance"
+                f"MaxVariance keeps {self.keep}, but must keep at least 2: one sample has no "
+                "variance"
             )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:

@@ -20,8 +20,8 @@ class EvenGradients:
         A_k <- A_k w_k / mean_{j < first} w_j,  w = q / |d mean / d v|
 
     q is the step's std. The gradient of a log-density in the velocity has the size 1 / w for noise
-    that does not depend on v. The mean is over the first `share` of the steps: those that can be
-    drawn, so that a step's weight does not depend on which others were.
+    that does not depend on v. The mean is over the first `share` of the steps, from which trained
+    steps are drawn, so that a step's weight does not depend on the others drawn.
     """
 
     share: float = 1.0
@@ -39,17 +39,20 @@ class EvenGradients:
 
     def refuses(self, choices: Choices) -> str | None:
         if text_plans(choices) or any(plan.kernel is None for plan in image_plans(choices)):
-            return "EvenGradients weighs noisy denoising steps: leave it out, or take such a plan"
+            return (
+                "EvenGradients weights noisy denoising steps: leave it out, or use a plan with "
+                "such steps"
+            )
         return None
 
 
 @dataclass(frozen=True)
 class EvenDepths:
-    """Weights by depth, because most edges of a tree come after the last split (ours).
+    """Weights by depth, because most edges of a tree come after the last split (our own method).
 
         A_k <- A_k w_k,  w_k = nodes_k^-power, over its mean over the edges of noisy steps
 
-    With power 1 each noisy step weighs the same in a mean over edges, and with 0 each edge.
+    In a mean over edges, power 1 weights all noisy steps equally, and power 0 all edges.
     """
 
     power: float = 1.0

@@ -1,7 +1,7 @@
 """Advantage transforms for success rates: MaxRL, pass@k, BNPO, RiskPO.
 
-Like those of `flowrl.credit.advantages`, they map credit [n, k, r] to credit and honour its mask. p
-is the mean of a group, c its number of successes, n its size.
+Like the transforms of `flowrl.credit.advantages`, they map credit [n, k, r] to credit and honour
+its mask. p is the mean of a group, c its number of successes, n its size.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class MaxRL:
 
         A = (value - p) / (max(p, floor) + eps)
 
-    baseline  "mean" is this; "none" is value / p; "one" is value / p - 1, which differs from "mean"
-              only in groups without success, where it is -1
-    floor     the authors' clipped form has 0.125, and divides by the group's size too (`Rescale`)
-    spread    divides by the group's std as well, another variant of theirs
+    baseline  "mean" is the formula above; "none" is value / p; "one" is value / p - 1, which
+              differs from "mean" only in groups without success, where it is -1
+    floor     0.125 in the authors' clipped form, which also divides by the group's size (`Rescale`)
+    spread    also divides by the group's std, another variant of the authors
     """
 
     baseline: Literal["mean", "none", "one"] = "mean"
@@ -89,7 +89,7 @@ class PassAtK:
     analytic       the mean of the standardised maxima of the subsets that hold sample i: pass@k
                    training (arXiv:2508.10751)
 
-    UserError for rewards other than 0 and 1, and for a group that is too small for k.
+    UserError for rewards other than 0 and 1, and for groups that are too small for k.
     """
 
     k: int
@@ -133,7 +133,7 @@ class PassAtK:
 
 @dataclass(frozen=True)
 class BestGap:
-    """Lead of a group's best sample over the second best, for pass@k by the maximum
+    """Margin of a group's best sample over the second best, to train for the maximum of k samples
     (arXiv:2503.19595).
 
         A = (best - second) / (std + eps) for the best, 0 for the others
@@ -165,8 +165,8 @@ class BetaNormalize:
 
     Matching the moments of p over draws gives (a', b'), and a = 1 + a' / 3, b = 1 + b' / 3, at
     least 1. Near 0 and 1 a weight can be huge. The authors' `most` is 1e6, but their comment asks
-    for a tighter one. `correction`: the variance of p divides by n - correction; the paper has 0,
-    the authors' code 1. UserError for rewards outside 0..1.
+    for a tighter one. `correction`: the variance of p divides by n - correction, 0 in the paper and
+    1 in the authors' code. UserError for rewards outside 0..1.
     """
 
     most: float = 10.0

@@ -25,7 +25,7 @@ class Tracker(Protocol):
     """Statistics kept over iterations; `state` is plain JSON data."""
 
     def weights(self, prompts: int) -> Float[Tensor, " p"] | None:
-        """Weights for drawing prompts; None draws them in turn."""
+        """Weights for sampling prompts; None uses them in turn."""
         ...
 
     def before(self, context: Context) -> Context:
@@ -78,11 +78,12 @@ class PromptValues:
         v <- v + m (s - v) / (keep N + m),  N <- keep N + m
 
     For rewards of 0 and 1, v is the mean of a Beta distribution whose counts decay by `keep`. The
-    authors reduce `keep` by the policy's movement since the prompt's last visit, to at most 0.96;
-    here it is constant. They start from scores sampled beforehand; here a new prompt has the mean
-    value of the known ones, or `prior`, and the evidence 1 / (1 - keep) of a constant stream.
+    authors reduce `keep` by the policy's change since the prompt was last used, to at most 0.96;
+    here it is constant. They start from scores sampled beforehand; here a new prompt starts with
+    the mean value of the known prompts, or `prior`, and the evidence 1 / (1 - keep), the limit for
+    regular use.
 
-    uncertain  draws prompts by `flowrl.prompts.uncertainty` of their values, a curriculum by
+    uncertain  samples prompts by `flowrl.prompts.uncertainty` of their values, a curriculum by
                success rate (scores in 0..1), instead of in turn
     """
 
@@ -93,7 +94,7 @@ class PromptValues:
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep < 1:
-            raise UserError(f"keep of a tracker must be in [0, 1), not {self.keep}")
+            raise UserError(f"a tracker's keep must be in [0, 1), not {self.keep}")
 
     def value(self, prompt: int) -> float:
         if prompt in self.known:
@@ -139,7 +140,7 @@ def _prompts(context: Context) -> list[int]:
 
 @runtime_checkable
 class ReadsStart(Protocol):
-    """A tracker that asks for samples of the start, the policy "ref", for prompts that are new."""
+    """A tracker that requests samples of the initial policy, "ref", for new prompts."""
 
     @property
     def samples(self) -> int: ...  # of the start, per prompt
@@ -149,19 +150,20 @@ class ReadsStart(Protocol):
         ...
 
     def learn(self, prompts: Sequence[int], scores: Float[Tensor, "p m"]) -> None:
-        """Take weighted scores of the start's samples, NaN where unscored."""
+        """Learn from weighted scores of the initial policy's samples, NaN where unscored."""
         ...
 
 
 @dataclass
 class StartValues:
-    """The best value that a prompt has near the start: V* of A*-PO (arXiv:2505.20686).
+    """The optimal value of a prompt under a KL penalty: V* of A*-PO (arXiv:2505.20686).
 
         V* = soft log mean exp(score / soft)
 
-    over `samples` samples of the start, drawn once, when the prompt first comes. `soft: null` takes
-    their mean. A prompt whose samples all score 0 or lower is left out of the loss, unless
-    `solvable` is false, and so is one without a score, which is sampled again when it next comes.
+    over `samples` samples of the initial policy, drawn once, at the prompt's first use. `soft:
+    null` takes their mean. A prompt whose samples all score 0 or lower is left out of the loss,
+    unless `solvable` is false. So is a prompt without a score, which is sampled again at its next
+    use.
     """
 
     samples: int = 8
@@ -172,7 +174,7 @@ class StartValues:
     def __post_init__(self) -> None:
         if self.samples < 1 or (self.soft is not None and self.soft <= 0):
             raise UserError(
-                f"start_values needs samples of at least 1 and soft above 0, not {self.samples} "
+                f"start_values: samples must be at least 1 and soft above 0, not {self.samples} "
                 f"and {self.soft}"
             )
 

@@ -1,8 +1,8 @@
 """Advantage transforms for trees, from the values of their nodes.
 
-They serve trees of denoising steps and of text: uniform ones, and others by `Context.nodes`.
-`flowrl.credit.comparisons` has the difference to the parent (SPO, arXiv:2505.23564) and the one
-among siblings. BranchGRPO's credit (arXiv:2509.06040) is `flowrl.credit.values.node_values`, then
+They work on trees of denoising steps and of text: uniform trees, and others by `Context.nodes`.
+`flowrl.credit.comparisons` has the differences to the parent (SPO, arXiv:2505.23564) and among
+siblings. BranchGRPO's credit (arXiv:2509.06040) is `flowrl.credit.values.node_values`, then
 `Standardize`, which compares the nodes of one depth.
 """
 
@@ -36,12 +36,13 @@ class GlobalLocal:
 
         A = ((V - V_root) + (V - V_parent)) leaves^power / (std + eps)
 
-    power   tokens of a node are trained once here. Published code trains them in each of the leaves
-            under it: its plain sum is power 1, and TreeRL's, over sqrt(leaves), is power 0.5
+    power   a node's tokens are trained once here. Published code trains them once in each leaf
+            below the node: a plain sum is power 1, and TreeRL's division by sqrt(leaves) is power
+            0.5
     scaled  divides by the std of the draw's leaves; with power 1 this is TEMPO (arXiv:2509.18314).
             Without it there is no division
     first   keeps V - V_parent at the first nodes, whose parent is the draw: a group that never
-            branches then gets 2 (r - mean). Without it such a group is exactly GRPO's
+            branches then gets 2 (r - mean). Otherwise such a group has exactly GRPO's advantage
     """
 
     power: float = 0.5

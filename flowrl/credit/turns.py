@@ -1,11 +1,11 @@
 """Advantage transforms that read lengths, turns, states or an external baseline.
 
-Like those of `flowrl.credit.advantages`, they map credit [n, k, r] to credit and honour its mask.
-They read the `Context`, and raise an error that names a missing entry.
+Like the transforms of `flowrl.credit.advantages`, they map credit [n, k, r] to credit and honour
+its mask. They read the `Context`, and raise an error that names a missing entry.
 
-Without any transform of this file a trajectory's outcome is compared once and holds for all its
+Without any transform of this file a trajectory's outcome is compared once and credited to all its
 turns (AgentFlow's Flow-GRPO, arXiv:2510.05592): turns are decision points, and `Context.turns`
-marks those that a sample has. `Turns` compares each turn among the samples that have it.
+marks which of them a sample has. `Turns` compares each turn among the samples that have it.
 """
 
 from collections.abc import Callable, Sequence
@@ -139,11 +139,11 @@ class GreedyBaseline:
 
 @dataclass(frozen=True)
 class Penalize:
-    """A KL penalty with respect to the initial model inside the reward, instead of in the loss.
+    """A KL penalty towards the initial model as part of the reward, instead of the loss.
 
         value <- value - weight sum_t log(p_t / p_start_t)
 
-    The sum is over the whole sample, which is one action (RLOO, arXiv:2402.14740; ReMax,
+    The sum is over the whole sample, treated as one action (RLOO, arXiv:2402.14740; ReMax,
     arXiv:2310.10505). With `each` every token has its own sum, over itself and the tokens after it
     (REINFORCE++, arXiv:2501.03262): credit then has one column per token, masked where the token is
     not the model's, and transforms that compare samples must come before.
@@ -155,12 +155,12 @@ class Penalize:
     def __post_init__(self) -> None:
         if self.weight <= 0:
             raise UserError(
-                f"a KL penalty in the reward needs a weight above 0, not {self.weight}: leave "
-                "it out"
+                f"the weight of a KL penalty in the reward must be above 0, not {self.weight}: "
+                "leave the penalty out"
             )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        reference = given(context.reference, "divergences from the start", "Penalize")
+        reference = given(context.reference, "divergences from the initial model", "Penalize")
         moved = reference.log_ratios.double().cpu()
         rest = moved.nan_to_num(0.0).flip(1).cumsum(1).flip(1)[..., None]
         if not self.each:
@@ -173,22 +173,22 @@ class Penalize:
     def refuses(self, choices: Choices) -> str | None:
         if image_plans(choices):
             return (
-                "Penalize sums log-probabilities of tokens, and images have none: take an Anchor "
-                "of the loss"
+                "Penalize sums log-probabilities of tokens, which images do not have: use an "
+                "Anchor in the loss"
             )
         if any(plan.cuts or plan.forking is not None for plan in text_plans(choices)):
             return (
-                "Penalize takes a completion's divergence off its own reward, and in a tree "
-                "completions share tokens, which count once: take an Anchor of the loss"
+                "Penalize subtracts a completion's divergence from its own reward, but "
+                "completions of a tree share tokens: use an Anchor in the loss"
             )
         return None
 
 
 def turn_rewards(credit: Credit, context: Context) -> Tensor:
-    """The environment's rewards of single turns [n k 1], 0 where it gave none."""
+    """The environment's rewards of single turns [n k 1], 0 where there is no reward."""
     if context.intermediate is None:
         return torch.zeros_like(credit.value[..., :1])
-    assert credit.value.shape[-1] == 1, "turns are credited behind the sum of rewards"
+    assert credit.value.shape[-1] == 1, "turn credit comes after the sum of rewards"
     return context.intermediate.values.cpu().double() * context.intermediate.scored.cpu()
 
 
@@ -198,8 +198,8 @@ class Turns:
 
         value_k <- value_k + reward of turn k,  mask <- mask and exists
 
-    Transforms behind it then compare turn k only among samples with a turn k. Rewards of turns are
-    the environment's own; the outcome is the team's reward of that paper.
+    Later transforms then compare turn k only among samples with a turn k. Rewards of turns come
+    from the environment; the outcome is the team reward of that paper.
     """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
@@ -210,11 +210,12 @@ class Turns:
 
 @dataclass(frozen=True)
 class Discount:
-    """Returns of turns: rewards from a turn on, discounted once per turn (arXiv:2510.01051).
+    """Return of each turn: the rewards from that turn on, discounted once per turn
+    (arXiv:2510.01051).
 
     value_k <- gamma^(turns after k) value_k + sum_{j >= k} gamma^(j - k) reward_j
 
-    The outcome is a reward of the last turn; reward_j are the environment's own.
+    The outcome is a reward of the last turn; reward_j come from the environment.
     """
 
     gamma: float = 0.95
@@ -239,8 +240,8 @@ class States:
         A = (value - group mean) + weight (return - mean of returns in the same state of the draw)
 
     arXiv:2505.10978. Value is the outcome plus all rewards of turns; returns are those of
-    `Discount` with `gamma`, whatever their turn. A state with a
-    single decision adds 0. `scale` divides both parts by their std (published: no division).
+    `Discount` with `gamma`, in any turn. A state with a single decision adds 0. `scale` divides
+    both parts by their std (the published code does not divide).
     """
 
     weight: float = 1.0

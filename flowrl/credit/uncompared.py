@@ -1,4 +1,4 @@
-"""Credit of methods that follow a reward's own gradient: samples are not compared."""
+"""Credit for methods that use the reward's own gradient: samples are not compared."""
 
 from dataclasses import dataclass
 

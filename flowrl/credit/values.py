@@ -1,9 +1,9 @@
 """Values of nodes from scores: the input of every advantage.
 
-n samples (those of a draw are contiguous), k decision points, r rewards. An entry is the credit of
-the node that a sample passed at that point, so samples that share a node share its credit. A chain
-of independent trajectories is a tree with one leaf per node, so chains and trees share all code.
-Everything is float64, and every mean and std honours the mask.
+n samples (contiguous per draw), k decision points, r rewards. An entry is the credit of the node
+that a sample passed at that point, so samples that share a node share its credit. Independent
+trajectories form a tree with one leaf per node, so chains and trees share all code. Everything is
+float64, and every mean and std honours the mask.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ class SampleTurns(NamedTuple):
 
 class ReferenceRatios(NamedTuple):
     """Log-ratios of tokens to the initial model, in nats; NaN for tokens that the model did not
-    write."""
+    generate."""
 
     log_ratios: Float[Tensor, "n t"]
     points: Int[Tensor, "n t"]  # the decision point of each token
@@ -56,7 +56,7 @@ class Context:
     lengths    trained decisions of each sample: tokens, or noisy steps
     prompts    the prompt of each draw, as a row of the prompt set
     turns      of conversations with an environment
-    reference  log-ratios to the start, where credit reads them
+    reference  log-ratios to the initial model, where credit reads them
     tracked    set by the algorithm's tracker
     intermediate  scores of intermediate states
     """
@@ -74,11 +74,11 @@ class Context:
 
     @property
     def way(self) -> IntermediateScores | None:
-        """The older name of `intermediate`, for transforms of users' files."""
+        """Older name of `intermediate`, kept for users' transforms."""
         return self.intermediate
 
     def arranged(self, move: Callable[[Tensor], Tensor]) -> "Context":
-        """Apply `move` to the rows [n ...] of every entry that has one per sample."""
+        """Apply `move` to the rows [n ...] of every per-sample entry."""
         return replace(
             self,
             nodes=None if self.nodes is None else move(self.nodes),
@@ -103,12 +103,13 @@ class Transform(Protocol):
 
 
 def at_nodes(column: Tensor, nodes: int, group: int) -> Tensor:
-    """[n r] to [draws nodes r], from each node's first leaf, since its leaves agree."""
+    """Select one value per node, [n r] to [draws nodes r]: its first leaf's, since all leaves
+    agree."""
     return column.view(-1, nodes, group // nodes, column.shape[-1])[:, :, 0]
 
 
 def at_leaves(column: Tensor, group: int) -> Tensor:
-    """[draws nodes r] to [n r]."""
+    """Copy the values of nodes to their leaves, [draws nodes r] to [n r]."""
     return column.repeat_interleave(group // column.shape[1], 1).flatten(0, 1)
 
 
@@ -134,7 +135,7 @@ class NodeLevel(NamedTuple):
         return cls(first.view(-1, most), place)
 
     def at_nodes(self, column: Tensor) -> Tensor:
-        """[n r] to [draws m r]; 0 and False for missing nodes."""
+        """Select one value per node, [n r] to [draws m r]; 0 and False for missing nodes."""
         values = column[self.first.clamp(min=0)]
         return values * (self.first >= 0)[..., None]
 
@@ -185,8 +186,8 @@ def masked_mean(value: Tensor, mask: Tensor, dims: int | tuple[int, ...]) -> Ten
 
 
 def masked_std(value: Tensor, mask: Tensor, dims: int | tuple[int, ...], correction: int) -> Tensor:
-    """Standard deviation over the entries in `mask`; 0 if the spread is mere rounding or there are
-    too few values."""
+    """Standard deviation over the entries in `mask`; 0 if the spread is only rounding error or
+    there are too few values."""
     centred = (value - masked_mean(value, mask, dims)) * mask
     free = mask.sum(dims, keepdim=True) - correction
     std = (centred.square().sum(dims, keepdim=True) / free.clamp(min=1)).sqrt()
@@ -214,8 +215,8 @@ def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Cr
 
         V(node) = mean of leaves, or max of leaves, or sum_children softmax(logp) V(child)
 
-    The third is `path` (tree_prob_weighted), from the leaves up, with the mean log-densities of the
-    children's edges. A single child passes its value through.
+    The third is `path` (tree_prob_weighted): it goes from the leaves up and uses the mean
+    log-densities of the children's edges. A single child passes its value on.
     """
     columns, group = context.columns, context.columns.group
     values, scored = scores.values.double().cpu(), scores.scored.cpu()

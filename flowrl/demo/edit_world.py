@@ -1,7 +1,7 @@
 """The editing demo's world: scenes of coloured shapes, instructions and the edited scenes.
 
 It uses the scenes and splits of `flowrl.demo.world`. `rewards.catalogue.edit_shapes`, which checks
-edits, also reads an instruction into an `ShapeEdit`. Objects of a scene have different colours, so
+edits, also parses an instruction into a `ShapeEdit`. Objects of a scene have different colours, so
 an instruction names one of them.
 """
 
@@ -48,7 +48,7 @@ def _instructions(kind: EditKind) -> list[str]:
 
 
 def _about(kind: EditKind, thing: str) -> list[str]:
-    """The instructions of a kind about one object, "red circle"."""
+    """The instructions of a kind about one object, such as "red circle"."""
     match kind:
         case "recolour":
             return [f"make the {thing} {c}" for c in COLOURS if c != thing.split()[0]]
@@ -112,7 +112,7 @@ def edited(subject: PlacedObject, edit: ShapeEdit, rng: random.Random) -> Placed
 
 
 def stands(scene: Sequence[PlacedObject]) -> bool:
-    """Whether no object overlaps another or leaves the image."""
+    """Whether objects neither overlap nor leave the image."""
     inside = all(
         t.radius + MARGIN <= place <= SIZE - t.radius - MARGIN
         for t in scene

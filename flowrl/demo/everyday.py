@@ -1,7 +1,7 @@
 """The joint demo's prompts: everyday words for the shapes of `flowrl.demo.world`.
 
-"a crimson disk over an azure box" shows "a red circle above a blue square". A careless writer takes
-some words for others, as pairs of a language model's data may.
+"a crimson disk over an azure box" shows "a red circle above a blue square". A careless writer
+confuses some words, as a language model's training data may.
 """
 
 import json
@@ -47,8 +47,7 @@ VOCABULARY = sorted(
 
 @dataclass(frozen=True)
 class Everyday:
-    """A prompt in everyday words, the same in the world's own, and how a careless writer puts
-    it."""
+    """A prompt in everyday words, in the world's own words, and in a careless writer's words."""
 
     prompt: str
     shows: str
@@ -79,7 +78,7 @@ def everyday(shows: str, dice: Random) -> Everyday:
 
 
 def _said(name: str, dice: Random) -> tuple[str, str]:
-    """An everyday word for a name, and what a careless writer takes it for."""
+    """An everyday word for a name, and a careless writer's interpretation of it."""
     words = EVERYDAY_WORDS[name]
     word = dice.choice(words)
     family = next(each for each in FAMILIES if name in each)

@@ -3,12 +3,12 @@
     python -m flowrl.demo.given_shapes FOLDER [--prompts 600] [--samples 6]
         [--pairs 512] [--scenes 4000] [--seed 0]
 
-pairs.jsonl   prompt, chosen, rejected: samples of the demo's own pipeline, where the rules of the
-              reward `shapes` (strict) find one right and the other wrong
-images.jsonl  prompt, image: scenes of the world, drawn without a network, the clearest of 16 each
-sheet.png     all samples of pairs, and scenes.png all scenes; a row names a piece of one
+pairs.jsonl   prompt, chosen, rejected: samples of the demo's own pipeline, one right and the other
+              wrong by the rules of the reward `shapes` (strict)
+images.jsonl  prompt, image: scenes of the world, drawn without a network, each the clearest of 16
+sheet.png     all samples of pairs, and scenes.png all scenes; a row names a part of one
 
-Only prompts of training are sampled. On one machine, equal arguments make equal files.
+Only training prompts are sampled. On the same machine, equal arguments produce equal files.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def clearness(scene: Sequence[PlacedObject]) -> float:
 
 
 def write_sheet(images: Float[Tensor, "n 3 h w"], path: Path) -> list[str]:
-    """Write the images on one sheet; return the name of each piece."""
+    """Write the images on one sheet; return the name of each part."""
     rows = -(-len(images) // SHEET_COLUMNS)
     sheet = np.zeros((rows * SIZE, SHEET_COLUMNS * SIZE, 3), np.uint8)
     names: list[str] = []

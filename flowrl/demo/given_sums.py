@@ -2,9 +2,9 @@
 
     python -m flowrl.demo.given_sums FOLDER
 
-sums_pairs.jsonl  prompt, chosen, rejected: sums of training that carry, with the answer, and that
-                  of a writer who forgets the carry
-sums_texts.jsonl  prompt, completion: sums of training with their answers
+sums_pairs.jsonl  prompt, chosen, rejected: training sums that carry, with the right answer and a
+                  careless writer's
+sums_texts.jsonl  prompt, completion: training sums with their answers
 """
 
 import json

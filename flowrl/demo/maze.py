@@ -1,9 +1,9 @@
 """The world of the multi-turn demo: find the way through a maze, one move per turn.
 
 The maze has 25 cells, A to Y in rows of five from the north-west, and walls. A prompt such as `CH:`
-names the start and the goal. A turn is a move, n, e, s or w; a wall stops it, and the reply is the
-cell after it. `flowrl/demo/maze.py:reply` is the environment, `nearer` the same with a reward of
-each turn, `reached` a reward of the outcome.
+names the start and the goal. A turn is a move, n, e, s or w, which a wall stops; the reply is the
+cell after it. `flowrl/demo/maze.py:reply` is the environment, `nearer` the same with a reward for
+each turn, `reached` a reward for the outcome.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ def reply(prompt: str, _meta: Mapping[str, Any], turns: Sequence[str]) -> dict[s
 
 
 def nearer(prompt: str, meta: Mapping[str, Any], turns: Sequence[str]) -> dict[str, Any]:
-    """The reply, with a reward of the turn: 0.1 per move that it came nearer to the goal."""
+    """The reply, with a reward for the turn: 0.1 if it came nearer to the goal, -0.1 if farther."""
     last = walk(prompt[0], "".join(turns))
     before = walk(prompt[0], "".join(turns[:-1]))
     gain = distances(prompt[1])[before] - distances(prompt[1])[last]

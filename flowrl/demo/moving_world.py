@@ -1,7 +1,7 @@
 """The video demo's world: short videos of moving shapes, their prompts and the splits of prompts.
 
 It uses the frames and splits of `flowrl.demo.world`. `rewards.catalogue.moving_shapes`, which
-checks videos, also reads the prompts; this module draws their videos at random places, sizes and
+checks videos, also reads the prompts; this module draws the videos with random places, sizes and
 speeds.
 """
 
@@ -32,7 +32,7 @@ OPPOSITES = (
 
 
 def all_moving_prompts() -> list[str]:
-    """All prompts of the world: 90 with one shape, 1,080 with two that pass each other."""
+    """All prompts of the world: 90 with one shape, 1,080 with two shapes that pass each other."""
     things = [f"a {colour} {shape}" for colour in COLOURS for shape in SHAPES]
     pairs = [(a, b) for a, b in itertools.product(things, things) if a.split()[1] != b.split()[1]]
     return [
@@ -72,7 +72,7 @@ def play(actors: Sequence[Actor], rng: random.Random) -> list[list[PlacedObject]
 
 
 def _path(actor: Actor, lane: int, lanes: int, rng: random.Random) -> list[PlacedObject]:
-    """An actor at even steps along its motion's axis, at a random place across its lane."""
+    """Positions of an actor: even steps along its motion, at a random offset within its lane."""
     radius, travel = rng.uniform(*RADIUS[lanes]), rng.uniform(*TRAVEL)
     dx, dy = MOTIONS[actor.motion]
     travel = travel if dx or dy else 0.0

@@ -1,6 +1,6 @@
 """The demo's world: images of coloured shapes, their prompts and the three splits of prompts.
 
-`rewards.catalogue.shapes`, which checks images, also reads a prompt into `WantedShapes`. This
+`rewards.catalogue.shapes`, which checks images, also parses a prompt into `WantedShapes`. This
 module draws a scene for it, with random places and sizes.
 """
 
@@ -112,7 +112,7 @@ def arrange(wanted: WantedShapes, rng: random.Random) -> list[PlacedObject]:
 
 
 def _arrange_pair(wanted: WantedShapes, rng: random.Random) -> list[PlacedObject]:
-    """Two objects, one beyond the other along the relation's axis, a little shifted across it."""
+    """Two objects, one after the other along the relation's axis, slightly shifted across it."""
     radii = [rng.uniform(4.6, 6.2) for _ in range(2)]
     distance = sum(radii) + rng.uniform(1.5, 4.0)
     first = rng.uniform(radii[0] + GAP, max(radii[0] + GAP, SIZE - GAP - radii[1] - distance))

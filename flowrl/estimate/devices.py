@@ -1,7 +1,7 @@
 """Peak arithmetic, memory and memory bandwidth of GPUs, from their makers' data sheets.
 
 bf16       dense bfloat16 with float32 accumulation, TFLOP/s (no structured sparsity)
-fp32       float32 outside of tensor cores, TFLOP/s: torch's default precision of products
+fp32       float32 without tensor cores, TFLOP/s: torch's default precision of matrix products
 bandwidth  of the device's memory, TB/s
 memory     GB of 10^9 bytes
 """

@@ -1,4 +1,4 @@
-"""Whether a run's memory fits into a device, and the settings that lower it."""
+"""Whether a run fits in a device's memory, and the settings that lower its memory."""
 
 import re
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ def advice(run: Run, limit: int | None = None) -> list[str]:
 
 
 def _words(change: str, run: Run) -> list[str] | None:
-    """Return the words of an override; None if the run has it already, or it does not apply."""
+    """Return the words of an override; None if the run already has it, or it does not apply."""
     name, *value = change.split()
     m, t = run.model, run.train
     pipeline = m.pipeline is not None
@@ -92,8 +92,8 @@ def _value(words: list[str]) -> str:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """Memory of one device, None if unknown; `whose` names the device, of which there are
-    `processes`."""
+    """Memory of one device, None if unknown; `whose` names the device, and `processes` is the
+    number of devices."""
 
     most: int | None
     whose: str = ""
@@ -133,16 +133,16 @@ def memory_report(run: Run, limit: MemoryLimit, iteration: int = 0) -> str:
         return str(needed)
     into = f"{size(limit.most)} ({limit.whose})"
     if needed.total <= limit.most:
-        return f"{needed}; fits into {into}"
+        return f"{needed}; fits in {into}"
     shards = needed.sharded(limit.processes)
     if shards.total <= limit.most:
         return (
-            f"{needed}; does not fit into {into} whole, but sharded over {limit.processes} "
-            f"processes (FSDP2: docs/processes.md) each holds about {size(shards.total)}"
+            f"{needed}; does not fit in {into} as a whole, but sharded over {limit.processes} "
+            f"processes (FSDP2: docs/processes.md) each needs about {size(shards.total)}"
         )
     changes = advice(run, limit.most)
     way = f": set {', '.join(changes)}" if changes else ""
     smaller = "smaller images, or adapters (model.lora)" if run.model.lora is None else ""
     end = way or f": {smaller or 'smaller images, or a smaller model'}"
     each = f" (sharded over {limit.processes} processes: {size(shards.total)} each)"
-    return f"{needed}; does not fit into {into}{each if limit.processes > 1 else ''}{end}"
+    return f"{needed}; does not fit in {into}{each if limit.processes > 1 else ''}{end}"

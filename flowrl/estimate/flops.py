@@ -1,10 +1,10 @@
-"""Floating-point operations of a model's calls, counted on torch's meta device: no weights exist.
+"""Floating-point operations of a model's calls, counted on torch's meta device, without weights.
 
 torch's `FlopCounterMode` counts the matrix products, convolutions and attention of one call of the
 denoiser, of the decoder or of the language model, at a row's own size; a multiplication and an
-addition are two operations. Denoisers whose inputs are not known here are estimated instead:
+addition are two operations. Denoisers with unknown inputs are estimated instead:
 
-    2 in out tokens of each linear of the blocks, and 4 tokens^2 width of each attention
+    2 in out tokens for each linear layer in the blocks, and 4 tokens^2 width for each attention
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +29,11 @@ Inputs = dict[str, Any]
 class FlopCount:
     """Operations of one call.
 
-    state    one evaluation of the velocity at one state, guidance rows included; for a text one
-             whole pass over prompt and completion
+    state    one evaluation of the velocity at one state, including guidance rows; for a text one
+             pass over prompt and completion
     trained  the same at the guidance of training
-    decode   one sample, None where that is not counted
-    counted  False: by formula, from the numbers of weights and tokens
+    decode   one sample; None if not counted
+    counted  False: from a formula with the numbers of weights and tokens
     """
 
     state: float
@@ -85,7 +85,7 @@ def pipeline_flops(described: Description, m: ModelSettings) -> FlopCount | None
 
 
 def _counted_row(denoiser: nn.Module, shape: RowShape, text: int) -> float | None:
-    """Operations of one row; None for a denoiser that takes other inputs than those of INPUTS."""
+    """Operations of one row; None for a denoiser that takes inputs outside INPUTS."""
     make = INPUTS.get(type(denoiser).__name__)
     if make is None:
         return None
@@ -123,7 +123,8 @@ def formula(denoiser: nn.Module, tokens: int, text: int) -> float:
 
 
 def _pairs(denoiser: nn.Module, query: str, tokens: int, text: int) -> int:
-    """Pairs of a query and a key in one attention: on the text, with it, or of tokens alone."""
+    """Number of query-key pairs in one attention: to the text, with the text, or among tokens
+    alone."""
     if "attn2" in query:
         return tokens * text
     owner = denoiser.get_submodule(query.rpartition(".")[0])

@@ -1,9 +1,9 @@
 """Estimate a run's memory.
 
 Weights, gradients, optimizer, averages and decoded media are counted. Activations are estimated:
-per token of an image or text, a block keeps KEPT_SHARE times the inputs and outputs of its linears
-(fitted to measured saved tensors of SD3, FLUX and Wan; tests hold the estimate to within a third),
-and a checkpointed block BETWEEN times its width. Decoding is assumed to hold LAYERS layers of the
+per token of an image or text, a block keeps KEPT_SHARE times the inputs and outputs of its linear
+layers (fitted to measured saved tensors of SD3, FLUX and Wan; tests keep the error below a third),
+and a checkpointed block BETWEEN times its width. Decoding is assumed to keep LAYERS layers of the
 decoder's last level.
 """
 
@@ -58,7 +58,7 @@ class MemoryEstimate:
         return sum(self.parts.values()) + max(phases, default=0)
 
     def sharded(self, processes: int) -> "MemoryEstimate":
-        """Memory of one process under FSDP2: its part of the trained model, optimizer and
+        """Memory of one process under FSDP2: its share of the trained model, optimizer and
         averages, all weights outside blocks, the gathered blocks of a call, and the latents and
         media of its own draws."""
         shares = {"frozen parts": 1.0, "states": 0.0, "media": 0.0}
@@ -73,7 +73,11 @@ class MemoryEstimate:
         held = {**self.parts, **self.phases, "media": self.media}
         listed = ", ".join(f"{name} {size(n)}" for name, n in held.items() if n)
         lacks = f"; not counted: {', '.join(self.unknown)}" if self.unknown else ""
-        table = "; sizes from flowrl's table, since the model is not here" if self.public else ""
+        table = (
+            ("; sizes from flowrl's table, since the model is not on this machine")
+            if self.public
+            else ""
+        )
         beside = f"; {size(self.resting)} on the CPU" if self.resting else ""
         return f"memory: about {size(self.total)} ({listed}){beside}{lacks}{table}"
 
@@ -83,7 +87,7 @@ def size(count: int) -> str:
 
 
 def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
-    """Estimate a run's memory, of both models of a joint run; None if a model is not on this
+    """Estimate a run's memory, for a joint run of both models; None if a model is not on this
     machine."""
     own = _of_model(run, iteration)
     if run.joint is None or run.before is None or own is None:
@@ -103,8 +107,8 @@ def _untrained(found: MemoryEstimate) -> MemoryEstimate:
 
 
 def _together(before: MemoryEstimate, own: MemoryEstimate, on_cpu: bool) -> MemoryEstimate:
-    """Both models in memory, and one at work at a time. `on_cpu`: the language model stays there
-    with all that it needs."""
+    """Both models in memory, with one running at a time. `on_cpu`: the language model stays there
+    with everything that it needs."""
     if on_cpu:
         return replace(own, resting=own.resting + before.total)
     parts = {f"the rewriter's {name}": size for name, size in before.parts.items()}
@@ -159,7 +163,7 @@ def _of_model(run: Run, iteration: int) -> MemoryEstimate | None:
 
 
 def _adapters(how: Lora, model: Sizes) -> int:
-    """Weights of the adapters: by their rank, or those of the file that training begins with."""
+    """Number of adapter weights: from their rank, or from the file that training starts with."""
     path = None if how.start is None else find(how.start)
     files = [] if path is None else [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     count = 0
@@ -171,7 +175,7 @@ def _adapters(how: Lora, model: Sizes) -> int:
 
 
 def trained_weights(run: Run, model: Sizes) -> int:
-    """Number of the weights that are trained."""
+    """Number of trained weights."""
     return model.trained if run.model.lora is None else _adapters(run.model.lora, model)
 
 
@@ -197,7 +201,7 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
         "frozen parts": 0 if m.offload else _frozen(m, model),
         "gradients": fine * trained,
         "optimizer": (2 if run.train.optimizer == "adamw8bit" else 2 * fine) * trained,
-        "averages and start": kept,
+        "averages and initial weights": kept,
     }
 
 
@@ -233,8 +237,8 @@ def rows_per_call(run: Run, model: Sizes, kind: CallKind) -> int:
 
 
 def _most_trained(run: Run, iteration: int) -> int:
-    """The most rows that a call of the update can have: the texts of an optimizer step, or the
-    samples of one, which are evaluated at one step of the plan at a time."""
+    """The maximum rows of an update call: the texts of an optimizer step, or its samples, which are
+    evaluated at one step of the plan at a time."""
     algorithm, draws, updates = (
         run.algorithm(),
         run.prompts.per_iteration * run.rewritings,
@@ -249,7 +253,7 @@ def _most_trained(run: Run, iteration: int) -> int:
 
 
 def _most_decoded(run: Run, iteration: int) -> int:
-    """The most samples that a call of the decoder can have."""
+    """The maximum samples of a decoder call."""
     evaluated = 0 if run.prompts.held_out is None else run.evaluate.samples
     return max(run.prompts.per_iteration * run.rewritings * max(_groups(run, iteration)), evaluated)
 
@@ -275,7 +279,7 @@ def _activations(run: Run, model: Sizes, rows: int) -> int:
 
 
 def _states(run: Run, model: Sizes, iteration: int) -> int:
-    """Count bytes of the latents of trained steps and of looks on the way, or of clean and noised
+    """Count bytes of the latents of trained steps and intermediate samples, or of clean and noised
     latents of matching losses."""
     algorithm = run.algorithm()
     if algorithm.text:

@@ -39,11 +39,11 @@ class Sizes:
     adapted   weights of the layers that have an adapter
     linear    weights of the trained model's linear layers, which quantization makes smaller
     tokens    of a row, in the trained blocks; None for a model without tokens (a UNet)
-    inside    inputs and outputs of the blocks' linears per token, over all blocks
+    inside    inputs and outputs of the blocks' linear layers per token, over all blocks
     between   inputs of the blocks per token, over all blocks
-    text      tokens of a row's text that pass through blocks of an image's model
+    text      tokens of a row's text that pass through an image model's blocks
     text_inside, text_between  the same of these
-    outside   weights outside of the blocks, which shards leave whole
+    outside   weights outside the blocks, which are not sharded
     block     weights of the largest block
     latent    of a row
     decoding  of a row's image at the decoder's last level, one layer
@@ -51,8 +51,8 @@ class Sizes:
     unknown   components whose weights could not be counted
     rows      of the denoiser for one state in training: two with classifier-free guidance
     largest   weights of the largest denoiser
-    buffers   bytes of what models keep beside weights, such as tables of positions
-    public    whether the configuration is from flowrl's table, and not from the model's files
+    buffers   bytes of tensors besides weights, such as tables of positions
+    public    whether the configuration comes from flowrl's table instead of the model's files
     """
 
     trained: int
@@ -111,7 +111,7 @@ def _language(described: Description, length: int) -> Sizes:
 
 
 def _own(own: OwnModelSettings) -> Sizes | None:
-    """The sizes of a user's own model; None where it cannot be made on the meta device."""
+    """The sizes of a user's own model; None if it cannot be created on the meta device."""
     try:
         policy = OwnPolicy(own.build("meta"))
     except UserError:
@@ -152,7 +152,7 @@ def _pipeline(described: Description, m: ModelSettings) -> Sizes:
 
 
 def _adapted(m: ModelSettings, denoiser: nn.Module) -> Iterator[nn.Linear]:
-    """The linears that an adapter would have."""
+    """The linear layers that would get adapters."""
     own = m.lora.targets if m.lora is not None else None
     ends = tuple(f".{end}" for end in own or default_targets(denoiser))
     for name, module in denoiser.named_modules():
@@ -177,12 +177,12 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _outside(models: Iterable[nn.Module]) -> int:
-    """Weights of no block."""
+    """Weights outside the blocks."""
     return sum(_count(model) - sum(map(_count, _blocks(model))) for model in models)
 
 
 def _work(model: nn.Module) -> dict[str, Any]:
-    """The fields of `Sizes` on a model's blocks."""
+    """The fields of `Sizes` about a model's blocks."""
     blocks = _blocks(model)
     parts = [_block_work(block) for block in blocks]
     names = ("inside", "between", "text_inside", "text_between")
@@ -191,8 +191,9 @@ def _work(model: nn.Module) -> dict[str, Any]:
 
 
 def _block_work(block: nn.Module) -> tuple[int, int, int, int]:
-    """Work per token of a block, and the same per token of its text. A block without linears of its
-    own for a text has the text in its stream; cross attention leaves it outside."""
+    """Work per token of a block, and the same per token of its text. A block without its own linear
+    layers for text has the text in its token stream; with cross attention the text stays
+    outside."""
     linears = {n: x for n, x in block.named_modules() if isinstance(x, nn.Linear)}
     linears = {n: x for n, x in linears.items() if not OTHER.search(n)}
     texts = {n: x for n, x in linears.items() if TEXT_MODULES.search(n)}
@@ -261,7 +262,7 @@ class RowShape:
 
 
 def _size(name: str, described: Description, m: ModelSettings) -> int | None:
-    """Return a size that the run sets, or the pipeline's own default."""
+    """Return a size from the run's settings, or the pipeline's own default."""
     given = m.call.get(name, getattr(m, name, None))
     if given is not None:
         return int(given)

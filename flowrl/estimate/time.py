@@ -1,11 +1,12 @@
-"""Estimate the seconds of an iteration on named devices: operations, peak figures, a utilisation.
+"""Estimate the seconds of an iteration on given devices from operations, peak FLOP/s and
+utilisation.
 
-    seconds = operations / (devices at work * peak of a device * utilisation)
+    seconds = operations / (busy devices * peak of a device * utilisation)
 
 A pass with gradients counts as 3 forward passes of all weights, and as 2 of adapters, whose frozen
 weights need no gradients; checkpointing adds one. Generation of texts takes at least the time to
-read all weights once per token from the device's memory. Left out: text encoders, rewards, starts,
-communication, and the cost of launching kernels, which dominates for small models.
+read all weights once per token from the device's memory. Not included: text encoders, rewards,
+startup, communication, and kernel launches, which dominate for small models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from flowrl.settings import ModelSettings, Run
 from samplers import Plan, evaluations
 from samplers.completions import TextPlan
 
-LEFT_OUT = "text encoders, rewards, starts, communication, launching kernels"
+LEFT_OUT = "text encoders, rewards, startup, communication, kernel launches"
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("min", 60.0))
 
 
@@ -59,7 +60,7 @@ def iteration_work(
     else:
         images = [plan for plan in plans if isinstance(plan, Plan)]
         sampling, rows = float(draws * evaluations(images)), _trained_inputs(run, images)
-        samples += draws * sum(plan.looked + plan.probed for plan in images)  # on the way
+        samples += draws * sum(plan.looked + plan.probed for plan in images)  # intermediate
     rows += _given_inputs(run)
     others, likelihood = len(algorithm.loss.roles - {"old"}), algorithm.likelihood
     once = rows * _old_share(run) if "old" in algorithm.loss.roles else 0.0
@@ -95,7 +96,7 @@ def _given_inputs(run: Run) -> float:
 
 
 def _old_share(run: Run) -> float:
-    """The share of inputs on which the policy that sampled is evaluated again."""
+    """The share of inputs on which the sampling policy is evaluated again."""
     algorithm = run.algorithm()
     stored = not isinstance(algorithm.likelihood, Matching) and not run.recomputes_old
     if stored:
@@ -189,18 +190,19 @@ def _evaluation(
 
 
 def time_report(run: Run, devices: DeviceGroup, utilisation: float, iteration: int = 0) -> str:
-    """Text for `flowrl plan --devices`: seconds, what they count, and what they leave out."""
+    """Text for `flowrl plan --devices`: seconds, with the included and excluded work."""
     found = estimate_time(run, devices, utilisation, iteration)
     if found is None:
         source = run.model.source
-        why = "its denoiser's inputs are not known"
+        why = "its denoiser's inputs are unknown"
         if describe(run.model) is None:
             why = unknown_because(run.model)
         return f"time: unknown, since the operations of {source} cannot be counted: {why}"
     phases = ", ".join(f"{name} {duration(s)}" for name, s in found.phases.items())
     peak = devices.peak(run.model.dtype) / 1e12
     lines = [
-        f"time: about {duration(found.total)} an iteration on {devices.number} x {devices.name} at "
+        f"time: about {duration(found.total)} per iteration on {devices.number} x {devices.name} "
+        "at "
         f"{utilisation:.0%} of {peak:.0f} TFLOP/s in {run.model.dtype} ({phases})"
     ]
     t, every = run.train, run.evaluate.every
@@ -215,13 +217,13 @@ def time_report(run: Run, devices: DeviceGroup, utilisation: float, iteration: i
         if found.count.decode is not None or run.model.language
         else f"decoding, {LEFT_OUT}"
     )
-    lines.append(f"  left out: {left}")
+    lines.append(f"  not included: {left}")
     return "\n".join(lines)
 
 
 def _counting(run: Run, count: FlopCount) -> str:
     what = "a whole text" if run.model.language else "a state"
-    how = "counted on the meta device" if count.counted else "by weights, tokens and attention"
+    how = "counted on the meta device" if count.counted else "from weights, tokens and attention"
     decode = "" if count.decode is None else f", {count.decode / 1e12:.3g} TFLOP to decode a sample"
     return f"{count.state / 1e12:.3g} TFLOP for {what} of {count.network} ({how}){decode}"
 

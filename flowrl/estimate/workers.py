@@ -1,4 +1,4 @@
-"""Lines of `flowrl plan` on workers: who holds what, what is sent, and who waits for whom."""
+"""Lines of `flowrl plan` about workers: memory, data sent, and waiting times."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ INDEX, LOGP, SCORE = 8, 4, 9  # bytes; a score is a float64 and whether there is
 class Traffic:
     """Bytes that an iteration sends between processes, as `workers/bytes/...` counts them.
 
-    weights  of one version, from a training process into Ray's store; each node takes a copy
+    weights  of one version, from a training process to Ray's store; each node gets a copy
     samples  states, levels, densities and indices, from sampling workers to training
     media    from sampling workers to the replicas of rewards
-    bound    whether samples are at most so large, since texts end where they end
+    bound    whether samples are an upper bound, since texts may end early
     """
 
     weights: int
@@ -91,7 +91,9 @@ def workers_report(
             f"  a sampling worker holds the model, its encoders and decoder: about {size(parts)}"
             + (f", and the rewards {', '.join(own)}" if own else "")
         )
-        yield f"  a training process holds the same and what trains: about {size(held.total)}"
+        yield (
+            f"  a training process holds the same and the training state: about {size(held.total)}"
+        )
     sent = traffic(run, iteration)
     if sent is not None and w.sampling:
         most = "at most " if sent.bound else ""
@@ -105,7 +107,7 @@ def workers_report(
 def _units(run: Run) -> str:
     unit, draws = run.workers.unit, run.drawn
     if unit is None:
-        return f"; {draws} draws in one unit: set workers.unit to share them out"
+        return f"; {draws} draws in one unit: set workers.unit to distribute them"
     return f"; {-(-draws // unit)} units of {unit} draws"
 
 
@@ -132,14 +134,14 @@ def _waiting(
     whole, idle = waiting_shares(sampling, update, w.lag)
     yield (
         f"  {w.sampling} {devices.name} sample in {duration(sampling)}, {learners} train in "
-        f"{duration(update)}: {duration(whole)} an iteration; sampling waits {idle[0]:.0%}, "
-        f"training {idle[1]:.0%} of it (rewards and sending left out)"
+        f"{duration(update)}: {duration(whole)} per iteration; sampling waits {idle[0]:.0%}, "
+        f"training {idle[1]:.0%} of it (rewards and transfers not included)"
     )
 
 
 def waiting_shares(sampling: float, update: float, lag: int) -> tuple[float, tuple[float, float]]:
     """Seconds of an iteration, and the shares of it that sampling and training wait. With a lag
-    both work at a time, and the longer one decides."""
+    both run at the same time, and the longer one determines the duration."""
     whole = max(sampling, update) if lag else sampling + update
     return whole, (1 - sampling / whole, 1 - update / whole)
 

@@ -1,9 +1,9 @@
-"""Agreement of scores with the preferences of people: pure functions on arrays.
+"""Agreement of scores with human preferences: pure functions on arrays.
 
 p pairs, n samples, c prompts. For a pair (a, b):
 
-margin  score of a minus score of b, for a judge P(a preferred) - 1/2; NaN where there is none
-label   P(a preferred) by people: 1, 0, 1/2 for a tie, or the share of voters
+margin  score of a minus score of b, for a judge P(a preferred) - 1/2; NaN if missing
+label   human P(a preferred): 1, 0, 1/2 for a tie, or the share of voters
 cluster the prompt's number. Pairs of one prompt are not independent, so prompts are resampled
 
 Intervals are percentile bootstraps over prompts (Efron 1979), the quantiles widened for few prompts
@@ -40,8 +40,8 @@ def credits(margin: Values, label: Values, ties: Ties, threshold: float = 0.0) -
     """Contribution of each pair to the accuracy: 0..1, NaN for pairs that are left out.
 
     half        1 for the same verdict (two ties too), 1/2 if only one side is a tie. Pick-a-Pic,
-                arXiv:2305.01569, section 4. A reward that always ties has 1/2
-    excluded    ties of people are left out; a tie of the reward is wrong.
+                arXiv:2305.01569, section 4. A reward that always ties scores 1/2
+    excluded    human ties are left out; a tie of the reward is wrong.
                 ImageReward, arXiv:2304.05977; "without ties" of VideoGen-RewardBench
     calibrated  three verdicts: a, b or tie must be right; the reward's verdict is a tie if
                 |margin| <= threshold. "With ties" of GenAI-Bench and VideoGen-RewardBench
@@ -58,10 +58,11 @@ def credits(margin: Values, label: Values, ties: Ties, threshold: float = 0.0) -
 
 
 def tie_threshold(margin: Values, label: Values) -> float:
-    """The threshold >= 0 below which |margin| counts as a tie, chosen to make most verdicts right.
+    """The threshold >= 0 up to which |margin| counts as a tie, chosen to maximise the number of
+    right verdicts.
 
-    Exact, over every threshold that changes a verdict; the smallest of equals. It is chosen on the
-    pairs that it is then used on, as in the papers, so the accuracy is slightly too high.
+    Exact, over every threshold that changes a verdict; among equal ones the smallest. It is chosen
+    on the same pairs that it is used on, as in the papers, so the accuracy is slightly too high.
     """
     known = ~np.isnan(margin)
     size, people = np.abs(margin[known]), preferred(label[known])
@@ -81,7 +82,7 @@ def tie_threshold(margin: Values, label: Values) -> float:
 
 @dataclass(frozen=True)
 class Resamples:
-    """Count of each of c prompts in each resample, and the level of intervals."""
+    """Count of each of the c prompts in each resample, and the confidence level."""
 
     weights: Float[np.ndarray, "draws c"]
     level: float
@@ -123,7 +124,7 @@ class Resamples:
 
     def share(self, values: Values, cluster: Int[np.ndarray, " p"]) -> MeanInterval:
         """`estimate` for values in 0..1. If all are 0 or all are 1, the bootstrap has no spread,
-        and the far end is the exact bound for as many independent draws as prompts."""
+        and the far end is the exact bound for that many independent prompts."""
         mean = self.estimate(values, cluster)
         if mean.n and mean.value in (0.0, 1.0):
             prompts = len(np.unique(cluster[~np.isnan(values)]))
@@ -140,8 +141,8 @@ def rank_correlations(
 ) -> tuple[Float[np.ndarray, " g"], Float[np.ndarray, " g"]]:
     """Kendall's tau-b and Spearman's rho between each group's scores and its human ranking.
 
-    rank 1 is best. 0 if the reward gives a whole group one score: it has no order. NaN if people
-    give it one rank, or if fewer than two samples are scored.
+    rank 1 is best. 0 if the reward gives a whole group the same score, since it has no order. NaN
+    if people give the group a single rank, or if fewer than two samples are scored.
     """
     from scipy import stats
 
@@ -187,7 +188,7 @@ def calibration(p: Values, label: Values, bins: int = 10) -> Calibration:
 def fitted_scale(margin: Values, label: Values) -> float:
     """The s of P(a preferred) = 1 / (1 + exp(-margin / s)), by maximum likelihood (Bradley-Terry).
 
-    Small if small margins decide; infinite if the margins are uninformative or reversed.
+    Small if small margins are decisive; infinite if the margins are uninformative or reversed.
     """
     from scipy import optimize
 
@@ -230,8 +231,8 @@ def position(p_ab: Values, p_ba: Values) -> OrderAgreement:
 
 
 def agreement(margins: Sequence[Values]) -> Float[np.ndarray, "r r"]:
-    """Share of pairs with the same winner, among pairs where both have a winner; NaN without
-    any."""
+    """Share of pairs with the same winner, among pairs where both have a winner; NaN without such
+    pairs."""
     decided: list[Bool[np.ndarray, " p"]] = [~np.isnan(m) & (m != 0) for m in margins]
     share = np.full((len(margins), len(margins)), np.nan)
     for i, first in enumerate(margins):

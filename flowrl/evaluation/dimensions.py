@@ -1,4 +1,4 @@
-"""Accuracy by dimension, of rewards that ask several questions about a sample."""
+"""Accuracy by dimension, for rewards that ask several questions about a sample."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from rewards.judging.tally import AnswerCount, Tallies, by_primary, primary
 def dimension_lines(now: Tallies, base: Tallies | None = None) -> list[str]:
     """A line per primary dimension, and per dimension inside it, with the base model's accuracy.
 
-    Where the benchmark's score is the mean of its primary dimensions, that comes first.
+    If the benchmark's score is the mean of its primary dimensions, it comes first.
     """
     lines: list[str] = []
     for label, tallies in now.items():

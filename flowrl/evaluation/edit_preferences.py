@@ -11,7 +11,8 @@ editreward_files  prompt, path_src, paths_generated, human_vote: its JSON files 
 The layouts were read in code: HPDv3's in a loader that names the hub's data set and its columns
 (preferred: path1), EditScore's in its evaluation.py at 35ddc1a9, TIGER's in evaluate/eval_bench.py
 and inference_3pair_hf.py at 84602889. That EditScore's first output is the preferred one follows
-from its evaluation, which stores two scores and no label. No file of them was read here.
+from its evaluation, which stores two scores and no label. None of these files has been read with
+this code.
 """
 
 import atexit
@@ -43,8 +44,8 @@ def _editscore(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow:
 
 
 def _editreward(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow:
-    """Every two of three or four edits are a row; the letters are those of all edits, and
-    candidate_1 has the earlier one."""
+    """Every two of three or four edits are a row; letters refer to all edits, and candidate_1 has
+    the earlier letter."""
     ranks = ranks_in(row["ranking"], place)
     if len(ranks) != 2:
         raise UserError(
@@ -107,8 +108,8 @@ EDIT_LAYOUTS = {
 def with_more(row: PreferenceRow, judged: JudgedRow, folder: Path, place: str) -> PreferenceRow:
     """The row without its images, plus the columns that its layout adds.
 
-    `source` becomes a path, as rewards of edits read it: an image inside the table is written to a
-    folder that ends with the process.
+    `source` becomes a path, as edit rewards expect: an image inside the table is written to a
+    folder that is removed with the process.
     """
     if not judged.more:
         return row

@@ -31,15 +31,15 @@ class FolderItems(NamedTuple):
 def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
     """All images and videos below `folder`, grouped by prompt.
 
-    auto takes a table if there is one (`prompts.jsonl`, `metadata.jsonl` or csv), else the metadata
-    of the files, else their names. UserError: no folder, no images, a table that lacks its columns,
-    a file without metadata although `where` requires it.
+    auto uses a table if there is one (`prompts.jsonl`, `metadata.jsonl` or csv), otherwise the
+    files' metadata, otherwise their names. UserError: no folder, no images, a table without the
+    required columns, a file without metadata if `where` requires it.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     table = table or _own_table(folder) if where in ("auto", "table") else None
     if where == "table" and table is None:
-        raise UserError(f"{folder} has no prompts.jsonl; name a table with --prompts FILE")
+        raise UserError(f"{folder} has no prompts.jsonl; give a table with --prompts FILE")
     if table is not None:
         rows = _from_table(folder, table)
         origin = f"prompts from {table}"
@@ -78,7 +78,7 @@ def _from_table(folder: Path, table: Path) -> list[tuple[Path, str, Mapping[str,
     )
     if file is None or prompt is None:
         raise UserError(
-            f"{table}: expected a column of files ({', '.join(FILE_COLUMNS)}) and one of "
+            f"{table}: expected a column with files ({', '.join(FILE_COLUMNS)}) and one with "
             f"prompts ({', '.join(PROMPT_COLUMNS)}), but found {', '.join(rows[0])}"
         )
     paths = []
@@ -103,7 +103,7 @@ def _of_file(path: Path, where: Where) -> tuple[str, str]:
 def prompt_of_name(path: Path) -> str:
     """The prompt in a file's name: `a_red_circle_0003.png` is "a red circle".
 
-    A name of digits alone is replaced by the folder's name.
+    A name with only digits is replaced by the folder's name.
     """
     words = re.sub(r"[_\s]+", " ", path.stem).strip()
     words = re.sub(r"[ -]?\(?\d+\)?$", "", words).strip(" -")

@@ -1,6 +1,7 @@
-"""Scores of many samples from one reward: in chunks, with their cost.
+"""Score many samples with one reward, in chunks, and measure the cost.
 
-Groups (samples of one prompt) are contiguous and never split: some rewards compare inside them.
+Groups (samples of one prompt) are contiguous and never split, since some rewards compare within
+them.
 """
 
 import sys
@@ -120,7 +121,7 @@ def scores(
 
 def _kinds(samples: Samples) -> list[list[int]]:
     """Rows of images and rows of videos: a reward gets one kind per call. Unreadable samples go
-    with the first."""
+    with the first kind."""
     if isinstance(samples.media, Tensor):
         return [list(range(len(samples.prompts)))]
     parts: dict[int, list[int]] = {}
@@ -169,8 +170,8 @@ def verdicts(
 
 @dataclass
 class Clock:
-    """Wall seconds and growth of memory in use: the GPU's if there is one, otherwise the process's
-    if the system (Linux) reports a peak.
+    """Wall-clock seconds and memory growth: of the GPU if there is one, otherwise of the process if
+    the system (Linux) reports a peak.
 
     The first of several calls, which imports and allocates, does not count.
     """
@@ -205,7 +206,7 @@ class Clock:
 
 
 def _peak(reset: bool) -> float | None:
-    """Memory in use at most since the last reset, in MB of 10^6 bytes."""
+    """Peak memory since the last reset, in MB of 10^6 bytes."""
     if torch.cuda.is_available():
         if reset:
             torch.cuda.reset_peak_memory_stats()
@@ -247,7 +248,7 @@ def parse_specs(words: Sequence[str], place: str) -> dict[str, RewardSpec]:
             settings = ", ".join(f"{k}={v}" for k, v in spec.settings.items())
             label = f"{spec.name}({settings})"
         if label in by_label:
-            raise UserError(f"{place}: {label} is given twice; remove one")
+            raise UserError(f"{place}: {label} is given twice; remove one of them")
         by_label[label] = spec.model_copy(update={"label": label})
     return by_label
 
@@ -255,7 +256,7 @@ def parse_specs(words: Sequence[str], place: str) -> dict[str, RewardSpec]:
 def check_specs(
     specs: Mapping[str, RewardSpec], place: str, want: Literal["load", "judge"] = "load"
 ) -> None:
-    """Check names and settings without loading anything. UserError for a wrong one."""
+    """Check names and settings without loading anything. UserError for a wrong name or setting."""
     for spec in specs.values():
         try:
             check_reward(spec.name, spec.settings, want)
@@ -264,7 +265,7 @@ def check_specs(
 
 
 def loaded(name: str, spec: RewardSpec, items: Sequence[Item]) -> tuple[Reward, float]:
-    """Load and test a reward; also returns the seconds that loading took."""
+    """Load and test a reward; also returns the loading time in seconds."""
     reward, seconds = _made(name, lambda: load(spec.name, **spec.settings))
     return tested(name, reward, items), seconds
 
@@ -285,7 +286,7 @@ def loaded_judge(name: str, spec: RewardSpec) -> tuple[Judge, float]:
 
 
 def _made(name: str, maker: Callable[[], T]) -> tuple[T, float]:
-    """The result and its seconds. UserError for a missing library or missing weights."""
+    """The result of a call and its seconds. UserError for a missing library or missing weights."""
     begun = time.perf_counter()
     try:
         made = maker()

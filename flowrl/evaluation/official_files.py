@@ -54,7 +54,7 @@ OFFICIAL_FILES = {
 def download_official(suite: str, out: Path) -> str:
     """Download the official file of a suite, and return a sentence with its source.
 
-    UserError: no known address, no answer, or another file than the known one.
+    UserError: unknown address, no answer, or a file that differs from the known one.
     """
     if suite not in OFFICIAL_FILES:
         known = ", ".join(OFFICIAL_FILES)

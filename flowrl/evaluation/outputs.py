@@ -1,4 +1,4 @@
-"""Checks of output paths before the long work that fills them."""
+"""Check output paths before the long work that fills them."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from flowrl.errors import UserError
 def check_output_file(path: Path, option: str = "--out") -> None:
     """UserError if no file can be written at the path."""
     if path.is_dir():
-        raise UserError(f"{option}: {path} is a folder; name a file in it")
+        raise UserError(f"{option}: {path} is a folder; give a file in it")
     if not path.parent.is_dir():
         raise UserError(f"{option}: there is no folder {path.parent}; create it, or choose another")
     if not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -16,10 +16,10 @@ def paired_gain(
 ) -> MeanInterval:
     """Mean difference now - base with its 95 % interval; its `n` counts prompts.
 
-    Row i of both is the same prompt and noise, and NaN is no score: a pair that lacks one is left
-    out. Differences are averaged within each prompt (`group`), and then over prompts, which are
-    resampled (percentile bootstrap, widened for few prompts; see `agreement`). NaN bounds for
-    fewer than two prompts.
+    Row i of both has the same prompt and noise. NaN means unscored, and such pairs are left out.
+    Differences are averaged within each prompt (`group`), and then over prompts, which are
+    resampled (percentile bootstrap, widened for few prompts; see `agreement`). NaN bounds for fewer
+    than two prompts.
     """
     means = prompt_means(now - base, group)
     means = means[~np.isnan(means)]
@@ -33,7 +33,7 @@ def paired_gain(
 def prompt_means(
     values: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " c"]:
-    """Mean of each prompt's non-NaN values, in order; NaN without any."""
+    """Mean of each prompt's non-NaN values, in order; NaN if there are none."""
     _, place = np.unique(group, return_inverse=True)
     known, count = ~np.isnan(values), int(place.max(initial=-1)) + 1
     sums = np.bincount(place[known], values[known], minlength=count)

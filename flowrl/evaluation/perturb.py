@@ -1,6 +1,6 @@
-"""Edits that do not improve an image, so that no reward should pay for them.
+"""Edits that do not improve an image, so no reward should favour them.
 
-A policy learns every edit that its reward pays for: this is reward hacking. Sizes are
+A policy learns every edit that its reward favours: this is reward hacking. Sizes are
 shares of the image's shorter side, so that a thumbnail and a photograph change by the same amount.
 """
 
@@ -68,7 +68,7 @@ def text(image: Image.Image, _rng: Rng) -> Image.Image:
 
 
 def saturate(image: Image.Image, _rng: Rng) -> Image.Image:
-    """Move colours 1.6 times as far from gray."""
+    """Increase the distance of colours from gray by a factor of 1.6."""
     return ImageEnhance.Color(image).enhance(1.6)
 
 
@@ -98,7 +98,7 @@ def change(edit: Edit, seed: int) -> Callable[[Tensor, int], Tensor]:
 
 
 class Robustness(NamedTuple):
-    """Effect of an edit on a reward. Shares are of pairs with a human winner."""
+    """Effect of an edit on a reward. Shares refer to pairs with a human winner."""
 
     shift: MeanInterval  # mean (changed - clean score), in units of `spread`
     raised: float  # share of samples that score higher once changed
@@ -109,8 +109,8 @@ class Robustness(NamedTuple):
 def spread(score: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]) -> float:
     """Standard deviation of scores within groups (samples of one prompt), pooled over groups.
 
-    Over all samples if no group has two scored ones. A group's advantages are in this unit, so a
-    shift of 1 is worth as much as a typical difference between samples.
+    Computed over all samples if no group has two scored samples. A group's advantages are in this
+    unit, so a shift of 1 equals a typical difference between samples.
     """
     known = ~np.isnan(score)
     score, group = score[known], np.unique(group[known], return_inverse=True)[1]

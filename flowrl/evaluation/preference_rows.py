@@ -1,4 +1,4 @@
-"""A row of a preference data set: its samples and what people said of them."""
+"""A row of a preference data set: its samples and their human judgements."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ PreferenceRow = Mapping[str, Any]
 class JudgedRow(NamedTuple):
     """One row of a file: samples of one prompt with a label (for two samples) or ranks.
 
-    more    columns that are added to the row's own: `category`, and `source`, the image that was
-            edited, as a cell of a table
+    more    additional columns: `category`, and `source`, the image that was edited, as a cell of a
+            table
     """
 
     prompt: Any

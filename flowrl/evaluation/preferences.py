@@ -1,4 +1,4 @@
-"""Preference data sets: verdicts of people on pairs or orders of samples, in several layouts.
+"""Preference data sets: human verdicts on pairs or rankings of samples, in several layouts.
 
 plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"
 chosen       prompt, chosen, rejected: the first is better
@@ -9,10 +9,10 @@ hpdv2_pairs  prompt, file_path, human_preference; HPDv2's training set
 genai        left_output_image, right_output_image, vote_type; GenAI-Bench, arXiv:2406.04485
 genai_video  left_video, right_video, vote_type
 videogen     prompt, path_A, path_B, and a column of A, B, same; VideoGen-RewardBench, 2501.13918
-and HPDv3 and sets of edits: `flowrl.evaluation.edit_preferences`
+HPDv3 and data sets of edits: `flowrl.evaluation.edit_preferences`
 
 The columns determine the layout. A row may have a `category`; rewards get all other columns
-unchanged. Ranks begin with the best; equal ranks are ties.
+unchanged. Rank 1 is the best; equal ranks are ties.
 """
 
 import math

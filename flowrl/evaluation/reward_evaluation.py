@@ -46,7 +46,7 @@ class EvaluateRewards:
 
     dataset: Word[Path]
     """A table or a folder of tables: prompt, a, b, label; or the layout of Pick-a-Pic, HPDv2,
-    HPDv3, ImageReward, GenAI-Bench, VideoGen-RewardBench or one of EditReward-Bench."""
+    HPDv3, ImageReward, GenAI-Bench, VideoGen-RewardBench or EditReward-Bench."""
     rewards: tuple[str, ...] = ()
     """Names, or YAML such as '{name: shapes, kind: strict}'."""
     judges: tuple[str, ...] = ()
@@ -54,27 +54,28 @@ class EvaluateRewards:
     layout: str | None = None
     """The layout, if the columns do not determine it."""
     dimension: str | None = None
-    """The column of labels, such as VQ of VideoGen-RewardBench."""
+    """The column with labels, such as VQ in VideoGen-RewardBench."""
     images: Path | None = None
-    """The folder of relative paths; the table's folder if not given."""
+    """The folder to which paths are relative; by default the table's folder."""
     prompts: int | None = None
-    """Largest number of prompts, drawn by the seed."""
+    """Maximum number of prompts, selected with the seed."""
     ties: Ties | None = None
-    """Treatment of ties in the headline; that of the data set's paper if not given."""
+    """Treatment of ties in the main result; by default as in the data set's paper."""
     level: float = 0.99
-    """Level of the intervals: 0.99, since one page makes many comparisons."""
+    """Confidence level of the intervals: 0.99, since one page makes many comparisons."""
     resamples: int = 2000
     robust: int = 200
-    """Pairs whose samples are edited to find what fools the rewards; 0 leaves that out."""
+    """Number of pairs whose samples are edited to find out which edits fool the rewards; 0:
+    none."""
     examples: int = 6
-    """Pairs shown per reward, those where it is most wrong."""
+    """Number of pairs to show per reward: those with its largest errors."""
     chunk: int = 16
     """Samples (or pairs) per call."""
     frames: int = 16
     """Frames of a video, evenly spaced."""
     seed: int = 0
     out: Path | None = None
-    """A folder; reward-evaluation-0001 or the next number if not given."""
+    """A new folder; by default reward-evaluation-0001 or the next free number."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,9 @@ def _check(
     objects: Mapping[str, Reward],
 ) -> None:
     if not rewards and not judges and not objects:
-        raise UserError("evaluate-rewards: no rewards; add for example --rewards shapes,brightness")
+        raise UserError(
+            "evaluate-rewards: no rewards; add some, such as --rewards shapes,brightness"
+        )
     if both := set(objects) & (set(rewards) | set(judges)):
         raise UserError(f"rewards: {', '.join(both)} is also the label of an object; change one")
     if both := set(rewards) & set(judges):
@@ -169,7 +172,7 @@ def score_pairs(
 
 
 def robust_rows(p: Preferences, most: int, seed: int) -> list[int]:
-    """Samples of at most `most` pairs with a human winner; whole groups, in order."""
+    """Samples of at most `most` pairs with a human winner, in whole groups and in order."""
     pairs = ScoredPairs.of(p.a, p.b, p.label, p.cluster)
     order = np.random.default_rng([seed, 1]).permutation(len(pairs.winner))[:most]
     chosen = {int(row) for i in order for row in (pairs.winner[i], pairs.loser[i])}
@@ -219,8 +222,8 @@ def table(tree: ReportTree) -> str:
 
 
 def plain(tree: Any) -> Any:
-    """Convert a tree to JSON: named tuples to mappings, numbers to Python's, NaN and infinity to
-    null."""
+    """Convert a tree to JSON types: named tuples to mappings, numbers to Python's, NaN and infinity
+    to null."""
     if isinstance(tree, Mapping):
         return {key: plain(value) for key, value in tree.items()}
     if isinstance(tree, tuple) and type(tree) is not tuple:

@@ -1,4 +1,4 @@
-"""The results of an evaluation of rewards, as one tree of numbers (the JSON) and in sentences."""
+"""The results of a reward evaluation, as one tree of numbers (the JSON) and as sentences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class RewardResult:
 
 
 def headline(preferences: Preferences, ties: Ties | None) -> Ties:
-    """Treatment of ties: the user's choice, or the data set's own paper's."""
+    """Treatment of ties: the user's choice, or that of the data set's paper."""
     return ties or HEADLINE.get(preferences.layout, "excluded")
 
 
@@ -137,7 +137,7 @@ def _categories(p: Preferences, a: RewardResult, resamples: Resamples, ties: Tie
 
 
 def _calibration(p: Preferences, a: RewardResult) -> ReportTree:
-    """Calibration of a judge, or of a reward's margins after a fitted number scales them."""
+    """Calibration of a judge, or of a reward's margins after scaling by a fitted number."""
     scale = fitted_scale(a.margin, p.label) if a.orders is None else None
     with np.errstate(over="ignore"):
         probability = a.margin + 0.5 if scale is None else 1 / (1 + np.exp(-a.margin / scale))
@@ -234,19 +234,19 @@ def _accuracies(tree: ReportTree, best: Sequence[str]) -> list[str]:
         if e.low <= 0.5 <= e.high:
             text += " That cannot be distinguished from guessing."
         elif e.high < 0.5:
-            text += " It prefers what people reject: check its sign."
+            text += " It prefers the samples that people reject: check its sign."
         lines.append(text)
     for d in tree["differences"]:
         if best[:2] == [d["first"], d["second"]]:
             if d["low"] > 0:
-                lines.insert(1, f"It is better than {d['second']} on the same pairs beyond doubt.")
+                lines.insert(1, f"It is significantly better than {d['second']} on the same pairs.")
             else:
-                lines.insert(1, f"Whether it is better than {d['second']} is not settled here.")
+                lines.insert(1, f"Its difference from {d['second']} is not significant.")
     return lines
 
 
 def _fooled(name: str, reward: ReportTree) -> list[str]:
-    """Edits that raise a reward without a better sample, the strongest first."""
+    """Edits that raise a reward without improving the sample, the strongest first."""
     tried = reward.get("robustness", {})
     order = sorted(tried, key=lambda edit: -_or(tried[edit]["shift"].value, 0.0))
     raised, overtaken = [], []
@@ -281,13 +281,13 @@ def _judged(name: str, reward: ReportTree) -> list[str]:
     if p.n and (abs(p.toward_first) > 0.02 or p.consistent < 0.9):
         side = "first" if p.toward_first > 0 else "second"
         lines.append(
-            f"{name} leans to the {side} of two by {percent(abs(p.toward_first))} and keeps its "
-            f"winner in {percent(p.consistent, 0)} of the pairs when they change places."
+            f"{name} favours the {side} position by {percent(abs(p.toward_first))} and keeps its "
+            f"winner in {percent(p.consistent, 0)} of the pairs when the samples are swapped."
         )
     if reward["calibration"]["ece"] > 0.1:
         lines.append(
             f"{name}'s probabilities are off by {percent(reward['calibration']['ece'], 0)} on "
-            "average: do not read them as odds."
+            "average: do not interpret them as probabilities."
         )
     return lines
 
@@ -299,7 +299,7 @@ def _alike(tree: ReportTree) -> list[str]:
     most = 0.1 * tree["dataset"]["pairs"]
     return [
         f"{names[i]} and {names[j]} name the same winner in {percent(share[i][j], 0)} of the "
-        "pairs that both decide: the second of them adds little."
+        "pairs that both decide: the second one adds little."
         for i in range(1, len(names))
         for j in range(i + 1, len(names))
         if share[i][j] > 0.97 and max(open_[i - 1], open_[j - 1]) < most

@@ -29,28 +29,29 @@ class ScoreArguments:
     """Score a folder of images or videos: scores.csv, scores.parquet, contact sheets."""
 
     folder: Word[Path]
-    """The folder; all folders below it are read too."""
+    """The folder; its subfolders are read too."""
     rewards: tuple[str, ...]
     """Names, or YAML such as '{name: shapes, kind: strict}'."""
     prompts: Path | None = None
-    """A table with columns file and prompt (and any others, which the rewards get);
-    prompts.jsonl or metadata.jsonl of the folder if not given."""
+    """A table with the columns file and prompt (rewards get all other columns); by default
+    prompts.jsonl or metadata.jsonl in the folder."""
     prompts_from: Where = "auto"
     """table, metadata (PNG text, EXIF) or names; auto tries them in this order."""
     sheet: int = 96
-    """Images on a contact sheet: the best, the worst and some between. 0: no sheets."""
+    """Number of images on a contact sheet: the best, the worst and some in between. 0: no
+    sheets."""
     chunk: int = 16
     """Samples per call."""
     frames: int = 16
     """Frames of a video, evenly spaced."""
     out: Path | None = None
-    """A folder; FOLDER/scores if not given."""
+    """A folder; by default FOLDER/scores."""
 
 
 def score_folder(given: ScoreArguments) -> Path:
     specs = parse_specs(given.rewards, "--rewards")
     if not specs:
-        raise UserError("score: no rewards; add for example --rewards shapes,brightness")
+        raise UserError("score: no rewards; add some, such as --rewards shapes,brightness")
     if given.chunk < 1 or given.frames < 1 or given.sheet < 0:
         raise UserError("score: --chunk and --frames must be at least 1, and --sheet at least 0")
     check_specs(specs, "--rewards")
@@ -109,18 +110,18 @@ def write(
 
 
 def _plain(cell: Any) -> Any:
-    """A text that a spreadsheet would take for a formula, with a quotation mark before it."""
+    """A text, with a quotation mark before it if a spreadsheet would read it as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in FORMULA and cell else cell
 
 
 def _cell(value: Any) -> str | None:
-    """The cell: text unchanged, all else as JSON, so that a column has one type."""
+    """The cell: text unchanged, other values as JSON, so that a column has one type."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def contact_sheet(path: Path, gallery: Gallery, name: str, column: Column, most: int) -> None:
     """Write a contact sheet, best first, of at most `most` samples: the first and last thirds show
-    the two ends, the rest is evenly spaced."""
+    the two ends, and the rest is evenly spaced."""
     scored = np.flatnonzero(~np.isnan(column))
     rows = scored[np.argsort(-column[scored], kind="stable")]
     shown = rows[kept(len(rows), most)].tolist()
@@ -161,8 +162,8 @@ def summary(values: dict[str, Column], costs: dict[str, Cost]) -> str:
         "lowest",
         "highest",
         "unscored",
-        "ms a sample",
-        "MB a sample",
+        "ms per sample",
+        "MB per sample",
     )
     rows: list[tuple[str, ...]] = [head]
     for name, column in values.items():

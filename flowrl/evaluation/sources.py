@@ -1,6 +1,6 @@
-"""Sources of samples: a file, a piece of one, or bytes in a table.
+"""Sources of samples: a file, a part of one, or bytes in a table.
 
-A piece of an image is written as a media fragment of the W3C: `sheet.png#xywh=64,0,32,32`.
+A part of an image is written as a W3C media fragment: `sheet.png#xywh=64,0,32,32`.
 """
 
 import io
@@ -35,7 +35,7 @@ class Source:
 
     @classmethod
     def of(cls, cell: Any, folder: Path, place: str) -> "Source":
-        """Read a cell of a table: a path relative to `folder`, a piece of a file, bytes, or
+        """Read a cell of a table: a path relative to `folder`, a part of a file, bytes, or
         the mapping {"bytes", "path"} that `datasets` stores. UserError, at `place`, for
         anything else."""
         if isinstance(cell, bytes):
@@ -57,7 +57,7 @@ class Source:
 def read_media(sources: Sequence[Source], frames: int = 16) -> Read:
     """Read images [3 h w] and videos [f 3 h w] in 0..1, None for entries in `broken`.
 
-    At most `frames` frames of a video are kept, evenly spaced, with the first and the last.
+    At most `frames` frames of a video are kept, evenly spaced, including the first and the last.
     """
     media: list[Tensor | None] = []
     broken: dict[str, str] = {}
@@ -132,7 +132,8 @@ def _video(content: Any, frames: int) -> Tensor:
 
 
 def spaced(count: int, most: int) -> set[int]:
-    """At most `most` evenly spaced indices below `count`, with both ends (or the middle one)."""
+    """At most `most` evenly spaced indices below `count`, including both ends (or only the middle
+    one)."""
     if count <= most:
         return set(range(count))
     if most == 1:

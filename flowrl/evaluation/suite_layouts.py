@@ -1,4 +1,4 @@
-"""Official prompt files of GenEval 2, VBench, UniGenBench and DPG-Bench, as rows of a suite."""
+"""Read the official prompt files of GenEval 2, VBench, UniGenBench and DPG-Bench as suite rows."""
 
 import json
 from pathlib import Path
@@ -28,8 +28,9 @@ def geneval2_rows(path: Path) -> list[dict[str, Any]]:
 def vbench_rows(path: Path) -> list[dict[str, Any]]:
     """Read VBench_full_info.json: prompt_en and a list of dimensions.
 
-    Kept are prompts of the dimensions that need no heavy weights; a category is the dimensions
-    that share its prompts, such as "dynamic_degree, motion_smoothness, subject_consistency".
+    Only prompts of the dimensions that need no heavy weights are kept; a category is the list of
+    dimensions that share a prompt, such as "dynamic_degree, motion_smoothness,
+    subject_consistency".
     """
     return [
         {"prompt": row["prompt_en"], "category": ", ".join(own)}

@@ -1,6 +1,6 @@
 """Prompt sets with their own metrics: prompts, rewards, and the kind of mean.
 
-`flowrl suites` lists them. Our own are files of `configs/suites`; the published ones are read from
+`flowrl suites` lists them. Our own are files in `configs/suites`; published suites are read from
 the user's copy of the official file: `geneval:path/to/evaluation_metadata.jsonl`. Rows have a
 `prompt` and a `category`; rewards receive all other columns.
 """
@@ -78,7 +78,7 @@ def _ocr(path: Path) -> list[SuiteRow]:
 
 def _drawbench(path: Path) -> list[SuiteRow]:
     """One prompt per line; or a table with Prompts and Category, as first published. Some copies
-    repeat every prompt; it counts once."""
+    repeat every prompt, which counts once."""
     if path.suffix == ".txt":
         return [{"prompt": line, "category": "all"} for line in dict.fromkeys(_lines(path))]
     rows = _table(path, "Prompts", "Category")
@@ -97,7 +97,7 @@ def _parti(path: Path) -> list[SuiteRow]:
 def _compbench(path: Path) -> list[SuiteRow]:
     """T2I-CompBench's `color_val.txt` and the like, or a folder of them; the file is the category.
 
-    Lines of some files end in a full stop and a tab; both are cut.
+    Lines of some files end with a full stop and a tab; both are removed.
     """
     files = sorted(path.glob("*_val.txt")) if path.is_dir() else [path]
     if not files:
@@ -120,12 +120,12 @@ SUITES: dict[str, SuiteKind] = {
         "the demo's world: objects, number, relation", (STRICT, GRADED), "categories"
     ),
     "compositional": SuiteKind(
-        "everyday objects: number, colour, place, in GenEval's columns",
+        "everyday objects: number, colour, position, in GenEval's columns",
         ("{name: geneval, kind: strict}", "{name: geneval, kind: graded}"),
         "categories",
     ),
-    "text": SuiteKind("texts to show, from a word to a line", ("ocr",), "categories"),
-    "taxonomy": SuiteKind("a little of everything, ten themes", ("clip",), "categories"),
+    "text": SuiteKind("texts to render, from a word to a line", ("ocr",), "categories"),
+    "taxonomy": SuiteKind("a mixture of ten themes", ("clip",), "categories"),
     "geneval": SuiteKind(
         "GenEval, arXiv:2310.11513: 553 prompts, six tasks, mean of the tasks",
         ("{name: geneval, kind: official}",),
@@ -164,14 +164,14 @@ SUITES: dict[str, SuiteKind] = {
         layouts.dpg_rows,
     ),
     "vbench": SuiteKind(
-        "VBench, arXiv:2311.17982: its dimensions of motion and consistency, by stand-ins",
+        "VBench, arXiv:2311.17982: its dimensions of motion and consistency, approximated",
         ("flicker", "smoothness", "motion", "consistency", "{name: consistency, kind: clip}"),
         "prompts",
         layouts.vbench_rows,
     ),
     "t2i_compbench": SuiteKind(
         "T2I-CompBench, arXiv:2307.06350: colour, shape, texture, space, number, complex. Scored "
-        "by CLIP; the reward compbench has its rule for attributes",
+        "by CLIP; the reward compbench implements its rule for attributes",
         ("clip",),
         "categories",
         _compbench,
@@ -180,9 +180,9 @@ SUITES: dict[str, SuiteKind] = {
 
 
 def load_suite(name: str) -> Suite:
-    """Load `shapes`, `geneval:FILE`, or a file of your own with prompt (and category).
+    """Load `shapes`, `geneval:FILE`, or your own file with prompt (and category).
 
-    UserError: an unknown name, an official suite without its file, a file of another layout.
+    UserError: an unknown name, an official suite without its file, a file with another layout.
     """
     head, _, path = name.partition(":")
     if head in SUITES:
@@ -233,7 +233,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def by_category(scores: Scores, meta: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Mean of each reward in each category over scored samples; NaN without any."""
+    """Mean of each reward in each category over scored samples; NaN if there are none."""
     of = [str(row["category"]) for row in meta]
     means: dict[str, dict[str, float]] = {}
     for column, name in enumerate(scores.names):
@@ -259,12 +259,12 @@ def suite_summary(suite: Suite, scores: Scores, meta: Sequence[Mapping[str, Any]
 
 @dataclass
 class Suites:
-    """List the prompt sets that have their own metrics, show one, or write its prompts."""
+    """List the prompt sets with their own metrics, show one, or write its prompts."""
 
     name: Word[str] = ""
-    """One of them, as NAME or NAME:FILE; all are listed if not given."""
+    """A suite, as NAME or NAME:FILE; by default all are listed."""
     out: Path | None = None
-    """Write the prompts here as JSON lines, for `prompts:` of a run or --prompts."""
+    """Write the prompts to this file as JSON lines, for `prompts:` of a run or --prompts."""
     get: Path | None = None
     """Download the official file of geneval, ocr, drawbench or parti to this path."""
 

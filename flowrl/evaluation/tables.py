@@ -1,5 +1,5 @@
-"""Tables in files, as a list of mappings: jsonl, json, csv, tsv and parquet. Cells stay as stored
-(bytes of images are not decoded)."""
+"""Read tables from files as a list of mappings: jsonl, json, csv, tsv and parquet. Cells stay as
+stored (bytes of images are not decoded)."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ def rows_of(source: Path) -> tuple[list[dict[str, Any]], Path]:
             raise UserError(f"{source}: no table in this folder ({', '.join(SUFFIXES)})")
         if len(files) > 1 and files[0].suffix != ".parquet":
             names = ", ".join(path.name for path in files)
-            raise UserError(f"{source}: several tables ({names}); name one of them")
+            raise UserError(f"{source}: several tables ({names}); choose one of them")
         return [row for path in files for row in _rows(path)], source
     if not source.is_file():
         raise UserError(f"{source}: no such file or folder")

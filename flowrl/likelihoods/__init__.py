@@ -1,1 +1,1 @@
-"""Likelihoods of samples under a policy: densities of steps, matching errors, tokens."""
+"""Likelihoods of samples under a policy: of steps, of clean samples (by matching), of tokens."""

@@ -1,4 +1,4 @@
-"""A sample as one action: how far velocities lead towards it, and away from its group's mean."""
+"""A sample as one action: how far velocities move towards it, away from its group's mean."""
 
 from dataclasses import dataclass
 
@@ -28,9 +28,9 @@ class Directional:
         log r = mean(delta^2) - mean((v - v_old + delta)^2),
         delta = (x0 - group mean) / mean((x0 - group mean)^2)
 
-    Samples of a group share their first noise and are separated by small noise in each step. v
+    Samples of a group share their initial noise and diverge by small noise in each step. v
     points from the sample to the noise, so the ratio rises as v moves along -delta, and x0 along
-    delta. There is no density: an evaluation has velocities, and 0 for its log-likelihood.
+    delta. There is no density: an evaluation has velocities, and its log-likelihood is 0.
     """
 
     unit = 1
@@ -45,7 +45,7 @@ class Directional:
             chain = plan.shared_noise and set(plan.nodes) == {plan.group}
             if not chain or not any(step.train for step in plan.steps):
                 return (
-                    "Directional compares samples that differ by the noise of their trained "
+                    "Directional compares samples that differ only in the noise of their trained "
                     "steps: use Chain or Window with shared_noise=True"
                 )
         return None

@@ -1,4 +1,4 @@
-"""Minus the flow-matching error as a log-likelihood, for clean samples of any sampler."""
+"""The negative flow-matching error as a log-likelihood, for clean samples of any sampler."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -69,20 +69,20 @@ def weighting(name: WeightingName, power: float = 0.25) -> Weighting:
 
 @dataclass(frozen=True)
 class Matching:
-    """Minus the flow-matching error at newly drawn noise levels: AWM (arXiv:2509.25050).
+    """The negative flow-matching error at newly drawn noise levels: AWM (arXiv:2509.25050).
 
         log p = -w(mean |v(x, sigma) - (noise - x0)|^2),  x = (1 - sigma) x0 + sigma noise
 
-    levels_per_sample  noise levels of each sample, or pair
-    weight     w, by noise level and size: see `Weighting`
+    levels_per_sample  number of noise levels per sample or pair
+    weight     w by noise level and error size: see `Weighting`
     paired     keeps each group's best and worst as consecutive rows, with the same noise and level:
                Diffusion-DPO (arXiv:2311.12908). A tie becomes a masked pair
     together   the group's size for losses that compare the samples of a group: their rows stay
-               together. 1 for all others
+               together. 1 for all other losses
     same_noise gives these rows the same noise and level, so that only the samples differ: DGPO
                (arXiv:2510.08425)
-    share      "batch": all samples have the same levels, so that a minibatch is at one sigma, which
-               every pipeline can run in one call; "sample": each has its own
+    share      "batch": all samples share their levels, so that a minibatch has one sigma, which
+               every pipeline can run in one call; "sample": each sample has its own levels
     kl_weight  of the divergence |v - v_ref|^2: 1, or AWM's `elbo`, 1 / 2s^2 with
                s = .7 sqrt(t / (1 - t)), t at most .99 in the denominator
 
@@ -110,11 +110,13 @@ class Matching:
         if text_plans(choices):
             return NEEDS_TOKEN
         if self.together < 1 or (self.paired and self.together > 1):
-            return "Matching keeps pairs or groups together: set paired or together, not both"
+            return (
+                "Matching keeps either pairs or groups together: set paired or together, not both"
+            )
         for plan in image_plans(choices):
             if plan.group % self.together:
                 return (
-                    f"Matching keeps {self.together} rows together, which cuts groups of "
+                    f"Matching keeps {self.together} rows together, which splits groups of "
                     f"{plan.group}: set together to the group's size"
                 )
             self.times([step.sigma for step in plan.steps], self.levels_per_sample, generator(0))
@@ -171,7 +173,8 @@ class Matching:
         return keep, differ & both
 
     def _key(self, rollout: Rollout, sample: int) -> tuple[int | str, ...]:
-        """The key of sample (or pair) number `sample` of this rollout, on any process."""
+        """The key of sample (or pair) number `sample` of this rollout, the same on every
+        process."""
         draw = rollout.draws[sample // rollout.plan.group]
         place = sample % rollout.plan.group
         leaf = "pair" if self.paired else place - place % self.together * self.same_noise

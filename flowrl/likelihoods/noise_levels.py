@@ -1,8 +1,9 @@
 """Noise levels for matching losses: frozen settings that draw `count` sigmas from a generator.
 
 All are stratified (one sigma from each of `count` parts), so that a few draws cover the range. They
-stay at or below the plan's first sigma, where the model was trained (Wan .9997, SD1.5 .936).
-Sources: AWM's time types (arXiv:2509.25050) and DiffusionNFT's permuted grid (arXiv:2509.16117).
+do not exceed the plan's first sigma, the highest that the model was trained at (Wan .9997, SD1.5
+.936). Sources: AWM's time types (arXiv:2509.25050) and DiffusionNFT's permuted grid
+(arXiv:2509.16117).
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ class Times(Protocol):
 
 
 def shifted(t: Tensor, shift: float) -> Tensor:
-    """Shift levels, towards noise for shift > 1: SD3's timestep shift (arXiv:2403.03206)."""
+    """Shift levels; towards noise if shift > 1: SD3's timestep shift (arXiv:2403.03206)."""
     return shift * t / (1 + (shift - 1) * t)
 
 
@@ -60,8 +61,8 @@ class LogitNormal:
 
         sigma = max(least, shifted(sigmoid(z))),  z ~ N(0, 1)
 
-    AWM's code computes a clamp of the uniform and then overwrites it; here it holds, so that no
-    sigma is exactly 1.
+    AWM's code computes a clamp of the uniform number and then overwrites it; here the clamp is
+    applied, so that no sigma is exactly 1.
     """
 
     shift: float = 3.0
@@ -81,7 +82,7 @@ class Discrete:
         sigma_j = grid[k],  k uniform in part j of `count` parts of the first `fraction`
 
     `init` sets the rule for index 0, pure noise: drawn like the others (`any`), never (`without`),
-    or always, beside count - 1 parts of the rest (`with`). UserError for too few levels.
+    or always, with count - 1 parts of the rest (`with`). UserError for too few levels.
     """
 
     fraction: float = 0.9

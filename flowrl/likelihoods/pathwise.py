@@ -1,7 +1,7 @@
-"""Samples as differentiable functions of the network: no density, but the way to a clean sample.
+"""Samples as differentiable functions of the network: no density, but the path to a clean sample.
 
-A gradient method rebuilds the sample of each row by a few steps with gradients, and a reward's
-slope at the end of these steps trains the network (`flowrl/run/experience/reward_gradient.py`).
+A gradient method rebuilds the sample of each row by a few steps with gradients, and the reward's
+gradient at the end of these steps trains the network (`flowrl/run/experience/reward_gradient.py`).
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ class PathRows(Rows):
 
     x         the states at the first of `sigmas`
     sigmas    the levels that Euler steps with gradients visit, falling or rising
-    noise     the noise in x, which is taken out of the last state; None: the last state is clean
+    noise     the noise in x, which is subtracted from the last state; None: the last state is clean
     swapped   whether a relative reward's two words are exchanged
-    strength  extra weight of its first word
+    strength  extra weight of the first of these words
     """
 
     x: Float[Tensor, "b *d"]
@@ -55,7 +55,7 @@ class Starts(Protocol):
     """Chooses the states from which a rollout's samples are rebuilt."""
 
     def steps(self, plan: Plan) -> list[int]:
-        """Steps with gradients for each row of a sample."""
+        """Number of steps with gradients for each row of a sample."""
         ...
 
     def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]: ...
@@ -90,11 +90,11 @@ def euler_path(
 class Pathwise:
     """A clean sample as a differentiable function of the network, rebuilt from a known state.
 
-        x0 = x + sum (sigma' - sigma) v(x_sigma, sigma), less the rest of a known noise
+        x0 = x + sum (sigma' - sigma) v(x_sigma, sigma), minus the remaining part of a known noise
 
     starts  the states: `Kept`, `Renoised` or `KnownNoise`
 
-    Anchors compare velocities at the states of the path, which count as constants.
+    Anchors compare velocities at the states of the path, which are treated as constants.
     """
 
     starts: Starts
@@ -107,11 +107,14 @@ class Pathwise:
         if text_plans(choices):
             return NEEDS_TOKEN
         if any(plan.steer is not None for plan in image_plans(choices)):
-            return "steered samples are not the policy's own, so none can be rebuilt: leave it out"
+            return (
+                "steer: steered samples are not the policy's own, so they cannot be rebuilt: "
+                "leave it out"
+            )
         if any(map(unbound, image_plans(choices))):
             return (
-                "kernel: scheduler: reward gradients go through Euler steps, and these are other "
-                "ones: take a recipe of policy gradients or of matching"
+                "kernel: scheduler does not take the Euler steps that reward gradients need: use "
+                "a policy-gradient or matching recipe"
             )
         return self.starts.refuses(choices)
 
@@ -123,14 +126,14 @@ class Pathwise:
 
     def graded(self, plan: Plan, anchors: int) -> int:
         """Network evaluations with gradients per draw, for a loss that compares with this many
-        other policies. With several steps each step is evaluated twice, and once more for the
+        other policies. With several steps each step is evaluated twice, and once more for
         anchors."""
         each = 3 if anchors else 2
         return plan.group * sum(k if k == 1 else each * k for k in self.starts.steps(plan))
 
     def frozen(self, plan: Plan, anchors: int) -> int:
         """Evaluations without gradients per draw: of each of this many other policies, and of the
-        trained one if states inside a path must be found first."""
+        trained policy if states inside a path must be computed first."""
         if not anchors:
             return 0
         steps = self.starts.steps(plan)
@@ -179,14 +182,14 @@ def _rows(common: Rows, **own: object) -> PathRows:
 
 @dataclass(frozen=True)
 class Kept:
-    """Starts from the states that the plan kept, through all remaining steps (DRaFT-K,
-    arXiv:2309.17400) or in one step to the clean sample (`project`: ReFL, arXiv:2304.05977)."""
+    """Starts from the states that the plan kept and takes all remaining steps (DRaFT-K,
+    arXiv:2309.17400), or one step to the clean sample (`project`: ReFL, arXiv:2304.05977)."""
 
     project: bool = False
 
     def refuses(self, choices: Choices) -> str | None:
         if any(plan.keep is None for plan in image_plans(choices)):
-            return "Kept needs states on the way: use the plan LastSteps or OneOfSteps"
+            return "Kept needs stored intermediate states: use the plan LastSteps or OneOfSteps"
         return None
 
     def steps(self, plan: Plan) -> list[int]:
@@ -203,8 +206,8 @@ class Kept:
 
 @dataclass(frozen=True)
 class Renoised:
-    """Starts from clean samples with `draws` new noises at the level of the last step, each
-    removed by one step with gradients: DRaFT-LV (arXiv:2309.17400)."""
+    """Starts from clean samples noised `draws` times to the level of the last step and removes the
+    noise in one step with gradients: DRaFT-LV (arXiv:2309.17400)."""
 
     draws: int = 2
 
@@ -228,13 +231,13 @@ class KnownNoise:
     """Starts from clean samples with the noise from which they were sampled: Direct-Align
     (arXiv:2509.06942).
 
-    One step with gradients from a level down to s, or up to s from a lower one; the noise that is
-    left at s is known and taken out exactly. s is drawn once an iteration from `levels`, and the
-    other level is `width` of their distance away, or as far as they reach.
+    One step with gradients from a level down to s, or up to s from a lower one; the noise that
+    remains at s is known and subtracted exactly. s is drawn once per iteration from the range
+    `levels`, and the other level is the fraction `width` of the range away, within the range.
 
-    both       also the step upwards, whose gradient has the other sign
-    strengths  extra weight of a relative reward's first word at the lowest and the highest s, of
-               the step down and of the step up
+    both       also take the step upwards, whose gradient has the opposite sign
+    strengths  extra weight of a relative reward's first word at the lowest and the highest s, for
+               the step down and for the step up
     """
 
     levels: tuple[float, float] = (0.75, 27 / 28)

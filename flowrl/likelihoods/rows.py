@@ -40,9 +40,9 @@ PointMask = Bool[Tensor, "n k"]
 class Rows:
     """Rows of any kind. Rows are masked, never dropped, so that all processes hold equally many.
 
-    `behaviour` is the evaluation of the policy that sampled where `old` is the proximal one's.
+    `behaviour` is the evaluation of the sampling policy where `old` is that of the proximal policy.
     `state` numbers the states that rows start from: rows of one prompt with the same number have
-    the same x and sigma, so their velocity is evaluated once. None: every row has its own.
+    the same x and sigma, so their velocity is evaluated once. None: every row has its own state.
     """
 
     prompt: Int[Tensor, " b"]  # index into the batch's prompts
@@ -88,14 +88,14 @@ class DirectionRows(Rows):
 
 @dataclass(frozen=True)
 class TokenRows(Rows):
-    """Completions of prompts that the policy has encoded: row `prompt` of its batch.
+    """Completions of prompts that the policy has encoded, at index `prompt` of its batch.
 
     mask       the tokens in the loss, stop tokens included
     lengths    number of the model's own tokens. Positions from `ends` on are padding (0)
     kept       the tokens that the sampler's top-p, top-k and min-p kept; None: all
-    sampled    log-probabilities by another engine that sampled; None: the model itself did
-    from_environment  tokens of an environment, which are context only; None: there are none
-    replayed   rows that an older policy drew: their `old` is its own, and never computed again
+    sampled    log-probabilities under another engine that sampled; None: the model itself sampled
+    from_environment  tokens of an environment, which are context only; None: no such tokens
+    replayed   rows sampled by an older policy: their `old` is that policy's and is never recomputed
     uncertain  tokens of highest entropy in the iteration: see `flowrl.losses.weights.HighEntropy`
     """
 
@@ -117,7 +117,7 @@ class TokenRows(Rows):
 
     @property
     def written(self) -> Bool[Tensor, "b t"]:
-        """Mask of the tokens that the model wrote."""
+        """Mask of the tokens that the model generated."""
         if self.from_environment is None:
             return derived(_before, self.ids, self.ends)
         return derived(_drawn, self.ids, self.ends, self.from_environment)
@@ -138,8 +138,8 @@ def _drawn(ids: Tensor, ends: Tensor, replies: Tensor) -> Tensor:
 def without_old(chunk: Rows, keep: bool = False) -> Rows:
     """The rows without the sampler's log-probabilities, so that the trainer recomputes them.
 
-    Rows of tokens keep the sampler's as `sampled`: the log has the difference between the two.
-    Others do as `behaviour` with `keep`: the update's own are then those of newer weights."""
+    Token rows keep the sampler's values as `sampled`: the log shows the difference. With `keep`
+    other rows keep them as `behaviour`: the update's `old` then comes from newer weights."""
     if chunk.old is None:
         return chunk
     if isinstance(chunk, TokenRows):
@@ -149,17 +149,17 @@ def without_old(chunk: Rows, keep: bool = False) -> Rows:
 
 
 def sampled_elsewhere(rows: Rows) -> Float[Tensor, "b t"] | None:
-    """Log-probabilities by the sampler, where the trainer computes `old` itself."""
+    """Log-probabilities from the sampler, where the trainer computes `old` itself."""
     return rows.sampled if isinstance(rows, TokenRows) else None
 
 
 def with_replayed(computed: Evaluation, chunk: Rows) -> Evaluation:
-    """An evaluation of the policy that sampled, where replayed rows keep the log-probabilities of
-    the older policy that drew them."""
+    """An evaluation of the sampling policy, in which replayed rows keep the log-probabilities of
+    the older policy that sampled them."""
     if not isinstance(chunk, TokenRows) or chunk.replayed is None:
         return computed
     stored = chunk.sampled if chunk.old is None else chunk.old.logp
-    assert stored is not None, "rows carry what the sampler said"
+    assert stored is not None, "rows have the sampler's log-probabilities"
     return computed._replace(logp=torch.where(chunk.replayed[:, None], stored, computed.logp))
 
 
@@ -222,15 +222,15 @@ def stacked(parts: Sequence[T]) -> T:
 
 
 def trimmed(rows: Rows, unit: int) -> Rows:
-    """Drop units of rows without any entry in the loss, since they change neither the loss nor its
-    denominators."""
+    """Drop units of rows without any entry in the loss; the loss and its denominators stay the
+    same."""
     some = on_host(rows.mask).any(1).view(-1, unit).any(1).repeat_interleave(unit)
     return rows if bool(some.all()) else take(rows, some.nonzero()[:, 0])
 
 
 def restored(rows: RowsOf, device: torch.device) -> RowsOf:
-    """Move stored states to the dtype and device of the noise levels, and rows of texts, which
-    begin on the CPU, to `device`. Rows that are already there are returned unchanged."""
+    """Move stored states to the dtype and device of the noise levels, and text rows, which start on
+    the CPU, to `device`. Rows that are already there are returned unchanged."""
     if isinstance(rows, TokenRows):
         return _sent(rows, device)
     if not isinstance(rows, TransitionRows | MatchingRows | DirectionRows):

@@ -17,8 +17,8 @@ from flowrl.likelihoods.token_ratios import KLEstimator, RatioLevel, divergence,
 from samplers.completions import TextRollout
 
 TokenPolicy = Callable[[TokenRows, bool], Evaluation]
-"""(rows, whether to compute entropies) -> log-probabilities [b t] and entropies [b t] in nats, of
-the distribution that tokens are drawn from; 0 at padding."""
+"""(rows, whether to compute entropies) -> log-probabilities [b t] and entropies [b t] in nats,
+of the distribution that tokens are sampled from; 0 at padding."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class Token:
         log p_t = logits_t / temperature - log sum_{kept tokens} exp(logits / temperature)
 
     So the ratio of unchanged weights is 1 at any temperature and top-p. The kept tokens are the
-    sampler's, not those that new weights would keep: the ratio is smooth, and no sampled token ever
-    has probability 0 (arXiv:2512.02556, section 3.1).
+    sampler's rather than the tokens that new weights would keep: the ratio is smooth, and no
+    sampled token ever has probability 0 (arXiv:2512.02556, section 3.1).
 
     ratio     the level of the ratio: see `flowrl.likelihoods.token_ratios.log_ratio`
     kl_form   the estimate of a divergence: see `flowrl.likelihoods.token_ratios.divergence`
     entropy   also computes entropies
     paired    keeps each group's best and worst as consecutive rows; a tie becomes a masked pair
-    cut       completions that were cut off at the length: trained on, or masked (DAPO's overlong
-              filter, arXiv:2503.14476)
+    cut       whether completions that were cut off at the length limit are trained on or masked
+              (DAPO's overlong filter, arXiv:2503.14476)
 
-    Each turn of a completion has its own credit. Unless credit compares turns, it is the
-    trajectory's, which all turns share (AgentFlow's Flow-GRPO, arXiv:2510.05592). The replies of an
-    environment are context, and in no loss. In a tree a token that several leaves share is in the
-    loss once, with their mean credit.
+    Each turn of a completion has its own credit. Unless credit compares turns, all turns share the
+    trajectory's (AgentFlow's Flow-GRPO, arXiv:2510.05592). The replies of an environment are
+    context and never enter the loss. In a tree a token that several leaves share is in the loss
+    once, with their mean credit.
     """
 
     keep_mean = False
@@ -62,12 +62,15 @@ class Token:
         if len(plans) < len(choices.plans):
             return "the Token likelihood needs a text plan: Completions or Segments"
         if any(plan.temperature == 0 for plan in plans):
-            return "at temperature 0 nothing is random, so nothing can be learned"
+            return (
+                "at temperature 0 nothing is random, so nothing can be learned: raise the "
+                "temperature"
+            )
         counts = greedy_baselines(choices.transforms)
         if any(counts != [plan.group] * plan.greedy for plan in plans):
             return (
-                "GreedyBaseline and Completions(greedy=True) go together: one takes the other's "
-                "last completion as the baseline, and counts the completions of a draw with it"
+                "GreedyBaseline and Completions(greedy=True) require each other: the plan's last "
+                "completion is the baseline, and it counts as one of the draw's completions"
             )
         return None
 
@@ -93,8 +96,8 @@ class Token:
         return [replace(pairs, mask=whole)]
 
     def whole(self, rollout: TextRollout) -> tuple[TokenRows, Int[Tensor, " b"]]:
-        """All tokens of the randomly sampled completions, and their indices: no loss reads greedy
-        ones."""
+        """All tokens of the randomly sampled completions, and their indices: losses never read
+        greedy ones."""
         rows = TokenRows(
             prompt=rollout.prompt,
             advantage=torch.zeros_like(rollout.logp),
@@ -142,8 +145,8 @@ def by_token(
 def shared_credit(
     advantage: PointValues, mask: PointMask, nodes: Int[Tensor, "n k"], group: int
 ) -> tuple[PointValues, PointMask]:
-    """Average credit over each node's credited leaves. Leaves of a node agree, except
-    under estimators that add a leaf's own outcome (TEMPO)."""
+    """Average credit over each node's credited leaves. The leaves of a node agree, except with
+    estimators that add a leaf's own outcome (TEMPO)."""
     values: list[Tensor] = []
     masks: list[Tensor] = []
     for k, ids in enumerate(nodes.unbind(1)):

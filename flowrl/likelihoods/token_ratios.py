@@ -33,7 +33,7 @@ def log_ratio(
 
     token           of each token
     sequence        the mean over the row's tokens, at each of them (GSPO, arXiv:2507.18071)
-    sequence_token  the same value, with the gradient of the token alone (GSPO-token)
+    sequence_token  the same value, with only the token's gradient (GSPO-token)
     product         the sum over the row's tokens: the completion is one action (RLOO,
                     arXiv:2402.14740)
     """
@@ -55,8 +55,8 @@ def divergence(
 
         k1 = -d,  k2 = d^2 / 2,  k3 = e^d - d - 1,  d = log p_ref - log p_new
 
-    The means of k1 and k3 are exact. As a loss on on-policy samples k1 has no gradient on average,
-    k2 has that of KL(new | ref) and k3 that of KL(ref | new): see `Anchor.corrected`.
+    k1 and k3 are unbiased. As a loss on on-policy samples, k1 has zero mean gradient, k2 has the
+    gradient of KL(new | ref) and k3 the gradient of KL(ref | new): see `Anchor.corrected`.
     """
     d = ref - new
     if estimate == "k1":
@@ -72,8 +72,8 @@ def mismatch(
     mask: Bool[Tensor, "b t"],
     level: Literal["token", "sequence"],
 ) -> Float[Tensor, "b u"]:
-    """Ratio of the trainer's to the sampling engine's probability: p_old / p_sampled per token
-    (u = t), or its product over the row (u = 1). A token that the engine did not score (NaN) has
+    """Ratio of the trainer's probability to the sampling engine's: p_old / p_sampled per token (u =
+    t), or its product over the row (u = 1). A token without the engine's probability (NaN) has
     ratio 1."""
     each = torch.where(mask, old - sampled, 0.0).nan_to_num(0.0)
     return (each if level == "token" else each.sum(1, keepdim=True)).exp()

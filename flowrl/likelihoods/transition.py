@@ -84,9 +84,9 @@ def _step(policy: Velocity, rows: TransitionRows) -> Gaussian:
 
 
 def states_of(rollout: Rollout, edges: Edges) -> Int[Tensor, " b"] | None:
-    """Number the distinct states of a step that has fewer states than transitions. The plan says
-    where, and the states say which: replay may have replaced one of several siblings. On the CPU,
-    where they are read."""
+    """Number the distinct states of a step that has fewer states than transitions. The numbers come
+    from comparing states, not from the plan alone, since replay may have replaced one of several
+    siblings. On the CPU, where they are read."""
     before, after = rollout.plan.states[edges.step : edges.step + 2]
     if before == after:
         return None
@@ -104,19 +104,20 @@ class Transition:
     ratio    the log-ratio, with l = log p_new - log p_old:
              density     l
              ratio_norm  q l + |mean - mean_old|^2 / 2q: GRPO-Guard (arXiv:2510.22319, eq. 8). It is
-                         mean(noise * shift of the mean), of mean 0 and without l's 1 / q. The
-                         authors' code averages the second term over the micro-batch; here each row
-                         has its own, as in verl-omni and Pref-GRPO
+                         mean(noise * shift of the mean), of mean 0 and without the factor 1 / q of
+                         l. The authors' code averages the second term over the micro-batch; here
+                         each row has its own, as in verl-omni and Pref-GRPO
              cps         2 q^2 l, the difference of -|x_next - mean|^2: Flow-CPS's published score
                          (arXiv:2509.05952)
     kl_form  the divergence from another policy:
              exact       |mean - mean_ref|^2 / 2 q^2, the divergence of the two steps
-             published   the same with g^2 = q^2 / h for q^2: Flow-GRPO's code, smaller by h, which
-                         its published beta goes with
+             published   the same with g^2 = q^2 / h in place of q^2, as in Flow-GRPO's code:
+                         smaller by h, for which its published beta is meant
              velocity    |v - v_ref|^2
-             mean        |mean - mean_ref|^2, without 1 / 2 q^2: Flow-Factory's (x-based). A weight
-                         for `exact` times 1 / 2 q^2 is one for this form, so it differs per step
-    means    keeps the means of the steps that were sampled, which some losses compare with
+             mean        |mean - mean_ref|^2, without 1 / 2 q^2: Flow-Factory's (x-based). The
+                         weight for `exact` times 1 / 2 q^2 is the equivalent weight for this form,
+                         so it differs per step
+    means    keeps the means of the sampled steps, which some losses compare with
     """
 
     unit = 1
@@ -134,13 +135,13 @@ class Transition:
         if isinstance(choices.plan, Particled):
             return (
                 "steer: particles are not the policy's own samples, so they have no density to "
-                "train on; take a recipe that learns from clean samples (awm, nft, dpo, rwr)"
+                "train on; use a recipe that learns from clean samples (awm, nft, dpo, rwr)"
             )
         if text_plans(choices):
             return NEEDS_TOKEN
         if not all(any(step.train for step in plan.steps) for plan in image_plans(choices)):
             return (
-                "a Transition likelihood needs noisy, trained steps, and this plan is "
+                "a Transition likelihood needs noisy, trained steps, but this plan is "
                 "deterministic: use Chain, Window, Fork or Tree, or the Matching likelihood"
             )
         return None
@@ -196,8 +197,8 @@ class Transition:
 def scaled_by_step(
     form: KlForm, moved: Float[Tensor, "b 1"], rows: TransitionRows
 ) -> Float[Tensor, "b 1"]:
-    """Squared distances of means as a `kl_form` of the rows' steps. On a GPU their factors are
-    computed on the host and multiplied at once."""
+    """Squared distances of means, scaled for a `kl_form` by the rows' steps. The factors are
+    computed on the host and applied in one multiplication."""
     if form == "mean":
         return moved
     known = None

@@ -1,4 +1,4 @@
-"""Further policies that losses read: slow averages of the weights, and loaded teachers."""
+"""Additional policies that losses read: slow averages of the weights, and loaded teachers."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -54,7 +54,7 @@ def check_policies(averages: Sequence[str], behaviour: str, roles: Iterable[str]
     """UserError if names of averages clash, or a required policy is missing."""
     for name in averages:
         if name in _RESERVED or averages.count(name) > 1:
-            raise UserError(f"there already is an average called {name!r}: choose another name")
+            raise UserError(f"an average called {name!r} already exists: choose another name")
     if behaviour != "current":
         _check_known(behaviour, ["current", *averages], "behaviour")
     for role in sorted(roles):

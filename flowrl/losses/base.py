@@ -1,7 +1,7 @@
 """Losses as entries, their reduction to one number, and the base of all losses on ratios.
 
 A loss returns one value per entry [b t]. The update reduces them once, over the mask, the whole
-optimizer step and all processes, so that neither chunks nor processes change the result.
+optimizer step and all processes, so that the result depends neither on chunks nor on processes.
 """
 
 from abc import ABC, abstractmethod
@@ -22,13 +22,13 @@ from samplers.host import host_copy
 from samplers.untyped import integers
 
 Denominator = Literal["tokens", "rows", "sequences"] | int
-"""The average of unmasked values, over B rows that have any:
+"""The average of unmasked values, over the B rows with any:
 
-tokens     sum / all tokens: every token weighs the same (DAPO, arXiv:2503.14476)
-rows       mean over a row's tokens, then over rows: every completion weighs the same (GRPO)
-sequences  sum over a row's tokens, mean over rows: longer rows weigh more (LUSPO,
+tokens     sum / all tokens: every token has the same weight (DAPO, arXiv:2503.14476)
+rows       mean over a row's tokens, then over rows: every completion has the same weight (GRPO)
+sequences  sum over a row's tokens, mean over rows: longer rows have more weight (LUSPO,
            arXiv:2602.05261)
-an int     sum / (B times it): a constant length (Dr. GRPO, arXiv:2503.20783)
+an int     sum / (B times this constant length) (Dr. GRPO, arXiv:2503.20783)
 """
 
 
@@ -50,7 +50,7 @@ class Entries(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Denominators of an optimizer step, over all of its chunks and processes."""
+    """Denominators of an optimizer step, counted over all of its chunks and processes."""
 
     rows: float  # with an entry in the loss
     tokens: float
@@ -96,7 +96,7 @@ class Objective(Protocol):
 
 @runtime_checkable
 class ClipsRatio(Protocol):
-    """A loss with a clip range, with which the noise-floor check compares."""
+    """A loss with a clip range, which the noise-floor check reads."""
 
     @property
     def clip(self) -> tuple[float, float]: ...  # below 1, above 1
@@ -109,7 +109,7 @@ def check_units(loss: Objective, likelihood: Likelihood) -> None:
     if max(loss.unit, likelihood.unit) > 2:
         raise UserError(
             f"the loss compares {loss.unit} rows at a time, but the likelihood keeps "
-            f"{likelihood.unit} together: set both to the group size"
+            f"{likelihood.unit} rows together: set both to the group size"
         )
     raise UserError(
         "only the loss Preference learns from pairs: set paired=True with this loss and no other"
@@ -122,10 +122,10 @@ class Anchor:
 
         weight KL(new | role)
 
-    `role` is "ref", the start, or a named average (AWM's trust region). `corrected` multiplies the
-    estimate by the ratio, with its gradient. The plain k3 estimate follows the gradient of
-    KL(ref | new), and the plain k1 has none; corrected, both follow that of KL(new | ref), also for
-    samples of an older policy (DeepSeek-V3.2, arXiv:2512.02556).
+    `role` is "ref", the initial policy, or a named average (AWM's trust region). `corrected`
+    multiplies the estimate by the ratio, with its gradient. Without it, the k3 estimate has the
+    gradient of KL(ref | new) and k1 has no gradient; corrected, both have the gradient of KL(new |
+    ref), also for samples of an older policy (DeepSeek-V3.2, arXiv:2512.02556).
     """
 
     weight: float
@@ -142,7 +142,7 @@ class Anchor:
 def anchored(
     anchors: tuple[Anchor, ...], likelihood: Likelihood, evaluations: Evaluations, rows: Rows
 ) -> tuple[Float[Tensor, "b t"] | float, dict[str, Tensor]]:
-    """Sum of the weighted divergences; metrics list each of them: `kl`, `kl_<average>`."""
+    """Sum of the weighted divergences, each of which is also a metric: `kl`, `kl_<average>`."""
     total: Tensor | float = 0.0
     metrics: dict[str, Tensor] = {}
     for anchor in anchors:
@@ -193,10 +193,10 @@ class RatioLoss(ABC):
 
         loss = policy(ratio, A) prod(weights) + sum(anchors) - entropy H
 
-    anchors      divergences from the start or from averages
+    anchors      divergences from the initial policy or from averages
     weights      factors on the policy term: see `flowrl.losses.weights`
-    entropy      the weight of the entropy bonus, averaged over tokens whatever the denominator
-    denominator  the average of entries: see `Denominator`
+    entropy      weight of the entropy bonus, which is averaged over tokens whatever the denominator
+    denominator  how entries are averaged: see `Denominator`
     """
 
     unit = 1
@@ -221,11 +221,11 @@ class RatioLoss(ABC):
         return roles(self.anchors, "old")
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses likelihoods without the values that the ratio, the weights or the bonus need."""
+        """Refuses likelihoods that lack values needed by the ratio, the weights or the bonus."""
         likelihood = choices.likelihood
         of_tokens = any(not isinstance(weight, OfSteps) for weight in self.weights)
         if of_tokens and not isinstance(likelihood, Token):
-            return "a loss's weights read tokens: leave them out of losses on images"
+            return "the weights of this loss are for tokens: leave them out of losses on images"
         if self.of_tokens and isinstance(likelihood, Token) and likelihood.ratio != "token":
             return f"{type(self).__name__} reads the ratios of tokens: set ratio to token"
         uncertain = self.entropy > 0 or any(isinstance(w, EntropyShare) for w in self.weights)

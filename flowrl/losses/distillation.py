@@ -17,10 +17,10 @@ class Distillation:
 
         loss = weight D(new | teacher) + sum of the other anchors
 
-    D is the likelihood's divergence. The teacher is the one of the row's prompt, and has no
-    gradient. The states are the student's own, and their distribution is treated as a constant.
-    Flow-OPD's `kl_only`, where -D is an advantage in a clipped surrogate, has this gradient plus
-    zero-mean noise, so it is left out.
+    D is the likelihood's divergence. Each row has the teacher of its prompt, without a gradient.
+    The states are the student's own, and their distribution is treated as a constant. Flow-OPD's
+    `kl_only`, where -D is an advantage in a clipped surrogate, has this gradient plus zero-mean
+    noise, so it is left out.
 
     Metric: `kl_teacher`, which is D.
     """
@@ -31,7 +31,7 @@ class Distillation:
 
     @property
     def every(self) -> tuple[Anchor, ...]:
-        """Reorders the parts so that the pull towards the teacher comes first."""
+        """Reorders the anchors so that the teacher's comes first."""
         return (Anchor(self.weight, TEACHER), *self.anchors)
 
     @property
@@ -40,5 +40,5 @@ class Distillation:
 
     def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
         value, metrics = anchored(self.every, likelihood, evaluations, rows)
-        assert isinstance(value, Tensor), "there is at least the teacher"
+        assert isinstance(value, Tensor), "the teacher is always there"
         return Entries(value, "tokens", metrics)

@@ -20,11 +20,11 @@ class TrustRegion(RatioLoss):
         loss = 0 if D >= most and A away > 0 else -r A,  away = r - 1, or log r - D
 
     D = |mean - mean_old|^2 / 2 q^2, a mean over the latent's dims, is the exact divergence of the
-    new step from the one that sampled. Outside the region a row still learns if that leads back.
-    `most` depends on the kernel and its noise: the paper has 1e-7 with Flow-SDE and 1e-6 with CPS.
+    new step from the sampled one. Outside the region a row still learns if that leads back. `most`
+    depends on the kernel and its noise: the paper has 1e-7 with Flow-SDE and 1e-6 with CPS.
 
-    away  ratio, as published; first_order, the sign of the change of D itself (the paper's
-          appendix E, which its runs do not use)
+    away  ratio, as published; first_order, the sign of the change of D itself (the paper's appendix
+          E, not used in its runs)
     """
 
     most: float = 1e-7
@@ -33,7 +33,9 @@ class TrustRegion(RatioLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.most <= 0:
-            raise UserError(f"the divergence of a trust region must be above 0, not {self.most}")
+            raise UserError(
+                f"the maximum divergence of a trust region must be above 0, not {self.most}"
+            )
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses likelihoods that do not keep the means of steps."""

@@ -22,7 +22,7 @@ class REC(RatioLoss):
 
     keep    one_side  r <= 1 + high where A >= 0, r >= 1 - low where A <= 0: REC-OneSide
             two_side  1 - low <= r <= 1 + high
-            ring      two_side, and where the way back is far: r <= 1 - far_low where A >= 0,
+            ring      two_side, and also r far on the other side: r <= 1 - far_low where A >= 0,
                       r >= 1 + far_high where A <= 0
             all       every entry: OPMD with a `pull` (Kimi k1.5, arXiv:2501.12599, whose tau / 2
                       it is), AsymRE (arXiv:2506.20520) with a shift of `GroupBaseline`
@@ -80,12 +80,12 @@ class REC(RatioLoss):
 
 @dataclass(frozen=True)
 class AdvantageRegression:
-    """Regression of the log-ratio to the start on the advantage: A*-PO (arXiv:2505.20686).
+    """Regression of the log-ratio to the initial policy on the advantage: A*-PO (arXiv:2505.20686).
 
         loss = (beta log(p_new / p_ref) - A)^2
 
     For A = r - V* it is 0 at the optimal policy with a KL penalty of weight beta, for samples of
-    any policy. The ratio is that of the whole completion, and rows weigh the same.
+    any policy. The ratio is that of the whole completion, and all rows have the same weight.
     """
 
     unit = 1
@@ -100,7 +100,7 @@ class AdvantageRegression:
         return frozenset({"ref"})
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses ratios of parts of a sample."""
+        """Refuses ratios that cover only part of a sample."""
         likelihood = choices.likelihood
         if not isinstance(likelihood, Token) or likelihood.ratio != "product":
             return (

@@ -1,7 +1,7 @@
 """Losses that compare the samples of a group with each other, at the same noise level.
 
-Both read the matching errors d = -log p of clean samples, so any sampler will do. The rows of a
-group stay together (`Matching.together`): its sums would be wrong over a part of it.
+Both read the matching errors d = -log p of clean samples, so any sampler can be used. The rows of a
+group stay together (`Matching.together`), since sums over part of a group would be wrong.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,16 @@ from flowrl.losses.base import Entries
 
 
 def _refuses(name: str, group: int, choices: Choices) -> str | None:
-    """Refuses likelihoods without matching errors, and groups that are cut or joined."""
+    """Refuses likelihoods without matching errors, and groups that are split or joined."""
     likelihood = choices.likelihood
     if not isinstance(likelihood, Matching) or likelihood.paired:
         return f"{name} compares matching errors of a group: use Matching(together={group})"
     if any(plan.group != group for plan in image_plans(choices)):
         sizes = sorted({plan.group for plan in image_plans(choices)})
-        return f"{name} compares groups of {group}, and the plan's have {sizes}: make them equal"
+        return (
+            f"{name} compares groups of {group}, but the plan has groups of {sizes}: make them "
+            "equal"
+        )
     return None
 
 
@@ -49,9 +52,10 @@ class GroupPreference:
     mean 0 in a group.
 
     clip_at  stops the gradient of d where A > 0 and exp(d_slow - d) > 1 + clip_at, or A <= 0 and
-             the same < 1 - clip_at; d_slow is the error under the average `slow`. None does not
-             clip
-    clip_error, clip_kl  whether the clip stops the gradient of d, and that of the divergence
+             exp(d_slow - d) < 1 - clip_at; d_slow is the error under the average `slow`. None: no
+             clipping
+    clip_error, clip_kl  whether the clip stops the gradient of d, and the gradient of the
+                         divergence
     """
 
     group: int
@@ -132,14 +136,14 @@ class CentredReward:
 
     R = |v_slow - u|^2 / w_slow - |v - u|^2 / w is how much better v matches u = noise - x0 than the
     average `slow` does, w the detached mean |. - u| (`adaptive`, otherwise 1). a = A / (2
-    advantage_max) + 1/2, with A clipped to +-advantage_max. R^c and a^c are R and a less their mean
-    over the group, in which the unknown normaliser cancels.
+    advantage_max) + 1/2, with A clipped to +-advantage_max. R^c and a^c are R and a minus their
+    group means, so that the unknown normaliser cancels.
 
     kind         mse as above, or bce: cross-entropy of beta R^c and sigmoid(a^c)
-    temperature  the mean is weighted by softmax(a / temperature), and the loss averaged with that
-                 for softmax(-a / temperature); None weighs all samples the same, and 0 is the
-                 code's hard choice, which comes to softmax(a) where a > 0 and to equal weights
-    reward_adaptive_kl  m = 1e-4 / kl: bad samples are held less; otherwise m = 1
+    temperature  the mean is weighted by softmax(a / temperature), and the loss averaged with the
+                 loss for softmax(-a / temperature); None weights all samples equally, and 0 is the
+                 code's hard choice, equivalent to softmax(a) where a > 0 and to equal weights
+    reward_adaptive_kl  m = 1e-4 / kl: weaker for bad samples; otherwise m = 1
     """
 
     group: int
@@ -171,7 +175,7 @@ class CentredReward:
         return _refuses("CentredReward", self.group, choices)
 
     def implicit(self, evaluations: Evaluations, target: Tensor) -> Float[Tensor, "b 1"]:
-        """Implicit rewards R, of either sign: 0 if the policy equals the average."""
+        """Implicit rewards R, positive or negative; 0 if the policy equals the average."""
         return self._error(evaluations[self.slow], target) - self._error(evaluations["new"], target)
 
     def _error(self, says: Evaluation, target: Tensor) -> Float[Tensor, "b 1"]:

@@ -1,8 +1,8 @@
 """Losses: pure functions of policies' evaluations. No model is called in this file.
 
-`new` is the policy being trained, `old` the one that sampled, `ref` the frozen start; other roles
-are named averages. Their base is in `flowrl/losses/base.py`; losses on ratios that come from
-language models are in `flowrl/losses/token.py`.
+`new` is the policy being trained, `old` the sampling policy, `ref` the frozen initial policy; other
+roles are named averages. The base class is in `flowrl/losses/base.py`; ratio losses from the
+language-model literature are in `flowrl/losses/token.py`.
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,8 @@ class Surrogate(RatioLoss):
             )
         if self.dual is not None and self.dual <= 1 + self.high:
             raise UserError(
-                f"dual clip {self.dual} must be above 1 + high = {1 + self.high}; 3 is common"
+                f"dual clip {self.dual} must be above 1 + high = {1 + self.high}; 3 is a common "
+                "value"
             )
 
     @property
@@ -114,7 +115,7 @@ class Preference:
             raise UserError(f"Preference's beta must be above 0, got {self.beta}")
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses rows that are not pairs of a group's best and worst sample."""
+        """Refuses rows that are not pairs of a group's best and worst samples."""
         if not any(isinstance(each, BestWorst) for each in choices.transforms[-1:]):
             return "Preference needs BestWorst as the last transform of the advantage"
         return None
@@ -190,12 +191,12 @@ class NFT:
         return roles(self.anchors, "old")
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses likelihoods without velocities, and a policy that samples for itself."""
+        """Refuses likelihoods without velocities, and sampling with the current policy."""
         if not isinstance(choices.likelihood, Matching):
             return "NFT compares velocities: use the Matching likelihood"
         if choices.behaviour == "current":
             return (
-                "NFT steps away from a slower policy that samples: add an average, such as "
+                "NFT needs a slower policy for sampling: add an average, such as "
                 "Average('trailing', Decay(slope=0.001, most=0.5)), and name it as behaviour"
             )
         return None

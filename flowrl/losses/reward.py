@@ -1,4 +1,4 @@
-"""The loss of gradient methods: a function of each sample's own score, which has a slope."""
+"""The loss of gradient methods: a function of each sample's own score, with its gradient."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,12 +19,12 @@ class RewardGradient:
 
         loss = scale phi(r), phi = -r, max(bound - r, 0), or |r - bound|
 
-    r is the weighted sum of the rewards with its gradient, the log-likelihood of `new` to this
-    loss. It is not standardised, so its unit acts as a learning rate.
+    r is the weighted sum of the rewards with its gradient, passed to this loss as the
+    log-likelihood of `new`. It is not standardised, so its scale acts like a learning rate.
 
-    form   linear, hinge (samples that score above the bound teach nothing) or target
+    form   linear, hinge (samples that score above the bound have no gradient) or target
     words  two words for a relative reward (arXiv:2509.06942): r is (1 + strength) times the score
-           for "first, prompt" less that for "second, prompt"; the rows have the strength
+           for "first, prompt" minus the score for "second, prompt"; the rows hold the strength
     """
 
     unit = 1
@@ -43,9 +43,9 @@ class RewardGradient:
         return roles(self.anchors)
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses anchors that are corrected by a ratio, since paths have none."""
+        """Refuses anchors that are corrected by a ratio, since paths have no ratio."""
         if any(anchor.corrected for anchor in self.anchors):
-            return "an anchor of a reward's gradient has no ratio: leave `corrected` out"
+            return "with reward gradients an anchor has no ratio: leave `corrected` out"
         return None
 
     def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
@@ -64,7 +64,8 @@ class RewardGradient:
 
 
 def check_gradient(loss: object, likelihood: Likelihood) -> None:
-    """UserError if only one of the likelihood and the loss belongs to a gradient method."""
+    """UserError if the likelihood belongs to a gradient method and the loss does not, or vice
+    versa."""
     if isinstance(loss, RewardGradient) != isinstance(likelihood, Pathwise):
         raise UserError(
             "a gradient method needs both the likelihood Pathwise and the loss RewardGradient: "

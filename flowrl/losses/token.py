@@ -1,12 +1,12 @@
-"""Losses on ratios that come from language models.
+"""Ratio losses from the language-model literature.
 
-All but VESPO and GMPO read only a likelihood's ratios, so they train image models too: a ratio is
-then that of one denoising step.
+All except VESPO and GMPO read only a likelihood's ratios, so they can train image models too: a
+ratio then belongs to one denoising step.
 
 | loss      | policy term, with ratio r and advantage A           | source           |
 | --------- | --------------------------------------------------- | ---------------- |
 | Surrogate | -min(r A, clip(r) A), in `flowrl.losses.ratio`            | arXiv:1707.06347 |
-| GPPO      | the same, but what is clipped keeps its gradient    | arXiv:2508.07629 |
+| GPPO      | the same, but clipped entries keep their gradient | arXiv:2508.07629 |
 | CISPO     | -stop(clip(r)) A log p                              | arXiv:2506.13585 |
 | SAPO      | -A sigmoid(tau (r - 1)) 4 / tau: a soft clip        | arXiv:2511.20347 |
 | VESPO     | -stop(phi(w)) A log p, w the ratio of the whole row | arXiv:2602.10693 |
@@ -46,8 +46,8 @@ class GPPO(RatioLoss):
         loss = -min(r A, k A),  k = clip(r) (1 + keep (r / stop(r) - 1)) where r is clipped
 
     arXiv:2508.07629. `keep_low` and `keep_high` are the fractions of the gradient that are kept for
-    bad samples below 1 - low and good ones above 1 + high; at 0 it is the `Surrogate`. The authors
-    later advise 0.25 to 0.5, or the high side only, where entropy collapses.
+    bad samples below 1 - low and good ones above 1 + high; with both 0 it is the `Surrogate`. The
+    authors later advise 0.25 to 0.5, or only the high side, where entropy collapses.
     """
 
     low: float = 0.2
@@ -81,7 +81,7 @@ class CISPO(RatioLoss):
         loss = -stop(clip(r, low, high)) A log p
 
     No token loses its gradient. `low` and `high` bound the ratio itself, not its distance from 1.
-    ScaleRL (arXiv:2510.13786) has 5 for `high`; below 1 it would scale every gradient down.
+    ScaleRL (arXiv:2510.13786) uses 5 for `high`; a value below 1 would scale down every gradient.
     """
 
     high: float = 5.0
@@ -134,7 +134,7 @@ class VESPO(RatioLoss):
 
     w is the ratio of the whole row (a product, whatever the likelihood's level), times the row's
     `mismatch` with another engine. `positive` and `negative` are (k, lambda) by the sign of A. A
-    mismatch that masks tokens removes their whole row: truncate instead.
+    mismatch in mode "mask" removes the whole row of a masked token: truncate instead.
     """
 
     of_tokens = True
@@ -195,7 +195,7 @@ class Reinforce(RatioLoss):
 
         loss = -A log p
 
-    For one update per iteration: nothing corrects for samples of an older policy.
+    For one update per iteration: samples of an older policy are not corrected for.
     """
 
     of_tokens = True

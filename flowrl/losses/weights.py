@@ -20,7 +20,7 @@ from samplers.host import wide
 
 
 def sampled(rows: Rows, old: Evaluation) -> Tensor:
-    """Log-probabilities under the engine that sampled, either another one or the trainer."""
+    """Log-probabilities under the engine that sampled: another engine, or the trainer itself."""
     assert isinstance(rows, TokenRows), "only token rows can come from another engine"
     return old.logp if rows.sampled is None else rows.sampled
 
@@ -39,11 +39,13 @@ class Mismatch:
         weight = clip(p_old / p_sampled, low, high)
 
     level  the ratio of a token, or its product over the row
-    mode   "truncate" clips to low..high; "mask" is 0 outside; "none" is 1, and only measures
+    mode   "truncate" clips to low..high; "mask" is 0 outside; "none" is 1 and only records the
+           metrics
 
     Metrics: `mismatch`, the mean |log p_old - log p_sampled| per token (and `mismatch_max`), the
-    mean `mismatch_weight`, the shares of tokens with `mismatch_truncated` or `mismatch_masked`, and
-    `mismatch_effective`: (sum w)^2 / (n sum w^2) over the n tokens of one call.
+    mean `mismatch_weight`, the shares of truncated and masked tokens `mismatch_truncated` and
+    `mismatch_masked`, and `mismatch_effective`: (sum w)^2 / (n sum w^2) over the n tokens of one
+    call.
     """
 
     level: Literal["token", "sequence"] = "sequence"
@@ -92,11 +94,11 @@ class Decoupled:
 
         weight = clip(r(old, behaviour), low, high)
 
-    r is the exponential of the likelihood's own log-ratio, and `old` the policy that the clip is
-    around, the weights with which the update begins. `mode` as in `Mismatch`; rows without
-    `behaviour` were sampled by `old`, and have weight 1.
+    r is the exponential of the likelihood's own log-ratio, and `old` the policy at the centre of
+    the clip range, whose weights the update starts from. `mode` as in `Mismatch`; rows without
+    `behaviour` were sampled by `old` and have weight 1.
 
-    Metrics: `behind`, the mean |log r|; `behind_weight`; `behind_outside`, the share outside of
+    Metrics: `behind`, the mean |log r|; `behind_weight`; `behind_outside`, the share outside
     low..high.
     """
 
@@ -145,8 +147,8 @@ class OffPolicyMask:
 
 
 def share_bound(values: Float[Tensor, " n"], share: float) -> float:
-    """The (1 - share) quantile of the values, which the highest `share` of them reach (at least
-    one). Needs at least one value."""
+    """The (1 - share) quantile: the highest `share` of the values (at least one) reach it. Needs at
+    least one value."""
     place = int(share * (len(values) - 1) + 1e-9)  # a share of .29 of 100 is .29 * 100 = 28.99...
     return float(values.sort(descending=True).values[place])
 
@@ -159,8 +161,8 @@ class HighEntropy:
 
     share  `bound` is the (1 - share) quantile of the entropies H of the iteration's tokens in the
            loss, under the policy that sampled them: the update marks these tokens as
-           `TokenRows.uncertain`. Rows without marks are taken as the whole iteration
-    floor  `bound` is this many nats, and H that of the policy being trained
+           `TokenRows.uncertain`. Rows without marks are treated as the whole iteration
+    floor  `bound` is this many nats, and H is the entropy of the policy being trained
     """
 
     share: float | None = None

@@ -1,1 +1,1 @@
-"""Samples as files to look at, and statistics of samples."""
+"""Samples as viewable files, and statistics of samples."""

@@ -24,7 +24,7 @@ def to_image(pixels: Tensor) -> Image.Image:
 
 
 def still(media: Tensor) -> Tensor:
-    """An image unchanged; of a video [f 3 h w], three frames side by side."""
+    """An image unchanged; for a video [f 3 h w], three frames side by side."""
     if media.ndim == 3:
         return media
     return torch.cat([media[i] for i in (0, len(media) // 2, len(media) - 1)], 2)
@@ -72,8 +72,8 @@ def contact_grid(
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` columns. Letters of Chinese, Japanese and Korean take two columns
-    and may be followed by a new line; so may every other letter of a word that is too long."""
+    """Lines of at most `width` columns. Chinese, Japanese and Korean letters take two columns, and
+    lines can break after them; words that are too long can break anywhere."""
     lines = []
     for line in textwrap.wrap(text, width) or [""]:
         part, columns = "", 0
@@ -88,7 +88,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def images_side_by_side(left: Image.Image, right: Image.Image) -> Image.Image:
-    """Two pages of the same tiles next to each other."""
+    """Two pages with the same tiles, side by side."""
     page = Image.new("RGB", (left.width + right.width, max(left.height, right.height)), PAPER)
     page.paste(left, (0, 0))
     page.paste(right, (left.width, 0))
@@ -96,7 +96,7 @@ def images_side_by_side(left: Image.Image, right: Image.Image) -> Image.Image:
 
 
 def _fit(image: Image.Image) -> Image.Image:
-    """The image at about the size of a tile: enlarged by whole pixels, or scaled down."""
+    """The image at about the size of a tile: enlarged by an integer factor, or scaled down."""
     if image.height > 2 * TILE:
         width = round(image.width * 2 * TILE / image.height)
         return image.resize((width, 2 * TILE), Image.Resampling.LANCZOS)
@@ -104,7 +104,7 @@ def _fit(image: Image.Image) -> Image.Image:
 
 
 def enlarged(image: Image.Image) -> Image.Image:
-    """Enlarge an image by whole pixels to about the height of a tile; larger ones stay
+    """Enlarge an image by an integer factor to about the height of a tile; larger images stay
     unchanged."""
     times = max(1, TILE // image.height)
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)

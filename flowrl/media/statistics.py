@@ -1,4 +1,4 @@
-"""Cheap statistics of samples, to see how they change during training."""
+"""Cheap statistics of samples, to show how they change during training."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def image_statistics(media: Tensor, group: Tensor) -> Statistics:
     brightness    mean luma, 0..1
     saturation    mean of (max - min) / max over channels, 0..1
     edges         share of pixels whose luma gradient is above 0.1
-    entropy       bits of each image's histogram of 4 x 4 x 4 colours, averaged
+    entropy       entropy in bits of each image's histogram of 4 x 4 x 4 colours, averaged
     diversity     root mean square distance per pixel between two samples of one group; 0 if equal
     """
     images = media[:, media.shape[1] // 2] if media.ndim == 5 else media
@@ -69,7 +69,7 @@ def image_statistics(media: Tensor, group: Tensor) -> Statistics:
 
 
 def _entropy(images: Tensor) -> Tensor:
-    """Bits of each image [n 1]."""
+    """Entropy of each image in bits [n 1]."""
     level = (images * 4).long().clamp(0, 3)
     code = (level[:, 0] * 16 + level[:, 1] * 4 + level[:, 2]).flatten(1)
     code += 64 * torch.arange(len(code))[:, None]
@@ -79,7 +79,8 @@ def _entropy(images: Tensor) -> Tensor:
 
 
 def _diversity(images: Tensor, group: Tensor) -> tuple[float, Tensor]:
-    """Mean distance of all pairs of one group, and each sample's to the others of its group [n]."""
+    """Mean distance of all pairs within groups, and of each sample to the others in its group
+    [n]."""
     flat = images.flatten(1)
     _, sizes = torch.unique_consecutive(group, return_counts=True)
     distances, columns = [], []
@@ -111,10 +112,10 @@ def text_statistics(
 ) -> Statistics:
     """Statistics of n texts whose groups are contiguous.
 
-    length     tokens, the stop token included
-    stopped    share that ended by itself, and was not cut off
-    empty      share of texts with nothing but white space
-    distinct   share of pairs of a group whose texts differ: 0 if all are equal, 1 if none are
+    length     number of tokens, including the stop token
+    stopped    share of texts that ended by themselves and were not cut off
+    empty      share of texts with only white space
+    distinct   share of pairs of a group whose texts differ: 0 if all are equal, 1 if all differ
     """
     _, sizes = torch.unique_consecutive(group, return_counts=True)
     at, differ, pairs, away = 0, 0, 0, []

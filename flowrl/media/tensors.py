@@ -1,4 +1,4 @@
-"""Samples that are tensors, as images: points, waveforms and paths."""
+"""Draw samples that are tensors as images: points, waveforms and paths."""
 
 import math
 from collections.abc import Callable
@@ -22,11 +22,11 @@ AXIS_COLOURS = ((46, 110, 180), (214, 104, 38), (60, 150, 80), (150, 90, 170), (
 
 
 def drawn(samples: Samples, own: Callable[[Tensor], Image.Image | None]) -> Samples:
-    """The same samples with images [3 h w] in place of tensors; other samples as they are.
+    """The same samples with images [3 h w] in place of tensors; other samples unchanged.
 
-    `own` is the model's own; where it returns None, a sample of two numbers is a dot among the
-    others, [t 2] a path that ends in a dot, and other tensors are lines over their first axis. All
-    of them have the axes of these samples, from -m to m, with m a power of two.
+    `own` is the model's own drawing function; if it is missing or returns None, a sample of two
+    numbers is a dot among the others, [t 2] a path that ends in a dot, and other tensors are lines
+    over their first axis. All images share the same axes, from -m to m, with m a power of two.
     """
     if samples.kind != "tensor" or not len(samples.prompts):
         return samples
@@ -80,7 +80,7 @@ def _lines(pen: ImageDraw.ImageDraw, item: Tensor, reach: float) -> None:
 
 
 def _place(x: float, y: float, reach: float) -> tuple[float, float]:
-    """Pixels of a point; numbers that are not finite lie in the middle."""
+    """Pixel of a point; numbers that are not finite are placed in the middle."""
     x, y = (value if math.isfinite(value) else 0.0 for value in (x, y))
     half = TILE / 2 - AXIS_MARGIN
     return TILE / 2 + half * x / reach, TILE / 2 - half * y / reach

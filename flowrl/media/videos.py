@@ -31,7 +31,7 @@ def save_gif(frames: Sequence[Image.Image], path: Path) -> None:
 
 
 def frames(video: Tensor) -> list[Image.Image]:
-    """Frames of a video [f 3 h w] in 0..1; small ones are enlarged by whole pixels."""
+    """Frames of a video [f 3 h w] in 0..1; small ones are enlarged by an integer factor."""
     return [pictures.enlarged(pictures.to_image(frame)) for frame in video]
 
 
@@ -72,7 +72,8 @@ def videos_side_by_side(
 
 
 def _palette(frames: Sequence[Image.Image]) -> Image.Image:
-    """One palette for all frames, from some of them: a palette per frame would flicker."""
+    """One palette for all frames, computed from some of them, since a palette per frame would
+    flicker."""
     some = frames[:: -(-len(frames) // 8)]
     width, height = frames[0].size
     strip = Image.new("RGB", (width * len(some), height))

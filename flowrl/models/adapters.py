@@ -1,5 +1,5 @@
-"""Low-rank adapters of any module (peft, arXiv:2106.09685): their first values, their files, and a
-switch that turns them off, so that a call costs what it costs the base model."""
+"""Low-rank adapters of any module (peft, arXiv:2106.09685): their initial values, their files, and
+a switch that turns them off, so that a call costs as much as one of the base model."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -47,7 +47,7 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def begin_adapters(model: nn.Module, rank: int, seed: int) -> None:
-    """Give new adapters their first values: float32 at least, A ~ N(0, 1 / rank^2), B = 0. A is
+    """Initialise new adapters: at least float32, A ~ N(0, 1 / rank^2), B = 0. A is
     keyed by the seed and the parameter's name."""
     for name, parameter in model.named_parameters():
         if ".lora_" not in name:
@@ -72,7 +72,7 @@ def save_adapters(model: Any, folder: Path) -> None:
 
 def in_order(config: PeftConfig) -> PeftConfig:
     """The same settings with sorted lists in place of sets, whose order differs between processes,
-    so that the same run writes the same bits."""
+    so that the same run always writes the same bits."""
     made = copy(config)
     for name, value in vars(config).items():
         if isinstance(value, set):
@@ -81,14 +81,14 @@ def in_order(config: PeftConfig) -> PeftConfig:
 
 
 def peft_adapter(source: str) -> tuple[LoraConfig, str]:
-    """Settings of the adapters in a peft folder or hub repository, and its location. UserError for
-    anything but plain LoRA of a single rank."""
+    """Settings of the adapters in a peft folder or hub repository, and the local folder. UserError
+    for anything but plain LoRA of a single rank."""
     place, at = "model.lora.from", str(find(source))
     try:
         config = PeftConfig.from_pretrained(at)
     except (ValueError, OSError, TypeError) as error:
         why = " ".join(str(error).split())[:200]
-        raise UserError(f"{place}: {source} has no adapter of peft: {why}") from error
+        raise UserError(f"{place}: {source} has no peft adapter: {why}") from error
     if (
         not isinstance(config, LoraConfig)
         or not isinstance(config.target_modules, list | set)
@@ -107,7 +107,7 @@ def peft_adapter(source: str) -> tuple[LoraConfig, str]:
 
 def load_adapters(model: Any, folder: Path | str, *, every: bool = False) -> None:
     """Load files of `save_adapters`; the model must have adapters. UserError for other files and,
-    with `every`, for files that lack values for some of the adapters."""
+    with `every`, for files without values for some of the adapters."""
     if not has_adapters(model):
         raise UserError(f"{folder} holds an adapter, but the model has none: set model.lora")
     prefix = "base_model.model."
@@ -125,9 +125,9 @@ def linear_targets(
     outside: str | None = None,
 ) -> list[str]:
     """Name endings of the linear layers that get an adapter; None means all but the head.
-    `outside`: a regular expression of names that get none.
+    `outside`: a regular expression of names to exclude.
 
-    UserError for one that matches no layer."""
+    UserError for a target that matches no layer."""
     linears = [
         name
         for name, module in model.named_modules()

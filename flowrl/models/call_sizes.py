@@ -40,8 +40,8 @@ class CallSizes:
         return bound or max(total, 1)
 
     def lower(self, kind: CallKind) -> bool:
-        """Halve the rows per call of one kind; False if the limit is already one, or there is
-        none."""
+        """Halve the rows per call of one kind; False if the limit is already one row, or there is
+        no limit."""
         rows: int | None = getattr(self, kind)
         if rows is None or rows == 1:
             return False
@@ -79,9 +79,9 @@ class SamplingCallSize:
 class CallTooLarge(RuntimeError):
     """A call of the model had more rows than fit in memory.
 
-    kinds       of the calls that failed, on any process
-    agreed      whether every process raises this error, so that all may repeat their calls
-    repeatable  False once the weights have changed since the rows were dealt
+    kinds       kinds of the calls that failed, on any process
+    agreed      whether every process raises this error, so that all can repeat their calls
+    repeatable  False if the weights have changed since rows were assigned to calls
     """
 
     def __init__(self, kinds: frozenset[CallKind], reason: str, agreed: bool = False) -> None:

@@ -34,10 +34,11 @@ class Description:
     pipeline  class of the pipeline; None for a language model
     configs   arguments of each component's class, by component
     counts    numbers of weights of the components that are not denoisers; None: unknown
-    public    whether it is from flowrl's table, and not from the model's own files
-    folder    of a language model's own configuration
-    gguf      name of the file in `folder` whose metadata are the configuration, if it is GGUF
-    clip      tokens of the pipeline's first tokenizer, CLIP's where there are several
+    public    whether it comes from flowrl's table instead of the model's own files
+    folder    folder of a language model's own configuration
+    gguf      name of the GGUF file in `folder` whose metadata are the configuration, if any
+    clip      number of tokens of the pipeline's first tokenizer, which is CLIP's where there are
+              several
     """
 
     pipeline: str | None
@@ -83,7 +84,7 @@ class Description:
 
     @property
     def guided_by_part(self) -> bool:
-        """Whether a component of the pipeline sets guidance, rather than an argument of its
+        """Whether a component of the pipeline sets guidance, rather than an argument of the
         call."""
         return "guider" in inspect.signature(getattr(diffusers, self.pipeline or "")).parameters
 
@@ -124,8 +125,8 @@ def local_folder(source: str) -> Path | None:
 
 
 def describe(m: ModelSettings) -> Description | None:
-    """Read a model's configurations; None if neither files nor the table of public ones have
-    them."""
+    """Read a model's configurations; None if neither local files nor the table of public models
+    have them."""
     if m.own is not None:
         return None
     source, folder = m.source, _folder_with(m)
@@ -140,9 +141,9 @@ def describe(m: ModelSettings) -> Description | None:
 
 
 def unknown_because(m: ModelSettings) -> str:
-    """Why `describe` returns None, and the way out."""
+    """Why `describe` returns None, with the fix."""
     if m.own is not None:
-        return f"{m.source} is made by code of your own, whose operations are not counted"
+        return f"{m.source} is your own code, whose operations are not counted"
     source, folder = m.source, _folder_with(m)
     if folder is not None and m.gguf_file is not None:
         return unreadable_gguf(folder, m.gguf_file)
@@ -156,17 +157,20 @@ def _configuration(m: ModelSettings) -> str:
 
 
 def _folder_with(m: ModelSettings) -> Path | None:
-    """The model's local folder if the file with its configuration is there."""
+    """The model's local folder if it has the file with the configuration."""
     folder = local_folder(m.source)
     return folder if folder is not None and (folder / _configuration(m)).is_file() else None
 
 
 def unreadable_gguf(folder: Path, name: str) -> str:
-    """Why a GGUF file cannot be read; empty if it can be."""
+    """Why a GGUF file cannot be read; empty if it can."""
     try:
         gguf_config(folder, name)
     except ImportError:  # of older transformers
-        return "this transformers reads GGUF with the package gguf: pip install 'flowrl[gguf]'"
+        return (
+            "this version of transformers needs the package gguf to read GGUF: pip install "
+            "'flowrl[gguf]'"
+        )
     except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
         return f"{folder / name} cannot be read as GGUF ({why})"
@@ -197,7 +201,7 @@ def _pipeline_folder(folder: Path) -> Description:
 
 
 def _tokens(folder: Path) -> int:
-    """Tokens that a tokenizer pads to, if that is a limit; else those of CLIP."""
+    """Number of tokens that a tokenizer pads to, if it has a limit; otherwise CLIP's number."""
     file = folder / "tokenizer_config.json"
     saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     length = saved.get("model_max_length", CLIP_TOKENS)
@@ -205,7 +209,7 @@ def _tokens(folder: Path) -> int:
 
 
 def _numbers(folder: Path) -> int | None:
-    """Count the numbers of all tensors in a folder's safetensors; None where it has none."""
+    """Count the numbers in all tensors of a folder's safetensors files; None without such files."""
     files = list(folder.glob("*.safetensors"))
     files = [f for f in files if "." not in f.stem] or files  # not the half-precision variants
     total = 0

@@ -1,4 +1,4 @@
-"""Counts network evaluations, the currency that methods are compared in."""
+"""Counts network evaluations, the cost unit in which methods are compared."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
-"""Adapters merged into the weights that they adapt, where no density or target is stored.
+"""Merge adapters into the weights that they adapt, in calls whose densities or targets are not
+stored.
 
 A merged layer computes (W + s B A) x in one product. Its weight is computed from W and swapped in;
-W itself is never written, so it comes back to the bit, also after an exception.
+W itself is never written, so it is restored to the bit, also after an exception.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Opens the model of a run's settings; no other module knows all kinds of model."""
+"""Open the model of a run's settings; no other module knows all kinds of models."""
 
 import copy
 from dataclasses import replace
@@ -30,7 +30,7 @@ DTYPES = {
 
 
 def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
-    """Load the model. `folder` belongs to a training run; other uses never sample from a server."""
+    """Load the model. `folder` is a training run's; other uses never sample from a server."""
     set_tf32(run.model.tf32, device)
     if run.model.pipeline:
         return _pipeline(run, device)
@@ -48,7 +48,7 @@ def compiles(run: Run, device: torch.device) -> bool:
 
 
 def set_tf32(allowed: bool | None, device: torch.device) -> None:
-    """Allow or forbid TF32 on a CUDA device, for the whole process; None leaves it as it is."""
+    """Allow or forbid TF32 on a CUDA device, for the whole process; None leaves it unchanged."""
     if allowed is not None and device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
@@ -126,7 +126,7 @@ def call_sizes(run: Run, automatic: int) -> CallSizes:
 
 
 def whole_at_evaluation(model: Policy | RewrittenPolicy, run: Run) -> Policy | RewrittenPolicy:
-    """`evaluation_policy` of the image model and, of a joint run, of its language model."""
+    """`evaluation_policy` of the image model and, in a joint run, of its language model."""
     if not isinstance(model, RewrittenPolicy):
         return evaluation_policy(model, run)
     assert run.before is not None
@@ -137,8 +137,9 @@ def whole_at_evaluation(model: Policy | RewrittenPolicy, run: Run) -> Policy | R
 def evaluation_policy(policy: Policy, run: Run) -> Policy:
     """The policy at `evaluate`'s guidance and size, or the same policy if they equal the model's.
 
-    Otherwise a policy with the same modules, so that it always has the same weights. Proofs of one
-    size are shared; another size has its own. UserError for a size that the pipeline refuses.
+    Otherwise a policy with the same modules, so that it always has the same weights. At the same
+    size proofs are shared; another size has its own. UserError for a size that the pipeline
+    refuses.
     """
     size, guidance = run.evaluation_size, run.evaluation_guidance
     if run.model.pipeline is None or (not size and guidance == run.model.guidance.sample):
@@ -215,7 +216,7 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     if policy.stop_texts is not None:
         raise UserError(
             f"model.stop: {policy.stop_texts.texts[0]!r} has several tokens in this tokenizer, "
-            "but a server ends completions at single tokens: choose a text of one token"
+            "but a server ends completions at single tokens: choose a text with a single token"
         )
     patience = Patience(timeout=s.timeout, tries=s.tries, at_once=s.in_flight)
     try:
@@ -247,5 +248,5 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
 
 
 def place(source: str) -> str:
-    """An existing folder, as given or below the project; otherwise the name on the hub."""
+    """An existing folder, as given or below the project's folder; otherwise the name on the hub."""
     return str(find(source)) if find(source).is_dir() else source

@@ -2,7 +2,7 @@
 
 A policy opens a batch of prompts, which are encoded once; the batch samples rollouts under a plan,
 decodes them, and holds the function that a likelihood evaluates. `flowrl.models.diffusers.policy`
-makes images and videos, `flowrl.models.language.policy` text. n samples, g draws, k points.
+generates images and videos, `flowrl.models.language.policy` text. n samples, g draws, k points.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ Media = TypeVar("Media")
 
 @runtime_checkable
 class Batch(Protocol[PlansIn, Rolled, Media]):
-    """Encoded prompts. A rollout's `prompt` is a row of them."""
+    """Encoded prompts. A rollout's `prompt` is an index into them."""
 
     @property
     def policy(self) -> Any: ...  # the first argument of `Likelihood.evaluate`, with gradients
@@ -97,7 +97,8 @@ class Batch(Protocol[PlansIn, Rolled, Media]):
         ...
 
     def statistics(self, rollout: Rolled, media: Media) -> Statistics:
-        """Statistics that rewards do not see: `image/brightness`, `text/length`, ..."""
+        """Statistics of the samples, independent of rewards: `image/brightness`, `text/length`,
+        ..."""
         ...
 
 
@@ -136,7 +137,7 @@ class Policy(Protocol[Plans, Rolled, Media]):
     def proofs(
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
-        """Check, for these prompts, that the driven model equals its own call.
+        """Check, with these prompts, that the driven model equals its own call.
 
         Return a sentence per finding. Raises UserError for a model that cannot be used.
         """

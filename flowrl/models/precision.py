@@ -1,7 +1,7 @@
-"""Float32 master weights, for networks that are trained in half precision.
+"""Float32 master weights for networks that are trained in half precision.
 
-A step of 1e-5 on a weight of 1 is lost in bfloat16, which has 8 binary digits. So the optimizer
-steps a float32 copy, gradients are summed over chunks in float32, and the network has the
+A step of 1e-5 on a weight of 1 is lost in bfloat16, which has 8 significant bits. So the optimizer
+updates a float32 copy, gradients are summed over chunks in float32, and the network holds the
 rounded copy. Adapters are float32 unless `lora.dtype` says otherwise.
 """
 
@@ -14,13 +14,14 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def masters(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """The optimizer's weights by name: the network's own, or float32 masters of half-precision
-    ones."""
+    """The optimizer's weights by name: the network's own weights, or float32 masters of
+    half-precision weights."""
     return {name: _master(p) if p.dtype in HALF else p for name, p in parameters.items()}
 
 
 def _master(weight: nn.Parameter) -> nn.Parameter:
-    """Return the master of a half weight; each gradient of the weight moves to it at once."""
+    """Return the master of a half-precision weight; each gradient of the weight is moved to it at
+    once."""
     kept = nn.Parameter(weight.detach().float())
 
     def hand_over(half: Tensor) -> None:
@@ -35,8 +36,8 @@ def _master(weight: nn.Parameter) -> nn.Parameter:
 def scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
     """The loss scaler.
 
-    float16 has no numbers below 6e-8, and gradients of a mean over rows and latents are as small.
-    So its losses are multiplied before `backward`, and gradients divided after it. A factor that
-    overflows is halved, and the step skipped. Disabled for other dtypes.
+    float16 has no numbers below 6e-8, and gradients of a mean over rows and latents can be that
+    small. So losses are multiplied before `backward`, and gradients are divided afterwards. If the
+    scaled gradients overflow, the factor is halved and the step skipped. Disabled for other dtypes.
     """
     return torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)

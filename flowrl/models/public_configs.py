@@ -1,11 +1,11 @@
-"""Public configurations of the models of `configs/`, for estimates where their files are not here.
+"""Public configurations of the models in `configs/`, for estimates without their files.
 
 They are in public_configs.json: denoisers, decoders and language models with the arguments of their
-classes, as the repositories' `config.json` files list them. Wan's, SD3.5's and FLUX.2's are as
-diffusers' conversion scripts, its tests and the authors' code have them; the others are the
-published sizes, which are the defaults of diffusers' classes but for CogVideoX-5b. The counts are
-of text encoders' and decoders' weights, made from the public configurations of their classes on
-torch's meta device. Nothing here is read by training.
+classes, as in the repositories' `config.json` files. For Wan, SD3.5 and FLUX.2 they come from
+diffusers' conversion scripts, its tests and the authors' code; the others are the published sizes,
+which are the defaults of diffusers' classes except for CogVideoX-5b. The counts are the numbers of
+weights of text encoders and decoders, computed from the public configurations of their classes on
+torch's meta device. Training reads nothing from here.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 
 class PublicModel(NamedTuple):
-    """A model of the table. `pipeline` is its class; None for a language model, whose
+    """A model in the table. `pipeline` is its class; None for a language model, whose
     configuration is `model`."""
 
     pipeline: str | None
@@ -24,7 +24,8 @@ class PublicModel(NamedTuple):
 
 
 def _read() -> dict[str, PublicModel]:
-    """The models of the file; a name stands for a configuration or a count that several share."""
+    """Read the file's models; a name refers to a configuration or count that several models
+    share."""
     file = Path(__file__).with_suffix(".json")
     found = json.loads(file.read_text(encoding="utf-8"))
     shared, counts = found["configs"], found["counts"]

@@ -1,6 +1,6 @@
 """A pipeline whose prompts a language model writes, as one model for evaluations and commands.
 
-Each sample of a prompt has a rewriting of its own. Equal rewritings are encoded once.
+Each sample of a prompt has its own rewriting. Equal rewritings are encoded once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def instructed(template: str, prompts: Sequence[str]) -> list[str]:
 def open_texts(
     policy: Policy, texts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
 ) -> MediaBatch:
-    """Encode texts, equal ones with the same row of their file once."""
+    """Encode texts; equal texts with the same row of their file are encoded once."""
     keys = [(text, id(row)) for text, row in zip(texts, meta, strict=True)]
     place = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     first = [keys.index(key) for key in place]
@@ -42,7 +42,7 @@ def open_texts(
 
 @dataclass(frozen=True)
 class JointPlan:
-    """Planners of an evaluation: `group` texts per prompt, and one image of each."""
+    """Planners of an evaluation: `group` texts per prompt, and one image per text."""
 
     text: TextPlanner
     image: Planner
@@ -83,7 +83,7 @@ class JointBatch:
         iteration: int,
         sampling: Sampling[Rollout] = Sampling(),
     ) -> tuple[Rollout, ...]:
-        """Sample texts, then an image of each. `prompt` of the result are places in `draws`."""
+        """Sample texts, then an image for each. `prompt` of the result are indices into `draws`."""
         keyed = {"seed": seed, "iteration": iteration}
         (written,) = self.prompts.rollouts(plan.text, draws, **keyed)
         self.texts = [text.strip() for text in self.prompts.media(written)]
@@ -106,7 +106,7 @@ class JointBatch:
 class RewrittenPolicy:
     """The two models of a joint run, for evaluations and commands.
 
-    length  most tokens of a rewriting
+    length  maximum number of tokens of a rewriting
     learns  whether the language model and the image model were trained
     """
 
@@ -130,7 +130,7 @@ class RewrittenPolicy:
         return JointPlan(self.text.plain(group), self.image.plain(1), group)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The trained parameters of both, with the names that checkpoints give them."""
+        """The trained parameters of both, with their names in checkpoints."""
         text = self.text.trainable() if self.learns[0] else {}
         image = self.image.trainable() if self.learns[1] else {}
         return {f"{REWRITER}.{name}": p for name, p in text.items()} | image

@@ -23,8 +23,8 @@ GRAPHS = 64  # of one block's code
 def checkpoint_denoisers(denoisers: Iterable[Any]) -> None:
     """Keep only the inputs of denoiser blocks, and run the blocks again in backward.
 
-    By diffusers' own method, which needs no training mode and so brings no dropout. Raises
-    UserError for a model without it.
+    Uses diffusers' own method, which needs no training mode and so enables no dropout. Raises
+    UserError for a model without this method.
     """
     for denoiser in denoisers:
         try:
@@ -74,7 +74,7 @@ def attention(denoisers: Iterable[Any], backend: str) -> None:
     if "sage" in backend:
         raise UserError(
             f"model.attention: {backend} has no backward pass, so attention would have no "
-            "gradient; flash, flex, xformers and native have one"
+            "gradient; use flash, flex, xformers or native"
         )
     for denoiser in denoisers:
         processors = [vars(m).get("processor") for m in denoiser.modules()]
@@ -92,13 +92,13 @@ def attention(denoisers: Iterable[Any], backend: str) -> None:
 def compile_blocks(denoisers: Iterable[Any], backend: str = "inductor") -> None:
     """Compile the repeated blocks at their first call (torch.compile).
 
-    These are the blocks that diffusers names for the model, or else the entries of its lists of
-    blocks. Sampling and training are two graphs of one program; the check of the first ratio
+    These are the blocks that diffusers names for the model, or otherwise the entries of its lists
+    of blocks. Sampling and training compile to different graphs; the check of the first ratio
     reports a difference in their rounding.
 
     A model has two or three kinds of blocks, each called with and without gradients, with frozen
-    and with trained weights, with one row and with many. torch goes on uncompiled after eight
-    graphs, so this raises its limit for the whole process.
+    and with trained weights, with one row and with many. torch stops compiling after eight graphs,
+    so this raises its limit for the whole process.
     """
     config.cache_size_limit = max(config.cache_size_limit, GRAPHS)  # recompile_limit, since 2.7
     for denoiser in denoisers:
@@ -127,7 +127,7 @@ def are_compiled(roots: Iterable[nn.Module]) -> bool:
 
 
 def outer_lists(denoiser: nn.Module) -> list[nn.ModuleList]:
-    """Lists of blocks that are inside no other list."""
+    """Lists of blocks that are not inside another list."""
     lists = {n: m for n, m in denoiser.named_modules() if isinstance(m, nn.ModuleList)}
     return [m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)]
 

@@ -1,1 +1,1 @@
-"""Pages to look at: the report of a run, and several runs compared, each one HTML file"""
+"""HTML pages: the report of a run, and the comparison of several runs, each a single file"""

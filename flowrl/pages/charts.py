@@ -31,7 +31,8 @@ class Curve:
     colour: int | None = None  # a place in LINE_COLOURS; by default the line's
 
     def thinned(self) -> "Curve":
-        """The line reduced to at most `MOST_POINTS` points, each the mean of its neighbours."""
+        """The line reduced to at most `MOST_POINTS` points, each the mean of neighbouring
+        points."""
         size = -(-len(self.points) // MOST_POINTS)
         if size <= 1:
             return self
@@ -47,8 +48,8 @@ class Curve:
 class Chart:
     """Lines over the same iterations. `code` is the metric's name in metrics.jsonl.
 
-    base     a dashed line across, such as the base model's score
-    stacked  areas upon each other, for parts of a sum
+    base     a dashed horizontal line, such as the base model's score
+    stacked  stacked areas, for parts of a sum
     """
 
     title: str
@@ -78,7 +79,7 @@ class Chart:
 def chart_sheet(charts: Sequence[Chart]) -> str:
     """A grid of charts as one SVG file, for pages that show only images.
 
-    ValueError without any curve of values."""
+    ValueError if no curve has values."""
     kept = [chart for chart in charts if not chart.empty]
     if not kept:
         raise ValueError("no curve has a value")
@@ -157,7 +158,7 @@ class Plot:
 
     @cached_property
     def _columns(self) -> list[list[float]]:
-        """The values of each line at all iterations of any of them; 0 where a line has none."""
+        """The values of each line at the union of all iterations; 0 where a line has no value."""
         xs = sorted({x for line in self.lines for x, _ in line.points})
         known = [dict(line.points) for line in self.lines]
         return [[values.get(x, 0.0) for x in xs] for values in known]
@@ -229,7 +230,7 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def _tick(value: float, step: float) -> str:
-    """The value with as many digits as tell it from the next tick."""
+    """The value with enough digits to distinguish it from the next tick."""
     if abs(value) < step / 2:
         return "0"
     places = max(0, -math.floor(math.log10(step) + 1e-9))

@@ -40,7 +40,9 @@ def write_comparison(folders: Sequence[Path], out: Path) -> None:
     """Write the page of several runs. UserError for fewer than two, or for a folder that is not a
     run."""
     if not 2 <= len(folders) <= MOST_RUNS:
-        raise UserError(f"compare: name 2 to {MOST_RUNS} runs; `flowrl report RUN` shows one")
+        raise UserError(
+            f"compare: give 2 to {MOST_RUNS} runs; `flowrl report RUN` shows a single run"
+        )
     write_whole(out, comparison_page([RunFolder.read(folder) for folder in folders]))
 
 
@@ -50,7 +52,7 @@ def comparison_page(runs: Sequence[RunFolder]) -> str:
     whole = [str(run.folder) for run in runs]
     names = short if len({*short}) == len(runs) else whole
     if len({*names}) < len(runs):
-        raise UserError("compare: the same run is named twice")
+        raise UserError("compare: the same run is given twice")
     named = dict(zip(names, runs, strict=True))
     facts, same = _facts(named)
     differences = varying(["runs", *_DIFFERENCE], list(_differences(named)))
@@ -77,7 +79,7 @@ def shared_judges(named: NamedRuns) -> list[str]:
 
 
 def _facts(named: NamedRuns) -> tuple[list[tuple[str, list[Any]]], list[tuple[str, Any]]]:
-    """Rows of the summary with a value per run, and those that have one value in all runs."""
+    """Rows of the summary with a value per run, and rows with the same value in all runs."""
     rows: list[tuple[str, list[Any]]] = [
         (f"held-out {name}", [_gain(run, name) for run in named.values()])
         for name in dict.fromkeys(name for run in named.values() for name in run.judges)
@@ -174,7 +176,7 @@ def _charts(named: NamedRuns) -> Iterator[Chart]:
 
 
 def _lasts(named: NamedRuns) -> dict[str, EvaluationRecord]:
-    """The last evaluation with samples of each run; empty unless all have one."""
+    """Each run's last evaluation with samples; empty unless all runs have one."""
     found = {n: [e for e in run.evaluations if e.same] for n, run in named.items()}
     return {n: some[-1] for n, some in found.items()} if all(found.values()) else {}
 
@@ -193,7 +195,8 @@ def _differ(lasts: Sequence[EvaluationRecord]) -> bool:
 
 
 def _samples(named: NamedRuns) -> list[list[tuple[str, str, SampleRecord]]]:
-    """Name, reward and sample of each run, for the prompts that all runs show last."""
+    """Name, reward and sample of each run, for the prompts shown in the last evaluation of all
+    runs."""
     lasts = _lasts(named)
     if not lasts:
         return []
@@ -204,7 +207,7 @@ def _samples(named: NamedRuns) -> list[list[tuple[str, str, SampleRecord]]]:
 
 
 def _spot(record: EvaluationRecord, sample: SampleRecord) -> tuple[int, str]:
-    """The sample's place among those of its prompt, which keys its noise, and the prompt."""
+    """The sample's index within its prompt, which keys its noise, and the prompt."""
     return sample.place % max(1, record.per_prompt), sample.prompt
 
 
@@ -214,7 +217,7 @@ def _row_samples(
     shown: Mapping[str, Mapping[tuple[int, str], SampleRecord]],
     spot: tuple[int, str],
 ) -> Iterator[tuple[str, str, SampleRecord]]:
-    """The base first, where all runs began with the same model."""
+    """The samples of a row; the base model's come first if all runs started with the same model."""
     first = next(iter(named.values()))
     base = first.evaluations[0]
     same_model = all(r.settings.get("model") == first.settings.get("model") for r in named.values())
@@ -227,7 +230,7 @@ def _row_samples(
 
 
 def _settings(named: NamedRuns) -> list[list[str]]:
-    """Settings that are not the same in all runs, with each run's value."""
+    """Settings that differ between runs, with each run's value."""
     trees = [dict(settings_rows(run.settings)) for run in named.values()]
     names = dict.fromkeys(name for tree in trees for name in tree)
     rows = [[name, *(tree.get(name, "") for tree in trees)] for name in names]

@@ -1,4 +1,4 @@
-"""The curves of a run: which metrics share a chart, and which charts decide."""
+"""The curves of a run: which metrics share a chart, and which charts are shown first."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ POLICY_NAMES = {
 }
 _CLIPPED = {"clipped_low": "below", "clipped_high": "above", "clipped_dual": "dual"}
 _RATIOS = {"ratio": "mean", "ratio_min": "lowest", "ratio_max": "highest"}
-_TIMES = {"seconds": "Seconds of an iteration", "seconds/cpu": "CPU seconds"}
+_TIMES = {"seconds": "Seconds per iteration", "seconds/cpu": "CPU seconds"}
 _AFTER_REWARDS = (
     "reward", "kl", "kl_sample", *DIVERSITIES, "moved", "won", "clipped_low, clipped_high",
     "flat_groups", "text/length", "entropy", "seconds/PHASE", "grad_norm",
@@ -50,7 +50,8 @@ _AFTER_REWARDS = (
 
 @dataclass(frozen=True)
 class RunCharts:
-    """Charts of a run: the most important ones, and the others by heading, for a folded section."""
+    """Charts of a run: the most important charts, and the others by heading, for a collapsed
+    section."""
 
     deciding: Sequence[Chart]
     others: Sequence[tuple[str, str, Sequence[Chart]]]  # heading, note, charts
@@ -81,13 +82,13 @@ class RunCharts:
 
 _REWARDS = "Means over the samples that the policy learns from, and their spread."
 _POLICY = "The size of the updates, and the distance from the base."
-_STATISTICS = "A diversity below 0.6 of its start is a collapse."
-_SECONDS = "Wall time of each iteration by phase, without evaluations and checkpoints."
+_STATISTICS = "A diversity below 0.6 of its initial value is a collapse."
+_SECONDS = "Wall-clock time of each iteration by phase, without evaluations and checkpoints."
 
 
 def _deciding(run: RunFolder, every: Sequence[Chart]) -> list[Chart]:
-    """The rewards, and then what shows at which price they rise. A chart in which nothing moves
-    decides only if it is a reward's."""
+    """The charts of rewards, followed by the charts that show what their rise costs. Constant
+    charts are only included for rewards."""
     names = dict.fromkeys([*run.judges, *_labels(run)])
     rewards = [chart for name in names for chart in every if chart.code in _codes(name)]
     moving = {chart.code: chart for chart in reversed(every) if not chart.constant}

@@ -1,6 +1,6 @@
-"""The records in `report/` of a run's folder, from which its page is made: small and bounded
+"""The records in `report/` of a run's folder, from which its page is made:
 
-A run writes them at its evaluations; docs/following.md describes each.
+small and bounded. A run writes them at its evaluations; docs/following.md describes each.
 """
 
 import json
@@ -50,8 +50,8 @@ class EvaluationRecord:
     """Scores of all samples of an evaluation, and some of its samples.
 
     key       the reward that decides which weights are the best
-    prompts   one per group of samples, cut off; `digests` of the whole texts tell equal ones
-    scores    by reward, of all samples; those of a prompt are contiguous
+    prompts   one per group of samples, cut off; `digests` of the full texts identify equal ones
+    scores    by reward, of all samples, contiguous per prompt
     same      samples of the same prompts and noise at each evaluation
     """
 
@@ -77,8 +77,8 @@ class LevelRecord:
 
     sigma       noise level before the step; None for texts
     values      of the nodes, from the scores of their leaves
-    advantages  None where a node is not learned from
-    texts       of the nodes, where they are rewritings of the prompt
+    advantages  None if a node is not trained on
+    texts       of the nodes, if they are rewritings of the prompt
     """
 
     sigma: float | None
@@ -92,7 +92,7 @@ class LevelRecord:
 
 @dataclass(frozen=True)
 class TreeRecord:
-    """One draw of an iteration as a tree: its decision points from the start, and its leaves."""
+    """One draw of an iteration as a tree: its decision points in order, and its leaves."""
 
     iteration: int
     kind: MediaKind
@@ -150,7 +150,7 @@ def append_record(run: Path, record: LaunchRecord | AlarmRecord) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file through a temporary one beside it, so that readers never see half a file."""
+    """Write a file through a temporary file next to it, so that readers never see half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.tmp")
     beside.write_text(text, encoding="utf-8")
@@ -173,10 +173,11 @@ def cut_back_records(run: Path, iteration: int) -> None:
 
 def thin_out(run: Path, every: int, best: int | None) -> None:
     """Keep about `MOST_EVALUATIONS` records of each kind, evenly spaced over the iterations,
-    always with the first, the newest and the `best` one. `every`: iterations between evaluations.
+    always including the first, the newest and the `best` one. `every`: iterations between
+    evaluations.
 
-    The spacing follows from the newest iteration alone, so an interrupted run ends with the same
-    records as an unbroken one."""
+    The spacing depends only on the newest iteration, so an interrupted run ends with the same
+    records as an uninterrupted one."""
     for kind in ("evaluation", "tree"):
         found = sorted((done, path) for path, done in _numbered(run) if path.name.startswith(kind))
         last, spacing = max((done for done, _ in found), default=0), every

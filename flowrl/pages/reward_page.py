@@ -23,7 +23,7 @@ from rewards import Reward
 LARGEST = 192  # pixels of an image's longer side on the page
 TIE_RULES = {
     "half": "ties count half (Pick-a-Pic)",
-    "excluded": "people's ties left out (ImageReward, HPDv2)",
+    "excluded": "human ties left out (ImageReward, HPDv2)",
     "calibrated": "three verdicts, tie threshold fitted (GenAI-Bench, VideoGen-RewardBench)",
     "one_order": "judged in one order only",
 }
@@ -67,7 +67,7 @@ def reward_page(found: Measured, examples: int, seed: int) -> str:
 
 @dataclass(frozen=True)
 class ShareAxis:
-    """An axis with ends at multiples of ten percent, around all intervals and one half."""
+    """An axis that covers all intervals and one half, with ends at multiples of ten percent."""
 
     low: float
     high: float
@@ -116,7 +116,7 @@ def _position(tree: ReportTree) -> VaryingTable:
             p = reward["position"]
             shares = (f"{100 * p[key]:.1f}" for key in ("consistent", "to_first", "to_second"))
             rows.append([name, f"{100 * p['toward_first']:+.1f}", *shares, str(p["n"])])
-    head = ["", "lean to first", "same winner", "always first", "always second", "pairs"]
+    head = ["", "bias to first", "same winner", "always first", "always second", "pairs"]
     return varying(head, rows)
 
 
@@ -126,7 +126,7 @@ def _costs(tree: ReportTree) -> VaryingTable:
         c = reward["cost"]
         memory = "\N{EN DASH}" if c["megabytes"] is None else f"{c['megabytes']:.1f}"
         rows.append([name, f"{1000 * c['seconds']:.3g}", memory, f"{c['load_seconds']:.1f}"])
-    return varying(["", "ms per sample or verdict", "MB per sample, at most", "s to load"], rows)
+    return varying(["", "ms per sample or verdict", "MB per sample, peak", "s to load"], rows)
 
 
 def edit_strip(
@@ -139,7 +139,7 @@ def edit_strip(
         return "", []
     row = int(np.flatnonzero(known)[0])
     found = []
-    for edit in ("as it is", *EDITS):
+    for edit in ("unedited", *EDITS):
         how = change(EDITS[edit], seed) if edit in EDITS else None
         columns = [(a.name, a.changed[edit] if edit in EDITS else score) for a, score in scored]
         shown = _image(edit, gallery.samples([row], how).media[0])
@@ -150,8 +150,8 @@ def edit_strip(
 def wrong_pairs(
     a: RewardResult, p: Preferences, gallery: Gallery, most: int
 ) -> tuple[str, int, list[list[JudgedImage]]]:
-    """Each reward with the number of its verdicts that people contradict, and the most certain
-    ones."""
+    """Each reward with the number of its verdicts that contradict people, and the most confident of
+    them."""
     wrong = np.flatnonzero(np.nan_to_num(a.margin) * preferred(p.label) < 0)
     order = wrong[np.argsort(-np.abs(a.margin[wrong]), kind="stable")][:most]
     return a.name, len(wrong), [_pair(a, p, gallery, int(i)) for i in order]

@@ -1,4 +1,4 @@
-"""A run's folder as its page shows it: settings, metrics and records, whatever of them is there."""
+"""A run's folder as its page shows it: settings, metrics and records, as far as they exist."""
 
 import json
 import math
@@ -36,7 +36,7 @@ class RunFolder:
     """Contents of a run's folder. A damaged line or record counts as missing.
 
     settings  of run.yaml
-    chosen    those of them that differ from the defaults
+    chosen    settings that differ from the defaults
     metrics   lines of metrics.jsonl, from the base model on
     """
 
@@ -57,7 +57,7 @@ class RunFolder:
             raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
         settings = read_yaml(file)
         if not isinstance(settings, Mapping):
-            raise UserError(f"{file} does not hold settings of a run")
+            raise UserError(f"{file} does not contain settings of a run")
         return cls(
             folder,
             settings,
@@ -96,7 +96,7 @@ class RunFolder:
 
     @property
     def seconds(self) -> float:
-        """Wall seconds of all iterations, without evaluations."""
+        """Wall-clock seconds of all iterations, without evaluations."""
         return sum((y for _, y in self.column("seconds")), 0.0)
 
     @property
@@ -116,7 +116,8 @@ class RunFolder:
 
     @property
     def key(self) -> str:
-        """The held-out reward that decides which weights are best; empty without any."""
+        """The held-out reward that decides which weights are best; empty without held-out
+        rewards."""
         checkpoint = self.settings.get("checkpoint")
         chosen = checkpoint.get("best") if isinstance(checkpoint, Mapping) else None
         names = self.judges
@@ -141,7 +142,7 @@ class RunFolder:
 
 
 def _metrics(path: Path) -> Iterator[MetricLine]:
-    """Lines with their finite numbers. A line that cannot be read is left out."""
+    """Lines with their finite numbers. Unreadable lines are left out."""
     for text in path.read_bytes().splitlines() if path.is_file() else ():
         try:
             line = json.loads(text)
@@ -167,9 +168,9 @@ def flat(tree: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def chosen_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a run's settings that differs from the defaults or has none, as a tree of plain
-    data. A page may be made of anybody's folder, so no file that it names is imported: all settings
-    of a recipe of a user's own count as chosen."""
+    """The part of a run's settings that differs from the defaults or has no default, as a tree of
+    plain data. A page may be made from an untrusted folder, so no file that it names is imported:
+    all settings of a user's own recipe count as chosen."""
     known = _defaults(Run)
     recipe = settings.get("recipe")
     name = recipe.get("name") if isinstance(recipe, Mapping) else None
@@ -179,7 +180,8 @@ def chosen_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _defaults(kind: type[BaseModel]) -> dict[str, Any]:
-    """Defaults by the names in a file; those of its own fields for a part without a default."""
+    """Defaults by their names in a file; for a part without a default, the defaults of its
+    fields."""
     found: dict[str, Any] = {}
     for name, known in kind.model_fields.items():
         value = known.get_default(call_default_factory=True, validated_data={})

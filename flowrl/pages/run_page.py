@@ -80,7 +80,7 @@ def state(run: RunFolder) -> str:
 
 
 class GainOfRun(NamedTuple):
-    """A held-out score of the base and of another evaluation, and the difference between them."""
+    """A held-out score of the base and of another evaluation, and their difference."""
 
     name: str
     base: float
@@ -110,7 +110,7 @@ class GainOfRun(NamedTuple):
         if gain.low <= 0 <= gain.high:
             return f"changed by {signed(gain.value)}, which may be chance: the interval includes 0."
         word = "rose" if gain.value > 0 else "fell"
-        return f"{word} by {number(abs(gain.value))}, more than chance explains."
+        return f"{word} by {number(abs(gain.value))}, which is more than chance explains."
 
 
 def last_gain(run: RunFolder, name: str) -> GainOfRun | None:
@@ -174,7 +174,7 @@ def _cards(run: RunFolder) -> Iterator[Card]:
         yield Card("training reward", value, "first and last iteration", True)
     each = f"{duration_text(run.seconds / run.done)} each" if run.done else ""
     yield Card("iterations", f"{run.done:,} of {run.planned:,}", each)
-    yield Card("time of training", duration_text(run.seconds), "without evaluations")
+    yield Card("training time", duration_text(run.seconds), "without evaluations")
     yield Card("alarms", f"{run.raised:.0f}", "off" if _off(run) else "")
 
 
@@ -193,7 +193,7 @@ def _off(run: RunFolder) -> bool:
 
 
 def _sentences(run: RunFolder) -> Iterator[str]:
-    """Findings in plain words, each from a number on the page."""
+    """Findings in plain words, each based on a number on the page."""
     for name in run.judges:
         found = last_gain(run, name)
         if found is not None:
@@ -212,7 +212,7 @@ def _sentences(run: RunFolder) -> Iterator[str]:
 def shown_evaluations(
     every: Sequence[EvaluationRecord], best: int | None, most_bytes: int = MOST_SHOWN_BYTES
 ) -> list[EvaluationRecord]:
-    """The first, best and last evaluations, and as many evenly spaced ones between as fit."""
+    """The first, best and last evaluations, and as many evenly spaced ones in between as fit."""
     some = [each for each in every if each.same]
     if not some:
         return []
@@ -248,7 +248,7 @@ def _rows(shown: Sequence[EvaluationRecord]) -> Iterator[list[OverRun]]:
 
 
 def _starts(run: RunFolder) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the environment: a column per start; equal neighbours are one."""
+    """Head and rows of the environment: a column per start; equal adjacent columns are merged."""
     starts = [s for i, s in enumerate(run.starts) if not i or s.facts != run.starts[i - 1].facts]
     names = dict.fromkeys(name for start in starts for name in start.facts)
     since = [f"from iteration {start.iteration + 1}" for start in starts]

@@ -1,4 +1,4 @@
-"""Samples as files to look at: grids of images, GIFs of videos, HTML pages and lines of texts."""
+"""Samples as viewable files: grids of images, GIFs of videos, HTML pages and lines of texts."""
 
 import json
 from collections import defaultdict, deque
@@ -55,7 +55,7 @@ class Page:
             videos.save_gif(both, folder / f"{name}.gif")
 
     def save_each(self, folder: Path) -> None:
-        """Write one file per image or video; texts all go onto the page."""
+        """Write one file per image or video; all texts are on the page."""
         for i, media in enumerate(() if self.texts else self.samples.media):
             if self.moving:
                 videos.save_gif(videos.frames(media), folder / f"{i:03d}.gif")
@@ -86,8 +86,8 @@ class Page:
         return [{"prompt": prompt, "text": text, "score": score} for prompt, text, score in rows]
 
     def _save_texts_beside(self, folder: Path, earlier: str, name: str) -> None:
-        """Lines whose prompt the other page does not show are left out: a resume may show another
-        number."""
+        """Lines whose prompt is not on the other page are left out, since a resumed run may show
+        another number."""
         old, both, rows = _saved_lines(folder / f"{earlier}.jsonl"), [], []
         for after in self._lines:
             if not old[after["prompt"]]:
@@ -116,7 +116,7 @@ def _saved_image(path: Path) -> Image.Image | None:
 
 
 def _saved_lines(path: Path) -> defaultdict[str, deque[Line]]:
-    """Read saved lines, by prompt; those that cannot be read are left out."""
+    """Read saved lines, by prompt; unreadable lines are left out."""
     found: defaultdict[str, deque[Line]] = defaultdict(deque)
     for text in path.read_bytes().splitlines():
         with suppress(ValueError, TypeError, KeyError, RecursionError):
@@ -128,15 +128,15 @@ def _saved_lines(path: Path) -> defaultdict[str, deque[Line]]:
 
 
 def _change(before: float | None, after: float | None) -> str:
-    """The change of a score; without one of the two it is neither better nor worse."""
+    """The change of a score; if one of the two is missing, it is neither better nor worse."""
     if before is None or after is None:
         return "unscored"
     return "same" if before == after else "better" if after > before else "worse"
 
 
 def _text_page(title: str, summary: str, heads: Sequence[str], rows: Sequence[Any]) -> str:
-    """A table of prompts, and of scores with texts. Models may write anything: the page escapes it,
-    and has no scripts."""
+    """A table of prompts, scores and texts. Models may write anything, so the page escapes it, and
+    has no scripts."""
     top = {"title": title, "heading": title, "chips": [], "sections": [], "interactive": False}
     table = {"summary": summary, "heads": heads, "rows": rows}
     return str(from_template("texts.html", top | table))

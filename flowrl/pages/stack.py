@@ -1,4 +1,4 @@
-"""The page stack: Jinja2 templates that escape every value, and numbers as pages write them."""
+"""Shared code of pages: Jinja2 templates that escape every value, and number formats."""
 
 import math
 import re
@@ -70,7 +70,7 @@ def table_cell(value: Any) -> Markup:
 
 
 def _markdown(value: Any) -> Any:
-    """The value with its punctuation escaped, unless it is Markdown already."""
+    """The value with its punctuation escaped, unless it already is Markdown."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return Markup(_MARKS.sub(r"\\\1", " ".join(value.split())))
@@ -102,8 +102,8 @@ def from_template(template: str, values: Mapping[str, object]) -> Markup:
 def varying(
     head: list[str], rows: list[list[Any]]
 ) -> tuple[list[str], list[list[Any]], list[tuple[str, Any]]]:
-    """Head and rows of a table without the columns that are constant over several rows, and those
-    columns as (name, value). The first column always stays."""
+    """Head and rows of a table without constant columns (if there are several rows), and the
+    constant columns as (name, value). The first column always stays."""
     same = [k for k in range(1, len(head)) if len(rows) > 1 and len({str(r[k]) for r in rows}) == 1]
     kept = [k for k in range(len(head)) if k not in same]
     return (

@@ -1,4 +1,4 @@
-"""The rollout tree of a page, in the coordinates of its drawing, or a group without branches."""
+"""The rollout tree (or unbranched group) of a page, in the coordinates of its drawing."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -129,10 +129,11 @@ class TreeView:
                 yield self._dot(k, node, most, some and not level.trained, value)
 
     def _dot(self, k: int, node: int, most: float, resting: bool, value: float | None) -> Dot:
-        """Coloured by its advantage; small in a step that is not trained, where others are."""
+        """A node's dot, coloured by its advantage; small in an untrained step if other steps are
+        trained."""
         level = self.tree.levels[k]
         advantage = level.advantages[node]
-        learned = "not learned from" if advantage is None else f"advantage {signed(advantage)}"
+        learned = "not trained on" if advantage is None else f"advantage {signed(advantage)}"
         if resting and advantage is not None:
             learned += ", in a step that is not trained"
         own = level.texts[node] if level.texts else ""

@@ -1,4 +1,4 @@
-"""Sentences on what training never sees of a run's evaluations, from the run's settings."""
+"""Describe which prompts and rewards of a run's evaluations training never uses."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ SettingsTree = Mapping[str, Any]
 class Unseen:
     """The prompts and rewards of an evaluation that training does not use.
 
-    prompts  the held-out prompts have another source
+    prompts  whether the held-out prompts have another source
     judges   labels of held-out rewards that training does not raise
     trained  labels of those that it raises
     """
@@ -39,7 +39,7 @@ class Unseen:
     @property
     def sentence(self) -> str:
         """Describe the prompts and rewards behind held-out scores in a sentence."""
-        prompts = "Prompts of another source than training's" if self.prompts else ""
+        prompts = "Prompts from another source than training's" if self.prompts else ""
         prompts = prompts or "The prompts of training"
         parts = []
         if self.judges:
@@ -57,7 +57,7 @@ class Unseen:
             return ""
         return (
             "No judge: training raises every reward that evaluations score with, so a higher score "
-            "alone does not show better samples. Name another reward in held_out_rewards."
+            "alone does not show better samples. Add another reward to held_out_rewards."
         )
 
 

@@ -1,7 +1,7 @@
 """Context parallelism: processes split the tokens of each denoiser call among them.
 
-diffusers' plan of a model (`_cp_plan`) names the places where tokens are split and gathered. In
-attention each process has all tokens of a part of the heads (Ulysses, arXiv:2309.14509). Processes
+diffusers' plan for a model (`_cp_plan`) lists the places where tokens are split and gathered. In
+attention each process has all tokens for a part of the heads (Ulysses, arXiv:2309.14509). Processes
 of one group hold the same rows and take the same steps. A gather keeps only the gradient of the
 process's own tokens, so gradients summed over all processes count each row once.
 """
@@ -69,8 +69,8 @@ def check_denoiser(name: str, kind: str, config: Mapping[str, Any], degree: int)
     """UserError if a denoiser of this class and configuration cannot share its calls."""
     if kind not in PROVEN:
         raise UserError(
-            f"{SETTING}: diffusers has no plan for sharing calls of the {name} ({kind}), or "
-            f"none with proven gradients; supported: {', '.join(PROVEN.values())}. Remove the "
+            f"{SETTING}: diffusers has no plan for sharing calls of the {name} ({kind}), or no "
+            f"plan with proven gradients; supported: {', '.join(PROVEN.values())}. Remove the "
             "setting"
         )
     heads = config["num_attention_heads"]
@@ -82,7 +82,7 @@ def check_denoiser(name: str, kind: str, config: Mapping[str, Any], degree: int)
 
 
 def share(denoisers: Mapping[str, Any], degree: int, device: torch.device) -> dict[str, "Shared"]:
-    """Make each `degree` processes, by rank, share all further calls of these denoisers."""
+    """Make groups of `degree` processes, by rank, share all further calls of these denoisers."""
     rank, world = dist.get_rank(), dist.get_world_size()
     shape, names = (world // degree, 1, degree), ("data", "ring", "ulysses")
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
@@ -97,7 +97,7 @@ def share(denoisers: Mapping[str, Any], degree: int, device: torch.device) -> di
 
 
 class Shared:
-    """A denoiser whose calls are shared. Its first call is also made whole, for comparison."""
+    """A denoiser whose calls are shared. Its first call is also made unshared, for comparison."""
 
     def __init__(self, denoiser: Any, config: Any, degree: int) -> None:
         self.denoiser, self.config, self.degree = denoiser, config, degree
@@ -163,7 +163,7 @@ class Shared:
         if not away <= STEP_TOLERANCE[ours.dtype]:
             raise UserError(
                 f"{SETTING}: a call of {type(self.denoiser).__name__} shared by {self.degree} "
-                f"processes differs from a whole one by {away:.1e} of its size: remove the "
+                f"processes differs from an unshared one by {away:.1e} of its size: remove the "
                 "setting"
             )
         self.away = away

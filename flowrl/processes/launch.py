@@ -1,4 +1,5 @@
-"""Compares the launcher's options with the processes it started; some launchers start fewer.
+"""Compare the launcher's options with the processes that it started, since some launchers start
+fewer.
 
 `accelerate launch --cpu --num_processes 2` silently starts one process, and accelerate's FSDP
 settings on CPUs result in plain data parallelism. So the launcher's command line is parsed again
@@ -133,7 +134,7 @@ def _check_count(words: LaunchOptions | None, processes: int) -> None:
     if started != processes:
         raise UserError(
             f"WORLD_SIZE is {started}, but this run has {processes} processes: launch it with "
-            "accelerate launch or torchrun, which set LOCAL_RANK and the rest"
+            "accelerate launch or torchrun, which set LOCAL_RANK and the other variables"
         )
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks > 1 and processes == 1:

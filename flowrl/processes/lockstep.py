@@ -1,10 +1,10 @@
-"""Keeps the model calls of all processes in the same order under FSDP2.
+"""Keep the model calls of all processes in the same order under FSDP2.
 
 A call gathers weights from all processes, so all must make the same calls in the same order, or
-they deadlock. Their work differs: one has more draws, longer texts, or rows of the other of two
-experts. So before each call the processes exchange the call that each wants next. A process with
-other work (or none) joins the chosen call on inputs that it has seen before, and gives the result
-weight zero. Backward is such a collective step too.
+they deadlock. But their work differs: a process may have more draws, longer texts, or rows for the
+other of two experts. So before each call the processes exchange the call that each wants next. A
+process with other work (or none) joins the chosen call with earlier inputs, and gives the result
+weight zero. Backward is also such a collective step.
 
 The exchange is one small integer per process over gloo, which does not wait for a GPU's queue.
 """
@@ -87,7 +87,7 @@ class Lockstep:
 
     @contextmanager
     def unannounced(self) -> Iterator[None]:
-        """Context in which calls are this process's own: their weights are gathered already."""
+        """Context in which calls are not announced, since their weights are already gathered."""
         self._alone = True
         try:
             yield
@@ -130,7 +130,9 @@ class Lockstep:
             self._back(None)
             return
         call, weights = ModuleCall.of(chosen, len(self.modules)), self.weights
-        assert call.module in self._seen, "the proof at the start calls every module everywhere"
+        assert call.module in self._seen, (
+            "the proof at the start calls every module on every process"
+        )
         _, args, named = self._seen[call.module]
         before = None if weights is None else weights.inside
         if weights is not None:
@@ -145,7 +147,8 @@ class Lockstep:
             self.kept += [t for t in parts if t.requires_grad]
 
     def _back(self, loss: Tensor | None) -> None:
-        """Joined results enter with weight zero, so the backward pass is the same everywhere."""
+        """Joined results enter with weight zero, so the backward pass is the same on all
+        processes."""
         parts = [(result * 0).sum() for result in self.kept]
         if loss is not None:
             parts.insert(0, loss)
@@ -154,7 +157,8 @@ class Lockstep:
             self._guarded(torch.stack([p.to(parts[0]) for p in parts]).sum().backward)
 
     def _guarded(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Call without announcing inner calls. An error inside leaves the others waiting."""
+        """Call without announcing inner calls. An error inside leaves the other processes
+        waiting."""
         self._alone, self.broken = True, True
         try:
             result = call(*args, **named)

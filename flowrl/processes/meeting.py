@@ -1,4 +1,4 @@
-"""The meeting of a run's processes: each waits a bounded time for the others."""
+"""The rendezvous of a run's processes: each waits a limited time for the others."""
 
 import math
 import os
@@ -27,8 +27,8 @@ def meet(cpu: bool) -> PartialState:
     """Start the process group if the environment names other processes.
 
     UserError if the other processes have not joined within MEETING_SECONDS, or the seconds in the
-    variable FLOWRL_MEETING_SECONDS: without a launcher nothing else would notice that one has died.
-    Later waits have torch's own limits again.
+    variable FLOWRL_MEETING_SECONDS: without a launcher nothing else would notice that a process has
+    died. Later waits have torch's own limits.
     """
     met, seconds = dist.is_initialized(), _seconds()
     try:
@@ -39,8 +39,8 @@ def meet(cpu: bool) -> PartialState:
         count, rank = os.environ.get("WORLD_SIZE", "?"), os.environ.get("RANK", "?")
         raise UserError(
             f"process {rank} waited {seconds:g} s at {at}, but not all {count} processes of "
-            f"this run arrived ({' '.join(str(error).split())[:200]}); read what the others "
-            "printed, and start all of them again. If they start at different times, set "
+            f"this run arrived ({' '.join(str(error).split())[:200]}); read the output of the "
+            "others, and start all of them again. If they start at different times, set "
             f"{MEETING_VARIABLE}"
         ) from error
     if dist.is_initialized() and not met:
@@ -54,7 +54,8 @@ def agreed(
 ) -> T:
     """Run `do` on the main process; broadcast its result or its UserError to all.
 
-    UserError if another process is gone, after the main one ran `undo` on what it had done.
+    UserError if another process has ended, after the main process has undone its result with
+    `undo`.
     """
     box: list[Any] = [None, ""]
     if state.is_main_process:
@@ -81,13 +82,13 @@ def not_alone(undo: Callable[[], object] = lambda: None) -> Iterator[None]:
         undo()
         raise UserError(
             f"another process of this run ended before training began "
-            f"({' '.join(str(error).split())[:200]}); read what it printed, and start all of them "
+            f"({' '.join(str(error).split())[:200]}); read its output, and start all processes "
             "again"
         ) from error
 
 
 def lost(error: Exception) -> bool:
-    """Whether a collective failed because a process died. gloo reports that in words only."""
+    """Whether a collective failed because a process died. gloo reports that only in its message."""
     text = str(error).lower()
     words = ("connection closed by peer", "connection reset by peer", "connection refused")
     return isinstance(error, dist.DistError) or (
@@ -96,8 +97,8 @@ def lost(error: Exception) -> bool:
 
 
 def _reach_store(seconds: float) -> float:
-    """Wait until the store at MASTER_ADDR answers; the seconds that are left. OSError if it never
-    does. torch's own client waits up to three times as long, and prints a trace."""
+    """Wait until the store at MASTER_ADDR answers; return the remaining seconds. OSError if it
+    never does. torch's own client waits up to three times as long, and prints a traceback."""
     names = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
     given = [os.environ.get(name, "") for name in names]
     of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -117,7 +118,7 @@ def _reach_store(seconds: float) -> float:
 
 
 def _seconds() -> float:
-    """Seconds to wait. UserError for a value of the variable that is no positive number."""
+    """Seconds to wait. UserError if the variable's value is not a positive number."""
     given = os.environ.get(MEETING_VARIABLE, str(MEETING_SECONDS))
     try:
         seconds = float(given)

@@ -95,7 +95,7 @@ class Parallel:
     def share(self, count: int) -> tuple[range, bool]:
         """This process's contiguous share of `count` draws, and whether the share counts.
 
-        Sizes differ by at most one. A process without draws runs the first one, to make the same
+        Sizes differ by at most one. A process without draws runs the first draw, to make the same
         collective calls as the others, and discards the result. A context-parallel group has one
         share.
         """
@@ -125,12 +125,12 @@ class Parallel:
         return made
 
     def proofs(self) -> Iterator[str]:
-        """Sentences on how much shared calls differ from whole ones."""
+        """Sentences on how much shared calls differ from unshared ones."""
         for name, shared in self.shared.items():
             if shared.away is not None:
                 yield (
-                    f"{name}: a call that {self.members} processes share differs from a whole one "
-                    f"by {shared.away:.1e} of its size"
+                    f"{name}: a call shared by {self.members} processes differs from an unshared "
+                    f"one by {shared.away:.1e} of its size"
                 )
 
     def follow(self, weights: WeightsInUse) -> None:
@@ -160,9 +160,9 @@ class Parallel:
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Context in which every process holds the blocks' whole weights, gathered once, and calls
-        them by itself, without gradients. All processes enter it together, outside of calls.
+        them alone, without gradients. All processes enter it together, outside calls.
 
-        UserError, on all processes, where a GPU of one has no room for them.
+        UserError, on all processes, if a GPU has no room for them.
         """
         if self.lockstep is None:
             yield
@@ -185,8 +185,8 @@ class Parallel:
         free = torch.cuda.mem_get_info()[0] if self.device == "cuda" else math.inf
         if any(self.every(more > free)):
             raise UserError(
-                f"FSDP2: sampling of texts gathers all weights once, {more / 2**30:.1f} GiB more "
-                "on each process, which do not fit: let a server draw them (model.server)"
+                f"FSDP2: text sampling gathers all weights once, which needs {more / 2**30:.1f} "
+                "GiB more on each process and does not fit: let a server sample (model.server)"
             )
 
     def gathered(self) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """FSDP2: each process keeps a shard of every block's weights and gathers them for a call.
 
-`torch.distributed.fsdp.fully_shard` is applied to each block; weights outside of blocks
-(embeddings, the last norm) are replicated. A sharded weight is a DTensor.
+`torch.distributed.fsdp.fully_shard` is applied to each block; weights outside blocks (embeddings,
+the last norm) are replicated. A sharded weight is a DTensor.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,8 +52,8 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
             )
         if len({p.device for p in root.parameters()}) > 1:
             raise UserError(
-                "FSDP2: model.offload_experts cannot move sharded weights: leave it out; each "
-                "process only holds a part of every expert anyway"
+                "FSDP2: model.offload_experts cannot move sharded weights: leave it out, since "
+                "each process holds only a part of every expert anyway"
             )
         units = blocks(root)
         if not units:
@@ -73,7 +73,7 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole tensor on the main process's CPU, an empty one elsewhere; collective. Plain
+    """The whole tensor on the main process's CPU, an empty tensor elsewhere; collective. Plain
     tensors are returned unchanged."""
     if not isinstance(tensor, DTensor):
         return tensor
@@ -135,7 +135,7 @@ def _buckets(grads: list[Tensor]) -> Iterator[list[Tensor]]:
 
 @torch.no_grad()
 def clip_shards(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
-    """Clip all gradients to norm `most`, and return their norm before that, over all shards."""
+    """Clip all gradients to norm `most`, and return the norm before clipping, over all shards."""
     given = [p for p in parameters if p.grad is not None]
     shared = [p for p in given if isinstance(p, DTensor)]
     if not shared:

@@ -13,8 +13,8 @@ class Chat(str):
     content is a text, or a list of parts, `{type: text, text: ...}` and `{type: image}`, if it has
     images.
 
-    Everything else reads it as a text: the user's message, or all messages but the system's with
-    their roles if there are several. `at` names its file and row in errors.
+    Everything else reads it as a text: the user's message, or, if there are several, all messages
+    except the system's, with their roles. `at` names its file and row in errors.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -43,7 +43,7 @@ def read_chat(
     if messages[-1]["role"] == "assistant":
         raise UserError(
             f"{at}: the chat ends with an assistant message, which the model should write: set "
-            "drop_reply: true for this data set, or name another column"
+            "drop_reply: true for this data set, or choose another column"
         )
     shown = [message for message in messages if message["role"] != "system"]
     if not shown:
@@ -95,5 +95,5 @@ def _part(part: Any, at: str, located: Callable[[Any], Any]) -> dict[str, Any]:
         return {"type": "image"} if file is None else {"type": "image", "image": located(file)}
     raise UserError(
         f"{at} has a part of type {kind!r:.50}, but only texts and images are supported: leave "
-        "such rows out (where), or name another column"
+        "such rows out (where), or choose another column"
     )

@@ -1,6 +1,6 @@
-"""Prompt files as rows: jsonl, json, csv, txt and parquet, with bounds on their contents.
+"""Read prompt files as rows: jsonl, json, csv, txt and parquet, with limits on their contents.
 
-A row is a mapping with the same columns for every row; a column that a row lacks is None there.
+A row is a mapping with the same columns for every row; missing values are None.
 """
 
 import csv
@@ -26,14 +26,14 @@ _NO_HUB_NAME = {".tsv", ".gz", ".zip", ".yaml", ".yml", ".xlsx", ".arrow", ".py"
 
 
 class _Damage(Exception):
-    """A clause on what is wrong with a file."""
+    """A clause about the error in a file."""
 
 
 def read_rows(data: DataSource, place: str) -> PromptRows:
     """Read the chosen rows of a file, a folder or a hub data set. UserErrors begin with `place`."""
     source = data.source
     if not source.strip():
-        raise UserError(f"{place}: the name of the file is empty")
+        raise UserError(f"{place}: the file name is empty")
     path = find(source)
     if path.is_file():
         if wrong := data.unused("config", "split", "revision"):
@@ -45,7 +45,7 @@ def read_rows(data: DataSource, place: str) -> PromptRows:
         _check_folder(path, source, place)
         return _dataset(str(path), data, place)
     if not on_hub(source):
-        official = "; configs/papers/README.md says where the official prompts are"
+        official = "; configs/papers/README.md lists where to get the official prompts"
         here = "" if path.is_absolute() else f"; paths are relative to {Path.cwd()}"
         hint = official if source.startswith("data/") else here
         raise UserError(f"{place}: no such file: {source}{hint}")
@@ -97,7 +97,7 @@ def _text(path: Path) -> str:
 
 
 def _lines(text: str) -> Iterable[tuple[str, str]]:
-    """Lines with their places. Blank lines are no rows."""
+    """Lines with their places. Blank lines are skipped."""
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield f"line {number}", line.removesuffix("\r")
@@ -109,7 +109,7 @@ def one_value_per_key(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} is given twice: keep one")
+        raise ValueError(f"{twice!r} is given twice: keep one of them")
     return made
 
 
@@ -179,7 +179,7 @@ def _read_csv(path: Path) -> PromptRows:
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         names = list(reader.fieldnames or [])
         if len(set(names)) < len(names):
-            raise _Damage("a column is named twice")
+            raise _Damage("two columns have the same name")
         for cells in reader:
             if None in cells:
                 raise _Damage(f"line {reader.line_num}: more cells than columns")
@@ -193,7 +193,8 @@ def _read_csv(path: Path) -> PromptRows:
 
 
 def _convert(rows: Sequence[Row], name: str) -> None:
-    """Numbers and booleans of a CSV column as such, if all its cells are; empty cells as None."""
+    """Convert a CSV column to numbers or booleans if all of its cells are; empty cells become
+    None."""
     cells = [row[name] or None for row in rows]
     given = [cell for cell in cells if cell is not None]
     for convert in (_boolean, int, float):
@@ -238,21 +239,21 @@ READERS: dict[str, Callable[[Path], PromptRows]] = {
 
 
 def _check_folder(folder: Path, source: str, place: str) -> None:
-    """UserError for a folder that is not a data set: without tables, or with far more files."""
+    """UserError for a folder that is not a data set: without tables, or with too many files."""
     count, tables = 0, 0
     for _, _, names in os.walk(folder):
         count += len(names)
         tables += sum(Path(name).suffix in READERS for name in names)
         if count > _MOST_FILES:
             raise UserError(
-                f"{place}: {source} has more than {_MOST_FILES} files: name the prompt file itself"
+                f"{place}: {source} has more than {_MOST_FILES} files: give the prompt file itself"
             )
     if not tables:
         raise UserError(f"{place}: {source} is a folder without {', '.join(READERS)} files")
 
 
 def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
-    """The chosen rows of a folder or a data set of the hub, read by `datasets`."""
+    """The chosen rows of a folder or a hub data set, read by `datasets`."""
     from datasets import disable_progress_bars, load_dataset  # slow to import
     from datasets.exceptions import DatasetsError
 
@@ -272,13 +273,13 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
     except UserError:
         raise
     except (DatasetsError, OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
-        way = f"; `hf download --repo-type dataset {name}` brings it where there is a network"
+        way = f"; run `hf download --repo-type dataset {name}` on a machine with a network"
         way = "" if Path(name).is_dir() else way
         raise UserError(f"{at} cannot be read: {_short(error)}{way}") from error
 
 
 def _rows_of(found: Any, data: DataSource, at: str) -> PromptRows:
-    """The chosen rows of a `datasets.Dataset`, none but these in memory at once."""
+    """The chosen rows of a `datasets.Dataset`; only these are loaded into memory."""
     select = data.selection
     if select.where:
         for name in select.columns_read:

@@ -33,7 +33,7 @@ _MOST_CHARACTERS = 100_000  # of a prompt
 class Draws(NamedTuple):
     """Draws of an iteration: ids that are unique in the run, and their prompts' rows. `merged` has
     the number of draws per group of compared samples, in order: usually one. `texts` are prompts
-    that a model wrote for the draws; empty: those of the rows."""
+    that a model wrote for the draws; empty: the rows' prompts."""
 
     ids: tuple[int, ...]
     rows: tuple[int, ...]
@@ -42,7 +42,7 @@ class Draws(NamedTuple):
 
     @classmethod
     def each(cls, ids: Sequence[int], rows: Sequence[int]) -> "Draws":
-        """Draws that each form a group of their own."""
+        """Draws that each form their own group."""
         return cls(tuple(ids), tuple(rows), (1,) * len(ids))
 
 
@@ -60,7 +60,7 @@ class PromptSet:
     messages is a `flowrl.prompts.chat.Chat`.
 
     shares   of several data sets in order: the number of prompts of each, and its weight. Every
-             iteration draws as many of each as the weights say. Empty: no weights
+             iteration draws from each in proportion to its weight. Empty: no weights
     """
 
     texts: tuple[str, ...]
@@ -72,13 +72,13 @@ class PromptSet:
         """Read a file (jsonl, json, txt, csv, parquet), a folder or a hub data set.
 
         UserErrors begin with `place`: a missing or damaged file, a missing column, no rows, or a
-        prompt that is no text, with its line (or row, from 1).
+        prompt that is not a text, with its line (or row, from 1).
         """
         return cls.of(DataSource(source, column), place)
 
     @classmethod
     def of(cls, data: DataSource, place: str) -> "PromptSet":
-        """Read a data set with its choice of rows and columns. Raises the same UserErrors as
+        """Read a data set with its selection of rows and columns. Raises the same UserErrors as
         `read`."""
         table, at = read_rows(data, place), f"{place}: {data.source}"
         column = data.column
@@ -154,7 +154,8 @@ class PromptSet:
         return Draws.each(ids, rows)
 
     def _counts(self, count: int) -> list[tuple[int, int]]:
-        """The prompts of each data set and its part of `count` draws, by largest remainders."""
+        """The number of prompts of each data set and its share of `count` draws, by largest
+        remainders."""
         if not self.shares:
             return [(len(self), count)]
         whole = sum(weight for _, weight in self.shares)
@@ -166,7 +167,7 @@ class PromptSet:
         return [(size, part) for (size, _), part in zip(self.shares, parts, strict=True)]
 
     def never_drawn(self, count: int) -> list[int]:
-        """Data sets from which iterations of `count` draws take no prompt."""
+        """Data sets from which iterations of `count` draws never take a prompt."""
         return [i for i, (_, part) in enumerate(self._counts(count)) if part == 0]
 
     def weights(self) -> Tensor:
@@ -185,7 +186,7 @@ class PromptSet:
 def _in_turn(
     size: int, begin: int, count: int, key: tuple[int | str, ...], own: tuple[int, ...]
 ) -> list[int]:
-    """Draws `begin` to `begin + count` of `size` prompts: every one once before any repeats."""
+    """Draws `begin` to `begin + count` of `size` prompts: every prompt once before any repeats."""
     orders: dict[int, list[int]] = {}
     for epoch in {i // size for i in range(begin, begin + count)}:
         rng = generator(*key, epoch, *own)
@@ -194,7 +195,7 @@ def _in_turn(
 
 
 def _prompt(text: Any, at: str, drop_reply: bool, folder: Path) -> str:
-    """The prompt, if it is a text or a chat, whose images are below `folder`. UserErrors begin with
+    """Read a prompt: a text or a chat, with image paths relative to `folder`. UserErrors begin with
     `at`."""
     if isinstance(text, list):
         text = read_chat(text, at, drop_reply, partial(_whole, folder=folder))
@@ -207,14 +208,16 @@ def _prompt(text: Any, at: str, drop_reply: bool, folder: Path) -> str:
     if len(text) > _MOST_CHARACTERS:
         raise UserError(f"{at}: the prompt has more than {_MOST_CHARACTERS} characters")
     if "\0" in text:
-        raise UserError(f"{at}: the prompt contains the character NUL, which ends a text elsewhere")
+        raise UserError(
+            f"{at}: the prompt contains the character NUL, which ends a text in other programs"
+        )
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise UserError(f"{at}: the prompt contains half a surrogate pair, which is not valid text")
     return text
 
 
 def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The row of a prompt file with image paths made absolute; they are relative to `folder`."""
+    """The row of a prompt file with absolute image paths; the file's are relative to `folder`."""
     return {
         name: _whole(value, folder) if IMAGE_COLUMNS.fullmatch(name) else value
         for name, value in row.items()

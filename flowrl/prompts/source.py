@@ -1,4 +1,4 @@
-"""A data set of prompts as specified: where its rows are, and which of them count."""
+"""The specification of a prompt data set: where its rows are, and which of them to use."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +23,13 @@ class PromptRows:
 
 @dataclass(frozen=True)
 class Selection:
-    """Selects rows of a data set: those that match `where`, shuffled, and then the first ones.
+    """Selects rows of a data set: the rows that match `where`, shuffled, then cut to the first
+    ones.
 
     where    column -> its value, a list of values, or {min: a number, max: a number}
     shuffle  seed of the order; None: as in the file
-    limit    most rows; None: all
-    keep     columns that stay; None: all
+    limit    maximum number of rows; None: all
+    keep     columns to keep; None: all
     """
 
     where: Mapping[str, Any] = field(default_factory=dict)
@@ -76,9 +77,9 @@ class Selection:
 class DataSource:
     """A file, a folder or a hub data set, and how its rows become prompts.
 
-    config, split, revision  of a data set of the hub; of a folder `split` alone
-    column      holds the prompt: a text, or a list of chat messages
-    columns     further names of columns: new name -> column, which may be nested
+    config, split, revision  of a hub data set; only `split` for a folder
+    column      has the prompt: a text, or a list of chat messages
+    columns     additional names for columns: new name -> column, which may be nested
     drop_reply  leave out an assistant's message at the end of a chat
     """
 
@@ -118,8 +119,8 @@ def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> 
 
 
 def _remedy(row: Row, name: str) -> str:
-    """The likely way out for a missing column of prompts: another name, another separator, or a
-    first line that is a prompt already."""
+    """The likely fix for a missing prompt column: another name, another separator, or a first line
+    that already is a prompt."""
     names = [str(key) for key in row]
     likely = [key for key in names if key.strip().lower() in (name.lower(), *PROMPT_NAMES)]
     if likely:
@@ -127,14 +128,17 @@ def _remedy(row: Row, name: str) -> str:
     if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
         return ": its cells are not separated by commas; save it with commas, or as jsonl"
     if len(names) == 1 and " " in names[0].strip():
-        return f": its first line has no names of columns; add the line {name!r} above it"
+        return f": its first line has no column names; add the line {name!r} above it"
     if names and (" " in names[0].strip() or any(map(_is_number, names))):
         return (
-            ": its first line seems to be a row; add a line with a name for each column above it, "
+            ": its first line seems to be a row; add a line with column names above it, with "
             f"{name!r} for the prompts"
         )
     if len(names) == 1:
-        return f": set column: {names[0]}, or add the line {name!r} above it if that is a prompt"
+        return (
+            f": set column: {names[0]}, or add the line {name!r} above it if this first line "
+            "is a prompt"
+        )
     return ""
 
 

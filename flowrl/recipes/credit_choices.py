@@ -18,11 +18,12 @@ def credit_chain(name: CreditName, own: Standardize) -> tuple[Transform, ...]:
     """Transforms of a credit; `own` is the recipe's standardisation. UserError for a blend that
     the credit does not use.
 
-    group     the recipe's own; its blend gives groups without spread the batch's advantage
-    gdpo      each reward standardised by itself, summed, and over the batch (arXiv:2601.05242)
-    aapo      the recipe's own, plus the bounded lead over the prompt's running mean, which stands
-              for the paper's reference sample (arXiv:2505.14264)
-    best_gap  the lead of a group's best sample over the second (arXiv:2503.19595)
+    group     the recipe's own; with blend, groups without spread get the batch's advantage
+    gdpo      each reward standardised by itself, then their sum standardised over the batch
+              (arXiv:2601.05242)
+    aapo      the recipe's own, plus the clipped difference from the prompt's running mean, which
+              replaces the paper's reference sample (arXiv:2505.14264)
+    best_gap  the margin of a group's best sample over the second best (arXiv:2503.19595)
     """
     if own.blend and name in ("gdpo", "best_gap"):
         raise UserError(f"credit: {name} does not use blend: leave it out")
@@ -39,5 +40,5 @@ def credit_chain(name: CreditName, own: Standardize) -> tuple[Transform, ...]:
 
 
 def credit_tracker(name: str) -> Callable[[], Tracker]:
-    """Tracker that a credit needs: the running mean of each prompt, or none."""
+    """The tracker that a credit needs: the running mean of each prompt, or none."""
     return partial(PromptValues, 0.9) if name == "aapo" else NoTracker

@@ -1,6 +1,6 @@
 """Distillation of loaded teachers, one for each prompt's task, into one student.
 
-The run's file names the teachers (`teachers`); the common rules of `flowrl/recipes/grpo.py` hold.
+The run file lists the teachers (`teachers`); the common rules of `flowrl/recipes/grpo.py` apply.
 """
 
 from typing import Literal
@@ -31,12 +31,12 @@ def opd(
 
     `form` is the divergence: `exact`, `published` (verl-omni's, smaller by h), `velocity` or `mean`
     (UniRL's without the denominator). `task` above 0 adds the clipped surrogate of the rewards with
-    this weight. Differences: the teachers are at the training's guidance; a sample without a score
-    is left out here as in every recipe; states of steps without noise are not distilled.
+    this weight. Differences: teachers use the training's guidance; samples without a score are left
+    out, as in every recipe; states of steps without noise are not distilled.
     """
     if weight <= 0:
         raise UserError(
-            f"weight must be above 0, not {weight}: distillation needs a pull towards the teacher"
+            f"weight must be above 0, not {weight}: without it the teacher has no effect"
         )
     if task < 0:
         raise UserError(

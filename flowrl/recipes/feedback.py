@@ -1,8 +1,8 @@
 """Recipes with other kinds of feedback: divergences as trust regions, comparisons within groups,
-steps weighed or placed by what they teach. Defaults are the published numbers.
+weighted or selected steps. Defaults are the published numbers.
 
-The common rules of `flowrl/recipes/grpo.py` hold here too. Where a source is an abstract or a
-review, the recipe says so, and what was chosen.
+The common rules of `flowrl/recipes/grpo.py` apply here too. If a source is only an abstract or a
+review, the recipe says so and lists our choices.
 """
 
 from typing import Literal
@@ -52,12 +52,13 @@ def flow_dppo(
     credit: CreditName = "group",
 ) -> Algorithm:  # fmt: skip
     """Flow-DPPO, arXiv:2606.11025: no clip range, but a trust region by the exact divergence of
-    each step. SD3.5-M: 10 steps, 3 of them noisy at random places in the first half, noise level
-    0.8, group 16, KL 0.001. `most` is the divergence at which a row stops; null is the published
-    1e-7 for Flow-SDE and 1e-6 for CPS. With several rewards: `credit: gdpo` and equal weights.
+    each step. SD3.5-M: 10 steps, 3 of them noisy, chosen at random in the first half, noise level
+    0.8, group 16, KL 0.001. `most` is the divergence above which a row is no longer trained; null
+    is the published 1e-7 for Flow-SDE and 1e-6 for CPS. With several rewards: `credit: gdpo` and
+    equal weights.
 
-    Differences: all prompts of an iteration share the noisy steps. A kernel of your own needs its
-    own `most`: its scale depends on the noise.
+    Differences: all prompts of an iteration share the noisy steps. Your own kernel needs its own
+    `most`, since the scale depends on the noise.
     """
     noise = named(kernel, {"flow_sde": FlowSDE(eta), "cps": CPS(eta)})
     least = 1e-6 if isinstance(noise, CPS) else 1e-7
@@ -79,13 +80,13 @@ def dgpo(
 ) -> Algorithm:  # fmt: skip
     """DGPO, arXiv:2510.08425: Diffusion-DPO between the good and the bad part of a group. SD3.5-M:
     10 steps, group 24, one noise per group and level, 4 of the first 7 levels (GenEval 5), beta 100
-    (PickScore 10), clip 0.01, KL 0.001; from optimizer step `switch` on (GenEval 500) an average
-    with decay min(0.3, 0.001 s) samples. Without guidance: `reference: average`, beta 2000, clip
-    1e-5. Training keeps the activations of a whole group, whatever `train.rows_per_call` is.
+    (PickScore 10), clip 0.01, KL 0.001; from optimizer step `switch` on (GenEval 500), samples come
+    from an average with decay min(0.3, 0.001 s). Without guidance: `reference: average`, beta 2000,
+    clip 1e-5. Training keeps the activations of a whole group, whatever `train.rows_per_call` is.
 
-    Differences: the reference is at the training's guidance, where the code has guidance 4.5 in two
-    of its modes; at the switch the average that samples starts as a copy of the current weights,
-    and follows with the published decay.
+    Differences: the reference uses the training's guidance, where the code uses 4.5 in two of its
+    modes; at the switch the sampling average starts as a copy of the current weights, and follows
+    with the published decay.
     """
     late = min(0.3, 0.001 * switch)
     return Algorithm(
@@ -117,9 +118,9 @@ def crd(
     min(0.999, 0.25 + 0.005 s); samples come from an average with decay min(most, slope (s - flat)),
     0 before flat: `decay` is (flat, slope, most). Training keeps the activations of a whole group.
 
-    Differences: centred within a prompt's group, as the paper is reported to do, where the code
-    centres over a micro-batch; levels are stratified and uniform, where the code's 20 draws never
-    differ; the reference is at the training's guidance.
+    Differences: values are centred within a prompt's group, as reported of the paper, where the
+    code centres over a micro-batch; levels are stratified and uniform, where the code's 20 draws
+    are all equal; the reference uses the training's guidance.
     """
     flat, slope, most = decay
     return Algorithm(
@@ -143,12 +144,12 @@ def fdfo(
     """FDFO, finite-difference flow optimisation, arXiv:2603.12893: two samples from the same
     initial noise are separated by small noise in each step, and every step's velocity is moved
     along the difference of the samples, in proportion to the difference of their rewards. 40 steps,
-    pairs, gamma 0.0025, bound 0.03, no KL. Rewards are not standardised: their scale acts as a
+    pairs, gamma 0.0025, bound 0.03, no KL. Rewards are not standardised: their scale acts like a
     learning rate.
 
-    Differences: the first noise of a pair is the same, where the code perturbs it too; the state
-    before the last step is not trained; a larger `group` compares each sample with the mean of all,
-    where the code takes pairs.
+    Differences: the samples of a pair share their initial noise, where the code perturbs it too;
+    the state before the last step is not trained; a larger `group` compares each sample with the
+    mean of all, where the code uses pairs.
     """
     return Algorithm(
         steps=steps,
@@ -164,13 +165,13 @@ def flash_grpo(
     kernel: Literal["wan", "flow_sde"] | Kernel = "wan", scale: Scale = "batch",
 ) -> Algorithm:  # fmt: skip
     """Flash-GRPO, arXiv:2605.15980: one noisy step per sample, drawn from the first half of the
-    steps, with a weight that makes the gradients of all steps the same size. Wan 2.1: 20 steps,
+    steps, with a weight that equalises the gradient sizes of all steps. Wan 2.1: 20 steps,
     Wan's own noise (no eta), clip 1e-3, no KL.
 
     Differences: all prompts of an iteration share the noisy step, where the code draws one per
-    prompt; the weight is relative to the mean over the steps that can be drawn, where the code
-    takes the mean over the steps that were drawn; the group's size is not in the code's settings,
-    24 is ours.
+    prompt; the weight is relative to the mean over the steps that can be drawn, where the code uses
+    the mean over the steps that were drawn; the code's settings do not contain the group size, so
+    24 is our choice.
     """
     noise = named(kernel, {"wan": WanSDE(), "flow_sde": FlowSDE(eta)})
     return Algorithm(
@@ -191,9 +192,9 @@ def e_grpo(
     are compared. 16 steps, of which the first half can be noisy, 12 children each, noise level 0.7,
     clip 1e-4.
 
-    Chosen here: steps are merged until they reach `least` nats per dim, by default the mean over
-    unmerged steps (the paper's threshold is not in its abstract). The released run merges nothing:
-    that is `least: -100`.
+    Our choice: steps are merged until they reach `least` nats per dim, by default the mean over
+    unmerged steps (the abstract does not give the paper's threshold). The released run merges
+    nothing, which is `least: -100`.
     """
     own = Standardize("group", correction=1, eps=1e-8)
     return Algorithm(
@@ -211,13 +212,13 @@ def g2rpo(
     kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """G2RPO, arXiv:2510.01982: at each step of `at` 12 noisy children leave an ODE trunk, and each
-    child is finished on several grids, whose scores are standardised separately. FLUX: 16 steps,
-    noise level 0.7, clip 1e-4, grids of all and of every second level. Set `train.updates: 8`, the
-    published number of optimizer steps per iteration.
+    child is completed on several grids, whose scores are standardised separately. FLUX: 16 steps,
+    noise level 0.7, clip 1e-4, grids of all levels and of every second level. Set `train.updates:
+    8`, the published number of optimizer steps per iteration.
 
-    Differences: the advantages of a child's grids train the same step as rows of their own, so that
-    their losses are averaged where the code adds the advantages, clipped at 5; an optimizer step
-    has rows of all steps, where the code takes one per step.
+    Differences: the advantages of a child's grids train the same step in separate rows, so that
+    their losses are averaged, where the code adds the advantages, clipped at 5; an optimizer step
+    has rows of all steps, where the code takes one optimizer step per denoising step.
     """
     own = Standardize("group", correction=1, eps=1e-8)
     return Algorithm(
@@ -235,21 +236,21 @@ def euphonium(
     probe: float = 0.1, gradient: Literal["spsa", "reward"] = "spsa", outcome: float = 1.0,
     process: float = 0.0, shared_noise: bool = True, kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
-    """Euphonium, arXiv:2602.04928: sampling is guided by a reward, and the unguided steps are
-    trained, so that the policy learns what guidance finds. 16 steps, eta 0.25, group 8, clip 1e-4,
-    60 % of the steps trained, guidance from step 12 on. `scale` is the move per unit gradient; null
-    is eta^2 / (2 kl_beta).
+    """Euphonium, arXiv:2602.04928: sampling is guided by a reward, and the densities of the
+    unguided steps are trained, so that the policy learns to reach the guided samples. 16 steps, eta
+    0.25, group 8, clip 1e-4, 60 % of the steps trained, guidance from step 12 on. `scale` is the
+    shift per unit gradient; null is eta^2 / (2 kl_beta).
 
-    `gradient: spsa` estimates the gradient from two scores, which any reward has (the code has it
-    as an option, at scale 0.2); `reward` takes that of a reward with `differentiable` at the
+    `gradient: spsa` estimates the gradient from two scores, which works with any reward (an option
+    of the code, at scale 0.2); `reward` uses the gradient of a reward with `differentiable` at the
     predicted clean sample. `process` is the weight of its dual credit: the reward of the predicted
-    sample after each step, standardised by group and step; the code has 1 beside `outcome` 1.
-    `intermediate_rewards` names a process reward, which guides too; without it the run's rewards
-    do both.
+    sample after each step, standardised by group and step; the code uses 1, with `outcome` 1.
+    `intermediate_rewards` sets a process reward, which is also used for guidance; without it the
+    run's rewards are used for both.
 
     Differences: rewards see decoded predictions, where the code's process reward sees noisy
     latents; the gradient is divided by each sample's norm, where the code divides by the batch's;
-    the two advantages are added, where the code adds two clipped losses. `probe` is ours.
+    the two advantages are added, where the code adds two clipped losses. `probe` is our choice.
     """
     own = Standardize("group", correction=1, eps=1e-8)
     by = "slope" if gradient == "reward" else "probes"

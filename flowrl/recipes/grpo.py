@@ -1,9 +1,9 @@
 """Recipes that score the sampler's own noisy steps. Defaults are the published numbers.
 
-A `kernel` of your own replaces the published one, together with its `eta`. Common to all, and
-different from released codes on purpose: the last step is deterministic and never trained; a spread
-that is only rounding counts as none and gives an advantage of exactly 0; samples without an
-advantage stay in the batch; every process uses the same trained steps.
+Your own `kernel` replaces the published one, together with its `eta`. Common to all, and
+deliberately different from released codes: the last step is deterministic and never trained; a
+spread that is only rounding error counts as zero and gives an advantage of exactly 0; samples
+without an advantage stay in the batch; every process uses the same trained steps.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def anchors(kl: float) -> tuple[Anchor, ...]:
 
 
 def named(kernel: str | Kernel, known: Mapping[str, Kernel]) -> Kernel:
-    """The kernel itself, or the kernel of `known` with that name."""
+    """The kernel itself, or the kernel with that name in `known`."""
     return known[kernel] if isinstance(kernel, str) else kernel
 
 
@@ -65,12 +65,12 @@ def flow_grpo(
 ) -> Algorithm:  # fmt: skip
     """Flow-GRPO, arXiv:2505.05470. SD3.5-M: 10 steps, noise level 0.7, group 24, clip 1e-4, KL 0.04
     (GenEval, OCR) or 0.01 (PickScore); FLUX: 6 steps, 0.9, KL 0. `scale="batch"` is global_std.
-    `credit` is any of `flowrl/recipes/credit_choices.py` (gdpo, aapo, best_gap), and `blend` the
-    share of the batch's advantage in groups without spread.
-    Wan 2.1: its own noise (`kernel="wan"`, no eta), 20 steps, clip 1e-3, KL 0.004, exact.
+    `credit` is one of `flowrl/recipes/credit_choices.py` (gdpo, aapo, best_gap), and `blend` the
+    share of the batch's advantage in groups without spread. Wan 2.1: its own noise (`kernel="wan"`,
+    no eta), 20 steps, clip 1e-3, KL 0.004, exact.
 
-    The published KL's denominator lacks h. Differences: samples of advantage 0 are kept, where the
-    code removes them and refills at random.
+    The denominator of the published KL lacks h. Differences: samples with advantage 0 are kept,
+    where the code removes them and refills the batch at random.
     """
     return Algorithm(
         steps=steps,
@@ -105,7 +105,8 @@ def flow_grpo_fast(
 
 
 def _each_reward(scale: Scale, after: tuple[Transform, ...] = ()) -> Estimator:
-    """Dance's and Mix's: each reward by itself, with the unbiased std, then the weighted sum."""
+    """DanceGRPO's and MixGRPO's advantage: each reward by itself, with the unbiased std, then the
+    weighted sum."""
     own = Standardize(scale, correction=1, eps=1e-8)
     return Estimator((own, Clip(), Sum(partial=True), *after))
 
@@ -117,16 +118,16 @@ def dance_grpo(
     kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """DanceGRPO, arXiv:2505.07818. FLUX: 16 steps, eta 0.3, group 12, 60 % of the steps trained,
-    clip 1e-4, one initial noise per prompt; HunyuanVideo: eta 0.25, group 24 with own noise, of
-    which the best and worst `train_share` are trained on (1/3: best-of-N, 8 of 24), among a
-    prompt's samples or, as in the code, `best_over: batch`, among those of all prompts.
+    clip 1e-4, one initial noise per prompt; HunyuanVideo: eta 0.25, group 24 with separate noise,
+    of which the best and worst `train_share` are trained on (1/3: best-of-N, 8 of 24), among a
+    prompt's samples or, as in the code, among the samples of all prompts (`best_over: batch`).
 
     Differences: the trained steps are chosen once per iteration, not per sample; several rewards
-    are summed as clipped advantages, not as losses; shared noise is shared in a prompt's group, not
-    over all prompts of a process.
+    are summed as clipped advantages, not as losses; shared noise is shared within a prompt's group,
+    not over all prompts of a process.
     """
     if best_over == "batch" and train_share >= 1:
-        raise UserError("best_over needs a share of the samples to select: set train_share below 1")
+        raise UserError("best_over selects a share of the samples: set train_share below 1")
     ends = (PruneWidth("extremes", train_share, best_over),) if train_share < 1 else ()
     return Algorithm(
         steps=steps,
@@ -163,11 +164,12 @@ def mix_grpo(
 ) -> Algorithm:  # fmt: skip
     """MixGRPO, arXiv:2507.21802. FLUX: 25 steps, SDE in a window of 4 that moves by 1 every 25
     iterations, eta 0.7, group 12, clip 1e-4, one initial noise per prompt. `schedule` is how the
-    window moves: step by step (progressive), at random, ever faster (decaying, exponential), or not
-    at all (frozen). `roll_back` starts again at the first step after the last window.
+    window moves: step by step (progressive), at random, with increasing speed (decaying,
+    exponential), or not at all (frozen). `roll_back` returns to the first step after the last
+    window.
 
-    Differences: the window is never empty (the code's is, from iteration 575 on); a reward that
-    failed is left out, where the code counts it as 0.
+    Differences: the window is never empty (the code's is, from iteration 575 on); a failed reward
+    is left out, where the code counts it as 0.
     """
     position = _position(schedule, every, stride, roll_back)
     return Algorithm(
@@ -186,7 +188,7 @@ def mix_grpo_flash(
 ) -> Algorithm:  # fmt: skip
     """MixGRPO-Flash (same paper): after the window, the steps are reduced to the share `ratio` and
     taken by second-order DPM-Solver++. Flash: ratio 0.4, the window moves every 20 iterations;
-    Flash*: `frozen=True`, ratio 0.2. A `solver` of your own replaces DPM-Solver++.
+    Flash*: `frozen=True`, ratio 0.2. Your own `solver` replaces DPM-Solver++.
 
     Differences: as `mix_grpo`; at least one step follows the window, so that sigma 0 is reached.
     """
@@ -208,9 +210,9 @@ def grpo_guard(
     """GRPO-Guard, arXiv:2510.22319: RatioNorm, and steps reweighted by 1/h. SD3.5-M: 10 steps,
     noise level 0.7, group 24, clip 2e-6 (PickScore 4e-6), no KL, group std.
 
-    Differences: the ratio's correction is a row's own, where the code averages it over the
-    micro-batch and so lets clipped samples receive others' gradients; 1/h is relative to its mean
-    over the trained steps, so that the learning rate and the KL keep their meaning.
+    Differences: each row has its own correction of the ratio, where the code averages it over the
+    micro-batch, so that clipped samples receive other samples' gradients; 1/h is relative to its
+    mean over the trained steps, so that the scale of the learning rate and of the KL is unchanged.
     """
     return Algorithm(
         steps=steps,
@@ -226,7 +228,7 @@ def ddpo(
     fraction: float = 1.0, kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """DDPO-IS, arXiv:2305.13301: DDIM steps with noise, PPO's clip at 1e-4, for models trained on
-    epsilon or v and for flows alike. SD1.4: 50 steps, eta 1, statistics per prompt with eps 1e-6.
+    epsilon or v, and for flows. SD1.4: 50 steps, eta 1, statistics per prompt with eps 1e-6.
 
     Differences: a prompt's statistics come from its group, where the code keeps a buffer of 16 past
     rewards per prompt; the last step is deterministic, where the code draws noise there.
@@ -246,7 +248,7 @@ def loop(
 ) -> Algorithm:  # fmt: skip
     """LOOP, arXiv:2503.00897: DDPO's clipped steps with a leave-one-out baseline and no std.
 
-    The authors' code is not public: numbers are DDPO's, and the group of 4 is ours.
+    The authors' code is not public: numbers are DDPO's, and the group size of 4 is our choice.
     """
     return Algorithm(
         steps=steps,

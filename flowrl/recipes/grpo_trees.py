@@ -1,6 +1,7 @@
-"""Recipes whose samples branch on the way: forks and trees. Defaults are the published numbers.
+"""Recipes whose samples branch during sampling: forks and trees. Defaults are the published
+numbers.
 
-The common rules of `flowrl/recipes/grpo.py` hold here too.
+The common rules of `flowrl/recipes/grpo.py` apply here too.
 """
 
 from typing import Literal
@@ -35,8 +36,8 @@ def temp_flow(
     credited to that step only. SD3.5-M: 10 steps, 4 roots x 6 branches, noise level 0.7 (FLUX 0.9),
     KL 0.004 (PickScore 0.001), a step's loss weighted by its std over the steps' mean std.
 
-    The weight is exact where the code has a constant (2.25 for SD3, 1.73 for FLUX). The statistics
-    are those of a prompt's 24 samples at a step, as in the code.
+    The weight is exact, where the code has a constant (2.25 for SD3, 1.73 for FLUX). Statistics are
+    computed over a prompt's 24 samples at a step, as in the code.
     """
     return Algorithm(
         steps=steps,
@@ -65,7 +66,7 @@ def _depth_by_depth(
 
 
 def _untrained(prune: str, steps: int, at: tuple[int, ...]) -> Prune | None:
-    """The steps that are not trained on: the code's window, or the paper's, or none."""
+    """The steps that are excluded from training: the code's window, the paper's, or none."""
     if prune == "deeper":
         first = max(at) + 1
         return Prune(tuple(range(first, min(first + 4, steps - 1))), every=30, move=1)
@@ -85,26 +86,28 @@ def branch_grpo(
     kl: float = 0.0, kernel: Literal["constant", "flow_sde"] | Kernel = "constant",
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO, arXiv:2509.06040. FLUX: 20 steps, two children at steps 0, 3, 6, 9, eta 0.3, clip
-    1e-3; an edge's advantage is that of its child among the nodes of the same depth.
+    1e-3; an edge's advantage is its child's advantage among the nodes of the same depth.
 
     prune   width, after the last split: the best `keep` of each `branch` (with two children the
             paper's Parent-Top1), or that share of the draw's leaves at its `extremes` (the paper's
             best b and worst b leaves, b = keep leaves / 2). Depth: the code's `depth` leaves the
-            steps 14 to 18 untrained, moving to earlier ones every 30 iterations; the paper's
-            `deeper` leaves 4 steps from the last split on, moving to later ones
+            steps 14 to 18 untrained, moving to earlier steps every 30 iterations; the paper's
+            `deeper` leaves 4 steps from the last split on untrained, moving to later steps
     fusion  a node's value from its leaves; `path` by the edges' densities (tree_prob_weighted);
             the paper's `likely_paths`, by softmax(fusion_beta log-density of a leaf's path)
-    split   4 correlates siblings' noise as the paper says, at unit variance; None draws it
+    split   4 correlates siblings' noise as in the paper, at unit variance; None draws it
             independently
     depth_weight  ours: an edge has the weight nodes^-depth_weight, with the number of nodes at its
-            depth; 1 gives all depths the same weight, 0 most of it to those after the last split
+            depth; 1 gives all depths the same weight, 0 gives most of it to those after the last
+            split
     siblings  ours: this share of the advantage is among the children of one parent (two levels)
-    roots, kl, kernel: ours: several initial noises per prompt, KL to the start, Flow-GRPO's noise
+    roots, kl, kernel: ours: several initial noises per prompt, KL to the initial policy,
+    Flow-GRPO's noise
 
     Differences: the code scales a split's noise by 4 but scores it unscaled, and stores states in
-    bfloat16 after scoring them, so that its first ratio is not 1: neither is copied. Its width
-    pruning by branch keeps a chain's first steps, since all advantages of a chain are equal: here
-    it keeps the better leaves. The last step is not trained.
+    bfloat16 after scoring them, so that its first ratio is not 1: neither is reproduced. Its width
+    pruning by branch keeps a chain's first steps, since all advantages of a chain are equal; here
+    the better leaves are kept. The last step is not trained.
     """
     noise = named(kernel, {"constant": ConstantSDE(eta), "flow_sde": FlowSDE(eta)})
     plan = Tree(noise, at, branch, roots, split=split, prune=_untrained(prune, steps, at))
@@ -123,9 +126,9 @@ def branch_grpo_mix(
     eta: float = 0.3, clip: float = 1e-3, window: int = 4, every: int = 30,
     moving: bool = False, scale: Scale = "group", kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
-    """BranchGRPO's mixed mode: noise at the splits and in the steps k with k % every < window, an
-    ODE elsewhere; only noisy steps are trained. Published: window 4, every 30. See `branch_grpo`.
-    The paper's window moves by a step every `every` iterations: `moving: true`.
+    """BranchGRPO's mixed mode: noise at the splits and in the steps k with k % every < window, and
+    an ODE elsewhere; only noisy steps are trained. Published: window 4, every 30. See
+    `branch_grpo`. The paper's window moves by a step every `every` iterations: `moving: true`.
     """
     noisy = Moving(window, Progressive(every)) if moving else Stripes(window, every)
     return Algorithm(

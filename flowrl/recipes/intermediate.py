@@ -1,8 +1,9 @@
-"""Recipes with scores on the way, of clean samples that the states of a trajectory stand for.
+"""Recipes with intermediate rewards:
 
-The common rules of `flowrl/recipes/grpo.py` hold here too. `completion` is the number of ODE steps
-that finish a state: null takes all that remain, and 1 is the projection x - sigma v, without an
-evaluation of its own. Costs are in `flowrl plan`.
+scores of clean samples predicted from a trajectory's states. The common rules of
+`flowrl/recipes/grpo.py` apply here too. `completion` is the number of ODE steps that complete a
+state: null takes all remaining steps, and 1 is the projection x - sigma v, without additional
+evaluations. `flowrl plan` shows the costs.
 """
 
 from typing import Literal
@@ -39,11 +40,11 @@ def dense_grpo(
     """DenseGRPO, arXiv:2601.20218: each step is credited with the reward gained between the clean
     samples that an ODE reaches from the states before and after it, standardised per group and
     step. SD3.5-M: 10 steps, group 24, KL 0.04 (GenEval, OCR) or 0.01 (PickScore), with Flow-GRPO's
-    loss. `noise` is its table of calibrated noise, one number per step except the last, which
-    `flowrl calibrate` finds; without it the noise is Flow-GRPO's with `eta`. `reward: value` is its
+    loss. `noise` is its table of calibrated noise, one number per step except the last, as found by
+    `flowrl calibrate`; without it the noise is Flow-GRPO's with `eta`. `reward: value` is its
     weaker baseline; in the paper's ablation `completion: 1` is worse than no dense reward at all.
 
-    Differences: the clip range is Flow-GRPO's, since the paper names none.
+    Differences: the clip range is Flow-GRPO's, since the paper does not give one.
     """
     if noise and kernel is not None:
         raise UserError(
@@ -69,11 +70,11 @@ def turning_point(
     """TurningPoint-GRPO, arXiv:2602.06422: steps after which a trajectory moves towards its final
     reward get more credit. SD3.5-M: Flow-CPS with noise 0.7, 10 steps, all but the last noisy;
     FLUX: 6 steps, noise 0.8; group 24, clip 1e-5, no KL; `window` restricts noise to the first
-    steps. `form: released` is the one in all released configurations, R_n - R_0 + bonus d_i at
-    turning points, and `form: paper` the one in the paper, d_i but R_n - R_(i-1) at turning points.
-    `strict` and `balanced` are its options.
+    steps. `form: released` is the credit in all released configurations, R_n - R_0 + bonus d_i at
+    turning points, and `form: paper` the credit in the paper, d_i but R_n - R_(i-1) at turning
+    points. `strict` and `balanced` are its options.
 
-    Differences: every noisy step has a reward, the last one too.
+    Differences: every noisy step has a reward, including the last one.
     """
     noise = named(kernel, {"cps": CPS(eta), "flow_sde": FlowSDE(eta)})
     own = Chain(noise, group) if window is None else Window(noise, group, window, Frozen())
@@ -95,11 +96,12 @@ def vgpo(
 ) -> Algorithm:  # fmt: skip
     """VGPO, arXiv:2512.12387, according to reviews and summaries of the paper: a step's credit is
     the discounted sum of the rewards of the projections that follow it, plus a part that remains if
-    a group has no spread. Needs rewards above 0; KL 0.04; without it aesthetics fall.
+    a group has no spread. Needs rewards above 0; KL 0.04, without which aesthetics degrade.
 
-    A guess in places: gamma, kappa, where the weight Q_k / mean Q stands, and `bounds` that clip it
-    (ours) are not in the sources. The absolute part counts in the first half of the steps, as
-    reported. DenseGRPO's ablation says that rewards of projections mislead: raise `completion`.
+    Partly guessed: the sources do not give gamma, kappa, the position of the weight Q_k / mean Q,
+    or the `bounds` that clip it (our addition). The absolute part applies to the first half of the
+    steps, as reported. According to DenseGRPO's ablation rewards of projections are misleading:
+    raise `completion`.
     """
     return Algorithm(
         steps=steps,
@@ -124,7 +126,7 @@ def pro_grpo(
     before the steps 5 and 7; Flash 24, 16, 12; SD1.4 with 50 steps 48, 32, 8 before 30 and 40. The
     mean, the std and the loss use the remaining samples.
 
-    Chosen here: the scale of the advantages is the group's, and the loss Flow-GRPO's. The mean of
+    Our choice: advantages are scaled by the group's std, and the loss is Flow-GRPO's. The mean of
     the remaining samples is not the policy's mean.
     """
     if not keep:
@@ -146,11 +148,11 @@ def potential_tree(
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO's tree with a step-wise reward that may abstain, after the potential assessment of
     PARM, arXiv:2501.13926: a judge of predicted clean images decides whether they can still become
-    good, and returns None if they are not clear enough to judge. Name it in `intermediate_rewards`.
+    good, and returns None if they are not clear enough to judge. Set it in `intermediate_rewards`.
 
-    Ours: PARM selects samples at inference and is known here by its abstract, so the number is our
-    choice. A node's credit is its leaves' credit, standardised by depth, plus `weight` times the
-    standardised reward of its own image, if it has one.
+    This is our own construction: PARM selects samples at inference, and only its abstract was used,
+    so the numbers are our choice. A node's credit is its leaves' credit, standardised by depth,
+    plus `weight` times the standardised reward of its own image, if it has one.
     """
     own = Standardize("group")
     return Algorithm(

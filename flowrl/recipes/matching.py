@@ -1,7 +1,8 @@
-"""Recipes that regress the velocity on clean samples: any sampler will do. Defaults are published.
+"""Recipes that regress the velocity on clean samples of any sampler. Defaults are the published
+numbers. They train the velocity itself, so train at guidance 1, since a guided velocity is a biased
+target.
 
-They train the velocity itself, so train them at guidance 1: a guided velocity is a biased target.
-`solver` is a sampler of your own in place of the published one.
+`solver` is your own sampler in place of the published one.
 """
 
 from typing import Literal
@@ -38,12 +39,12 @@ def awm(
 ) -> Algorithm:  # fmt: skip
     """Advantage Weighted Matching, arXiv:2509.25050. SD3.5-M: 14 steps of SA-Solver with noise 0.4
     (PickScore 0), group 24, 6 noise levels per sample, weight ghuber with power 0.25, |A| at most
-    1, clip 1, KL 0.001 to the start (OCR 0.003, PickScore 0.0001) and 1 to an average with decay
-    min(0.3, 0.001 s).
+    1, clip 1, KL 0.001 to the initial policy (OCR 0.003, PickScore 0.0001) and 1 to an average with
+    decay min(0.3, 0.001 s).
 
-    Differences: the loss stays defined without a KL; ratios are a sample's and level's own
-    (`exp_first`), the mean over levels first is not offered; training sees the levels of the grid,
-    where the code moves two of them for the rollout only.
+    Differences: the loss also works without a KL; there is one ratio per sample and level
+    (`exp_first`), and averaging over levels first is not offered; training uses the levels of the
+    grid, where the code moves two of them for the rollout only.
     """
     return Algorithm(
         steps=steps,
@@ -63,15 +64,15 @@ def nft(
     credit: CreditName = "group", blend: float = 0.0,
 ) -> Algorithm:  # fmt: skip
     """DiffusionNFT, arXiv:2509.16117. SD3.5-M: 10 steps of DPM-Solver++(2M), group 24, all levels
-    of the grid but one per sample (`levels_per_sample=None`), beta 1, KL 1e-4, advantages cut at 5;
-    the policy that samples is an average with decay min(most, slope (s - flat)) at optimizer step
-    s, 0 before flat: `decay` is (flat, slope, most). OCR: beta 0.1, 2 updates, decay (75, 0.0075,
-    0.999).
+    of the grid except one per sample (`levels_per_sample=None`), beta 1, KL 1e-4, advantages
+    clipped at 5; the sampling policy is an average with decay min(most, slope (s - flat)) at
+    optimizer step s, 0 before flat: `decay` is (flat, slope, most). OCR: beta 0.1, 2 updates, decay
+    (75, 0.0075, 0.999).
 
     `credit` and `blend` are as in `flow_grpo`.
 
-    Differences: none in the loss; the level that a sample leaves out is keyed, not drawn from a
-    global generator. `share="batch"` gives all samples the same levels, in one order.
+    Differences: none in the loss; the level that a sample leaves out comes from keyed noise, not
+    from a global generator. `share="batch"` gives all samples the same levels, in one order.
     """
     levels = steps - 1 if levels_per_sample is None else levels_per_sample
     flat, slope, most = decay
@@ -95,8 +96,9 @@ def dpo(
     and level, in velocity space as in Flow-GRPO's repository: beta 100. Diffusion-DPO's 2000 to
     5000 are for noise predictions: `weight="epsilon"`.
 
-    Differences: a group with a tie is masked, where the codes train on a sample against itself;
-    the reference stays the frozen start; levels are uniform and stratified, their number ours.
+    Differences: a group with a tie is masked, where the codes train on a sample against itself; the
+    reference stays the frozen initial policy; levels are uniform and stratified, and their number
+    is our choice.
     """
     return Algorithm(
         steps=steps,
@@ -112,12 +114,12 @@ def rwr(
     anchor: float = 1.0, over: Literal["group", "batch"] = "group", solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
     """Reward-weighted flow matching: ORW-CFM-W2, arXiv:2502.06061. Weights exp(rate reward) with
-    rate 0.5 (the code calls it a temperature, and multiplies), and 1 times |v - v_ref|^2, which
+    rate 0.5 (called a temperature in the code, but multiplied), plus 1 times |v - v_ref|^2, which
     keeps the samples from collapsing.
 
     Differences: weights have mean 1 over a prompt's group (or the batch), where the code's loss
     grows with the rewards; noise and data are paired at random, not by optimal transport; steps,
-    group and levels are ours.
+    group and levels are our choice.
     """
     return Algorithm(
         steps=steps,

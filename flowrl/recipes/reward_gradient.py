@@ -1,8 +1,8 @@
-"""Recipes that follow a reward's own gradient, through the decoder into the network.
+"""Recipes that use a reward's own gradient, through the decoder into the network.
 
-Their rewards need `differentiable`. There is no comparison of samples, so a group may be one
-sample. Rewards are not standardised: their unit acts as a learning rate. Settings of the common
-rules are those of `flowrl/recipes/grpo.py`.
+Their rewards need `differentiable`. Samples are not compared, so a group may be a single sample.
+Rewards are not standardised: their scale acts like a learning rate. The common rules of
+`flowrl/recipes/grpo.py` apply here too.
 """
 
 from typing import Literal
@@ -28,14 +28,14 @@ def refl(
     *, steps: int = 40, group: int = 1, first: float = 0.75, stop: float = 1.0,
     form: Form = "hinge", bound: float = 2.0, scale: float = 1e-3, kl: float = 0.0,
 ) -> Algorithm:  # fmt: skip
-    """ReFL, arXiv:2304.05977: the clean sample that is predicted at one late step is decoded and
-    scored, and the gradient trains that step. SD1.4: 40 steps, one of the last quarter, drawn again
-    in each iteration; loss 0.001 max(2 - r, 0) with ImageReward, all weights.
+    """ReFL, arXiv:2304.05977: the clean sample predicted at one late step is decoded and scored,
+    and the gradient trains that step. SD1.4: 40 steps, one of the last quarter, drawn in each
+    iteration; loss 0.001 max(2 - r, 0) with ImageReward, all weights.
 
     Differences: samples come from an ODE, where the code has DDPM's noise before that step; all
     prompts of an iteration share the step; the paper's pre-training loss, which is not in the
     released loop, is left out. The gradient shrinks with the step's level, so the very last steps
-    of a flow teach little: `stop` leaves them out.
+    of a flow have little effect: `stop` leaves them out.
     """
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     return pathwise(steps, OneOfSteps(group, first, stop), Kept(project=True), loss)
@@ -46,14 +46,14 @@ def draft(
     cut: Literal["fixed", "normal", "uniform"] = "fixed", spread: float = 5.0,
     form: Form = "linear", bound: float = 0.0, scale: float = 1.0, kl: float = 0.0,
 ) -> Algorithm:  # fmt: skip
-    """DRaFT-K, arXiv:2309.17400: the gradient of the reward through the last K sampling steps, K 1
-    in most of its runs; `last` is K. 50 steps, LoRA. AlignProp, arXiv:2310.03739, draws K again in
+    """DRaFT-K, arXiv:2309.17400: the gradient of the reward through the last K sampling steps, with
+    K = 1 in most of its runs; `last` is K. 50 steps, LoRA. AlignProp, arXiv:2310.03739, draws K in
     each iteration: `cut: normal`, last 8, spread 5 (or `cut: uniform`), scale 0.01.
 
-    Sources: the methods are from the papers as they are known; AlignProp's numbers are from its
-    code. Differences: AlignProp's DDIM steps draw noise, these do not. With K above 1 every step is
-    evaluated once more in the backward pass, and only the states between steps are kept. `kl` holds
-    the velocities of these K steps near the start (DRaFT+).
+    Sources: the methods come from the papers, AlignProp's numbers from its code. Differences:
+    AlignProp's DDIM steps draw noise, while these steps do not. With K above 1 every step is
+    evaluated once more in the backward pass, and only the states between steps are kept. `kl` keeps
+    the velocities of these K steps near the initial policy's (DRaFT+).
     """
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     return pathwise(steps, LastSteps(group, last, cut, spread), Kept(), loss)
@@ -76,16 +76,16 @@ def srpo(
     strengths: tuple[tuple[float, float], tuple[float, float]] = ((0.1, 0.25), (0.3, 0.01)),
     form: Form = "hinge", bound: float = 0.7, scale: float = 1.0, kl: float = 0.0,
 ) -> Algorithm:  # fmt: skip
-    """SRPO, arXiv:2509.06942: Direct-Align with a relative reward. The noise from which a finished
-    sample came is added to it again, one step with gradients removes a part of it, and the known
-    rest is subtracted, so that early levels can be trained. The reward is the score with one word
-    in front of the prompt minus the score with another; a second row steps upwards, with the words
-    exchanged. FLUX: 25 steps, levels 0.75 to 0.96, loss max(0.7 - r, 0), all weights, lr 5e-6,
-    gradient norm 0.1. PickScore: levels 0.667 to 0.964, strengths 0.1 to 0.5 and 0.6 to 0.01.
+    """SRPO, arXiv:2509.06942: Direct-Align with a relative reward. A finished sample gets its
+    initial noise back, one step with gradients removes a part of it, and the known rest is
+    subtracted, so that early levels can be trained. The reward is the score with one word before
+    the prompt minus the score with another; a second row steps upwards, with the words exchanged.
+    FLUX: 25 steps, levels 0.75 to 0.96, loss max(0.7 - r, 0), all weights, lr 5e-6, gradient norm
+    0.1. PickScore: levels 0.667 to 0.964, strengths 0.1 to 0.5 and 0.6 to 0.01.
 
-    `words: null` is Direct-Align: the plain reward, and the step down alone. Differences: the words
-    are examples of the paper's kind (realistic against rendered), not those of its script; the
-    strength is read at the level m, where the script reads it at m - k (0.029 away at most).
+    `words: null` is Direct-Align: the plain reward, and only the step down. Differences: the words
+    are examples in the style of the paper (realistic against rendered) rather than its script's;
+    the strength is taken at the level m, where the script takes it at m - k (0.029 away at most).
     """
     starts = KnownNoise(levels, width, both=words is not None, strengths=strengths)
     loss = RewardGradient(form=form, bound=bound, scale=scale, words=words, anchors=anchors(kl))

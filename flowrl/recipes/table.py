@@ -1,4 +1,4 @@
-"""The algorithms. Each has a row here and a function, which is its choices; YAML picks the numbers.
+"""The algorithms. Each has a row here and a function with its choices; YAML sets the numbers.
 
 | recipe          | plan         | advantage                    | likelihood        | loss       |
 | --------------- | ------------ | ---------------------------- | ----------------- | ---------- |
@@ -20,7 +20,7 @@
 | flow_dppo       | Scattered    | group mean, batch std        | Transition        | Trust      |
 | dgpo            | Ode, DPM     | group mean, batch std        | Matching, group   | Groupwise  |
 | crd             | Ode, DPM     | group mean, batch std        | Matching, group   | Centred    |
-| fdfo            | Chain, churn | less the pair's mean         | Directional       | Quadratic  |
+| fdfo            | Chain, churn | minus the pair's mean        | Directional       | Quadratic  |
 | flash_grpo      | Window, one  | batch std, even gradients    | Transition        | Surrogate  |
 | e_grpo          | Merged       | std per reward, then the sum | Transition        | Surrogate  |
 | g2rpo           | Granular     | std per reward, then the sum | Transition        | Surrogate  |
@@ -28,7 +28,7 @@
 | dense_grpo      | Chain, looks | gains, std by step           | Transition        | Surrogate  |
 | turning_point   | Chain, looks | turning points, std by step  | Transition, cps   | Surrogate  |
 | vgpo            | Chain, looks | discounted, with a level     | Transition        | Surrogate  |
-| pro_grpo        | Chain, thin  | group std, of who is left    | Transition        | Surrogate  |
+| pro_grpo        | Chain, thin  | group std, remaining samples | Transition        | Surrogate  |
 | potential_tree  | Tree, looks  | group std, and a potential   | Transition        | Surrogate  |
 | refl            | OneOfSteps   | none                         | Pathwise, late    | Gradient   |
 | draft           | LastSteps    | none                         | Pathwise, K steps | Gradient   |
@@ -59,7 +59,7 @@
 | text_bnpo       | Completions  | by a Beta density            | Token             | Surrogate  |
 | text_riskpo     | Completions  | quantiles of bundles         | Token             | Surrogate  |
 | text_stream     | Completions  | a tracker's, batch std       | Token             | Surrogate  |
-| text_a_star_po  | Completions  | less the start's soft value  | Token, product    | Regression |
+| text_a_star_po  | Completions  | minus the start's soft value | Token, product    | Regression |
 | text_dpo        | Completions  | best, worst                  | Token, paired     | Preference |
 | text_spo_tree   | Segments     | to the parent                | Token             | Surrogate  |
 | text_tempo      | Segments     | group, and to the parent     | Token             | Surrogate  |
@@ -68,15 +68,15 @@
 | text_turns      | Completions  | group std, turn by turn      | Token             | Surrogate  |
 | text_rebn       | Completions  | discounted, batch std        | Token             | Surrogate  |
 
-nft, dgpo and crd sample with a slow average, the others with the policy that is trained. Pref-GRPO
+nft, dgpo and crd sample with a slow average, the others with the trained policy. Pref-GRPO
 (arXiv:2508.20751) is flow_grpo with the reward `win_rate`, so it has no row. The transition recipes
-are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching ones in
-`flowrl/recipes/matching.py`, those with other feedback in `flowrl/recipes/feedback.py`, those with
-scores on the way (`looks`, `thin`) in `flowrl/recipes/intermediate.py`, those that follow a
+are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching recipes in
+`flowrl/recipes/matching.py`, recipes with other feedback in `flowrl/recipes/feedback.py`, recipes
+with intermediate rewards (`looks`, `thin`) in `flowrl/recipes/intermediate.py`, recipes that use a
 reward's gradient in `flowrl/recipes/reward_gradient.py`, and opd, which has teachers and needs no
-rewards, in `flowrl/recipes/distillation.py`. vgpo, pro_grpo and potential_tree are built from
-reviews or an abstract, as their texts say. Recipes of language models are in
-`flowrl/recipes/text.py` and, where they differ in credit, in `flowrl/recipes/text_credit.py`.
+rewards, in `flowrl/recipes/distillation.py`. vgpo, pro_grpo and potential_tree are based on reviews
+or an abstract, as their docstrings say. Recipes of language models are in `flowrl/recipes/text.py`
+and, where they differ in credit, in `flowrl/recipes/text_credit.py`.
 """
 
 from collections.abc import Callable

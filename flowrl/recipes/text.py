@@ -1,9 +1,10 @@
-"""Recipes of language models: losses and ratios of tokens. Recipes of credit are in `text_credit`.
+"""Recipes for language models: token losses and ratios. Recipes that differ in credit are in
+`text_credit`.
 
-Common to all: `length` is the most tokens of a completion; log-probabilities are those of the
-sampler's own rule, temperature, top-p, top-k and min-p included; the stop token is trained like any
-other; completions of advantage 0 stay in the batch; means are over the whole optimizer step. Where
-a paper states no number, and for most lengths, the number is ours.
+Common to all: `length` is the maximum number of tokens of a completion; log-probabilities are those
+of the sampling distribution, including temperature, top-p, top-k and min-p; the stop token is
+trained like any other; completions with advantage 0 stay in the batch; means are over the whole
+optimizer step. Where a paper gives no number, and for most lengths, the number is our choice.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ def texts(
     length: int, plan: TextPlanner | int, credit: Sequence[Transform], loss: Objective,
     likelihood: Token = Token(), tracker: Callable[[], Tracker] = NoTracker,
 ) -> Algorithm:  # fmt: skip
-    """The parts that recipes of texts share. A number means a group of independent completions."""
+    """The parts that text recipes share. A number means a group of independent completions."""
     planner = Completions(plan) if isinstance(plan, int) else plan
     return Algorithm(length, planner, Estimator(tuple(credit)), likelihood, loss, tracker=tracker)
 
@@ -82,16 +83,16 @@ def penalty(kl: float, place: KlPlace, each: bool = False) -> tuple[Transform, .
 
 @sampling_settings(name="text")
 def text_mixture(*, length: int = 1024, group: int = 16, kl: float = 0.0) -> Algorithm:
-    """A plain start for a mixture of your own; the numbers are ours. Like every recipe it takes
-    `plan`, `advantage`, `likelihood` and `loss` by name: GSPO's ratio (arXiv:2507.18071) with the
-    advantage of Dr. GRPO (arXiv:2503.20783) and DAPO's range is
+    """A plain starting point for your own mixture; the numbers are our choice. Like every recipe it
+    takes `plan`, `advantage`, `likelihood` and `loss` by name: GSPO's ratio (arXiv:2507.18071) with
+    the advantage of Dr. GRPO (arXiv:2503.20783) and DAPO's range is
 
         likelihood: {ratio: sequence}
         advantage: {name: standardize, scale: null}
         loss: {low: 0.2, high: 0.28}
 
-    Settings that are left out stay those of the table below; a part of another name keeps what
-    both have in common, such as the KL in `loss: {name: cispo, high: 5.0}`.
+    Omitted settings have the values of the table below; a part of another name keeps the settings
+    that both have in common, such as the KL in `loss: {name: cispo, high: 5.0}`.
     """
     return texts(length, group, (GROUP,), Surrogate(0.2, 0.2, anchors=anchors(kl)))
 
@@ -100,9 +101,9 @@ def text_mixture(*, length: int = 1024, group: int = 16, kl: float = 0.0) -> Alg
 def text_grpo(
     *, length: int = 1024, group: int = 64, clip: float = 0.2, kl: float = 0.04, cut: Cut = "train"
 ) -> Algorithm:
-    """GRPO, arXiv:2402.03300: the group's mean and std, a clip range of 0.2, KL 0.04 to the start
-    (k3), the mean over each completion's tokens and then over completions. 64 completions per
-    prompt, 1,024 tokens.
+    """GRPO, arXiv:2402.03300: the group's mean and std, a clip range of 0.2, KL 0.04 to the initial
+    policy (k3), the mean over each completion's tokens and then over completions. 64 completions
+    per prompt, 1,024 tokens.
 
     The std divides by n - 1, as in TRL and verl, which add 1e-4 and 1e-6 to it."""
     loss = Surrogate(clip, clip, anchors=anchors(kl), denominator="rows")
@@ -114,13 +115,13 @@ def text_rloo(
     *, length: int = 512, group: int = 4, clip: float = 0.2, kl: float = 0.0,
     kl_in: KlPlace = "loss",
 ) -> Algorithm:  # fmt: skip
-    """REINFORCE with the mean of the others as baseline, arXiv:2402.14740: 4 completions per
-    prompt, each treated as one action, so that the ratio is the product over its tokens.
+    """REINFORCE with the mean of the other completions as baseline, arXiv:2402.14740: 4 completions
+    per prompt, each treated as one action, so that the ratio is the product over its tokens.
 
     With one update per iteration the clip never acts, and this is the paper's estimator.
 
     kl_in  reward  as in the paper: `kl` times log(policy / start) of the whole completion is
-                   taken off its reward, before the others' mean
+           subtracted from its reward, before the others' mean
            loss    `kl` is a term of the loss"""
     in_loss = anchors(kl if kl_in == "loss" else 0.0)
     loss = Surrogate(clip, clip, anchors=in_loss, denominator="rows")
@@ -140,13 +141,13 @@ def text_dapo(
     *, length: int = 20480, group: int = 16, low: float = 0.2, high: float = 0.28,
     cut: Cut = "mask",
 ) -> Algorithm:  # fmt: skip
-    """DAPO, arXiv:2503.14476: the clip range is wider above (0.28), every token of the batch
-    counts the same, no KL, completions that were cut off are masked, and groups that all score
-    the same are left out. 16 completions per prompt, 20,480 tokens.
+    """DAPO, arXiv:2503.14476: the clip range is wider above (0.28), every token of the batch has
+    the same weight, no KL, completions that were cut off are masked, and groups with equal scores
+    are left out. 16 completions per prompt, 20,480 tokens.
 
-    The paper draws further prompts in place of groups left out (dynamic sampling): that is the
-    setting `budget.flat: resample`; the recipe alone only drops them. Its soft penalty of long
-    completions is the reward `length`."""
+    The paper draws new prompts in place of dropped groups (dynamic sampling), which is the setting
+    `budget.flat: resample`; the recipe alone only drops them. Its soft penalty for long completions
+    is the reward `length`."""
     return texts(length, group, (DropFlat(), GROUP), Surrogate(low, high), Token(cut=cut))
 
 
@@ -158,7 +159,7 @@ def text_gspo(
     """GSPO, arXiv:2507.18071: one ratio per completion, the geometric mean of its tokens',
     clipped at 3e-4 below and 4e-4 above. `ratio: sequence_token` is GSPO-token.
 
-    The paper states neither group nor length: 16 and 4,096 are ours."""
+    The paper gives neither group nor length: 16 and 4,096 are our choice."""
     loss = Surrogate(low, high, denominator="rows")
     return texts(length, group, (GROUP,), loss, Token(ratio))
 
@@ -177,12 +178,12 @@ def text_forking(
     *, length: int = 20480, group: int = 16, low: float = 0.2, high: float = 0.28,
     share: float = 0.2, entropy: float = 0.0, off_policy: float | None = None,
 ) -> Algorithm:  # fmt: skip
-    """DAPO's clip range on the fifth of the iteration's tokens where the policy was least sure,
-    arXiv:2506.01939. Unlike `text_dapo` it keeps groups that all score the same, and trains on
+    """DAPO's clip range on the 20 % of the iteration's tokens with the highest entropy,
+    arXiv:2506.01939. Unlike `text_dapo` it keeps groups with equal scores, and trains on
     completions that were cut off.
 
-    entropy     a bonus of this times the mean entropy of tokens
-    off_policy  leaves out bad completions whose mean log-probability fell by more
+    entropy     weight of a bonus on the mean entropy of tokens
+    off_policy  leaves out bad completions whose mean log-probability fell by more than this
                 (DeepSeek-V3.2, arXiv:2512.02556)"""
     off = () if off_policy is None else (OffPolicyMask(off_policy),)
     loss = Surrogate(low, high, weights=(HighEntropy(share), *off), entropy=entropy)
@@ -208,8 +209,8 @@ def text_vespo(*, length: int = 4096, group: int = 16) -> Algorithm:
 def text_gmpo(
     *, length: int = 3000, group: int = 8, clip: float = 0.4, kl: float = 0.0
 ) -> Algorithm:
-    """GMPO, arXiv:2507.20673: the geometric mean of a completion's ratios, each of which is clipped
-    at e^-0.4 and e^0.4 on the side where a further change would increase the objective."""
+    """GMPO, arXiv:2507.20673: the geometric mean of a completion's ratios, each clipped at e^-0.4
+    or e^0.4 on the side where further change would increase the objective."""
     return texts(length, group, (GROUP,), GMPO(clip, clip, anchors=anchors(kl)))
 
 
@@ -218,8 +219,8 @@ def text_gppo(
     *, length: int = 4096, group: int = 8, low: float = 0.2, high: float = 0.28,
     keep_low: float = 1.0, keep_high: float = 1.0,
 ) -> Algorithm:  # fmt: skip
-    """GPPO of Klear-Reasoner, arXiv:2508.07629: clipped tokens keep a bounded gradient. The
-    authors later advise 0.25 to 0.5 of it, or the high side only, where entropy collapses."""
+    """GPPO of Klear-Reasoner, arXiv:2508.07629: clipped tokens keep a bounded gradient. The authors
+    later advise 0.25 to 0.5, or only the high side, where entropy collapses."""
     return texts(length, group, (GROUP,), GPPO(low, high, keep_low, keep_high))
 
 
@@ -236,7 +237,7 @@ def text_rec(
                     `shift: -0.1` AsymRE, arXiv:2506.20520
 
     The advantage is the reward minus the group's mean and the shift, without a division. The length
-    and the group are ours."""
+    and the group size are our choice."""
     loss = REC(keep, low, high, pull=pull)
     return texts(length, group, (GroupBaseline(shift=shift),), loss)
 
@@ -246,6 +247,6 @@ def text_luspo(
     *, length: int = 4096, group: int = 16, low: float = 2e-3, high: float = 2.5e-3
 ) -> Algorithm:
     """LUSPO, arXiv:2602.05261: GSPO with completions weighted by their length, so that tokens of
-    long and short ones count the same. Ranges 2e-3 below, 2.5e-3 above."""
+    long and short completions have the same weight. Clip range 2e-3 below, 2.5e-3 above."""
     loss = Surrogate(low, high, denominator="sequences")
     return texts(length, group, (GROUP,), loss, Token("sequence"))

@@ -1,6 +1,6 @@
-"""Recipes of language models that differ in credit: baselines, success rates, trees, turns.
+"""Recipes for language models that differ in credit: baselines, success rates, trees, turns.
 
-The common rules and settings of `flowrl/recipes/text.py` hold here too.
+The common rules and settings of `flowrl/recipes/text.py` apply here too.
 """
 
 from functools import partial
@@ -48,10 +48,10 @@ def text_tree(
     """Completions that branch after `at` tokens, so that each segment gets its own credit: a node's
     value is the mean of its completions.
 
-    credit  depth  nodes of one depth compete, as in BranchGRPO (arXiv:2509.06040)
-            local  a node against its draw and against its parent, TreeRL (arXiv:2506.11902)
+    credit  depth  nodes of one depth are compared, as in BranchGRPO (arXiv:2509.06040)
+            local  a node is compared with its draw and its parent, TreeRL (arXiv:2506.11902)
 
-    Numbers are ours. A token that completions share is in the loss once."""
+    The numbers are our choice. A token that completions share is in the loss once."""
     rule: Transform = GROUP if credit == "depth" else GlobalLocal()
     return texts(length, Segments(roots, branch, at), (rule,), Surrogate(clip, clip))
 
@@ -63,12 +63,12 @@ def text_reinforce(
 ) -> Algorithm:  # fmt: skip
     """REINFORCE++ with a baseline, arXiv:2501.03262: the group's mean is subtracted, then
     advantages are whitened over all tokens of the batch. The paper's other form, `baseline: false`,
-    only whitens, and subtracts its KL from the reward.
+    only whitens, and subtracts the KL from the reward.
 
-    kl_in  loss    a term by the k2 estimate, whose gradient is that of KL(new | start)
-           reward  as in the paper: `kl` times log(policy / start) of a token and of all after
-                   it is taken off the outcome, so that each token has credit of its own, and
-                   then whitened with it; with `baseline`, after the group's mean"""
+    kl_in  loss    a loss term with the k2 estimate, whose gradient is that of KL(new | start)
+           reward  as in the paper: `kl` times log(policy / start) over a token and all later ones
+                   is subtracted from the outcome, so that each token has its own credit, before
+                   whitening; with `baseline`, after the group's mean"""
     mean = (GROUP_MEAN,) if baseline else ()
     loss = Surrogate(clip, clip, anchors=anchors(kl if kl_in == "loss" else 0.0))
     credit = (*mean, *penalty(kl, kl_in, each=True), WhitenTokens())
@@ -95,7 +95,7 @@ def text_pass_at_k(
     *, length: int = 4096, group: int = 16, k: int = 4,
     form: Literal["leave_one_out", "analytic"] = "analytic", clip: float = 0.2,
 ) -> Algorithm:  # fmt: skip
-    """Credit for the chance that one of k samples succeeds. Rewards are 0 or 1.
+    """Credit for the probability that at least one of k samples succeeds. Rewards are 0 or 1.
 
     form  analytic       pass@k training, arXiv:2508.10751
           leave_one_out  PKPO, arXiv:2505.15201"""
@@ -106,8 +106,8 @@ def text_pass_at_k(
 def text_bnpo(
     *, length: int = 1024, group: int = 16, most: float = 10.0, clip: float = 0.2
 ) -> Algorithm:
-    """BNPO, arXiv:2506.02864: advantages are divided by the density of a Beta law that is
-    fitted to the success rates of the batch's prompts. Rewards are in 0..1.
+    """BNPO, arXiv:2506.02864: advantages are divided by the density of a Beta distribution fitted
+    to the success rates of the batch's prompts. Rewards are in 0..1.
 
     Weights are bounded by 10 (1e6 in the released code). The variance of the rates is divided by n,
     as in the paper; the released code divides by n - 1."""
@@ -120,12 +120,12 @@ def text_riskpo(
     *, length: int = 1024, group: int = 8, bundle: int = 5, low: float = 0.2, high: float = 0.8,
     mix: float = 1.5, clip: float = 0.2,
 ) -> Algorithm:  # fmt: skip
-    """RiskPO, arXiv:2510.00911: scores of bundles of prompts are judged by where they lie
-    between two quantiles, `low` and `high`, that are tracked over iterations, and by how far
-    they fall below the lower one. `prompts.per_iteration` must be a multiple of `bundle`.
+    """RiskPO, arXiv:2510.00911: scores of bundles of prompts are credited by their position between
+    two quantiles, `low` and `high`, that are tracked over iterations, and by how far they fall
+    below the lower quantile. `prompts.per_iteration` must be a multiple of `bundle`.
 
-    The published advantage is never positive: only differences teach. So the batch's mean is
-    taken off here, and its std divided by, as the authors' option with a std does within
+    The published advantage is never positive: only differences matter. So here the batch's mean is
+    subtracted and the result is divided by its std, as an option of the authors does within
     bundles."""
     credit = (RiskPO(bundle, low, high, mix), OVER_BATCH)
     tracker = partial(ScoreQuantiles, bundle, low, high)
@@ -141,7 +141,7 @@ def text_stream(
     the prompt's expected score, then whitened over the batch. Prompts with an uncertain outcome are
     drawn more often (`uncertain`). Scores are in 0..1.
 
-    How fast a prompt's past fades is constant here: see `flowrl.credit.trackers.PromptValues`.
+    The decay of a prompt's past scores is constant here: see `flowrl.credit.trackers.PromptValues`.
     """
     tracker = partial(PromptValues, keep, uncertain=uncertain)
     credit = (Baseline(), OVER_BATCH)
@@ -153,15 +153,15 @@ def text_a_star_po(
     *, length: int = 1024, group: int = 1, beta: float = 1e-3, soft: float | None = 0.5,
     samples: int = 8, solvable: bool = True,
 ) -> Algorithm:  # fmt: skip
-    """A*-PO, arXiv:2505.20686: the log-ratio of a completion to the start is regressed on its
-    reward less V*, the soft maximum of 8 samples of the start, drawn when a prompt first comes.
-    Then one completion a prompt.
+    """A*-PO, arXiv:2505.20686: the log-ratio of a completion to the initial policy is regressed on
+    its reward minus V*, the soft maximum over 8 samples of the initial policy, drawn at a prompt's
+    first use. Training uses one completion per prompt.
 
-    beta      weight of the KL penalty whose optimal policy is sought (beta2, 1e-3)
+    beta      weight of the KL penalty in the objective (beta2, 1e-3)
     soft      temperature of V* (beta1, 0.5); null: the mean
-    solvable  leaves out prompts that the start never solves, as the authors' filter does
+    solvable  leaves out prompts that the initial policy never solves, like the authors' filter
 
-    The authors take all start samples before training, and so does TRL. The length is ours. Not
+    The authors and TRL draw all initial samples before training. The length is our choice. Not
     with `model.server` or `workers`."""
     tracker = partial(StartValues, samples, soft, solvable)
     loss, likelihood = AdvantageRegression(beta), Token("product")
@@ -171,7 +171,7 @@ def text_a_star_po(
 @sampling_settings()
 def text_dpo(*, length: int = 512, group: int = 8, beta: float = 0.1) -> Algorithm:
     """Online DPO, arXiv:2305.18290 on the policy's own samples: the group's best against its worst,
-    beta 0.1. A group that ties has no pair."""
+    beta 0.1. A group with a tie has no pair."""
     return texts(length, group, (BestWorst(),), Preference(beta), Token(paired=True))
 
 
@@ -183,7 +183,8 @@ def text_spo_tree(
     """SPO-tree, arXiv:2505.23564: a segment's advantage is its node's value minus the parent's, in
     trees that branch 6 times at each level.
 
-    Published: only tokens of probability below 0.9 in a segment are trained. Here all are."""
+    The paper trains only tokens of probability below 0.9 in a segment; here all tokens are
+    trained."""
     plan = Segments(roots, branch, at)
     return texts(length, plan, (ParentDifference(),), Surrogate(clip, clip))
 
@@ -195,7 +196,7 @@ def text_tempo(
 ) -> Algorithm:  # fmt: skip
     """TEMPO, arXiv:2509.18314: the group's advantage, plus a branch's gain over its parent.
 
-    The paper searches for prefixes that completions share by chance; here the plan lets them share
+    The paper searches for prefixes that completions share by chance; here the plan creates shared
     prefixes. The paper sums a token's terms over all completions that contain it; here a shared
     token is trained once, with that sum."""
     credit = (GlobalLocal(power=1.0, scaled=True),)
@@ -211,12 +212,12 @@ def text_remax(
     the reward of the greedy completion of the same prompt, which is drawn and scored but not
     trained on.
 
-    With one update an iteration the clip never acts, and this is the paper's estimator. `group`
-    counts the sampled completions; `reward` of the log is over the greedy ones too. The length
-    is ours.
+    With one update per iteration the clip never acts, and this is the paper's estimator. `group`
+    counts the sampled completions; the logged `reward` also includes the greedy ones. The length is
+    our choice.
 
     kl_in  reward  as in the paper: `kl` times log(policy / start) of the whole completion is
-                   taken off its reward, not off the baseline's
+           subtracted from its reward, not from the baseline's
            loss    `kl` is a term of the loss"""
     in_loss = anchors(kl if kl_in == "loss" else 0.0)
     loss = Surrogate(clip, clip, anchors=in_loss, denominator="rows")
@@ -240,8 +241,8 @@ def text_treerl(
     takes the entropy of its distribution. Temperature 1.2 and top-p 0.95 are the published code's.
 
     Differences: all 30 completions are trained, instead of 16 with a correct one among them; tokens
-    behind the words "answer" and "conclusion" may fork; the ratio is clipped, instead of one step
-    of REINFORCE (both are the same with `train.updates: 1`); there is no KL unless `kl` sets it."""
+    after the words "answer" and "conclusion" may fork; the ratio is clipped, instead of one step of
+    REINFORCE (equivalent with `train.updates: 1`); there is no KL unless `kl` is set."""
     plan = Forks(roots, Forking(top, branch, rounds, by))
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, plan, (GlobalLocal(first=True),), loss)
@@ -252,19 +253,18 @@ def text_gigpo(
     *, length: int = 4096, group: int = 8, weight: float = 1.0, gamma: float = 0.95,
     scale: bool = False, clip: float = 0.2, kl: float = 0.01,
 ) -> Algorithm:  # fmt: skip
-    """GiGPO, arXiv:2505.10978, eqs. 3 to 8: the group's advantage plus `weight` times the one
-    among all turns of a prompt that were taken in the same state, whose returns are discounted
-    by 0.95 per turn. 8 completions per prompt, KL 0.01 to the start (k3). Needs
-    `model.environment`.
+    """GiGPO, arXiv:2505.10978, eqs. 3 to 8: the group's advantage plus `weight` times the advantage
+    among all turns of a prompt in the same state, with returns discounted by 0.95 per turn. 8
+    completions per prompt, KL 0.01 to the initial policy (k3). Needs `model.environment`.
 
-    The environment names states, or its reply is the state; its rewards of turns are part of
-    returns and, summed, of the outcome. `scale` divides both parts by their
-    std; the published code has both forms, and its default is without.
+    The environment names states, or its reply is the state; its turn rewards are part of returns
+    and, summed, of the outcome. `scale` divides both parts by their std; the published code has
+    both forms, and by default does not divide.
 
     Differences: a trajectory counts once in its group's mean, as in the paper, whose code counts it
-    once per turn; states are the same or not, never similar; no penalty of invalid actions (a
-    reward may have one). The clip range of 0.2 and the mean over tokens come from verl, on which
-    the authors' code builds; the length is ours."""
+    once per turn; states must be identical, not similar; there is no penalty for invalid actions (a
+    reward may add one). The clip range of 0.2 and the mean over tokens come from verl, on which the
+    authors' code builds; the length is our choice."""
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, group, (States(weight, gamma, scale),), loss)
 
@@ -274,13 +274,13 @@ def text_turns(
     *, length: int = 4096, group: int = 8, clip: float = 0.2, kl: float = 0.0
 ) -> Algorithm:
     """Each turn is compared with the same turn of the other samples that reach it: the groups of
-    AT-GRPO, arXiv:2510.11062, for one agent. A turn that no other sample of the prompt reaches
-    trains nothing. Needs `model.environment`.
+    AT-GRPO, arXiv:2510.11062, for one agent. A turn that no other sample of the prompt reaches is
+    not trained. Needs `model.environment`.
 
-    A turn's value is the outcome plus the environment's own reward of it.
+    A turn's value is the outcome plus the environment's reward for the turn.
 
     Differences: the paper samples a group's turns from one history; here trajectories are
-    independent. The numbers are ours."""
+    independent. The numbers are our choice."""
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, group, (Turns(), GROUP), loss)
 
@@ -291,12 +291,12 @@ def text_rebn(
 ) -> Algorithm:
     """REINFORCE with return batch normalisation (GEM, arXiv:2510.01051): returns of turns,
     discounted by `gamma`, minus their mean over all turns of the batch, divided by their std. There
-    are no groups: the `group` completions of a prompt are only drawn together. 0.9 is GEM's own
+    are no groups: the `group` completions of a prompt are merely sampled together. 0.9 is GEM's own
     example. Needs `model.environment`.
 
     The outcome is a reward of the last turn; the environment may reward any turn.
 
-    Differences: a clipped ratio (with `train.updates: 1` it is REINFORCE). The other numbers are
-    ours."""
+    Differences: the ratio is clipped (with `train.updates: 1` it is REINFORCE). The other numbers
+    are our choice."""
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, group, (Discount(gamma), WhitenTurns()), loss)

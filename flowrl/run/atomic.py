@@ -1,4 +1,4 @@
-"""Folders that exist whole or not at all, and the lock of a run's folder.
+"""Folders that exist completely or not at all, and the lock of a run's folder.
 
 A folder is filled under a temporary name, synced to disk, and renamed. A folder to be removed is
 renamed first. So every folder under its final name is complete, even if the process is killed or
@@ -42,8 +42,9 @@ OWNER = re.compile(r"process (\d{1,9}) on (.+)")
 def write_folder(folder: Path, write: Callable[[Path], None], listed: bool = False) -> None:
     """Let `write` fill a folder under a temporary name, then rename it.
 
-    `listed` adds a list of the files and their sums, for `damage`. UserError if the disk is full or
-    refuses; then nothing half-written stays, and an older folder of that name does.
+    `listed` adds a list of the files and their checksums, for `damage`. UserError if the disk is
+    full or writing fails; then no half-written folder remains, and an older folder of that name
+    does.
     """
     beside, before = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     free = None
@@ -79,7 +80,7 @@ def _fill(folder: Path, write: Callable[[Path], None], listed: bool) -> None:
 def appear(folder: Path, write: Callable[[Path], None]) -> None:
     """Create a folder that becomes visible only once `write` has filled it.
 
-    FileExistsError if it exists, or another process was quicker.
+    FileExistsError if it exists, or if another process creates it first.
     """
     if folder.exists():
         raise FileExistsError(errno.EEXIST, "exists", str(folder))
@@ -112,7 +113,7 @@ def to_disk(path: Path) -> bool:
 
 
 def flushed(file: TextIO) -> None:
-    """Flush what was written to an open file to disk, if the file system can."""
+    """Flush the data of an open file to disk, if the file system can."""
     file.flush()
     try:
         os.fsync(file.fileno())
@@ -122,13 +123,13 @@ def flushed(file: TextIO) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Remove folders that killed processes left half written or half removed."""
+    """Remove folders that killed processes left half-written or half-removed."""
     for path in (*parent.glob(".*.tmp"), *parent.glob(".*.old")):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def put_away(folder: Path) -> None:
-    """Remove a folder; it is never seen half removed under its own name."""
+    """Remove a folder, which is never visible half-removed under its own name."""
     gone = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(gone, ignore_errors=True)
     folder.rename(gone)
@@ -159,14 +160,14 @@ def damage(folder: Path) -> str | None:
         return f"{CONTENTS} is not a list of files"
     for name, entry in wanted.items():
         if not isinstance(entry, list) or len(entry) != 2:
-            return f"{CONTENTS} has no size and sum of {name}"
+            return f"{CONTENTS} has no size and checksum for {name}"
         size, crc = entry
         if name not in here:
             return f"{name} is missing"
         if here[name][0] != size:
             return f"{name} has {here[name][0]} of {size} bytes"
         if here[name][1] != crc:
-            return f"{name} is not what was written"
+            return f"{name} has another checksum than when it was written"
     return None
 
 
@@ -188,9 +189,9 @@ def reason(error: Exception, free: int | None = None) -> str:
 def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | None]:
     """Hold the lock of a run's folder. Yields the owner of a stale lock, if any.
 
-    The system releases the lock when its process ends, however it ends. A file system without locks
-    leaves the owner's process and host in the file, which `warn` says. UserError if another process
-    holds it.
+    The system releases the lock when its process ends, however it ends. On a file system without
+    locks the file records the owner's process and host, and `warn` reports it. UserError if another
+    process holds it.
     """
     check_plain(folder)
     try:
@@ -202,8 +203,8 @@ def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | No
         if not _locked(file, folder):
             _refuse_owner(_owner(file), folder)
             warn(
-                f"the file system of {folder} has no locks, so {folder / LOCK} names the "
-                "process that trains there; do not start two at the same moment"
+                f"the file system of {folder} has no locks, so {folder / LOCK} names the process "
+                "that trains there; do not start two processes at the same moment"
             )
         if not to_disk(folder):
             warn(
@@ -221,15 +222,16 @@ def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | No
 
 
 def check_plain(folder: Path) -> None:
-    """UserError for links, pipes and devices among what a run writes, replaces and removes, since
-    a link could lead outside the folder. Some trackers' own folders contain links."""
+    """UserError for links, pipes and devices among the files that a run writes, replaces and
+    removes, since a link could lead outside the folder. Some trackers' own folders contain
+    links."""
     for path in _entries(folder):
         mode = path.lstat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            kind = "a link" if stat.S_ISLNK(mode) else "no plain file"
+            kind = "a link" if stat.S_ISLNK(mode) else "not a plain file"
             raise UserError(
                 f"{path} is {kind}, but a run only writes and removes plain files and folders: "
-                "replace it with what belongs there, or remove it"
+                "replace it with a plain file or folder, or remove it"
             )
 
 
@@ -249,7 +251,7 @@ def _locked(file: int, folder: Path) -> bool:
     except BlockingIOError as error:
         who = _owner(file) or "another process"
         raise UserError(
-            f"{folder} is being trained by {who}: stop that first, or wait until it ends"
+            f"{folder} is being trained by {who}: stop that process first, or wait until it ends"
         ) from error
     except OSError as error:
         if error.errno in NO_LOCKS:
@@ -259,13 +261,13 @@ def _locked(file: int, folder: Path) -> bool:
 
 
 def _refuse_owner(owner: str, folder: Path) -> None:
-    """UserError if a lock file names a process of this host that lives, or one of another host."""
+    """UserError if a lock file names a live process on this host, or a process on another host."""
     match = OWNER.fullmatch(owner)
     if match is None or (match[2] == socket.gethostname() and not _lives(int(match[1]))):
         return
     raise UserError(
-        f"{folder / LOCK} says that {owner} trains this run, and the file system has no locks "
-        "to verify that: if that process is gone, remove the file"
+        f"{folder / LOCK} says that {owner} trains this run, but the file system has no locks to "
+        "verify that: if that process is gone, remove the file"
     )
 
 
@@ -282,6 +284,6 @@ def _lives(process: int) -> bool:
 
 
 def _owner(lock: int) -> str:
-    """Read the name in a lock file, which may hold anything: one printable line of it."""
+    """Read the name in a lock file as one printable line, since the file may hold anything."""
     text = os.pread(lock, 200, 0).decode(errors="replace")
     return "".join(letter if letter.isprintable() else " " for letter in text).strip()

@@ -1,4 +1,4 @@
-"""The noise of each step, calibrated by what steps gain (DenseGRPO, arXiv:2601.20218)."""
+"""Calibrate the noise of each step from the gains of steps (DenseGRPO, arXiv:2601.20218)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +19,8 @@ from samplers.table_sde import as_table
 
 @dataclass(frozen=True)
 class CalibrationRound:
-    """One round: the noise that was used, how many steps gained and lost, and the noise of the
-    next round."""
+    """One round: the noise used, how many steps gained and lost, and the noise for the next
+    round."""
 
     table: tuple[float, ...]
     above: tuple[int, ...]
@@ -31,9 +31,10 @@ class CalibrationRound:
 def recalibrated(
     table: Sequence[float], above: Sequence[int], below: Sequence[int], within: int, by: float
 ) -> tuple[float, ...]:
-    """Raise the noise of steps where as many trajectories gain as lose, and lower it for others.
+    """Raise the noise of steps where about as many trajectories gain as lose, and lower it
+    elsewhere.
 
-    psi_k <- psi_k + by if |above - below| < within, else psi_k - by; it stays at least `by`.
+    psi_k <- psi_k + by if |above - below| < within, else psi_k - by, at least `by`.
     """
     each = zip(table, above, below, strict=True)
     return tuple(
@@ -72,7 +73,7 @@ def calibrate(session: Session, rounds: int, within: int, by: float) -> Iterator
 
 
 def with_noise(algorithm: Algorithm, table: tuple[float, ...]) -> Algorithm:
-    """The algorithm with a noise table. UserError unless its plan consists of such chains."""
+    """The algorithm with a noise table. UserError unless its plan has such chains."""
     look = chains_of(algorithm)
     assert isinstance(look.otherwise, Chain)
     return replace(

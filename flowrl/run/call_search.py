@@ -1,4 +1,4 @@
-"""Rows per call on a GPU by measurement: peaks of calls of one and two rows, and a margin."""
+"""Choose rows per call on a GPU by measuring the peak memory of calls of one and two rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -20,7 +20,7 @@ MOST_ROWS = 256
 def search_sizes(session: Session) -> None:
     """Find the call sizes that `train.rows_per_call` leaves open, the smallest over all processes.
 
-    On a CPU they stay what the settings give: a number that is the same on every machine.
+    On a CPU they stay at the settings' number, which is the same on every machine.
     """
     policy, settings = session.learner.policy, session.run.train.call_sizes
     kinds: list[CallKind] = [kind for kind, rows in settings.items() if rows == "auto"]
@@ -41,7 +41,7 @@ def search_sizes(session: Session) -> None:
 
 
 def later_bytes(run: Run, processes: int) -> int:
-    """Bytes that each process holds after its first iteration and not yet at its start: gradients,
+    """Bytes that each process holds after its first iteration but not yet at its start: gradients,
     the optimizer's moments, stored states, and media until they are scored. 0 if unknown."""
     planned = estimate(run)
     if planned is None:
@@ -54,8 +54,8 @@ def rows_that_fit(peak: Callable[[int], int], free: int) -> int:
     """Largest power of two of rows whose peak memory, extrapolated from one and two rows, stays
     within SHARE of the `free` bytes; at least 1.
 
-    peak: bytes that a call of this many rows needs. The result is tried, and halved while it raises
-    CallTooLarge.
+    peak: returns the bytes that a call of this many rows needs. The result is tried, and halved
+    while it raises CallTooLarge.
     """
     one = peak(1)
     try:
@@ -107,7 +107,7 @@ def _calls(session: Session, policy: Driven) -> dict[CallKind, Callable[[int], o
 
 @runtime_checkable
 class TriesTexts(Protocol):
-    """A policy of texts, which makes trial calls itself."""
+    """A text policy, which makes trial calls itself."""
 
     def trial_calls(
         self, prompts: Sequence[str], steps: int
@@ -128,7 +128,7 @@ def _of_texts(session: Session, policy: TriesTexts) -> dict[CallKind, Callable[[
 
 
 def _peak(call: Callable[[int], object], rows: int) -> int:
-    """Bytes of the GPU that a call needs beside what is held already."""
+    """GPU memory, in bytes, that a call needs in addition to the memory already held."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -139,6 +139,6 @@ def _peak(call: Callable[[int], object], rows: int) -> int:
 
 
 def _free() -> int:
-    """Bytes that this process may still take, those that its allocator keeps included."""
+    """Bytes that this process can still use, including the bytes that its allocator caches."""
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]

@@ -1,7 +1,7 @@
-"""The proof of the model at the start of a run: new, or kept from an earlier start.
+"""The proof of the model at the start of a run: new, or cached from an earlier start.
 
-The main process alone looks for a kept proof and writes one, and broadcasts what it found: a proof
-calls the model, which under FSDP2 all processes must do together or not at all.
+Only the main process looks for a cached proof, and broadcasts the result: a proof calls the model,
+which under FSDP2 all processes must do together or not at all.
 """
 
 from collections.abc import Mapping
@@ -67,8 +67,8 @@ def proof_digest(
 
 
 class StartProof:
-    """Finds the cached proof of a run's start on all processes. `kept` is None without one.
-    Without `cache` nothing is looked up, but a new one is stored."""
+    """Finds the cached proof of a run's start on all processes. `kept` is None without a cached
+    proof. Without `cache` nothing is looked up, but a new proof is stored."""
 
     def __init__(self, session: Session, cache: bool) -> None:
         self.session = session
@@ -118,7 +118,7 @@ class StartProof:
             say(sentence)
 
     def keep(self) -> None:
-        """Store a new proof, with the proofs that the base's evaluation added."""
+        """Store a new proof, with the proofs that the base model's evaluation added."""
         policy = self.session.learner.policy
         if self.digest is not None and self.kept is None and isinstance(policy, PipelinePolicy):
             proof_cache.keep(self.digest, CachedProof.of(policy, self.sentences))

@@ -1,4 +1,4 @@
-"""Starts a run in a new folder, or resumes one from its newest checkpoint."""
+"""Start a run in a new folder, or resume one from its newest checkpoint."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -65,7 +65,8 @@ def start(
 def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
     """Create the run's folder: the given one, or the next free one in `runs`.
 
-    It appears with its run.yaml inside, so that a run can be resumed whenever it was killed.
+    It appears with its run.yaml inside, so that a run can be resumed at whatever time it was
+    killed.
     """
     check_reward_sources((*run.rewards, *run.judges, *run.intermediate_rewards), live)
     chosen = folder or numbered(Path("runs"), name)
@@ -90,17 +91,18 @@ def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE)
 
 
 def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE) -> Result:
-    """Resume from the newest intact checkpoint of a run's folder, or from the start without one.
+    """Resume from the newest intact checkpoint in a run's folder, or from the start if there is
+    none.
 
-    UserError if `run` differs from what the run was begun with in a setting that cannot change; one
-    line names other changes.
+    UserError if `run` changes a setting that cannot change within a run; one line names other
+    changes.
     """
     state = meet(on_cpu(run))
     check_shares(run, state.num_processes)
     terminal = record.Terminal(state.is_main_process)
     with held_together(folder, state) as before:
         if before:
-            terminal.say(f"removed the stale lock of {before}, which is gone; continuing")
+            terminal.say(f"removed the stale lock of {before}, which has ended; continuing")
         newest = checkpoint.newest(folder, terminal.warn)
         if newest is not None:
             saved = newest
@@ -122,22 +124,23 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
 
 
 def check_shares(run: Run, processes: int) -> None:
-    """UserError if a training process would have no sampling worker; before anything is created."""
+    """UserError, before anything is created, if a training process would have no sampling
+    worker."""
     if 0 < run.workers.sampling < processes:
         raise UserError(
-            f"workers.sampling: {run.workers.sampling} for {processes} training processes, each of "
-            f"which has its own workers; set it to {processes} or a multiple"
+            f"workers.sampling: {run.workers.sampling} for {processes} training processes, each "
+            f"of which needs its own workers; set it to {processes} or a multiple"
         )
     if run.workers.sampling and run.model.context_parallel > 1:
         raise UserError(
-            "workers.sampling: a worker makes whole calls; set model.context_parallel: 1, or "
+            "workers.sampling: workers do not split calls; set model.context_parallel: 1, or "
             "workers.sampling: 0"
         )
 
 
 @contextmanager
 def on_cluster(run: Run, state: PartialState) -> Iterator["Cluster | None"]:
-    """Ray for a run with workers, and nothing for others; it ends with the run."""
+    """Ray for a run with workers, otherwise None; it ends with the run."""
     if not run.workers.any:
         yield None
         return
@@ -148,13 +151,13 @@ def on_cluster(run: Run, state: PartialState) -> Iterator["Cluster | None"]:
 
 
 def rewards_of(cluster: "Cluster | None") -> Mapping[str, Reward]:
-    """Rewards that processes of their own score."""
+    """Rewards that are scored in separate processes."""
     return {} if cluster is None else cluster.rewards
 
 
 @contextmanager
 def with_workers(session: Session, cluster: "Cluster | None") -> Iterator[Session]:
-    """The session with its sampling workers, which end with it."""
+    """The session with its sampling workers, which end with the session."""
     if cluster is None or session.run.workers.sampling == 0:
         yield session
         return
@@ -173,7 +176,7 @@ def held_together(
 ) -> Iterator[str | None]:
     """Hold the folder's lock on the main process; yields the owner of a stale lock or None.
 
-    `undo` runs on the main process, with that result, if another process is gone.
+    `undo` runs on the main process, with that result, if another process has ended.
     """
     warn = record.Terminal(state.is_main_process).warn
     with ExitStack() as stack:

@@ -57,7 +57,7 @@ class Result:
 def train_session(session: Session, resume: Path | None = None, cache: bool = True) -> Result:
     """Train to the end, or until an interruption, which saves. `resume` is a checkpoint's folder.
 
-    Without `cache` the model is proven again even if a proof is kept.
+    Without `cache` the model is proven again even if a proof is cached.
     """
     main = session.accelerator.is_main_process
     failures = resumable(session.folder)
@@ -90,7 +90,7 @@ def begin(session: Session, resume: Path | None, cache: bool) -> "TrainingLoop":
             last = -1 if resume is None else progress.iteration
             record.cut_back(session.folder, last, terminal.warn)
             checkpoint.drop_other_best(session.folder, progress)
-    after = f", going on after iteration {progress.iteration}" if progress.iteration else ""
+    after = f", resuming after iteration {progress.iteration}" if progress.iteration else ""
     terminal.say(f"run folder: {session.folder}{after}\n{session.parallel}\n{session.learner}")
     proof = StartProof(session, cache)
     with session.parallel.together():
@@ -136,7 +136,7 @@ class TrainingLoop:
         self.save()
 
     def run(self, interrupt: Interrupt) -> int | None:
-        """Iterate to the end, or to a signal, which is returned."""
+        """Iterate to the end, or until a signal, which is returned."""
         began, start = time.perf_counter(), self.progress.seconds
         values = any(each.reads_values for each in self.observers)
         with ExitStack() as contexts:
@@ -152,7 +152,7 @@ class TrainingLoop:
 
     def finish(self, made: Iteration, interrupt: Interrupt) -> int | None:
         """Observe, evaluate, record and save whatever is due after an iteration. Returns a signal
-        that comes before the last one."""
+        that arrived before the last iteration."""
         session, run, metrics = self.session, self.session.run, made.metrics
         self.alarm(raised_by_training(session, self.alarms, metrics, made.number), metrics)
         for each in self.observers:
@@ -274,7 +274,7 @@ class Lesson:
     experience: Experience
 
     def checked(self) -> "Lesson":
-        """The same after the first ratio was measured, which may stop compilation."""
+        """The same lesson after measuring the first ratio, which may switch off compilation."""
         checked = with_smaller_calls(self.learner, self.session.terminal, self._check_ratio)
         return replace(self, experience=checked)
 

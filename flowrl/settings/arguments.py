@@ -31,16 +31,16 @@ class TrainArguments:
     resume: Path | None = None
     """Continue this run from its last checkpoint."""
     restarts: Annotated[int, Field(ge=0)] = 0
-    """Resume by itself, at most this often without a new checkpoint, where the training dies."""
+    """Restart a training that dies, at most this many times without a new checkpoint."""
     no_cache: bool = False
-    """Prove the model at the start though a proof is kept."""
+    """Prove the model at the start even if a proof is cached."""
     trust: bool = False
-    """Run code that the run's folder names, though it was not begun here."""
+    """Run code named in the run's folder, even if the folder was not started here."""
 
 
 @dataclasses.dataclass
 class SampleArguments:
-    """Generate samples of prompts with a run's weights, or with an untrained model. Every setting
+    """Generate samples for prompts with a run's weights, or with an untrained model. Every setting
     of a run file is an option too, after the prompts: --model.dtype bfloat16."""
 
     run: Word[str | None] = None
@@ -49,13 +49,13 @@ class SampleArguments:
     model: str | None = None
     """A pipeline's or a language model's folder or hub name, instead of a run."""
     adapter: Path | None = None
-    """A folder with an adapter of --model."""
+    """A folder with an adapter for --model."""
     weights: str = "last"
-    """last, best, base, or a folder: of an adapter, or one of RUN/checkpoints."""
+    """last, best, base, or a folder: an adapter's, or one in RUN/checkpoints."""
     count: AtLeastOne = 4
     """Samples per prompt."""
     steps: AtLeastOne | None = None
-    """Denoising steps (num inference steps) or most tokens; the evaluation's if absent."""
+    """Denoising steps (num inference steps) or maximum tokens; the evaluation's if absent."""
     guidance: GuidanceScale = None
     """Guidance scale; the evaluation's if absent."""
     height: AtLeastOne | None = None
@@ -63,40 +63,41 @@ class SampleArguments:
     width: AtLeastOne | None = None
     """Width in pixels; the evaluation's if absent."""
     image: str | None = None
-    """An image for all prompts: what is edited, or a video's first frame. FILE, or a piece of it,
+    """An image for all prompts: the image to edit, or a video's first frame. FILE, or a part of it,
     FILE#xywh=0,0,64,64."""
     trust: bool = False
-    """Run code that the run's folder names, though it was not begun here."""
+    """Run code named in the run's folder, even if the folder was not started here."""
     seed: int = 0
     out: Path | None = None
     """A new or empty folder for the samples; RUN/samples/sample-0001 if absent."""
     base_steps: Annotated[int, Field(ge=0)] = 0
-    """Last denoising steps that the base makes (hybrid inference), which hides over-optimisation;
-    0: none."""
+    """Number of last denoising steps that use the base weights (hybrid inference), which hides
+    over-optimisation; 0: none."""
     steer: Literal["no", "best", "importance", "particles"] = "no"
-    """How the rewards choose among several samples: see flowrl/cli/steer.py."""
+    """How the rewards select among several samples: see flowrl/cli/steer.py."""
     particles: AtLeastOne = 8
-    """Samples from which one is chosen."""
+    """Number of samples from which one is selected."""
     strength: float = 10.0
     """Weight of the rewards, in exp(strength * reward)."""
     rewrite: AtLeastOne = 1
-    """Rewritings of a joint run for each sample, of which the rewards choose the best image."""
+    """In a joint run, number of rewritings per sample, from which the rewards select the best
+    image."""
     optimise: Literal["no", "gradient", "search", "best"] = "no"
-    """How a better noise is found for each sample: see flowrl/cli/optimise.py."""
+    """How to search a better noise for each sample: see flowrl/cli/optimise.py."""
     rounds: AtLeastOne = 50
     """Rounds of --optimise."""
     rate: Annotated[float, Field(gt=0)] = 5.0
     """Step size of --optimise gradient."""
     naturalness: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of a normal noise's length, with --optimise gradient."""
+    """Weight of the term that keeps the noise's norm typical, with --optimise gradient."""
     rewards: tuple[str, ...] = ()
     """Rewards that score, steer and optimise: names or YAML; the run's if absent."""
 
 
 @dataclasses.dataclass
 class EvaluateArguments:
-    """Score weights on prompts next to the base model's, with deterministic sampling from the same
-    keyed noise: a run's weights, or an untrained model. Differences have 95 % intervals over
+    """Score a run's weights, or an untrained model, on prompts and compare with the base model,
+    with deterministic sampling from the same keyed noise. Differences have 95 % intervals over
     prompts. Every setting of a run file is an option too: --evaluate.temperature 0."""
 
     run: Word[Path | None] = None
@@ -104,26 +105,26 @@ class EvaluateArguments:
     model: str | None = None
     """A pipeline's or a language model's folder or hub name, instead of a run."""
     adapter: Path | None = None
-    """A folder with an adapter of --model."""
+    """A folder with an adapter for --model."""
     prompts: tuple[str, ...] = ()
     """Prompt files, or data sets as YAML such as '{source: openai/gsm8k, config: main, column:
     question}'; the run's held-out prompts if absent."""
     suite: str | None = None
-    """A prompt set with its own rewards instead: see `flowrl suites`."""
+    """Use a prompt set with its own rewards: see `flowrl suites`."""
     weights: str = "last"
-    """last, best, base, or a folder: of an adapter, or one of RUN/checkpoints."""
+    """last, best, base, or a folder: an adapter's, or one in RUN/checkpoints."""
     trust: bool = False
-    """Run code that the run's folder names, though it was not begun here."""
+    """Run code named in the run's folder, even if the folder was not started here."""
     alone: bool = False
-    """Leave the base out."""
+    """Do not evaluate the base model."""
     rewards: tuple[str, ...] = ()
     """Names, or YAML such as '{name: shapes, kind: strict, iou: 0.85}'; the run's if absent."""
     samples: AtLeastOne | None = None
-    """Samples in all; the run's evaluate.samples if absent."""
+    """Total number of samples; the run's evaluate.samples if absent."""
     per_prompt: AtLeastOne | None = None
-    """Fewest samples per prompt; the run's evaluate.per_prompt if absent."""
+    """Minimum samples per prompt; the run's evaluate.per_prompt if absent."""
     steps: AtLeastOne | None = None
-    """Denoising steps (num inference steps) or most tokens; the run's evaluation steps if
+    """Denoising steps (num inference steps) or maximum tokens; the run's evaluation steps if
     absent."""
     guidance: GuidanceScale = None
     """Guidance scale; the run's evaluate.guidance if absent."""
@@ -132,12 +133,12 @@ class EvaluateArguments:
     width: AtLeastOne | None = None
     """Width in pixels; the run's evaluate.width if absent."""
     base_steps: Annotated[int, Field(ge=0)] = 0
-    """Last denoising steps that the base makes (hybrid inference), which hides over-optimisation;
-    0: none."""
+    """Number of last denoising steps that use the base weights (hybrid inference), which hides
+    over-optimisation; 0: none."""
     pass_at: tuple[AtLeastOne, ...] = ()
     """Numbers k for pass@k, such as --pass-at 1 4; the run's evaluate.pass_at if absent."""
     majority: bool = False
-    """Score the most frequent answer of each prompt's texts too."""
+    """Also score the most frequent answer among each prompt's texts."""
     seed: int | None = None
     out: Path | None = None
     """A file for the scores of every sample, as JSON lines."""
@@ -146,7 +147,7 @@ class EvaluateArguments:
 @dataclasses.dataclass
 class PlanArguments:
     """Describe an iteration of a run and its costs, without loading weights. Every setting of a
-    file is an option. Exit code 1 if the run does not fit into the memory."""
+    file is an option. Exit code 1 if the run does not fit in memory."""
 
     configs: Word[tuple[Path, ...]]
     """Files of runs."""
@@ -154,26 +155,26 @@ class PlanArguments:
     """Draw the plan's tree into this file."""
     iteration: Annotated[int, Field(ge=0)] = 0
     memory: str | None = None
-    """The memory that the run must fit into, such as 24GiB; that of --devices or of the visible GPU
-    if absent."""
+    """The memory that the run must fit in, such as 24GiB; by default that of --devices or of the
+    visible GPU."""
     devices: str | None = None
     """GPUs to estimate seconds for, such as 8xH100 or RTX-4090."""
     utilisation: Annotated[float, Field(gt=0, le=1)] = 0.4
-    """Share of the devices' peak arithmetic that is assumed, with --devices."""
+    """Assumed fraction of the devices' peak FLOP/s, with --devices."""
 
 
 @dataclasses.dataclass
 class ProveArguments:
     """Compare flowrl's samples of a run's pipeline with the pipeline's own, over all steps, at the
     run's settings and prompts. Every setting of a file is an option. Exit code 1 if the pipeline is
-    refused. The result is kept, and `train` does not repeat it."""
+    refused. The result is cached, and `train` does not repeat it."""
 
     config: Word[Path | None] = None
-    """The file of a run. Without one: 10 steps, guidance 1, prompts of our own."""
+    """The file of a run. Without it: 10 steps, guidance 1, built-in prompts."""
     model: str | None = None
     """A pipeline's folder or hub name, instead of the file's."""
     no_cache: bool = False
-    """Prove it though a proof is kept."""
+    """Prove the pipeline even if a proof is cached."""
 
 
 @dataclasses.dataclass
@@ -185,20 +186,20 @@ class ExportArguments:
     run: Word[Path]
     """The run's folder."""
     trust: bool = False
-    """Run code that the run's folder names, though it was not begun here."""
+    """Run code named in the run's folder, even if the folder was not started here."""
     out: Path | None = None
     """A new or empty folder; RUN/export-0001 if absent."""
     weights: str = "last"
-    """last, best, or a folder: of an adapter or of a whole model."""
+    """last, best, or a folder: an adapter's or a whole model's."""
     formats: tuple[KeyFormat, ...] = ()
-    """Key formats of an adapter: diffusers, comfyui, kohya; all that are known of the model if
-    absent."""
+    """Key formats of an adapter: diffusers, comfyui, kohya; by default all that are known for the
+    model."""
     merged: bool = False
     """Write the whole model too, with the adapter merged into its weights."""
     push_to_hub: str | None = None
-    """Upload the folder to this repository of the hub (owner/name), which is made if missing."""
+    """Upload the folder to this repository on the hub (owner/name), which is created if missing."""
     private: bool = False
-    """Make a missing repository private."""
+    """Make a newly created repository private."""
 
 
 def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
@@ -213,7 +214,7 @@ def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
         short_repr = name.upper() if name in word_fields(kind) else f"--{name.replace('_', '-')}"
         why = "missing" if first["type"] == "missing" else plain_message(first)
         raise UserError(
-            f"{command}: {short_repr}: {why}; `flowrl {command} --help` lists all"
+            f"{command}: {short_repr}: {why}; `flowrl {command} --help` lists all options"
         ) from error
 
 
@@ -239,7 +240,7 @@ def _collect(kind: type, words: Sequence[str], command: str) -> dict[str, Any]:
         given = [value] if equals else []
         many = bool(_types(hints[name]) & {tuple})
         if name in values and not many:
-            raise UserError(f"{command}: --{written} is given twice and takes one value")
+            raise UserError(f"{command}: --{written} is given twice, but takes one value")
         while rest and not rest[0].startswith("--") and (many or not given):
             given.append(rest.pop(0))
         if not given:
@@ -271,7 +272,7 @@ def field_types(kind: type) -> dict[str, Any]:
 
 
 def word_fields(kind: type) -> list[str]:
-    """Fields of a command's arguments that are given as words without dashes."""
+    """Positional fields of a command's arguments, given as words without dashes."""
     hints = field_types(kind).items()
     return [name for name, hint in hints if _POSITIONAL in getattr(hint, "__metadata__", ())]
 

@@ -1,4 +1,4 @@
-"""The base of all settings: frozen, no unknown keys, no infinite numbers."""
+"""The base class of all settings: frozen, no unknown keys, no infinite numbers."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -30,8 +30,8 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_switch(cls, data: Any) -> Any:
-        """Refuse `true`, which Python counts as 1 and YAML also spells `yes` and `on`, for a
-        number."""
+        """Refuse `true` as a number, which Python counts as 1 and YAML also spells `yes` and
+        `on`."""
         if not isinstance(data, Mapping):
             return data
         values: Mapping[Any, Any] = data

@@ -14,33 +14,35 @@ from flowrl.settings.base import Settings
 
 
 class BudgetSettings(Settings):
-    """Choice of prompts, of samples per prompt, and of the samples to train on, for images, videos
-    and texts, with every recipe that `around` accepts."""
+    """Selection of prompts, of samples per prompt, and of the samples to train on, for images,
+    videos and texts, with every recipe that `around` accepts."""
 
     success: float = 1.0
-    """Weighted score from which a sample is a success, which rates and replay count."""
+    """Minimum weighted score of a success, for `rates` and `replay`."""
     flat: Literal["keep", "drop", "resample"] = "keep"
-    """Treatment of groups whose samples all score the same: keep them at advantage 0, drop them
-    from the loss and its denominators, or replace them by further draws (resample)."""
+    """Treatment of groups whose samples all have the same score: keep them at advantage 0, drop
+    them from the loss and its denominators, or replace them by new draws (resample)."""
     spread: float = Field(default=0.0, ge=0)
-    """Largest std of scores of a flat group; above 0 for continuous rewards."""
+    """Maximum std of scores in a flat group; above 0 for continuous rewards."""
     rounds: int = Field(default=4, ge=2)
-    """Most rounds of drawing prompts in an iteration, with `flat: resample`."""
+    """Maximum rounds of drawing prompts per iteration, with `flat: resample`."""
     order: Literal["turn", "uncertain"] = "turn"
     """turn: every prompt once before any repeats. uncertain: at random, prompts with success rates
     near 1/2 more often."""
     rates: tuple[float, float] | None = None
-    """Range [low, high] of success rates: other prompts are drawn only if none are left."""
+    """Range [low, high] of success rates: other prompts are drawn only if no prompt in the range is
+    left."""
     revisit: int = Field(default=50, ge=1)
-    """Iterations after a prompt's last draw until its rate is forgotten and it is drawn again."""
+    """Number of iterations after a prompt's last draw until its rate is dropped and it can be drawn
+    again."""
     repeat: int = Field(default=1, ge=1)
-    """Most draws of one prompt in an iteration. Above 1, prompts with the most informative samples
-    get more draws, which form one group; prompts that always or never succeed may get none."""
+    """Maximum draws of one prompt per iteration. Above 1, prompts with the most informative samples
+    get more draws, which form one group; prompts that always or never succeed may get no draw."""
     subset: int | None = Field(default=None, ge=2)
-    """Samples per group that are trained on: those whose advantages differ most."""
+    """Number of samples per group to train on: those whose advantages differ most."""
     replay: int = Field(default=0, ge=0)
-    """Successful samples to remember, the newest per prompt; one replaces a sample of a group in
-    which every sample fails."""
+    """Number of successful samples to store, the newest per prompt; one of them replaces a sample
+    of a group in which every sample fails."""
 
     @model_validator(mode="after")
     def _sensible(self) -> "BudgetSettings":
@@ -76,7 +78,7 @@ class BudgetSettings(Settings):
             )
         if self.flat == "resample" and algorithm.tracker is not NoTracker:
             raise UserError(
-                "budget.flat: this recipe's credit remembers every drawn prompt, so none can "
+                "budget.flat: this recipe's credit records every drawn prompt, so prompts cannot "
                 "be replaced: set budget.flat: drop"
             )
         single = {"repeat": self.repeat > 1, "replay": self.replay > 0, "subset": bool(self.subset)}
@@ -88,6 +90,6 @@ class BudgetSettings(Settings):
                 )
             if name != "subset" and algorithm.tracker is not NoTracker:
                 raise UserError(
-                    f"budget.{name}: this recipe's credit keeps its own record of every prompt: "
-                    "leave it out"
+                    f"budget.{name}: this recipe's credit keeps its own statistics of every "
+                    "prompt: leave it out"
                 )

@@ -53,8 +53,8 @@ def refuse_scheduler(plans: Sequence[Plan], name: str) -> None:
     """UserError for plans with the steps of a pipeline's scheduler."""
     if any(map(unbound, plans)):
         raise UserError(
-            f"kernel: scheduler: {name} is a model of one's own, which has no scheduler: kernel: "
-            "{name: cps, eta: 1} draws fresh noise around the predicted sample at every step"
+            f"kernel: scheduler: {name} is your own model, which has no scheduler: use kernel: "
+            "{name: cps, eta: 1}, which draws fresh noise around the predicted sample at every step"
         )
 
 
@@ -85,34 +85,35 @@ def check_joint(run: Run) -> None:
 
 
 def check_workers(run: Run, algorithm: Algorithm) -> None:
-    """UserError for workers that a run cannot have, and for a lag that cannot be right."""
+    """UserError for workers or a lag that a run does not support."""
     w = run.workers
     if w.sampling == 0:
         for name in ("lag", "gpus"):
             if getattr(w, name):
-                raise UserError(f"workers.{name}: no workers; set workers.sampling too")
+                raise UserError(f"workers.{name}: it needs workers; also set workers.sampling")
     if not w.any:
         if w.address is not None:
-            raise UserError("workers.address: no workers; set workers.sampling too")
+            raise UserError("workers.address: it needs workers; also set workers.sampling")
         return
     if find_spec("ray") is None:
-        raise UserError("workers: they need Ray: pip install 'flowrl[ray]'")
+        raise UserError("workers need Ray: pip install 'flowrl[ray]'")
     specs = {each.label: each for each in (*run.rewards, *run.judges, *run.intermediate_rewards)}
     for label in w.rewards:
         if label not in specs:
             raise UserError(
-                f"workers.rewards: no reward is labelled {label!r}; one of {', '.join(specs)}"
+                f"workers.rewards: no reward has the label {label!r}; choose one of "
+                f"{', '.join(specs)}"
             )
         if algorithm.reward_gradient or algorithm.guided:
             raise UserError(
-                f"workers.rewards: {label}: this recipe follows a reward's gradient, which does "
-                "not come from another process; leave it out"
+                f"workers.rewards: {label}: this recipe uses reward gradients, which cannot come "
+                "from another process; leave it out"
             )
     for spec in specs.values():
         if spec.name.startswith(IN_PYTHON) and (w.sampling or spec.label in w.rewards):
             raise UserError(
-                f"workers: reward {spec.label} is a Python object, and a worker opens rewards by "
-                "name; write the reward in a file, or set workers.sampling: 0"
+                f"workers: reward {spec.label} is a Python object, but workers load rewards by "
+                "name; put the reward into a file, or set workers.sampling: 0"
             )
     if w.sampling:
         _check_sampling(run, algorithm)
@@ -123,17 +124,17 @@ def _check_sampling(run: Run, algorithm: Algorithm) -> None:
         raise UserError("workers.sampling: all samples are given; set workers.sampling: 0")
     if run.model.compile == "auto":
         raise UserError(
-            "workers.sampling: model.compile: auto decides in each process by itself; set it to "
+            "workers.sampling: with model.compile: auto each process decides by itself; set it to "
             "true or false"
         )
     if run.model.server is not None:
         raise UserError(
-            "workers.sampling: with model.server the server samples, and it holds one version of "
-            "the weights; set workers.sampling: 0, or leave the server out"
+            "workers.sampling: with model.server the server samples, and it has only one version "
+            "of the weights; set workers.sampling: 0, or leave the server out"
         )
     if run.workers.lag and algorithm.reward_gradient:
         raise UserError(
-            "workers.lag: reward gradients are those of the weights that sampled; set lag: 0"
+            "workers.lag: reward gradients need samples from the current weights; set lag: 0"
         )
 
 
@@ -148,12 +149,12 @@ def _check_own(run: Run) -> None:
     _refuse_evaluation(run, "is a setting of pipelines")
     if run.given is not None:
         raise UserError(
-            "given: samples are encoded by a pipeline's own encoder, and model.own has none: leave "
-            "given out"
+            "given: samples are encoded by a pipeline's encoder, which model.own does not have: "
+            "leave given out"
         )
     if run.teachers is not None:
         raise UserError(
-            "teachers: their weights are files of a pipeline, and the run has model.own: choose "
+            "teachers: their weights are a pipeline's files, but the run has model.own: choose "
             "another recipe"
         )
     if run.train.gradient_checkpointing:
@@ -174,19 +175,20 @@ def check_bundles(run: Run, algorithm: Algorithm) -> None:
 
 
 def check_start_samples(run: Run, algorithm: Algorithm) -> None:
-    """UserError if samplers that only have the trained weights would draw samples of the start."""
+    """UserError if samplers that only have the trained weights would have to sample the initial
+    policy."""
     if not algorithm.samples_start:
         return
     name = run.recipe.name  # type: ignore[attr-defined]
     if run.model.server is not None:
         raise UserError(
-            f"model.server: recipe {name} also samples the start, whose weights the server does "
-            "not have: leave model.server out"
+            f"model.server: recipe {name} also samples the initial policy, whose weights the "
+            "server does not have: leave model.server out"
         )
     if run.workers.sampling:
         raise UserError(
-            f"workers.sampling: recipe {name} also samples the start, whose weights the workers do "
-            "not have: set workers.sampling: 0"
+            f"workers.sampling: recipe {name} also samples the initial policy, whose weights the "
+            "workers do not have: set workers.sampling: 0"
         )
 
 
@@ -224,7 +226,7 @@ def check_model(m: ModelSettings) -> None:
 
 
 def check_hub(m: ModelSettings) -> None:
-    """UserError, within seconds, for a hub name whose model can be neither found nor reached."""
+    """UserError, within seconds, for a hub name whose model is neither cached nor reachable."""
     place = "model.language" if m.pipeline is None else "model.pipeline"
     source, wanted = m.source, m.gguf_file or "config.json"
     if m.own is not None or find(source).is_dir():

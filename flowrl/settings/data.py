@@ -26,24 +26,24 @@ PromptPlace = Literal["train", "held_out"]
 
 
 class DataSet(Settings):
-    """A data set of prompts: a file, a folder or a hub data set, and the choice of rows."""
+    """A data set of prompts: a file, a folder or a hub data set, and a selection of rows."""
 
     source: str = Field(min_length=1)
     """A file (jsonl, json, csv, txt, parquet), a folder, or a hub name (owner/name)."""
     name: str = ""
-    """Its name among several data sets, in their column `data_set`; by default the source."""
+    """Its name among several data sets, in the column `data_set`; by default the source."""
     config: str | None = None
-    """Configuration of a data set of the hub."""
+    """Configuration of a hub data set."""
     split: str | None = None
-    """Split of a data set of the hub or of a folder; null: train."""
+    """Split of a hub data set or of a folder; null: train."""
     revision: str | None = None
-    """Branch, tag or commit of a data set of the hub; null: the newest."""
+    """Branch, tag or commit of a hub data set; null: the newest."""
     column: str | None = None
     """Column that holds the prompts: texts, or lists of chat messages; null: prompts.column."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Further names of columns, such as {answer: reward_model.ground_truth}."""
+    """Additional names for columns, such as {answer: reward_model.ground_truth}."""
     keep: tuple[str, ...] | None = None
-    """Columns that stay, the prompts' among them; null: all. Saves memory."""
+    """Columns to keep, including the prompts' column; null: all. Saves memory."""
     where: dict[str, Any] = Field(default_factory=dict)
     """Rows to keep: a column and its value, a list of values, or {min: 0.1, max: 0.9}."""
     shuffle: int | None = Field(default=None, ge=0)
@@ -53,7 +53,7 @@ class DataSet(Settings):
     drop_reply: bool = False
     """Leave out an assistant's message at the end of a chat."""
     weight: float | None = Field(default=None, gt=0)
-    """Part of each iteration's prompts, among several data sets; null for all: by their sizes."""
+    """Share of each iteration's prompts, among several data sets; null for all: by their sizes."""
 
     @field_validator("where")
     @classmethod
@@ -88,7 +88,7 @@ class DataSet(Settings):
 
 
 def _listed(value: Any) -> Any:
-    """A file's name, a data set or a list of both, as a list of data sets."""
+    """Convert a file's name, a data set or a list of both to a list of data sets."""
     if value is None or isinstance(value, tuple):
         return value
     values = value if isinstance(value, list) else [value]
@@ -98,12 +98,12 @@ def _listed(value: Any) -> Any:
             f"list of these, not {short_repr(value)}"
         )
     if "" in values:
-        raise ValueError("the name of the file is empty")
+        raise ValueError("the file name is empty")
     return tuple({"source": each} if isinstance(each, str) else each for each in values)
 
 
 def _as_written(sets: tuple[DataSet, ...] | None) -> Any:
-    """Data sets as a file has them: those without settings by their names."""
+    """Data sets as written in a run file: without settings, only their names."""
     written = [each.model_dump(mode="json", exclude_defaults=True) for each in sets or ()]
     short = [each["source"] if len(each) == 1 else each for each in written]
     return None if sets is None else short[0] if len(short) == 1 else short
@@ -139,12 +139,12 @@ class PromptFiles(Settings):
             raise ValueError(f"{labels} are not unique; give each data set a `name`")
         weights = [each.weight for each in sets or ()]
         if any(weights) and not all(weights):
-            raise ValueError("give a weight to all of its data sets, or to none")
+            raise ValueError("give either all of its data sets a weight, or none of them")
         return sets
 
     @property
     def given(self) -> tuple[PromptPlace, ...]:
-        """Training prompts, and evaluation prompts if there are any."""
+        """Training prompts, and evaluation prompts if given."""
         return ("train",) if self.held_out is None else ("train", "held_out")
 
     def on_hub(self, place: PromptPlace) -> bool:
@@ -167,7 +167,7 @@ class PromptFiles(Settings):
         if weights and (none := joined.never_drawn(self.per_iteration)):
             raise UserError(
                 f"{at}: {sets[none[0]].label} has weight {weights[none[0]]:g}, too small for a "
-                f"single prompt in an iteration of {self.per_iteration}: raise "
+                f"single prompt per iteration of {self.per_iteration}: raise "
                 "prompts.per_iteration"
             )
         return joined
@@ -224,7 +224,7 @@ class RewardSpec(Settings):
         """ValueError for a Python object that was not passed."""
         if self.name.startswith(IN_PYTHON) and not given:
             raise ValueError(
-                "it is a Python object, which run.yaml cannot name: resume from Python with "
+                "it is a Python object, which run.yaml cannot store: resume from Python with "
                 f"flowrl.train(resume=RUN, rewards=[{self.label}]), or set its name to "
                 "FILE.py:FUNCTION in run.yaml"
             )

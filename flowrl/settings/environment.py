@@ -20,21 +20,22 @@ class EnvironmentSettings(Settings):
     It returns the reply, or None to end the text, and must be deterministic.
 
     It may also return {"reply": text, "state": name}: recipes with an advantage per turn compare
-    the turns of a prompt that were taken in the same state. The state defaults to the reply, and
-    the first turn's state to the prompt. {"reply": ..., "reward": number} rewards the turn that it
-    answers, also with a reply of None, for recipes with returns of turns.
+    the turns of a prompt that start from the same state. The state defaults to the reply, and the
+    first turn's state to the prompt. {"reply": ..., "reward": number} rewards the turn before the
+    reply, also if the reply is None, for recipes with turn-level returns.
     """
 
     name: str
     """FILE.py:FUNCTION, such as my_env.py:reply."""
     turns: int = Field(default=4, ge=1)
-    """Most turns of the model. All turns and replies together have the recipe's length."""
+    """Maximum number of turns of the model. The recipe's length limits all turns and replies
+    together."""
     role: Literal["user", "tool"] = "user"
     """Role of a reply in the chat template; without a template it is plain text."""
     shows: Literal["transcript", "last"] = "transcript"
     """The text that rewards score: all turns and replies, or the model's last turn."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the function."""
+    """Additional arguments of the function."""
 
     def function(self) -> Callable[..., Any]:
         """Load the function. UserError if it is missing or does not take its arguments."""

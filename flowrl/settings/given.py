@@ -1,4 +1,4 @@
-"""Given samples: preference pairs, images, videos or texts to learn from."""
+"""Given samples: preference pairs, images, videos or texts to train on."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -12,33 +12,36 @@ GivenKind = Literal["pairs", "images", "texts"]
 
 
 class GivenSettings(Settings):
-    """Samples that are given, instead of drawn ones or besides them: see docs/given_data.md."""
+    """Given samples, in place of generated samples or in addition to them: see
+    docs/given_data.md."""
 
     file: str = Field(min_length=1)
-    """A file (jsonl, json, csv, tsv, parquet) or a folder of them. Paths in it begin at its
+    """A file (jsonl, json, csv, tsv, parquet) or a folder of them. Paths in it are relative to its
     folder."""
     kind: GivenKind
     """pairs (a better and a worse sample of a prompt), images (or videos), or texts."""
     share: float = Field(default=1.0, gt=0, le=1)
-    """Part of each iteration's prompts that is given; samples are drawn for the others."""
+    """Share of each iteration's prompts with given samples; the others get generated samples."""
     weight: float = Field(default=1.0, gt=0)
-    """Weight of given images and texts in the loss: their advantage. Pairs have none."""
+    """Weight of given images and texts in the loss: their advantage. Pairs have no weight."""
     column: str = "prompt"
-    """Column of the prompts of images and texts; layouts of pairs have their own."""
+    """Column of the prompts for images and texts; layouts of pairs have their own column."""
     media: str | None = None
     """Column of the images or videos, or of the completions of texts; null: image or video, or
     completion."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Further names of columns, such as {chosen: response_a}, of all kinds but pairs of images."""
+    """Additional names for columns, such as {chosen: response_a}, for all kinds except pairs of
+    images."""
     layout: str | None = None
-    """Layout of pairs of images, as in `flowrl evaluate-rewards`; null: by the columns."""
+    """Layout of pairs of images, as in `flowrl evaluate-rewards`; null: determined by the
+    columns."""
     label: str | None = None
-    """Column of the labels of pairs of images; null: that of the layout."""
+    """Column of the labels of pairs of images; null: the layout's column."""
     folder: str | None = None
-    """Folder where relative paths of images begin; null: that of the file."""
+    """Folder to which paths of images are relative; null: the file's folder."""
     fit: Literal["exact", "crop"] = "exact"
-    """Images of another size than the run's: an error, or scaled and cut around their centre. Texts
-    of more than recipe.length tokens: an error, or cut."""
+    """For images of another size than the run's: raise an error, or scale and crop them at the
+    centre. For texts of more than recipe.length tokens: raise an error, or cut them."""
 
     def count(self, draws: int) -> int:
         """Number of given prompts among an iteration's `draws`: at least one."""

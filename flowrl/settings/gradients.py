@@ -1,4 +1,4 @@
-"""Checks of a run whose recipe follows the rewards' own gradients, before any weights are read."""
+"""Checks of a run whose recipe uses reward gradients, before any weights are read."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ COMPARING = ("repeat", "flat", "subset", "replay", "rates")  # settings of budge
 
 
 def _followed(run: Run, algorithm: Algorithm) -> tuple[str, Sequence[RewardSpec]]:
-    """The rewards whose slope is followed, and their key in the file."""
+    """The rewards whose gradient is used, and their key in the file."""
     if algorithm.reward_gradient or not run.intermediate_rewards:
         return "rewards", run.rewards
     return "intermediate_rewards", run.intermediate_rewards
@@ -43,7 +43,7 @@ def check_gradients(run: Run, algorithm: Algorithm) -> None:
     for spec in specs:
         if never_graded(spec.name):
             others = [s.label for s in specs if s.name in GRADED]
-            beside = f"; {', '.join(others)} has one" if len(others) == 1 else ""
+            beside = f"; {', '.join(others)} has a gradient" if len(others) == 1 else ""
             raise UserError(f"{place}: {no_gradient(spec.label)}{beside}")
     plain = BudgetSettings()
     for setting in COMPARING if algorithm.reward_gradient else ():
@@ -59,11 +59,11 @@ def check_gradients(run: Run, algorithm: Algorithm) -> None:
         )
     if run.model.offload:
         raise UserError(
-            f"model.offload: {name} needs the decoder beside the network for its gradient: "
-            "leave it out (model.vae.slicing and tiling save memory)"
+            f"model.offload: {name} needs the decoder on the device together with the network for "
+            "its gradient: leave it out (model.vae.slicing and tiling save memory)"
         )
     if run.model.dtype == "float16":
         raise UserError(
-            f"model.dtype: {name} needs the decoder's gradients, and they vanish in float16: "
+            f"model.dtype: {name} needs the decoder's gradients, which vanish in float16: "
             "use bfloat16 or float32"
         )

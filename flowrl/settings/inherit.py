@@ -1,4 +1,4 @@
-"""Run files that begin with another file's settings: `base: ../demo.yaml`."""
+"""Run files that inherit another file's settings: `base: ../demo.yaml`."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -21,18 +21,18 @@ def read_tree(path: Path, begun: bool = False) -> tuple[Any, str]:
 
     Returns the settings and the names of the files, for messages. Mappings merge; every other
     value, including a list, replaces the base's; a recipe of another name replaces the base's,
-    whose settings mean nothing to it. `base` is relative to the file that it stands in, or
-    `configs/...` of flowrl; other paths are too, and then to the working folder: see
-    `flowrl.settings.places`. Paths of a run that was `begun` stay as written. UserError, in one
-    sentence that names every file on the way, for a base that cannot be read and for a circle of
-    files.
+    whose settings do not apply to it. `base` is relative to the file that contains it, or is
+    `configs/...` of flowrl; other paths are also relative to that file, or else to the working
+    folder: see `flowrl.settings.places`. Paths of a run that was already started (`begun`) stay as
+    written. UserError, in one sentence that names every file involved, for a base that cannot be
+    read and for a circle of files.
     """
     tree = read_yaml(path)
     return with_base(tree if begun else at_file(tree, path), path)
 
 
 def with_base(tree: Any, path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, str]:
-    """Lay the settings of a file, which may not be written yet, over those of its base."""
+    """Merge the settings of a file (which may not exist yet) over its base's settings."""
     if not isinstance(tree, Mapping) or BASE_KEY not in tree:
         return tree, str(path)
     own = {key: value for key, value in tree.items() if key != BASE_KEY}
@@ -68,7 +68,7 @@ def _base_file(path: Path, value: Any) -> Path:
 
 
 def _near_name(value: str, folder: Path) -> str:
-    """The name of a file that a misspelt base may mean: of this folder, or a run of flowrl."""
+    """A file name that a misspelt base may mean: in this folder, or one of flowrl's runs."""
     own = sorted(
         _OWN + f.relative_to(CONFIGS_FOLDER).as_posix() for f in CONFIGS_FOLDER.rglob("*.yaml")
     )
@@ -82,8 +82,8 @@ def _near_name(value: str, folder: Path) -> str:
 
 
 def _over(under: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a file over those of its base. A recipe of another name replaces the base's,
-    whose settings are those of its own recipe."""
+    """Merge the settings of a file over its base's. A recipe of another name replaces the base's
+    recipe and its settings."""
     sides = [{**tree, "recipe": _as_mapping(tree["recipe"])} if "recipe" in tree else tree
              for tree in (under, own)]  # fmt: skip
     sides[0] = spelled_out(renewed(sides[0]))  # older names in `own` then lie over newer ones

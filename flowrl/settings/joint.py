@@ -17,16 +17,17 @@ JOINT = "joint"
 
 
 class JointSettings(RecipeSettings):
-    """One tree from words to images: `text.group` rewritings of each prompt, `image.group` images
-    of each rewriting, scored against the prompt. A rewriting's score is the mean of its images.
+    """One tree from texts to images: `text.group` rewritings of each prompt, `image.group` images
+    of each rewriting, scored against the prompt. A rewriting's score is the mean score of its
+    images.
 
-    text    a recipe of texts, of `model.rewriter`; its group are the rewritings of a prompt
-    image   a recipe of images, of `model.pipeline`; its group are the images of a rewriting
-    train   text: the image model is only sampled from; image: the language model is
-    credit  tree: images are compared with those of the same rewriting, rewritings with those of
-            the same prompt. shared: the image recipe compares all images of a prompt, and a
-            rewriting has the mean advantage of its images (UniGRPO, arXiv:2603.23500)
-    weight  of the image model's loss beside the language model's
+    text    a text recipe, for `model.rewriter`; its group is the rewritings of a prompt
+    image   an image recipe, for `model.pipeline`; its group is the images of a rewriting
+    train   the models to train; text or image alone: the other model is only sampled from
+    credit  tree: images are compared within a rewriting, and rewritings within a prompt. shared:
+            the image recipe compares all images of a prompt, and a rewriting has the mean advantage
+            of its images (UniGRPO, arXiv:2603.23500)
+    weight  of the image model's loss relative to the language model's
     """
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
@@ -51,14 +52,16 @@ class JointSettings(RecipeSettings):
         for part in RECIPE_PARTS:
             if getattr(self, part) is not None:
                 raise ValueError(
-                    f"{part} is a choice of one model: set text.{part} or image.{part}"
+                    f"{part} belongs to one of the two models: set text.{part} or image.{part}"
                 )
         for side, settings in (("text", self.text_recipe), ("image", self.image_recipe)):
             algorithm = _algorithm(side, settings)
             if algorithm.text != (side == "text"):
                 kind = "texts" if algorithm.text else "images"
                 name = getattr(self, side)["name"]
-                raise ValueError(f"{side}: {name} is a recipe of {kind}; `flowrl recipes` has both")
+                raise ValueError(
+                    f"{side}: {name} is a recipe for {kind}; `flowrl recipes` lists both kinds"
+                )
         return self
 
     @cached_property
@@ -70,7 +73,7 @@ class JointSettings(RecipeSettings):
         return _settings("image", self.image)
 
     def algorithm(self) -> Algorithm:
-        """The image model's algorithm: it makes the samples that are scored. UserError for choices
+        """The image model's algorithm: it generates the scored samples. UserError for choices
         that cannot be combined."""
         text, image = _algorithm("text", self.text_recipe), self.image_recipe.algorithm()
         if len(text.plans) > 1 or text.tracker is not NoTracker:
@@ -80,13 +83,13 @@ class JointSettings(RecipeSettings):
             )
         if image.tracker is not NoTracker:
             raise UserError(
-                f"image: {self.image['name']} keeps statistics of prompts, and each rewriting is a "
-                "new one: choose another credit"
+                f"image: {self.image['name']} keeps statistics of prompts, but each rewriting is "
+                "a new prompt: choose another credit"
             )
         if self.credit == "shared" and image.reward_gradient and self.train != "image":
             raise UserError(
-                "credit: a recipe that follows the reward's gradient has no advantages to share: "
-                "set credit: tree"
+                "credit: a recipe with reward gradients has no advantages to share: set credit: "
+                "tree"
             )
         return image
 
@@ -96,11 +99,11 @@ class JointSettings(RecipeSettings):
 
 
 def _settings(side: str, given: Mapping[str, Any]) -> RecipeSettings:
-    """Settings of one side's recipe. ValueError, in words."""
+    """Settings of one side's recipe. ValueError, in one sentence."""
     from flowrl.settings.sentences import explain  # which knows `Run`
 
     if given.get("name") == JOINT:
-        raise ValueError(f"{side}: a joint recipe has two recipes, and neither can be joint")
+        raise ValueError(f"{side}: a joint recipe has two recipes, neither of which can be joint")
     try:
         kind = recipe_kind(given.get("name"))
         return kind.model_validate(given)

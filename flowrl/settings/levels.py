@@ -1,4 +1,4 @@
-"""Noise levels as a setting, `model.sigmas`: a shift, a list, or a function of a user's file."""
+"""Noise levels as a setting, `model.sigmas`: a shift, a list, or a function in a user's file."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -74,7 +74,7 @@ def falling(levels: Any) -> tuple[float, ...]:
 
 
 def levels_of(sigmas: Sigmas, steps: int) -> tuple[float, ...]:
-    """Levels of a call with this many steps, without the final 0. UserError if their number
+    """Levels for a call with this many steps, without the final 0. UserError if their number
     differs, or a user's function returns levels that `falling` rejects."""
     if isinstance(sigmas, LevelShift):
         return sigmas.levels(steps)
@@ -102,7 +102,7 @@ def levels_of(sigmas: Sigmas, steps: int) -> tuple[float, ...]:
 
 
 def _listed(levels: Any) -> Any:
-    """An array or a tensor as a list."""
+    """Convert an array or a tensor to a list."""
     return levels.tolist() if "tolist" in dir(levels) else levels
 
 

@@ -17,45 +17,47 @@ GuidanceScale = Annotated[float, Field(ge=0)] | Literal["none"] | None
 
 
 class Guidance(Settings):
-    """Classifier-free guidance scales. `none` means no guidance, at the scale that is measured
-    when the model opens: 1 for most pipelines, 0 for Z-Image and Krea2. A number is the pipeline's
-    own scale; null is its default (7.0 for StableDiffusion3Pipeline), also if its call takes no
-    scale.
+    """Classifier-free guidance scales. `none` means no guidance, at a scale that is measured when
+    the model is loaded: 1 for most pipelines, 0 for Z-Image and Krea2. A number is the pipeline's
+    own scale; null is its default (7.0 for StableDiffusion3Pipeline), or no scale if its call takes
+    none.
 
     A matching loss regresses the velocity itself, so AWM, NFT and DPO need `train: none`.
     """
 
     sample: GuidanceScale = 1.0
-    """Guidance scale of training samples and of evaluations."""
+    """Guidance scale for training samples and evaluations."""
     train: GuidanceScale = 1.0
-    """Guidance scale of the rows that the loss is computed on."""
+    """Guidance scale for the rows on which the loss is computed."""
 
 
 class Lora(Settings):
     """Adapters (low-rank updates) of linear layers."""
 
     start: str | None = Field(default=None, alias="from")
-    """Adapters to begin with: a file or a folder that the pipeline's load_lora_weights or peft
-    reads, or a hub name. They have their own rank, alpha and targets; `ref` is this start."""
+    """Adapters to start from: a file or a folder that the pipeline's load_lora_weights or peft
+    reads, or a hub name. They have their own rank, alpha and targets, and are the policy `ref`."""
     rank: int = Field(default=16, ge=1)
     alpha: float = Field(default=32.0, gt=0)
     targets: tuple[str, ...] | None = None
     """Names of linear layers; null: attention and feed-forward layers of the blocks."""
     vision: bool = False
-    """Whether the part of a vision-language model that reads images has adapters too."""
+    """Whether the vision part of a vision-language model also gets adapters."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the adapters' products. bfloat16, with model.dtype: bfloat16, is faster on a GPU and keeps
-    no float32 copies of inputs; the optimizer steps float32 weights in both."""
+    """Dtype of the adapters' products. bfloat16, with model.dtype: bfloat16, is faster on a GPU and
+    keeps no float32 copies of inputs; in both cases the optimizer updates float32 weights."""
     merge: Literal["none", "evaluation", "untrained", "sampling"] = "none"
-    """Where adapters are merged into a second copy of the weights: in evaluations; also in steps of
-    sampling that no density is stored of; or in all sampling, with train.recompute_old."""
+    """When adapters are merged into a second copy of the weights. evaluation: in evaluations.
+    untrained: also in sampling steps whose density is not stored. sampling: in all sampling, with
+    train.recompute_old."""
 
     @model_validator(mode="after")
     def _own_form(self) -> "Lora":
         own = (self.rank, self.alpha, self.targets)
         if self.start is not None and own != (16, 32.0, None):
             raise ValueError(
-                "from: these adapters have their own rank, alpha and targets: leave those out"
+                "from: these adapters have their own rank, alpha and targets: leave these "
+                "settings out"
             )
         return self
 
@@ -70,8 +72,8 @@ class RewriterSettings(Settings):
     language: str
     """A folder with a transformers causal language model and its tokenizer, or a hub name."""
     template: str = "{prompt}"
-    """Text that the model is given, with {prompt} where the run's prompt stands. Its completion,
-    without spaces at its ends, is the pipeline's prompt; rewards read the run's."""
+    """Text that the model gets, with {prompt} in place of the run's prompt. Its completion,
+    stripped of whitespace, is the pipeline's prompt; rewards read the run's prompt."""
     system: str | None = None
     """As model.system."""
     stop: tuple[str, ...] = ()
@@ -82,7 +84,7 @@ class RewriterSettings(Settings):
     """As model.gguf_file."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     device: Literal["auto", "cpu"] = "auto"
-    """auto: the pipeline's. cpu: the language model stays on the CPU, with its optimizer."""
+    """auto: the pipeline's device. cpu: the language model and its optimizer stay on the CPU."""
     lora: Annotated[
         Lora | None,
         BeforeValidator(lora_settings, json_schema_input_type=Lora | bool | int | None),
@@ -93,23 +95,23 @@ class RewriterSettings(Settings):
     @classmethod
     def _has_prompt(cls, value: str) -> str:
         if value.count("{prompt}") != 1:
-            raise ValueError("needs {prompt} once, where the run's prompt stands")
+            raise ValueError("needs {prompt} exactly once, in place of the run's prompt")
         return value
 
     def model(self) -> "ModelSettings":
-        """The settings as those of a run of the language model alone."""
+        """The settings of the language model, as for a run without a pipeline."""
         return ModelSettings(**{k: v for k, v in dict(self).items() if k != "template"})
 
 
 class FrozenAdapter(Settings):
-    """Someone else's adapters, merged into the base before anything else: a style, or a student
-    that needs few steps (Lightning, Hyper)."""
+    """Existing adapters, merged into the base weights before anything else: a style, or a few-step
+    student (Lightning, Hyper)."""
 
     path: str
     """A .safetensors file or a folder for the pipeline's load_lora_weights, or a hub name."""
     scale: float = 1.0
     component: Literal["transformer_2"] | None = None
-    """transformer_2: the second expert's, of a pipeline with two (Wan 2.2)."""
+    """transformer_2: for the second expert of a pipeline with two (Wan 2.2)."""
 
 
 class Vae(Settings):
@@ -126,7 +128,7 @@ class EncodingSettings(Settings):
     """no: encode the prompts of an iteration together, in each iteration. cpu: keep encodings in
     the CPU's memory. disk: in temporary files."""
     most: int = Field(default=2048, ge=1)
-    """Most MiB that are kept; the encodings that were not used for longest go first."""
+    """Maximum MiB to keep; the least recently used encodings are dropped first."""
 
 
 class ModelSettings(Settings):
@@ -146,20 +148,20 @@ class ModelSettings(Settings):
     language: str | None = None
     """A folder with a transformers causal language model and its tokenizer, or a hub name."""
     own: OwnModelSettings | None = None
-    """A model of your own, FILE.py:NAME or {name: FILE.py:NAME, ...settings}."""
+    """Your own model, FILE.py:NAME or {name: FILE.py:NAME, ...settings}."""
     weights: str | None = None
-    """The safetensors file of `own`'s weights; null: those that it is made with."""
+    """A safetensors file with the weights of `own`; null: the weights that it is created with."""
     gguf_file: str | None = None
-    """The file of `language`'s folder that holds the weights, if they are GGUF."""
+    """The file with the weights in the folder of `language`, if they are GGUF."""
     system: str | None = None
-    """Text of the chat template's system message, for prompts that have none of their own."""
+    """System message for the chat template, for prompts without one of their own."""
     template: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the chat template, such as {enable_thinking: false} of Qwen3."""
+    """Additional arguments of the chat template, such as {enable_thinking: false} for Qwen3."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion, besides the language model's own stop tokens. Rewards see the
     text before them."""
     server: Server | None = None
-    """Server that generates the completions of training and of its evaluations; null: the model."""
+    """Server that generates the completions for training and its evaluations; null: the model."""
     rewriter: RewriterSettings | None = None
     """Language model that writes the pipeline's prompts, for the recipe joint."""
     environment: EnvironmentSettings | None = None
@@ -167,13 +169,13 @@ class ModelSettings(Settings):
     height: int | None = Field(default=None, ge=1)
     width: int | None = Field(default=None, ge=1)
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """float64 is for proofs: a difference of 1e-10 there is an error, and not rounding."""
+    """float64 is for proofs, where a difference of 1e-10 is an error rather than rounding."""
     head_dtype: Literal["float32"] | None = None
-    """float32: a language model of half precision computes its logits in float32, and trains an
-    untied head in it, for log-probabilities of less rounding. null: model.dtype."""
+    """float32: a half-precision language model computes its logits in float32, and trains an untied
+    head in float32, for more accurate log-probabilities. null: model.dtype."""
     tf32: bool | None = None
     """On CUDA, round the inputs of float32 products and convolutions to TF32 (10 bits), which is
-    faster; null: torch's own (convolutions alone). It holds for the whole process."""
+    faster; null: torch's default (only convolutions). It applies to the whole process."""
     device: str = "auto"
     lora: Annotated[
         Lora | None,
@@ -187,35 +189,37 @@ class ModelSettings(Settings):
         ],
         ...,
     ] = ()
-    """Adapters that are merged into the base, below the trained ones: FILE, or {path, scale}."""
+    """Adapters that are merged into the base weights, below the trained adapters: FILE, or {path,
+    scale}."""
     quantization: Quantization | None = None
     """The frozen base in 8 or 4 bits, below adapters: {backend: bitsandbytes, bits: 4}."""
     guidance: Annotated[
         Guidance,
         BeforeValidator(guidance_settings, json_schema_input_type=Guidance | GuidanceScale),
     ] = Guidance()
-    """Classifier-free guidance; one number, or none, is that of sampling and of training."""
+    """Classifier-free guidance; one number, or none, applies to both sampling and training."""
     call: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the pipeline's own call, such as max_sequence_length."""
+    """Additional arguments of the pipeline's own call, such as max_sequence_length."""
     sigmas: Sigmas | None = None
-    """Noise levels in place of the pipeline's own: {shift: 3.0}, evenly spaced ones with a shift; a
-    list that falls from at most 1, one per step (the final 0 may be left out); or FILE.py:FUNCTION,
-    which maps a number of steps to such a list. For flows whose call takes `sigmas`."""
+    """Noise levels in place of the pipeline's own: {shift: 3.0}, evenly spaced levels with a shift;
+    a list that decreases from at most 1, one per step (the final 0 may be left out); or
+    FILE.py:FUNCTION, which maps a number of steps to such a list. For flows whose call takes
+    `sigmas`."""
     offload: bool = False
     """Keep text encoders, image encoders and VAE on the CPU while they are not used."""
     offload_experts: bool = False
-    """Of a pipeline with two denoisers (Wan 2.2), keep the one that is not called on the CPU."""
+    """For a pipeline with two denoisers (Wan 2.2), keep the unused one on the CPU."""
     encodings: EncodingSettings = EncodingSettings()
     vae: Vae = Vae()
     attention: str | None = None
-    """Attention backend of diffusers (native, flash, flex, xformers, ...); of a language model
+    """Attention backend of diffusers (native, flash, flex, xformers, ...); for a language model,
     transformers' `attn_implementation` (sdpa, eager, flash_attention_2, ...)."""
     compile: bool | Literal["auto"] = False
-    """torch.compile of the denoiser's repeated blocks. auto: on CUDA alone, until the first ratio
-    leaves its limit."""
+    """Compile the denoiser's repeated blocks with torch.compile. auto: only on CUDA, and off if the
+    noise floor of the first ratio exceeds the clip range."""
     context_parallel: int = Field(default=1, ge=1)
-    """Processes that share each call of the denoiser, with a part of its tokens each: for videos
-    and images whose activations do not fit into one process."""
+    """Number of processes that share each call of the denoiser, each with a part of the tokens: for
+    videos and images whose activations do not fit into one process."""
 
     @property
     def source(self) -> str:
@@ -224,7 +228,7 @@ class ModelSettings(Settings):
 
     @property
     def given_adapters(self) -> dict[str, str]:
-        """Someone else's adapters, by the setting that names them."""
+        """Existing adapters, by the setting that names them."""
         named = {f"model.adapters, {i + 1}": each.path for i, each in enumerate(self.adapters)}
         begun = None if self.lora is None else self.lora.start
         return named if begun is None else named | {"model.lora.from": begun}
@@ -288,8 +292,8 @@ class ModelSettings(Settings):
             )
         if self.head_dtype and self.dtype not in ("bfloat16", "float16"):
             raise ValueError(
-                f"head_dtype: {self.head_dtype} is for models of half precision, and model.dtype "
-                f"is {self.dtype}: leave it out"
+                f"head_dtype: {self.head_dtype} is for half-precision models, but model.dtype is "
+                f"{self.dtype}: leave it out"
             )
         return self
 
@@ -298,8 +302,8 @@ class ModelSettings(Settings):
         """Settings that exclude each other."""
         if self.offload_experts and self.lora is None:
             raise ValueError(
-                "offload_experts: all weights are trained (lora: null), so optimizers need "
-                "them in place; train adapters, or leave it out"
+                "offload_experts: all weights are trained (lora: null), so optimizers need them "
+                "on the device; train adapters, or leave it out"
             )
         if self.offload_experts and (self.compile or self.context_parallel > 1):
             other = "compile" if self.compile else "context_parallel"
@@ -314,7 +318,7 @@ class ModelSettings(Settings):
             )
         if self.server is not None and self.lora is not None and self.lora.merge != "none":
             raise ValueError(
-                "lora.merge changes the model's own calls, and the server generates the samples: "
+                "lora.merge changes the model's own calls, but the server generates the samples: "
                 "leave it out"
             )
         if self.server is not None and self.server.sync == "lora" and self.lora is None:

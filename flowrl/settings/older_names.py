@@ -1,7 +1,7 @@
-"""Older names of settings, which one minor version still reads; each is said once.
+"""Older names of settings, still read for one minor version; each is reported once.
 
-A tree of settings that has an older name beside the new one takes the older one's value: it comes
-from a file or an option that lies over the newer rest.
+If settings have both an older and the new name, the older one's value is used, since it comes from
+a file or an option that overrides the rest.
 """
 
 import inspect
@@ -78,8 +78,8 @@ def _say(line: str) -> None:
 
 
 def _nested(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe `text` with its flat settings inside its parts. UserError for one beside a part
-    that is written out already, and for one that no part reads."""
+    """The recipe `text` with its flat settings moved into its parts. UserError for a flat setting
+    next to a part that is already written out, and for one that no part reads."""
     new = _converted(recipe)
     for part, flat in FLAT_TEXT.items():
         for name in [n for n, value in flat.items() if _plain(recipe.get(n, value)) != value]:
@@ -92,7 +92,7 @@ def _nested(recipe: Mapping[str, Any]) -> dict[str, Any]:
                 raise UserError(f"recipe.{name}: no chosen part uses it: leave it out")
     if new != {name: value for name, value in recipe.items() if value is not None}:
         shown = yaml.safe_dump(new, default_flow_style=True, sort_keys=False, width=10_000).strip()
-        _say(f"settings of the recipe text stand inside its parts now: recipe: {shown}")
+        _say(f"settings of the recipe text are now inside its parts: recipe: {shown}")
     return new
 
 
@@ -121,7 +121,7 @@ def _plain(value: Any) -> Any:
 
 
 def _parts(given: Mapping[str, Any], recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The parts that older names and flat settings stand for; None for the recipe's own."""
+    """The parts that older names and flat settings refer to; None for the recipe's own."""
     makers = {"plan": _plan, "advantage": _advantage, "likelihood": _likelihood, "loss": _loss}
     for part, make in makers.items():
         if _bare(recipe.get(part)):

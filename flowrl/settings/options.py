@@ -1,6 +1,6 @@
-"""Options of the command line over a run's settings: `--train.lr 1e-4`, `--model.lora.rank 8`.
+"""Command-line options that override a run's settings: `--train.lr 1e-4`, `--model.lora.rank 8`.
 
-Every key of a run's file is an option. Values are read by the key's type: texts as they are, lists
+Every key of a run's file is an option. Values are parsed by the key's type: texts unchanged, lists
 as words (`--recipe.at 0 3`), with commas (`0,3`) or as YAML (`'[0, 3]'`), mappings as YAML.
 """
 
@@ -58,7 +58,7 @@ class Option:
 
 
 def split_by_commas(words: Sequence[str], annotation: Any) -> list[str]:
-    """Read `0,3` as `0 3` in lists of numbers or fixed names; texts and files may contain
+    """Parse `0,3` like `0 3` in lists of numbers or fixed names; texts and files may contain
     commas."""
     if _free(annotation):
         return list(words)
@@ -67,7 +67,7 @@ def split_by_commas(words: Sequence[str], annotation: Any) -> list[str]:
 
 
 def _free(annotation: Any) -> bool:
-    """Whether an annotation takes a text or a mapping of the user's own, such as a file's name."""
+    """Whether an annotation takes a free text or mapping, such as a file's name."""
     if get_origin(annotation) is Literal:
         return False
     inner = get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]
@@ -75,7 +75,7 @@ def _free(annotation: Any) -> bool:
 
 
 def _whole(words: Sequence[str], name: str, kinds: Sequence[Any]) -> Any:
-    """A list or a mapping; one word is a list of one where only a list is possible."""
+    """Parse a list or a mapping; a single word becomes a list of one if only a list is possible."""
     values = [parse_yaml(w, name) if Any in kinds or w[:1] in "[{" else w for w in words]
     many = any(kind in (tuple, list) for kind in kinds)
     alone = any(kind in (int, float, str, Any) for kind in kinds)
@@ -85,7 +85,8 @@ def _whole(words: Sequence[str], name: str, kinds: Sequence[Any]) -> Any:
 
 
 def with_options(tree: dict[str, Any], recipe: type[BaseModel], words: Sequence[str]) -> None:
-    """Put the options into a run's tree. UserError for an unknown one, with a suggestion."""
+    """Merge the options into a run's settings. UserError, with a suggestion, for an unknown
+    option."""
     for name, values in _options(words):
         option = _at(Run, (), _parts(name), recipe)
         if option is None and older_option(_parts(name), recipe.__name__):
@@ -110,7 +111,7 @@ def with_options(tree: dict[str, Any], recipe: type[BaseModel], words: Sequence[
 
 
 def _beside(tree: dict[str, Any], section: str, value: Any) -> dict[str, Any]:
-    """A section whose name or file an option gives, with its other settings."""
+    """A section whose name or file is set by an option, with its other settings."""
     new = spelled_out({section: value}, tree.get("recipe"))[section]
     old = {k: v for k, v in tree.get(section, {}).items() if k not in ("pipeline", "language")}
     return old | new
@@ -140,7 +141,7 @@ def _parts(name: str) -> list[str]:
 def _at(
     kind: type[BaseModel], path: tuple[str, ...], rest: Sequence[str], recipe: type[BaseModel]
 ) -> Option | None:
-    """Find the key of `kind` that the rest of an option's name means, or None."""
+    """Find the key of `kind` for the rest of an option's name, or None."""
     first, *more = rest
     for key, field in kind.model_fields.items():
         written = field.alias or key

@@ -1,4 +1,4 @@
-"""`model.own`: a model of a user's file, by the name of its class and the class's settings."""
+"""`model.own`: a model from a user's file, by its class and the class's settings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +14,9 @@ from rewards.load import own_settings, user_function_of
 
 
 class OwnModelSettings(Settings):
-    """A model of a user's file, `mine.py:MyFlow`, or `{name: mine.py:MyFlow, ...settings}`: a
-    class of torch.nn.Module, or a function that returns one. Other keys than `name` are its
-    arguments. docs/own_models.md says what it is."""
+    """A model from a user's file, `mine.py:MyFlow`, or `{name: mine.py:MyFlow, ...settings}`: a
+    class of torch.nn.Module, or a function that returns one. Keys other than `name` are its
+    arguments. See docs/own_models.md."""
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
     name: str
@@ -31,7 +31,7 @@ class OwnModelSettings(Settings):
         name = value.get("name")
         if not isinstance(name, str) or not OWN_NAME.fullmatch(name):
             raise ValueError(
-                f"a model of your own is {FILE_AND_NAME} or {{name: {FILE_AND_NAME}, ...settings}}"
+                f"your own model must be {FILE_AND_NAME} or {{name: {FILE_AND_NAME}, ...settings}}"
                 f", not {name!r}"
             )
         rest = {k: v for k, v in value.items() if k not in ("name", "settings")}

@@ -1,13 +1,15 @@
 """Parts of an algorithm in a run's file: `NAME`, `{name: NAME, ...settings}` or `FILE.py:NAME`.
 
-NAME is a part of flowrl (`flowrl.settings.part_names`), FILE.py:NAME one of a user's file: a frozen
-dataclass, whose fields are its settings, or an object that the file has made; a transform may be a
-plain function too. A recipe's parameter that is annotated with one of the protocols below, such as
-`Kernel | None`, takes such a part; every recipe takes those of `RECIPE_PARTS` in place of its own.
+NAME is a part of flowrl (`flowrl.settings.part_names`), FILE.py:NAME a part from a user's file: a
+frozen dataclass, whose fields are its settings, or an object created there; a transform may also be
+a plain function. A recipe's parameter that is annotated with one of the protocols below, such as
+`Kernel | None`, takes such a part; every recipe takes the parts of `RECIPE_PARTS` in place of its
+own.
 
-A part that replaces one of the recipe keeps what both have in common: all settings of its own kind,
-those of the same name, type and default (the anchors of losses), and required ones of the same name
-(the kernel and the group of a plan). `{...settings}` without a name changes the recipe's own part.
+A part that replaces one of the recipe's keeps the settings that both have in common: all settings
+if the class is the same, otherwise settings of the same name, type and default (the anchors of
+losses), and required settings of the same name (the kernel and the group of a plan).
+`{...settings}` without a name changes the recipe's own part.
 """
 
 import dataclasses
@@ -43,7 +45,7 @@ OwnPart = Annotated[str | dict[str, Any], FILE_AND_NAME]
 @dataclass(frozen=True)
 class PartKind:
     """Parts of one protocol: their word and form for messages, and a trial call of a user's part
-    that returns what is wrong, or None."""
+    that returns an error message, or None."""
 
     word: str
     protocol: Any
@@ -90,7 +92,8 @@ class PartKind:
                     raise ValueError(f"{name}: {unknown_name(key, list(known))}")
 
     def _split(self, value: Any) -> tuple[str | None, dict[str, Any]]:
-        """Name and settings of `{name: NAME, ...settings}`; no name for those of the old part."""
+        """Name and settings of `{name: NAME, ...settings}`; no name for settings of the old
+        part."""
         if isinstance(value, str):
             return value, {}
         name = value.get("name") if isinstance(value, Mapping) else value
@@ -105,7 +108,7 @@ class PartKind:
         if not is_own(name):
             known = parts_named(self.protocol)
             if name not in known:
-                own = f"a {self.word} of your own is {FILE_AND_NAME}"
+                own = f"a {self.word} of your own must be given as {FILE_AND_NAME}"
                 raise ValueError(f"{unknown_name(name, list(known))} ({own})")
             return known[name]
         found: Any = user_function_of(str(name))
@@ -116,7 +119,7 @@ class PartKind:
                     f"{name} needs @dataclass(frozen=True): a {self.word} is {self.form}"
                 )
         elif inspect.isfunction(found) and self.protocol is not Transform:
-            raise ValueError(f"{name} is a function, and a {self.word} is {self.form}")
+            raise ValueError(f"{name} is a function, but a {self.word} is {self.form}")
         return found
 
     def _try(self, name: str, made: Any) -> None:
@@ -134,7 +137,7 @@ class PartKind:
 
 
 def _kept(kind: type, old: Any) -> dict[str, Any]:
-    """The settings of the recipe's part that a new one keeps."""
+    """The settings of the recipe's part that a new part keeps."""
     if isinstance(old, tuple):  # transforms: that of the same class
         old = next((each for each in old if type(each) is kind), None)
     if not (dataclasses.is_dataclass(old) and dataclasses.is_dataclass(kind)):
@@ -150,7 +153,7 @@ def _kept(kind: type, old: Any) -> dict[str, Any]:
 
 
 def _nested(kind: type, given: Mapping[str, Any], old: Any) -> dict[str, Any]:
-    """The settings of a part, with the parts among them built."""
+    """The settings of a part, with nested parts built."""
     known, before = function_parameters(kind), dict[str, Any]()
     if dataclasses.is_dataclass(old):
         before = {field.name: getattr(old, field.name) for field in dataclasses.fields(old)}
@@ -188,7 +191,7 @@ KINDS = (
     ),
     PartKind("plan", AnyPlanner, _PLANNER),
     PartKind("planner", Planner, _PLANNER),
-    PartKind("planner of texts", TextPlanner, _PLANNER),
+    PartKind("text planner", TextPlanner, _PLANNER),
     PartKind(
         "transform", Transform,
         "a function, or a frozen dataclass with __call__, of (credit, context) -> Credit",
@@ -223,7 +226,7 @@ def part_kind(annotation: Any) -> PartKind | None:
 
 
 def part_setting(annotation: Any, kind: PartKind) -> Any:
-    """Annotation of a setting for such a parameter: its names, null, or a part's name."""
+    """Annotation of a setting for such a parameter: its own names, null, or a part's name."""
     members = get_args(annotation) if get_origin(annotation) is not Literal else ()
     rest = [m for m in members if m is not kind.protocol]
     check = partial(_checked, kind, _names(rest), type(None) in rest)
@@ -233,7 +236,7 @@ def part_setting(annotation: Any, kind: PartKind) -> Any:
 
 def takes(annotation: Any, value: Any) -> bool:
     """Whether a setting accepts the value of another recipe's setting of the same name. Names of
-    parts that are included in flowrl belong to their recipe."""
+    flowrl's own parts belong to their recipe."""
     members = get_args(annotation)
     if OwnPart not in members or is_own(value):
         return True
@@ -263,7 +266,7 @@ def _checked(kind: PartKind, names: tuple[str, ...], nullable: bool, value: Any)
     value = written_part(value)
     known = (*names, *parts_named(kind.protocol))
     if isinstance(value, str) and value not in known and not is_own(value):
-        own = f"a {kind.word} of your own is {FILE_AND_NAME}"
+        own = f"a {kind.word} of your own must be given as {FILE_AND_NAME}"
         raise ValueError(f"{unknown_name(value, known)} ({own})")
     kind.build(value)
     return value
@@ -280,7 +283,8 @@ def checked_part(name: str, value: Any) -> Any:
 
 
 def parts_written(algorithm: Any) -> dict[str, Any]:
-    """Parts of an algorithm in the form of a run file; no tracker if nothing is tracked."""
+    """Parts of an algorithm in the form of a run file; without the tracker if nothing is
+    tracked."""
     parts = {name: getattr(algorithm, name) for name in RECIPE_PARTS}
     parts["advantage"] = parts["advantage"].transforms
     return {name: written_part(part) for name, part in parts.items() if part is not NoTracker}

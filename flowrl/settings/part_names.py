@@ -1,8 +1,8 @@
 """The parts of algorithms by name: dataclasses of credit, likelihoods, losses and samplers.
 
-A part's name in a run's file is its class's in snake case: `PassAtK` is pass_at_k, `FlowSDE` is
-flow_sde. The table is made from the classes themselves: a part belongs where it has the members of
-a protocol, and its call the protocol's parameters. Nothing is registered.
+A part's name in a run's file is its class name in snake case: `PassAtK` is pass_at_k, `FlowSDE` is
+flow_sde. The table is made from the classes themselves: a class belongs to a protocol if it has the
+protocol's members, and its call the same parameters. Nothing is registered.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def _call(kind: Any) -> list[str]:
 
 
 def parts_named(annotation: Any) -> Mapping[str, type]:
-    """Parts that a setting with this annotation accepts, by name: those of a protocol, or the
+    """Parts that a setting with this annotation accepts, by name: the parts of a protocol, or the
     dataclasses that it names. None for numbers, texts and lists."""
     if isinstance(annotation, type):
         if is_protocol(annotation):

@@ -1,4 +1,4 @@
-"""Trial calls of a user's kernel and solver, and the sentence on an exception of a user's file."""
+"""Trial calls of a user's kernel and solver, and the message for an exception in a user's file."""
 
 from pathlib import Path
 from traceback import extract_tb
@@ -36,4 +36,4 @@ def try_solver(solver: Any) -> str | None:
     match solver(at, ()):
         case (torch.Tensor() as end, _) if end.shape == x.shape:
             return None
-    return "must return (the next state [n *d], what it remembers or None)"
+    return "must return (the next state [n *d], its memory or None)"

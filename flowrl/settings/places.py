@@ -25,8 +25,8 @@ _PATHS = {
 def at_file(tree: Any, file: Path) -> Any:
     """Settings of a file, with paths that exist in its own folder made absolute.
 
-    One that only the working folder holds is named in a line. UserError for one that both hold,
-    with other contents. Beside the file itself all stay as written.
+    A path that exists only in the working folder is reported. UserError for a path that exists in
+    both, with different contents. In the file's own folder all paths stay as written.
     """
     near = file.absolute().parent
     if near.resolve() == Path.cwd().resolve():
@@ -44,18 +44,18 @@ def _beside(written: str, near: Path, file: Path) -> str:
     beside, here = near / written, Path.cwd() / written
     if not _exists(beside):
         if _exists(here) and not near.is_relative_to(CONFIGS_FOLDER):
-            print(f"{file}: {written} is not in {near}: {here} is taken", file=sys.stderr)
+            print(f"{file}: {written} is not in {near}: using {here}", file=sys.stderr)
         return written
     if _exists(here) and not _same(beside, here):
         raise UserError(
             f"{file}: {written} is both {beside} and, from the working folder, {here}, and the "
-            "two differ: write the absolute path of one"
+            "two differ: write the absolute path of the one to use"
         )
     return str(beside)
 
 
 def _same(first: Path, second: Path) -> bool:
-    """Whether two files are equal, or two folders by the names and the sizes of their files."""
+    """Whether two files are equal, or two folders have files of the same names and sizes."""
     if first.samefile(second):
         return True
     if first.is_file() and second.is_file():
@@ -84,7 +84,7 @@ def _walk(value: Any, at: tuple[str, ...], place: PlaceOf) -> Any:
 
 
 def _named(written: Any, found: Any) -> Any:
-    """One of several data sets: its name, which scores and metrics have, stays."""
+    """One of several data sets: its name stays, since scores and metrics use it."""
     if isinstance(found, str):
         return found if found == written else {"source": found, "name": written}
     if found == written or not isinstance(found, Mapping) or found.get("name"):
@@ -99,7 +99,7 @@ def _is_path(value: str, at: tuple[str, ...]) -> bool:
 
 
 def _code(value: Any, place: PlaceOf) -> Any:
-    """FILE.py or FILE.py:NAME with its file's place."""
+    """FILE.py or FILE.py:NAME with the full path of the file."""
     match = CODE.fullmatch(value) if isinstance(value, str) else None
     return value if match is None else _moved(match[1], place) + (match[2] or "")
 

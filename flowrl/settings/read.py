@@ -52,7 +52,7 @@ def read_run(path: Path) -> Run:
 
 def run_of(folder: Path, trust: bool = False, rewards: bool = True) -> Run:
     """Settings of a run's folder. UserError for a folder from elsewhere that names code, unless
-    `trust` allows it; code of rewards counts if the caller opens `rewards`."""
+    `trust` allows it; code of rewards only counts if the caller loads `rewards`."""
     tree, source = _tree_of(folder)
     if trust:
         remember(folder)
@@ -61,7 +61,7 @@ def run_of(folder: Path, trust: bool = False, rewards: bool = True) -> Run:
 
 
 def opens_rewards(folder: Path) -> bool:
-    """Whether rewards of a run's folder may be opened."""
+    """Whether rewards of a run's folder may be loaded."""
     return trusted(folder, _tree_of(folder)[0])
 
 
@@ -107,8 +107,8 @@ def override(run: Run, arguments: Sequence[str]) -> Run:
 
 
 def _without_unread(run: Run, tree: dict[str, Any], words: Sequence[str]) -> Run:
-    """Leave out the file's settings that nothing reads (eta of the kernel) beside a part that an
-    option names."""
+    """Leave out settings of the file (such as a kernel's eta) that are no longer read once an
+    option replaces the part."""
     lost = [n for n in run.recipe.unread if not any(w.startswith(f"--recipe.{n}") for w in words)]
     for name in lost:
         value = tree["recipe"].pop(name)
@@ -117,10 +117,9 @@ def _without_unread(run: Run, tree: dict[str, Any], words: Sequence[str]) -> Run
 
 
 def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
-    """Take `--recipe.name` first, since the other options are its settings.
+    """Apply `--recipe.name` first, since the other options are its settings.
 
-    The file's settings of the recipe stay where the other recipe has them. Returns the options
-    that are left.
+    The file's recipe settings are kept if the other recipe has them. Returns the remaining options.
     """
     flat = [part for a in arguments for part in (a.split("=", 1) if a.startswith(_NAME) else [a])]
     if _NAME not in flat[:-1]:
@@ -155,8 +154,8 @@ def with_full_paths(run: Run) -> Run:
 
 
 def check_plan(run: Run) -> None:
-    """UserError for a recipe that does not fit its settings or its model. The answer is the same
-    on any machine."""
+    """UserError for a recipe that does not fit its settings or its model. The result is the same on
+    any machine."""
     try:
         algorithm = run.algorithm()
     except ValueError as error:
@@ -181,18 +180,18 @@ def _check_merging(run: Run, algorithm: Algorithm) -> None:
     if merge in ("untrained", "sampling") and algorithm.reward_gradient:
         raise UserError(
             f"model.lora.merge: {merge}: this recipe rebuilds its samples with gradients, which "
-            "merged adapters have none of; set merge: evaluation"
+            "merged adapters do not have; set merge: evaluation"
         )
     stored = not isinstance(algorithm.likelihood, Matching)
     if merge == "sampling" and stored and not run.recomputes_old:
         raise UserError(
-            "model.lora.merge: sampling stores log-densities of merged weights, whose rounding "
-            "training does not see; set train.recompute_old: true, or merge: untrained"
+            "model.lora.merge: sampling would store log-densities of merged weights, which differ "
+            "from training's by rounding; set train.recompute_old: true, or merge: untrained"
         )
 
 
 def _check_levels(run: Run, algorithm: Algorithm) -> None:
-    """UserError for levels that do not fit the steps of the recipe or of evaluations, or on which
+    """UserError for levels that do not fit the steps of the recipe or of evaluations, or for which
     the recipe has no plan."""
     run.levels(run.evaluation_steps)
     try:
@@ -239,8 +238,8 @@ def _cancel(specs: Sequence[RewardSpec]) -> bool:
 
 
 def check_run(run: Run, given: Collection[str] = ()) -> None:
-    """UserError for a run that cannot work here, within about a second and without reading
-    weights. `given`: labels of rewards that are Python objects."""
+    """UserError for a run that cannot work on this machine, within about a second and without
+    reading weights. `given`: labels of rewards that are Python objects."""
     check_plan(run)
     check_rewards(run, given)
     check_own_gradients(run)

@@ -43,7 +43,7 @@ Part = str | dict[str, Any] | None
 
 
 class RecipeSettings(Settings):
-    """Settings of a recipe; integers are bounded, since a plan holds each step and sample."""
+    """Settings of a recipe; integers are bounded, since a plan stores each step and sample."""
 
     model_config = ConfigDict(use_attribute_docstrings=False)  # its settings are arguments
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"name": OnResume.NEVER}
@@ -76,10 +76,10 @@ class RecipeSettings(Settings):
         return self
 
     def algorithm(self) -> Algorithm:
-        """Call the recipe with its settings, and replace its parts by those that the run names.
+        """Call the recipe with its settings, and replace its parts by the run's.
 
         UserError for choices that cannot be combined, for a function that returns no Algorithm, and
-        for a setting that nothing reads beside the run's parts.
+        for a setting that is unused because of the run's parts.
         """
         made = self._made({})
         if made.group > _MOST["group"]:
@@ -97,7 +97,7 @@ class RecipeSettings(Settings):
 
     @cached_property
     def unread(self) -> Sequence[str]:
-        """Settings of the recipe without effect, because the run's own parts replace those that
+        """Settings of the recipe without effect, because the run's parts replace the parts that
         read them."""
         if not self._replaced:
             return ()
@@ -114,7 +114,7 @@ class RecipeSettings(Settings):
 
     @property
     def _replaced(self) -> Sequence[str]:
-        """The parts that the run names, other than those that the recipe has names for."""
+        """The parts that the run names, except parts for which the recipe has its own names."""
         named = [name for name in RECIPE_PARTS if getattr(self, name) is not None]
         for name, parameter in function_parameters(recipe_function(self.name)).items():
             value = getattr(self, name)
@@ -123,7 +123,7 @@ class RecipeSettings(Settings):
         return list(dict.fromkeys(named))
 
     def _made(self, others: Mapping[str, Any]) -> Algorithm:
-        """The algorithm, with other values of these settings."""
+        """The algorithm, with other values for these settings."""
         recipe, arguments = recipe_function(self.name), dict[str, Any]()
         parameters = function_parameters(recipe)
         for name, parameter in parameters.items():
@@ -257,8 +257,8 @@ RECIPE_SETTINGS = PublishedKinds()
 
 
 class EveryRecipe:
-    """Annotation of settings whose JSON schema covers all recipes and a user's own. Only a schema
-    builds them all: a run checks just its own recipe."""
+    """Annotation of settings whose JSON schema covers all recipes and a user's own. Only the schema
+    builds all of them: a run checks just its own recipe."""
 
     @classmethod
     def __get_pydantic_json_schema__(

@@ -34,15 +34,15 @@ class Steer(Settings):
     clean samples: AWM, NFT, DPO, reward-weighted."""
 
     iterations: tuple[int, int]
-    """[first, stop): in other iterations the recipe samples."""
+    """Iterations [first, stop) with steering; in other iterations the recipe samples."""
     at: tuple[int, ...] | None = None
-    """Steps before which particles are resampled; null: every second one."""
+    """Steps before which particles are resampled; null: every second step."""
     strength: float = Field(default=5.0, ge=0)
     """Weight of the reward in exp(strength * reward)."""
     potential: Literal["difference", "max", "sum", "terminal"] = "max"
-    """The reward of a particle: its gain, its maximum or sum so far, or that of the last step."""
+    """The reward of a particle: its gain, its maximum or sum so far, or its last reward."""
     adaptive: bool = True
-    """Resample only if few particles hold most of the weight."""
+    """Resample only if a few particles have most of the weight."""
     eta: float = Field(default=0.7, gt=0)
     """Noise of the Flow-SDE steps."""
 
@@ -70,15 +70,16 @@ class Run(Settings):
     model: ModelSettings
     prompts: PromptFiles
     rewards: tuple[RewardSpec, ...] = Field(min_length=1)
-    """Rewards of training; their weighted sum is what samples are compared by."""
+    """Rewards of training; samples are compared by their weighted sum."""
     held_out_rewards: tuple[RewardSpec, ...] = ()
-    """Rewards of evaluations; those of training if empty."""
+    """Rewards of evaluations; if empty, the training rewards."""
     given: GivenSettings | None = None
     intermediate_rewards: tuple[RewardSpec, ...] = ()
-    """Rewards of clean images on the way, for recipes and steering that ask for them; those of
-    training if empty. One may return None for an image that is not clear enough yet."""
+    """Rewards of predicted clean images during sampling, for recipes and steering that use them; if
+    empty, the training rewards. A reward may return None for an image that is not clear enough
+    yet."""
     teachers: TeacherSettings | None = None
-    """Trained weights that the student is pulled to, for recipes that distil."""
+    """Trained weights to distil into the student, for distillation recipes."""
     budget: BudgetSettings = BudgetSettings()
     train: Train = Train()
     workers: WorkerSettings = WorkerSettings()
@@ -95,7 +96,8 @@ class Run(Settings):
     @field_validator("recipe", mode="wrap")
     @classmethod
     def _by_name(cls, value: Any, _: Callable[[Any], Any]) -> RecipeSettings:
-        """Check the settings of the named recipe alone: errors of others would hide its own."""
+        """Check only the settings of the named recipe, since errors of other recipes would hide its
+        own."""
         if isinstance(value, RecipeSettings):
             return value
         if not isinstance(value, Mapping):
@@ -131,8 +133,8 @@ class Run(Settings):
             self.model.environment.check(algorithm)
         elif algorithm.by_turn:
             raise UserError(
-                "this recipe compares turns, but without model.environment a text has only "
-                "one: name a function there that replies, or choose another recipe"
+                "this recipe compares turns, but without model.environment a text has only one "
+                "turn: set a function there that replies, or choose another recipe"
             )
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
@@ -148,7 +150,8 @@ class Run(Settings):
     @property
     def before(self) -> "Run | None":
         """The run of the language model that writes this run's prompts: the same prompts, rewards
-        and iterations with its own recipe, model and learning rate. None: prompts are as given."""
+        and iterations with its own recipe, model and learning rate. None: prompts are used as
+        given."""
         joint, rewriter = self.joint, self.model.rewriter
         if joint is None or rewriter is None:
             return None
@@ -172,13 +175,14 @@ class Run(Settings):
 
     @property
     def drawn(self) -> int:
-        """Number of an iteration's prompts for which samples are drawn; the others are given."""
+        """Number of an iteration's prompts that get generated samples; the others have given
+        samples."""
         draws = self.prompts.per_iteration
         return draws if self.given is None else draws - self.given.count(draws)
 
     @property
     def rewritings(self) -> int:
-        """Draws of samples per prompt: one, or of a joint run one per rewriting."""
+        """Draws per prompt: one, or in a joint run one per rewriting."""
         return 1 if self.before is None else self.before.algorithm().group
 
     @property
@@ -197,8 +201,8 @@ class Run(Settings):
         return self.evaluate.steps or self.algorithm().steps
 
     def levels(self, steps: int) -> tuple[float, ...]:
-        """Levels of `model.sigmas` with the final 0. Without that setting, evenly spaced levels
-        stand in for the pipeline's, which are known only from its call."""
+        """Levels of `model.sigmas` with the final 0. Without that setting, evenly spaced levels are
+        used in place of the pipeline's, which only its call shows."""
         if self.model.sigmas is not None:
             return (*levels_of(self.model.sigmas, steps), 0.0)
         return tuple(1 - k / steps for k in range(steps + 1))
@@ -226,16 +230,16 @@ class Run(Settings):
 
     @property
     def recomputes_old(self) -> bool:
-        """`train.recompute_old`, or its default: where rounding moves log-probabilities by more
-        than a clip range. Replayed texts keep theirs; images do not say which are replayed."""
+        """`train.recompute_old`, or its default: true where rounding changes log-probabilities by
+        more than a clip range. Replayed texts keep theirs; replayed images are not marked."""
         if self.train.recompute_old is not None:
             return self.train.recompute_old
         half = self.model.dtype in ("bfloat16", "float16")
         return half and not (self.budget.replay and self.model.pipeline)
 
     def decouples(self, algorithm: Algorithm) -> bool:
-        """Whether `old` is the proximal policy, the weights with which an update begins, and not
-        the one that sampled (PPO's decoupled objective, arXiv:2110.00641)."""
+        """Whether `old` is the proximal policy, with the weights at the start of an update, rather
+        than the sampling policy (PPO's decoupled objective, arXiv:2110.00641)."""
         stored = not isinstance(algorithm.likelihood, Matching) and "old" in algorithm.loss.roles
         return self.workers.lag > 0 and self.recomputes_old and stored
 
@@ -264,13 +268,15 @@ class Run(Settings):
             )
         if (self.joint is None) != (self.model.rewriter is None):
             raise ValueError(
-                "model.rewriter: the language model belongs to the recipe joint, and this run has "
-                "only one of the two"
+                "model.rewriter: model.rewriter and the recipe joint need each other, but this "
+                "run has only one of them"
             )
         best = self.checkpoint.best
         if best is not None and best not in [spec.label for spec in self.judges]:
             known = ", ".join(spec.label for spec in self.judges)
-            raise ValueError(f"checkpoint.best: {best!r} is not a held-out reward; one of {known}")
+            raise ValueError(
+                f"checkpoint.best: {best!r} is not a held-out reward; choose one of {known}"
+            )
         return self
 
 

@@ -1,4 +1,4 @@
-"""pydantic's errors as sentences: the place, the given value, and valid ones."""
+"""Pydantic's errors as sentences: the place, the given value, and valid values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_origin
@@ -52,7 +52,7 @@ def _clause(e: Mapping[str, Any], recipe: type[BaseModel] | None) -> str:
 
 
 def _in_one_line(key: str) -> str:
-    """The key, or its repr if it would break the line or not be seen."""
+    """The key, or its repr if it contains line breaks or invisible characters."""
     return key if key.isprintable() and key.strip() else repr(key)
 
 

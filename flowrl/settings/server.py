@@ -17,12 +17,14 @@ from samplers.completions import TextPlan
 
 class CorrectionSettings(Settings):
     """Truncated importance sampling: completions are weighted by the ratio of the model's
-    probability to the server's, so that its numerics or older weights do not bias the gradient."""
+    probability to the server's, so that the server's rounding or older weights do not bias the
+    gradient."""
 
     level: Literal["token", "sequence"] = "sequence"
-    """The ratio of one token, or the product over the completion."""
+    """The ratio per token, or the product over the completion."""
     mode: Literal["truncate", "mask", "none"] = "mask"
-    """Ratios outside of low..high: truncate cuts them, mask leaves them out, none only measures."""
+    """Ratios outside low..high: truncate clips them, mask leaves them out, none only measures
+    them."""
     low: float = Field(default=0.0, ge=0, lt=1)
     high: float = Field(default=3.0, gt=1)
 
@@ -47,16 +49,16 @@ class Server(Settings):
     (vLLM). none: it keeps its weights, so that samples are off-policy, and the model itself
     generates the evaluations' completions."""
     requests: Literal["row", "group"] = "row"
-    """row: a request and a seed of its own for each completion. group: one request for all
-    completions of a prompt, whose tokens then depend on which are asked for together."""
+    """row: a separate request and seed for each completion. group: one request for all completions
+    of a prompt, whose tokens then depend on which completions share a request."""
     token: str | None = None
     """Name of the environment variable with the server's API key."""
     timeout: float = Field(default=600.0, gt=0)
-    """Seconds of one attempt at a completion."""
+    """Seconds per attempt at a completion."""
     tries: int = Field(default=7, ge=1)
-    """Most attempts at a completion."""
+    """Maximum attempts at a completion."""
     in_flight: int = Field(default=64, ge=1)
-    """Most requests at a time."""
+    """Maximum number of requests at a time."""
     correction: CorrectionSettings = CorrectionSettings()
 
     @model_validator(mode="after")
@@ -93,7 +95,8 @@ class Server(Settings):
 
 
 def corrected(algorithm: Algorithm, weight: Mismatch) -> Algorithm:
-    """The algorithm whose loss weighs tokens by the trainer's probability over the sampler's."""
+    """The algorithm whose loss weights tokens by the ratio of the trainer's to the sampler's
+    probability."""
     loss = algorithm.loss
     if isinstance(loss, VESPO) and weight.mode != "none":  # has weights of its own
         loss = replace(loss, mismatch=weight)

@@ -29,8 +29,8 @@ def spelled_out(tree: Mapping[str, Any], recipe: Any = None) -> dict[str, Any]:
 
 
 def model_named(source: str, recipe: Any) -> dict[str, str]:
-    """`{own: FILE.py:NAME}`, or `{pipeline: NAME}` or `{language: NAME}`, by what a folder holds;
-    of a hub name, by what the recipe is for."""
+    """`{own: FILE.py:NAME}`, or `{pipeline: NAME}` or `{language: NAME}`, depending on the folder's
+    content; for a hub name, depending on the recipe."""
     if re.fullmatch(r".+\.py:\w+", source):
         return {"own": source}
     folder = find(source)
@@ -67,7 +67,7 @@ def _weighed(name: str, value: Any) -> dict[str, Any]:
 
 
 def lora_settings(value: Any) -> Any:
-    """Adapter settings: true is the default rank, false none, and a number the rank."""
+    """Adapter settings: true is the default rank, false no adapters, and a number the rank."""
     value = {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
     if isinstance(value, bool):
         return {} if value else None
@@ -75,11 +75,12 @@ def lora_settings(value: Any) -> Any:
 
 
 def adapter_settings(value: Any) -> Any:
-    """An adapter by its file alone."""
+    """Adapter settings from only a file name."""
     return {"path": value} if isinstance(value, str) else value
 
 
 def guidance_settings(value: Any) -> Any:
-    """Guidance scales from one value for sampling and training; null is the pipeline's default."""
+    """Guidance scales from one value for both sampling and training; null is the pipeline's
+    default."""
     scalar = value is None or isinstance(value, int | float | str)
     return {"sample": value, "train": value} if scalar else value

@@ -1,4 +1,4 @@
-"""YAML with bounds on size, depth and expanded aliases, and with one value per key."""
+"""YAML with limits on size, depth and expanded aliases, and with one value per key."""
 
 import re
 import reprlib
@@ -121,8 +121,8 @@ def list_entries(words: Sequence[str], source: str) -> list[Any]:
 
 
 def _check_node(node: Any, place: str, sizes: dict[int, int], above: tuple[int, ...]) -> int:
-    """The number of values with aliases written out. Refuses cycles, keys that are given twice,
-    and more than _MOST_VALUES values."""
+    """The number of values with aliases written out. Refuses cycles, duplicate keys, and more than
+    _MOST_VALUES values."""
     if id(node) in above:
         raise _Refusal(f"line {node.start_mark.line + 1}: {place or 'the file'} contains itself")
     if id(node) in sizes:
@@ -153,7 +153,8 @@ def _check_keys(node: yaml.MappingNode, place: str) -> None:
         if name in lines:
             where = f"{place}.{key.value}" if place else key.value
             raise _Refusal(
-                f"{where[:200]} is given twice, in line {lines[name]} and in line {line}: keep one"
+                f"{where[:200]} is given twice, in line {lines[name]} and in line {line}: keep "
+                "one of them"
             )
         lines[name] = line
 

@@ -18,15 +18,15 @@ ADAPTER_FILE, PIPELINE_FILE = "pytorch_lora_weights.safetensors", "model_index.j
 
 
 class TeacherSettings(Settings):
-    """Weights towards which a student is pulled, for distillation (the recipe opd)."""
+    """Weights to distil into the student (for the recipe opd)."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"column": OnResume.NEVER}
     folders: dict[str, str] = Field(min_length=1)
-    """Task -> folder of its teacher: an adapter, or a pipeline of the same architecture, as runs of
-    flowrl leave them (`runs/NAME/adapter`, `runs/NAME/pipeline`)."""
+    """Task -> folder of its teacher: an adapter, or a pipeline of the same architecture, as saved
+    by runs of flowrl (`runs/NAME/adapter`, `runs/NAME/pipeline`)."""
     column: str = "data_set"
-    """Column of the prompt file with a prompt's task; one teacher needs none. `data_set` is the
-    name of the row's data set, where `prompts.train` has several."""
+    """Column of the prompt file with a prompt's task; not needed for a single teacher. `data_set`
+    is the name of the row's data set, if `prompts.train` has several."""
 
     def check(self, prompts: PromptSet | None, adapters: bool) -> None:
         """UserError for a prompt without a teacher, a folder without weights, or weights that do
@@ -49,7 +49,7 @@ class TeacherSettings(Settings):
             if adapters:
                 raise UserError(
                     f"{place}: {folder} has full weights, which do not fit the student's "
-                    "adapters: set model.lora: null, or name a teacher with an adapter"
+                    "adapters: set model.lora: null, or use a teacher with an adapter"
                 )
 
     def tasks(self, prompts: PromptSet, rows: Sequence[int]) -> tuple[str, ...]:
@@ -81,10 +81,10 @@ def check_teachers(teachers: TeacherSettings | None, algorithm: Algorithm) -> No
     asked = TEACHER in algorithm.roles
     if asked and teachers is None:
         raise UserError(
-            "this recipe distils a teacher, but the run names none: add teachers: {folders: "
+            "this recipe distils a teacher, but the run has none: add teachers: {folders: "
             "{NAME: FOLDER}}, with the adapter or pipeline that another run saved"
         )
     if teachers is not None and not asked:
         raise UserError(
-            "teachers: this recipe uses none: leave teachers out, or use the recipe opd"
+            "teachers: this recipe does not use teachers: leave them out, or use the recipe opd"
         )

@@ -22,14 +22,14 @@ RowCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 
 
 class RowsPerCall(Settings):
-    """Maximum rows per call of the model, by the purpose of the call."""
+    """Maximum rows per call of the model, by the kind of call."""
 
     sampling: RowCount = "auto"
-    """Of the text encoders and the denoiser, or of generation."""
+    """Rows per call of the text encoders and the denoiser, or of generation."""
     decoding: RowCount = "auto"
-    """Of the decoder."""
+    """Rows per call of the decoder."""
     training: RowCount = "auto"
-    """Of the update's evaluations, with gradients and without."""
+    """Rows per call of the update's evaluations, with and without gradients."""
 
 
 def checked_rows(value: Any, place: str = "") -> Any:
@@ -49,11 +49,11 @@ class StatesSettings(Settings):
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"device": OnResume.FREE, "dtype": OnResume.SAID}
     dtype: Literal["bfloat16", "float16"] | None = None
-    """Half precision halves their memory. The sampler goes on from the rounded state, so the ratio
-    of unchanged weights stays 1 as without it. null: as they are computed, in float32 or better."""
+    """Half precision halves their memory. The sampler continues from the rounded state, so the
+    ratio of unchanged weights stays 1. null: as computed, in float32 or better."""
     device: Literal["cpu"] | None = None
-    """cpu: in the CPU's memory, from where each call of the update takes its own; this changes no
-    number. null: on the model's device."""
+    """cpu: in the CPU's memory, from which each call of the update copies its own states; no number
+    changes. null: on the model's device."""
 
 
 class Train(Settings):
@@ -77,31 +77,33 @@ class Train(Settings):
     """Optimizer steps per pass over an iteration's samples; each sees an equal share of them."""
     epochs: int = Field(default=1, ge=1)
     """Passes over an iteration's samples (num_iterations of TRL, ppo_epochs of verl), in the same
-    shares. The ratio is to the policy that sampled, so that losses clip what passes moved."""
+    shares. The ratio is relative to the sampling policy, so that losses clip the change over all
+    passes."""
     rows_per_call: RowCount | RowsPerCall = "auto"
-    """Most rows per call of the model: one number, auto, or a mapping of sampling, decoding and
-    training. auto: by the settings on a CPU and for texts, by a search on a GPU. A size is halved
-    after an out-of-memory error."""
+    """Maximum rows per call of the model: one number, auto, or a mapping with sampling, decoding
+    and training. auto: from the settings on a CPU and for texts, by a search on a GPU. A size is
+    halved after an out-of-memory error."""
     states: StatesSettings = StatesSettings()
     gradient_checkpointing: bool = False
     """Keep only the inputs of the model's blocks, and run the blocks again for gradients: a third
     more time for a fraction of the memory."""
     share_prompts: bool = False
-    """Evaluate once in the update what texts of a call begin with: the prompt of a group, the trunk
-    of a tree. Faster, more so for long prompts; the same but for rounding. For model.language."""
+    """Evaluate shared prefixes of a call's texts once in the update: the prompt of a group, the
+    trunk of a tree. Faster, especially for long prompts; equal up to rounding. For
+    model.language."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    """adamw8bit, of bitsandbytes, keeps 2 bytes per trained weight instead of 8."""
+    """adamw8bit (from bitsandbytes) keeps 2 bytes per trained weight instead of 8."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(default=1e-4, ge=0)
     recompute_old: bool | None = None
-    """Compute the log-probabilities of what was sampled again, at the training batch's shape: the
-    first ratio is then exactly 1. null: where the model's dtype is of half precision, unless
-    images are replayed; replayed texts keep theirs. With one update this costs nothing."""
+    """Recompute the samples' log-probabilities at the training batch's shape, so that the first
+    ratio is exactly 1. null: for a half-precision model.dtype, unless images are replayed; replayed
+    texts keep theirs. With one update this costs nothing."""
     on_failure: Literal["raise", "skip_group"] = "raise"
     """Action if a whole group has no score."""
     alarms: Literal["warn", "stop", "off"] = "warn"
-    """Action at signs of a collapse, a hacked reward or lost scores: see docs/alarms.md."""
+    """Action on signs of collapse, reward hacking or lost scores: see docs/alarms.md."""
     self_test: Literal["raise", "warn", "off"] = "raise"
     """Action if a reward fails its test at the start."""
     seed: int = 0
@@ -109,7 +111,7 @@ class Train(Settings):
     @field_validator("rows_per_call", mode="before")
     @classmethod
     def _rows(cls, value: Any) -> Any:
-        """One sentence for what is wrong, in place of one for each type that a value may have."""
+        """Report one sentence per error, instead of one per possible type of the value."""
         if not isinstance(value, Mapping):
             return value if isinstance(value, RowsPerCall) else checked_rows(value)
         known = list(RowsPerCall.model_fields)
@@ -142,7 +144,8 @@ class EvaluateSettings(Settings):
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"average": OnResume.NEVER}
     every: int = Field(default=10, ge=1)
     steps: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Denoising steps (num inference steps), or the most tokens of a text; null: the recipe's."""
+    """Denoising steps (num inference steps), or the maximum tokens of a text; null: the
+    recipe's."""
     temperature: float = Field(default=1.0, ge=0)
     """Temperature of text; 0 takes the likeliest token, so all samples of a prompt are equal."""
     guidance: GuidanceScale = None
@@ -153,7 +156,7 @@ class EvaluateSettings(Settings):
     """Width of images and videos in pixels; null: model.width."""
     samples: int = Field(default=512, ge=1, le=1_000_000)
     per_prompt: int = Field(default=4, ge=1, le=100_000)
-    """Fewest samples per prompt, on which the diversity is measured."""
+    """Minimum samples per prompt, from which the diversity is measured."""
     pass_at: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Numbers k, at most per_prompt, for pass@k: the probability that one of k samples of a prompt
     is a success."""
@@ -161,7 +164,7 @@ class EvaluateSettings(Settings):
     """Score the most frequent answer among a prompt's texts (majority vote), for rewards that find
     an answer."""
     success: float = 1.0
-    """Score from which a sample is a success, for pass@k and the majority vote."""
+    """Minimum score of a success, for pass@k and the majority vote."""
     seed: int = 1234
     average: float | None = Field(default=None, gt=0, lt=1)
     """Decay, per iteration, of the averaged weights that are evaluated and saved; null: none."""
@@ -187,20 +190,20 @@ class Checkpoint(Settings):
 
 
 class Track(Settings):
-    """Trackers for the metrics, and samples to look at."""
+    """Trackers for the metrics, and samples to inspect."""
 
     trackers: tuple[str, ...] = Field(default=(), alias="with")
     """Trackers of accelerate: tensorboard, wandb, trackio, ..."""
     images: int = Field(default=16, ge=0)
-    """Samples (images, videos or texts) of each evaluation that are written to `samples/`."""
+    """Number of samples (images, videos or texts) of each evaluation to write to `samples/`."""
     training: int = Field(default=0, ge=0, le=64)
-    """Samples of each training iteration that are written to `samples/training/`, with their
+    """Number of samples of each training iteration to write to `samples/training/`, with their
     rewards and advantages; those of the newest 100 iterations are kept."""
     project: str = Field(default="flowrl", pattern=r"^\w[\w .-]*$")
     """The trackers' project or experiment; for TensorBoard the folder in the run's folder."""
     name: str | None = Field(default=None, min_length=1)
-    """The run's name in trackers; null: that of its folder."""
+    """The run's name in trackers; null: the name of its folder."""
     tags: tuple[str, ...] = ()
     """Tags of the run in trackers."""
     panel: bool = True
-    """Draw one live panel on a terminal; false: print a line per iteration."""
+    """Show a live panel on a terminal; false: print a line per iteration."""

@@ -1,8 +1,8 @@
 """Run folders from elsewhere: their run.yaml may name code, which runs with the user's rights.
 
-A folder that this user began on this machine, or has trusted, is remembered by its path. Of another
-one nothing is imported, unless `--trust` is given. A file of settings that is named on the command
-line is trusted: see SECURITY.md.
+A folder that this user started on this machine, or has trusted, is recorded by its path. From any
+other folder nothing is imported unless `--trust` is given. A run file named on the command line is
+trusted: see SECURITY.md.
 """
 
 import hashlib

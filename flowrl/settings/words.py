@@ -211,9 +211,9 @@ def flowrl_words(name: str) -> list[str]:
 def suggestion(
     name: Any, known: Sequence[str], prefix: str = "", elsewhere: Sequence[str] = ()
 ) -> str:
-    """A clause with the way out of an unknown name: another spelling, flowrl's word for it, the
-    same name at another place (`elsewhere`), the nearest known name, or all known names. `prefix`
-    is an option's."""
+    """A suggestion for an unknown name: another spelling, flowrl's word for it, the same name at
+    another place (`elsewhere`), the nearest known name, or all known names. `prefix` is an
+    option's."""
     text = str(name)[:100].removeprefix("--")
     same = [each for each in known if _letters(each) == _letters(text)]
     if not same and (words := flowrl_words(text)):

@@ -1,4 +1,4 @@
-"""Units of sampling, and the processes that sample and score them beside training."""
+"""Units of sampling, and the processes that sample and score them during training."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,16 +16,15 @@ from flowrl.settings.server import CorrectionSettings, corrected
 
 
 class ReplicaSettings(Settings):
-    """Processes that score samples by one reward."""
+    """Processes that score samples with one reward."""
 
     replicas: int = Field(default=1, ge=1)
     gpus: float = Field(default=0.0, ge=0)
-    """GPUs of each replica."""
+    """GPUs per replica."""
 
 
 class WorkerSettings(Settings):
-    """Sampling in units of calls, and scoring, by processes of their own: see
-    docs/many_machines.md."""
+    """Sampling in units of calls, and scoring, in separate processes: see docs/many_machines.md."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
         "sampling": OnResume.FREE,
@@ -38,30 +37,30 @@ class WorkerSettings(Settings):
         "lag": OnResume.NEVER,
     }
     sampling: int = Field(default=0, ge=0)
-    """Processes that sample, started by Ray (`pip install 'flowrl[ray]'`). 0: the training
+    """Number of sampling processes, started by Ray (`pip install 'flowrl[ray]'`). 0: the training
     processes sample."""
     unit: int | None = Field(default=None, ge=1)
-    """Draws that are encoded, sampled, decoded and scored in calls of their own; one worker samples
-    a unit. null: all draws of a process share calls. It moves numbers by rounding, as other calls
-    do; the number of workers moves none."""
+    """Number of draws that are encoded, sampled, decoded and scored in their own calls; one worker
+    samples a unit. null: all draws of a process share calls. Like other call sizes it changes
+    numbers by rounding; the number of workers changes nothing."""
     lag: int = Field(default=0, ge=0)
-    """Iteration i learns from samples of the weights with which iteration i - lag began. 0: nothing
+    """Iteration i learns from samples of the weights at the start of iteration i - lag. 0: nothing
     is sampled while weights are updated."""
     rewards: dict[str, ReplicaSettings] = Field(default_factory=dict)
-    """Rewards, by label, that processes of their own score: `{hpsv3: {replicas: 2, gpus: 1}}`.
-    Others are opened by every process that samples."""
+    """Rewards, by label, that are scored in separate processes: `{hpsv3: {replicas: 2, gpus: 1}}`.
+    Every sampling process loads the other rewards itself."""
     gpus: float | None = Field(default=None, ge=0)
-    """GPUs of a sampling worker; null: one if the run uses CUDA, else none."""
+    """GPUs per sampling worker; null: one if the run uses CUDA, otherwise none."""
     address: str | None = None
-    """A Ray cluster: `auto` for the one that this machine belongs to. null: one on this machine,
-    which ends with the run."""
+    """A Ray cluster: `auto` for the cluster of this machine. null: a new one on this machine, which
+    ends with the run."""
     limit: float = Field(default=900, gt=0)
-    """Seconds until a worker that has not answered is ended, and another one asked."""
+    """Seconds until a worker that does not answer is ended and another one is asked."""
     differing: Literal["raise", "warn"] = "raise"
-    """What follows if a worker's packages or its first draw differ from the training process's."""
+    """Action if a worker's packages or its first draw differ from the training process's."""
     correction: CorrectionSettings = CorrectionSettings()
-    """With a lag and `train.recompute_old`: bounds of the ratio of the weights with which an update
-    begins to those that sampled, which then weighs the loss."""
+    """With a lag and `train.recompute_old`: bounds of the ratio of the probability at the start of
+    an update to the sampling probability, which then weights the loss."""
 
     @property
     def any(self) -> bool:
@@ -73,8 +72,8 @@ class WorkerSettings(Settings):
         stored and recomputed. UserError for a loss without ratios."""
         if not isinstance(algorithm.loss, RatioLoss):
             raise UserError(
-                "workers.lag: train.recompute_old replaces the log-densities of the weights that "
-                "sampled, and this loss has no ratio that could weigh its rows: set "
+                "workers.lag: train.recompute_old replaces the log-densities of the sampling "
+                "weights, and this loss has no ratio to weight its rows with: set "
                 "train.recompute_old: false, or lag: 0"
             )
         how = self.correction

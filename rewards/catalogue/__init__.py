@@ -1,1 +1,1 @@
-"""Rewards by name: every module here is one."""
+"""Rewards by name: every module here is a reward."""

@@ -1,4 +1,4 @@
-"""LAION's aesthetic score, about 1 to 10: how much people would like the image, without its prompt.
+"""LAION's aesthetic score, about 1 to 10: how much people like an image, regardless of its prompt.
 
 Five linear layers, without a non-linearity between them, on the unit vector that CLIP ViT-L/14
 returns for an image (768, 1024, 128, 64, 16, 1). The published file is
@@ -23,7 +23,7 @@ LINEAR = (0, 2, 4, 6, 7)  # indices of the linear layers in the file; the others
 
 
 def head_of(state: Mapping[str, Tensor], place: str) -> nn.Sequential:
-    """Build the layers `layers.<i>.weight` and `.bias` in the sizes that the file has."""
+    """Build the layers `layers.<i>.weight` and `.bias` with the sizes in the file."""
     wanted = {f"layers.{i}.{part}" for i in LINEAR for part in ("weight", "bias")}
     if set(state) != wanted:
         differ = ", ".join(sorted(set(state) ^ wanted)[:4])

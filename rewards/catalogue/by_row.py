@@ -44,7 +44,7 @@ class ByRow:
         return found
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        """ValueError for a row that has no reward, or that its reward cannot score."""
+        """ValueError for a row without a reward, or with a reward that cannot score it."""
         for value, some in self._rows(prompts, meta).items():
             reward = self.rewards[value]
             if isinstance(reward, ChecksPrompts):
@@ -63,7 +63,7 @@ class ByRow:
     def _rows(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
     ) -> dict[str, list[int]]:
-        """The rows of each value that has a reward."""
+        """The rows per value that has a reward."""
         found: dict[str, list[int]] = {}
         for row, columns in enumerate(meta or [{} for _ in prompts]):
             value = str(cell(columns, self.column))

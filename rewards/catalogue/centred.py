@@ -1,10 +1,10 @@
-"""A reward as the gain over a reference sample of the same prompt.
+"""A reward as the gain over a reference sample for the same prompt.
 
-score = reward(x, prompt) - reward(reference, prompt). The part of a score that depends on the
-prompt alone cancels, so that prompts become comparable. The reference is in a column of the prompt
-file: the path of an image (relative to the working directory), or the text itself. A sample
-without a reference, or whose reference cannot be read or scored, is unscored. Each reference is
-scored once per call.
+score = reward(x, prompt) - reward(reference, prompt). The part of a score that depends only on the
+prompt cancels, which makes prompts comparable. The reference is in a column of the prompt file: the
+path of an image (relative to the working directory), or the text itself. A sample without a
+reference, or whose reference cannot be read or scored, is unscored. Each reference is scored once
+per call.
 
     {name: centred, reward: {name: pickscore}, column: reference}
 """
@@ -26,8 +26,8 @@ from rewards.types import Reward, Samples, cell
 
 @dataclass(frozen=True)
 class Centred:
-    """Difference from the reference's score, for pointwise rewards: each reference is a group of
-    its own."""
+    """Difference from the reference's score, for pointwise rewards: each reference forms its own
+    group."""
 
     reward: Reward
     column: str

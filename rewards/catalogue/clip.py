@@ -1,7 +1,7 @@
 """Agreement of an image with its prompt by a CLIP model: arXiv:2103.00020.
 
 kind  cosine      cos(image, prompt), about 0.1 to 0.4 for the published models
-      logit       the trained scale times the cosine, at most 100 times it
+      logit       the cosine times the trained scale, at most 100
       clipscore   2.5 max(cosine, 0), CLIPScore of arXiv:2104.08718 without its "A photo depicts"
 
 `library: transformers` takes a CLIPModel by hub name or folder (the demo's own is

@@ -1,15 +1,15 @@
-"""VQAScore of CLIP-FlanT5, arXiv:2404.01291: how surely the model answers `Yes`, run locally.
+"""VQAScore of CLIP-FlanT5, arXiv:2404.01291: how likely the model is to answer `Yes`, run locally.
 
-CLIP's image tower (ViT-L/14-336) sees the image, padded to a square with the mean colour; the
-second last layer's states of its patches, without the class token, go through two linear layers
-with a GELU into the encoder of a T5, where the question has `<image>`:
+CLIP's image tower (ViT-L/14-336) sees the image, padded to a square with the mean colour; its patch
+states in the second-to-last layer, without the class token, go through two linear layers with a
+GELU into the encoder of a T5, in place of `<image>` in the question:
 
     Does this figure show "{prompt}"? Please answer yes or no.
     score = exp(-mean cross-entropy of `Yes` and the end token), in 0..1
 
-the geometric mean of both tokens' probabilities, over the tokenizer's words alone: rows of the
-vocabulary that stand for none are left out. The texts before and behind the image are tokenised on
-their own, so that an end token stands before the image too. All follows
+the geometric mean of both tokens' probabilities, over the tokenizer's words only: rows of the
+vocabulary without a word are left out. The texts before and after the image are tokenised
+separately, so that an end token also stands before the image. All of this follows
 linzhiqiu/t2v_metrics (clip_t5_model.py and mm_utils.py at 1bec3905 and 41eac4ea) and
 linzhiqiu/CLIP-FlanT5 (llava/model/language_model/clip_t5.py).
 
@@ -18,7 +18,7 @@ linzhiqiu/CLIP-FlanT5 (llava/model/language_model/clip_t5.py).
 tower is read from `tower`, and entries `vision_tower.*` of the files are left out. bfloat16 by
 default (their autocast): 23 GB for xxl, 6.3 GB for xl, from the number of weights.
 
-Not tried on the published weights. The projector has the sizes of the file's. The tokenizer is
+Not tried on the published weights. The projector has the sizes in the file. The tokenizer is
 transformers' fast one; theirs is the slow one.
 """
 
@@ -65,8 +65,8 @@ NOT_READ = ("vision_tower.", "embed_tokens.")  # loaded from the tower; another 
 
 @dataclass(frozen=True)
 class ClipFlanT5Settings:
-    """batch   samples in one call of the model
-    device  of the model; auto is the process's GPU if there is one
+    """batch   samples per model call
+    device  of the model; auto is the process's GPU if it has one
     dtype   of the weights
     """
 
@@ -167,10 +167,12 @@ def language_model(folder: Path, state: Mapping[str, Tensor]) -> Any:
 
     given = json.loads((folder / "config.json").read_text())
     if given.get("model_type") != "clip_t5":
-        raise ValueError(f"clip_flant5: {folder} is a {given.get('model_type')!r}, not a clip_t5")
+        raise ValueError(
+            f"clip_flant5: {folder} has the model type {given.get('model_type')!r}, not clip_t5"
+        )
     odd = {name: given.get(name) for name in KNOWN_VISION if given.get(name) != KNOWN_VISION[name]}
     if odd:
-        raise ValueError(f"clip_flant5: {folder} has {odd}; only {KNOWN_VISION} is supported")
+        raise ValueError(f"clip_flant5: {folder} has {odd}, but only {KNOWN_VISION} is supported")
     own = {k: v for k, v in given.items() if k != "model_type" and not k.startswith("mm_")}
     with init_empty_weights(include_buffers=False):
         model = T5ForConditionalGeneration(T5Config.from_dict(own))
@@ -186,7 +188,7 @@ def language_model(folder: Path, state: Mapping[str, Tensor]) -> Any:
 
 
 def _linear(weight: Tensor) -> nn.Linear:
-    """A layer of the size of this weight."""
+    """Build a layer with the size of this weight."""
     outputs, inputs = weight.shape
     return nn.Linear(inputs, outputs)
 

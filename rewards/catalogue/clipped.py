@@ -1,8 +1,8 @@
 """A reward kept within bounds: score = min(max(reward(x), low), high).
 
-An upper bound removes the gain from fooling a model far beyond the scores of good samples. With
-`unit` the result is (score - low) / (high - low), in 0..1, so that rewards of different scales can
-be combined.
+An upper bound removes the gain from fooling a model into scores far above those of good samples.
+With `unit` the result is (score - low) / (high - low), in 0..1, so that rewards of different scales
+can be combined.
 """
 
 from collections.abc import Mapping

@@ -1,25 +1,26 @@
-"""Programs by unit tests: the share of tests that pass, or 1 for all and 0 otherwise.
+"""Score programs by unit tests: the share of tests that pass, or 1 if all pass and 0 otherwise.
 
 The program is the last fenced block of the text; a text without one scores 0. Its tests are in a
 column of the prompt file, a list of either
 
     Python that must run to its end, such as "assert add(2, 3) == 5"
-    {"input": text, "output": text}: what it reads, and what it must print before it ends with exit
-    code 0; blanks at the ends of lines and of the whole do not matter
+    {"input": text, "output": text}: its input, and what it must print before it ends with exit code
+    0; trailing whitespace does not matter
 
-Programs run in processes of their own with limits of time, memory, processes, files and output,
-without the run's variables, without network, and with only the interpreter's files, read-only.
-That needs Linux with user namespaces (or root). `isolation: full` refuses to start elsewhere;
-`isolation: best` warns, and then a program can read the run's files, its own tests among them, and
-native code in it can write them. A program can always use up the time and memory it is allowed.
+Programs run in separate processes with limits on time, memory, processes, files and output, without
+the run's environment variables, without network, and with read-only access to the interpreter's
+files alone. That needs Linux with user namespaces (or root). `isolation: full` refuses to start
+elsewhere; `isolation: best` warns, and then a program can read the run's files, including its own
+tests, and native code in it can write them. A program can always use all the time and memory that
+it is allowed.
 
 A program can neither print nor guess its verdict: expected outputs never enter its process. Python
-tests run in a second process, which calls the program's functions from there. Arguments are copied
-and results travel as plain data, so a test cannot pass a function of its own, catch or subclass a
-class of the program, or compare its objects by their own `==`; and an argument changes in place
-only where the test ignores the call's result (`rotate(a, 2)`). Before a run the tests of every row
-are tried on programs that solve nothing, and a warning names the rows that such a program passes.
-Tests are trusted: use only tests whose code you would run.
+tests run in a second process, which calls the program's functions. Arguments are copied and results
+travel as plain data, so a test cannot pass a function of its own, catch or subclass a class of the
+program, or compare its objects by their own `==`; and an argument changes in place only where the
+test ignores the call's result (`rotate(a, 2)`). Before a run the tests of every row are run on
+trivial programs that solve nothing, and a warning names the rows that such a program passes. Tests
+are trusted: use only tests whose code you would run.
 """
 
 import json
@@ -46,8 +47,8 @@ LANGUAGES = ("", "python", "python3", "py")
 ESCAPES = {
     "network": "it could reach the network",
     "files": "it could read and write files",
-    "processes": "it could start processes without a bound",
-    "memory": "its processes together could exceed the memory",
+    "processes": "it could start any number of processes",
+    "memory": "its processes together could exceed the memory limit",
 }
 AUDIT_SECONDS = 20.0  # for trying the tests of all rows on programs that solve nothing
 SHOWN_ROWS = 5  # weak rows that a warning names
@@ -68,7 +69,7 @@ def last_program(text: str) -> str | None:
 
 
 def read_tests(given: Any) -> Tests:
-    """Read the tests from a cell of the column. ValueError if the cell holds none, or has another
+    """Read the tests from a cell of the column. ValueError if the cell has no tests or another
     form."""
     if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
         given = json.loads(given)
@@ -91,7 +92,7 @@ def read_tests(given: Any) -> Tests:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines without blanks at their ends, and without empty ones at the end."""
+    """Lines without trailing whitespace, and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
@@ -147,7 +148,7 @@ class CodeTests:
             self.counts[name] += 1
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        """ValueError, naming the row, if tests cannot be run; a warning if tests are weak."""
+        """ValueError, naming the row, if tests cannot be run; warns if tests are weak."""
         if not any(cell(row, self.column) is not None for row in meta):
             raise ValueError(self._no_column)
         self._warn_of_weak(prompts, self._tests(prompts, meta))
@@ -162,7 +163,7 @@ class CodeTests:
         if len(verdicts) < len(rows):
             warnings.warn(
                 f"code_tests: in {AUDIT_SECONDS:.0f} s, only the first {len(verdicts)} of "
-                f"{len(rows)} rows could be tried on programs that solve nothing",
+                f"{len(rows)} rows could be checked with programs that solve nothing",
                 stacklevel=3,
             )
         if weak:
@@ -215,7 +216,7 @@ class CodeTests:
 
 
 def _idle_pairs(tests: Tests) -> str | None:
-    """The program that solves nothing and yet gives the wanted outputs, if there is one."""
+    """The program that solves nothing and still produces the expected outputs, if any."""
     if not tests.pairs:
         return None
     if all(not _lines(wanted) for _, wanted in tests.pairs):
@@ -225,8 +226,7 @@ def _idle_pairs(tests: Tests) -> str | None:
 
 
 def start_sandbox(limits: SandboxLimits, isolation: Literal["best", "full"]) -> None:
-    """Start a process that does nothing. Raises ValueError, or warns, if protections are
-    missing."""
+    """Start a test process. Raises ValueError, or warns, if protections are missing."""
     if os.name != "posix":
         raise ValueError("code_tests needs a POSIX system, which can limit processes")
     missing = run.run_program("", "", limits).missing
@@ -239,7 +239,7 @@ def start_sandbox(limits: SandboxLimits, isolation: Literal["best", "full"]) -> 
             "namespaces, run as root, or accept the risk with isolation: best"
         )
     warnings.warn(
-        "code_tests: this system cannot fully isolate a program, and a malicious one can "
+        "code_tests: this system cannot fully isolate a program, and a malicious program can "
         f"exploit that: {holes}",
         stacklevel=3,
     )
@@ -257,12 +257,13 @@ def load(
 ) -> Reward:
     """kind       the share of tests passed, or 1 only for all of them
     column     holds a list of tests, or its JSON text
-    seconds    by the clock, for all Python tests of a sample or for one input; after a test that
-               hangs the others count as failed
-    memory     MB of addresses of each process of a program, and of their memory in sum
-    processes  and threads that it may have
-    output     MB that it may print, or write to files
-    parallel   programs at the same time; with more than there are cores, programs run out of time
+    seconds    wall-clock time for all Python tests of a sample, or for one input; after a test that
+               hangs, the remaining ones count as failed
+    memory     MB of address space per process of a program, and of their total memory
+    processes  and threads that a program may have
+    output     MB that a program may print or write to files
+    parallel   number of programs at the same time; with more programs than cores, they run out of
+               time
     isolation  full: refuse to start where programs cannot be isolated; best: warn, and accept that
                a program may read the run's files, its tests among them
     """

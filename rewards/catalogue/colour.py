@@ -111,8 +111,8 @@ def load(
     hue: str | float = "red",
     width: float = 40.0,
 ) -> Reward:
-    """Load a reward of one statistic. With `more: false` less of it scores higher; `hue` is a name
-    or degrees."""
+    """Load a reward that is one statistic. With `more: false` lower values score higher; `hue` is a
+    name or degrees."""
     if isinstance(hue, str) and hue not in HUES:
         raise ValueError(f"colour: hue must be degrees or one of {', '.join(HUES)}, not {hue!r}")
     if not 0 < width <= 360:

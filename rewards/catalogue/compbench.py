@@ -1,15 +1,15 @@
 """T2I-CompBench's rule for attributes (arXiv:2307.06350): one question per noun phrase.
 
-Each noun phrase of the prompt with a question mark behind it, such as `a green bench?`, is asked
-about the image; at most the first eight.
+Each of the prompt's first eight noun phrases is asked about the image, with a question mark, such
+as `a green bench?`.
 
     score = product over the phrases of P(yes) / (P(yes) + P(no))
 
 as in BLIPvqa_eval/BLIP_vqa.py and models/blip_vqa.py of github.com/Karine-Huang/T2I-CompBench (at
 34134bd8 and 7710d059). Phrases are in the column `noun_phrases` (a list), or spaCy's parser
-`spacy_model` finds them, as theirs, without `top`, `the side`, `the left` and `the right`: `pip
-install spacy` and `python -m spacy download en_core_web_sm`. A prompt without a noun phrase scores
-1 there, and is unscored here. The published judge is BLIP fine-tuned for visual questions
+`spacy_model` finds them, as in their code, without `top`, `the side`, `the left` and `the right`:
+`pip install spacy` and `python -m spacy download en_core_web_sm`. A prompt without a noun phrase
+scores 1 there and is unscored here. The published judge is BLIP fine-tuned for visual questions
 (capfilt-large, 480 x 480); here it is the model behind the server, so numbers are those of that
 judge. The benchmark's metrics of space, number and relation (UniDet, CLIP, and their mean for
 complex prompts) are not here.

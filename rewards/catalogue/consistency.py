@@ -1,17 +1,18 @@
 """Consistency of a video's subject or background over its frames, as in VBench (arXiv:2311.17982).
 
-VideoFrames become unit vectors; each frame from the second on has (max(0, cos to the one before) +
-max(0, cos to the first)) / 2, and the score is their mean.
+Frames become unit vectors. Each frame from the second on has (max(0, cos to the previous frame) +
+max(0, cos to the first frame)) / 2, and the score is the mean.
 
 * `kind: dino`, subject consistency: class tokens of DINO ViT-B/16 after the last norm, the shorter
   side resized to the model's (bilinear, no antialias, no crop);
-* `kind: clip`, background consistency: CLIP's image vectors, the middle square (bicubic, no
-  antialias). Any CLIP will do: `{kind: clip, model: flowrl/demo/shapes-clip}` needs no download.
+* `kind: clip`, background consistency: CLIP's image vectors, the central square (bicubic, no
+antialias). Any CLIP model can be used: `{kind: clip, model: flowrl/demo/shapes-clip}` needs no
+download.
 
 Frames stay floats between resizing and the network, as in VBench's code; some of its versions leave
-colours in 0..255 before the normalisation, which is not imitated.
+colours in 0..255 before the normalisation, which is not reproduced.
 
-Its highest value, 1, is a frozen video. It pays for small motion, empty scenes and one large
+A frozen video has the highest value, 1. It rewards small motion, empty scenes and one large
 subject that fills the frame; use it together with `motion`.
 """
 

@@ -1,16 +1,18 @@
-"""Quality in five words: DeQA-Score (arXiv:2501.11561) and Q-Align (arXiv:2312.17090), by a server.
+"""Quality in five words: DeQA-Score (arXiv:2501.11561) and Q-Align (arXiv:2312.17090), through a
+server.
 
-Both continue `The quality of the image is` and weigh the next word: the softmax over excellent,
-good, fair, poor and bad alone, times 5, 4, 3, 2, 1 (DeQA, 1 to 5) or 1, .75, .5, .25, 0 (Q-Align,
-0 to 1). The two agree up to 4 q + 1. A sample is unscored if less than half of the probability lies
+Both continue `The quality of the image is` and score the next word: the softmax over excellent,
+good, fair, poor and bad alone, times 5, 4, 3, 2, 1 (DeQA, 1 to 5) or 1, .75, .5, .25, 0 (Q-Align, 0
+to 1). The two agree up to 4 q + 1. A sample is unscored if less than half of the probability lies
 on the five words.
 
-Their network, mPLUG-Owl2, is not in transformers and not in vLLM: the server must run the authors'
+Their network, mPLUG-Owl2, is in neither transformers nor vLLM: the server must run the authors'
 code behind OpenAI's chat completions, take `continue_final_message`, and list the words'
-log-probabilities. Any other model behind the server answers too, but its number is neither score:
-`model` states which one it is. For the authors' figures the server pads images to a square with the
-mean colour and resizes them to 448. `jpeg: 75` sends what Flow-GRPO sends; it also divides by 5 (a
-`weight` in the run). Tried with answers of a stand-in only, not with the published weights.
+log-probabilities. Other models can be served as well, but their number is neither of these scores:
+`model` names the model. To reproduce the authors' figures the server must pad images to a square
+with the mean colour and resize them to 448. `jpeg: 75` sends what Flow-GRPO sends; it also divides
+by 5 (a `weight` in the run). Tested only with a fake server's answers, not with the published
+weights.
 """
 
 from dataclasses import dataclass

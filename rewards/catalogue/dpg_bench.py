@@ -1,18 +1,18 @@
 """DPG-Bench (ELLA, arXiv:2403.05135): questions that depend on each other, answered yes or no.
 
 The column `dpg_questions` has a prompt's questions, in the order of the official file: `id`,
-`parents` (ids of the questions that must be answered with yes first; 0 is none), `tuple` and
+`parents` (ids of the questions that must be answered yes first; 0 means none), `tuple` and
 `question`. The suite `dpg_bench:dpg_bench.csv` reads them.
 
     answer = 1 if yes, otherwise 0; then, in the file's order, 0 if any parent has 0
     score  = mean over the prompt's questions (the benchmark reports 100 times that)
 
 An evaluation also reports the share of yes by category: the text of `tuple` before its bracket, as
-`entity - whole`, and the part before the hyphen, before parents count (github.com/
+`entity - whole`, and the part before the hyphen, without the parents' rule (github.com/
 TencentQQGYLab/ELLA, dpg_bench/compute_dpg_bench.py at 025f650e). The published judge is mPLUG-large
 for visual questions, which is not in transformers; here it is the model behind the server, so
-numbers are those of that judge. The published script leaves out the first row of the csv by
-mistake; here it counts.
+numbers are those of that judge. The published script skips the first row of the csv by mistake;
+here it counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +35,8 @@ Question = Mapping[str, Any]
 
 
 def dependent(questions: Sequence[Question], yes: Sequence[bool]) -> list[float]:
-    """Answers as 1 or 0, in the order of the questions; 0 if a question that they depend on
-    has 0."""
+    """Answers as 1 or 0, in the order of the questions; 0 if any question that one depends on has
+    0."""
     value = {q["id"]: float(answer) for q, answer in zip(questions, yes, strict=True)}
     for q in questions:
         if any(value[parent] == 0 for parent in q["parents"] if parent != NO_PARENT):

@@ -1,10 +1,10 @@
-"""DreamSim, arXiv:2306.09344: likeness of an image to a reference image, as people see it.
+"""DreamSim, arXiv:2306.09344: human-perceived similarity of an image to a reference image.
 
 score = the cosine of two embeddings, 1 for the same image: 1 minus the authors' distance. An image
-is resized to 224 x 224 (bicubic, PIL, without its aspect). Three ViT-B/16, each with a low-rank
-change of its attention, see it: DINO (class token before the last norm), OpenAI's CLIP and
-open_clip's (projected). Their vectors stand one behind the other, and the mean over the 1,792
-dimensions is subtracted. A column of the prompt file names the reference.
+is resized to 224 x 224 (bicubic, PIL, without its aspect). Three ViT-B/16 encode it, each with a
+low-rank adapter in its attention: DINO (class token before the last norm), OpenAI's CLIP and
+open_clip's (projected). Their vectors are concatenated, and the mean over the 1,792 dimensions is
+subtracted. A column of the prompt file names the reference.
 
 `folder` is the authors' unpacked zip for the ensemble: `clip_vitb16_pretrain.pth.tar`,
 `open_clip_vitb16_pretrain.pth.tar`, `dino_vitb16_pretrain.pth`, and the adapters, in one folder
@@ -13,8 +13,8 @@ holds a training state without the backbone, which the authors take from faceboo
 `dino_vitbase16_pretrain.pth`. It is read from `folder/checkpoints`, where their package puts it, or
 from the file that `dino` names. 1 GB in float32. MIT.
 
-Not tried on the published weights. From memory: the names inside `ensemble_lora`.
-It pays for copying the reference; as an edit's reward it needs one for the instruction beside it.
+Not tested with the published weights. From memory: the names inside `ensemble_lora`.
+It rewards copying the reference; for edits, combine it with a reward for the instruction.
 """
 
 import json

@@ -5,16 +5,16 @@ An instruction names one change: "make the red circle blue", "move the red circl
 source image and of the result are found by `rewards.catalogue.shapes` and compared. Two parts are
 scored:
 
-* the change, in 0..1: the named object has the other colour, where it was; is farther in the named
-  direction; is there; is gone;
+* the change, in 0..1: the named object has the other colour, where it was; has moved in the named
+direction; was added; was removed;
 * the rest, in 0..1: every other object keeps its colour, shape, place and size.
 
 *graded* is change * (1/4 + 3/4 rest), times 0.7 for each further object in the result, so the
 unchanged source has 0. *strict* is 1 where graded is exactly 1, otherwise 0.
 
-It looks at objects alone. What is smaller than `rewards.catalogue.shapes.LEAST_AREA` is none: a
-removed object may leave a speck, and a small new one costs nothing. A background far from the
-world's own counts as an object too many.
+Only objects are compared. Regions smaller than `rewards.catalogue.shapes.LEAST_AREA` do not count:
+a removed object may leave a speck, and a small new one costs nothing. A background far from the
+usual one counts as an extra object.
 """
 
 import re
@@ -90,7 +90,7 @@ def grade_edit(
 ) -> float | None:
     """Partial credit in 0..1; exactly 1 if the edit was made and nothing else changed.
 
-    None where the source does not have the named object exactly once: then nothing can be asked.
+    None unless the source has the named object exactly once: otherwise the edit is undefined.
     """
     named = [thing for thing in source if (thing.colour, thing.shape) == (edit.colour, edit.shape)]
     if edit.kind != "add" and len(named) != 1:
@@ -105,7 +105,7 @@ def grade_edit(
 
 
 def _kept(thing: DetectedShape, left: list[DetectedShape]) -> float:
-    """Credit of an object that must stay; its match is taken from those left."""
+    """Credit for an object that must stay; its match is removed from `left`."""
     found = _take(thing, left, thing.colour)
     if found is None:
         return 0.0
@@ -113,7 +113,7 @@ def _kept(thing: DetectedShape, left: list[DetectedShape]) -> float:
 
 
 def _changed(edit: ShapeEdit, subject: DetectedShape, left: list[DetectedShape]) -> float:
-    """Credit of the named change of an object; its match is taken from those left."""
+    """Credit for the named change of an object; its match is removed from `left`."""
     if edit.kind == "remove":
         return float(_take(subject, left, subject.colour) is None)
     if edit.kind == "recolour":
@@ -132,7 +132,7 @@ def _changed(edit: ShapeEdit, subject: DetectedShape, left: list[DetectedShape])
 
 
 def _added(edit: ShapeEdit, left: list[DetectedShape]) -> float:
-    """Credit of an object that was asked for; its match is taken from those left."""
+    """Credit for a requested object; its match is removed from `left`."""
     own = [thing for thing in left if thing.colour == edit.colour]
     found = max(own, key=lambda thing: (thing.shape == edit.shape, thing.area), default=None)
     if found is None:
@@ -144,7 +144,7 @@ def _added(edit: ShapeEdit, left: list[DetectedShape]) -> float:
 def _take(
     thing: DetectedShape, left: list[DetectedShape], colour: str | None
 ) -> DetectedShape | None:
-    """Take the nearest object of a colour from those left."""
+    """Remove and return the nearest object of a colour from `left`."""
     own = [each for each in left if each.colour == colour]
     found = min(own, key=lambda each: _distance(thing, each), default=None)
     if found is not None:

@@ -1,19 +1,19 @@
 """EditReward, arXiv:2509.26346: how well an image was edited, by a Qwen2.5-VL with two heads.
 
 The source image, the edit and a text go through the network twice, once with the text about
-instruction following and `head_0`, once with that about quality and `head_1`. Each head maps the
-state at `<|Reward|>` through three linear layers with ReLUs to (mu, log sigma); the score is mu:
-the mean of both passes (`kind: mean`), their minimum, their sum, or one of them. Images have about
-200,704 pixels; positions are sequential (`rewards.perception.qwen`).
+instruction following and `head_0`, once with the text about quality and `head_1`. Each head maps
+the state at `<|Reward|>` through three linear layers with ReLUs to (mu, log sigma); the score is
+mu: the mean of both passes (`kind: mean`), their minimum, their sum, or a single pass. Images have
+about 200,704 pixels; positions are sequential (`rewards.perception.qwen`).
 
 `checkpoint` is a folder with `model.safetensors` or `model.pth`, of EditReward on Qwen2.5-VL-7B or
-MiMo-VL-7B-SFT; `base` is the one of the two, whose chat template frames the
-question. The Qwen3-VL release computes the image grid's positions and is refused. 15.5 GB in
-bfloat16. The two texts, 1,820 and 1,724 characters, are the authors' and do not come with flowrl.
+MiMo-VL-7B-SFT; `base` names that model, whose chat template frames the question. The Qwen3-VL
+release computes the image grid's positions and is refused. 15.5 GB in bfloat16. The two texts, of
+1,820 and 1,724 characters, are the authors' and do not come with flowrl.
 
-Not tried on the published weights; the authors' code scored tiny random ones the same
-(`scripts/authors/editreward.py`). Not to be found out: the pooling of each release; its
-configuration file states it.
+Not tried on the published weights; the authors' code gave the same scores for tiny random weights
+(`scripts/authors/editreward.py`). The pooling differs per release and cannot be inferred from the
+weights; the release's configuration file states it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ Pooling = Literal["mean", "min", "sum", "following", "quality"]
 
 @dataclass(frozen=True)
 class EditReward:
-    """EditReward's network; texts and heads come in pairs, for instruction following and for
+    """EditReward's network, with a text and a head each for instruction following and for
     quality."""
 
     backbone: QwenBackbone

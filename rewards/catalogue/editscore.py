@@ -1,19 +1,19 @@
 """EditScore, arXiv:2509.23909: how well an image was edited, by a generative judge behind a server.
 
-Serve EditScore-7B (a LoRA, which is merged into Qwen2.5-VL first) or its Qwen3-VL kin with vLLM.
-Two questions: one about the source and the edit, whose answer is [success, no over-editing], one
-about the edit alone, [naturalness, no artifacts], each 0 to 25.
+Serve EditScore-7B (a LoRA that must first be merged into Qwen2.5-VL) or its Qwen3-VL versions with
+vLLM. Two questions: one about the source and the edit, answered with [success, no over-editing],
+and one about the edit alone, answered with [naturalness, no artifacts], each 0 to 25.
 
     following = min(first two) / 2.5    quality = min(last two) / 2.5
     overall   = mean over passes of sqrt(following * quality), 0 to 10
 
-`kind: average_first` is sqrt(mean success * mean quality), which their code has too; the others
-are its parts. A pass whose numbers cannot be read, or lie outside 0..25, does not count: the
-authors' batch code takes the middle of the range instead. `protocol: training` is that of the
-authors' reward server for RL (`batch_evaluate`): it asks the second question about both images too,
-and divides by 10, so scores lie in 0..1; their evaluation shows it the edit alone. `votes` is their
-number of passes (4 or 8 in training). The two texts are the authors' and do not come with flowrl.
-Tried with answers of a stand-in only, not with the published weights.
+`kind: average_first` is sqrt(mean success * mean quality), which their code offers too; the other
+kinds are its parts. A pass whose numbers cannot be read, or lie outside 0..25, does not count: the
+authors' batch code takes the middle of the range instead. `protocol: training` follows the authors'
+reward server for RL (`batch_evaluate`): it asks the second question about both images as well, and
+divides by 10, so scores lie in 0..1; their evaluation asks it about the edit alone. `votes` is
+their number of passes (4 or 8 in training). The two texts are the authors' and do not come with
+flowrl. Tested only with a fake server's answers, not with the published weights.
 """
 
 import re

@@ -3,10 +3,11 @@
 mean      the mean of the members
 worst     the lowest member
 cautious  mean - k * standard deviation over members (correction 0): samples on which they disagree
-          score less. arXiv:2310.02743 compares the three, with the variance for the deviation
+          score less. arXiv:2310.02743 compares the three, with the variance in place of the
+          deviation
 
-Members must be on one scale; `clipped` with `unit: true` brings one to 0..1. A sample that any
-member could not score is unscored.
+Members must have the same scale; `clipped` with `unit: true` maps a member to 0..1. A sample that
+any member could not score is unscored.
 
     {name: ensemble, kind: worst, rewards: [{name: clipped, reward: pickscore, ...}, ...]}
 """
@@ -53,5 +54,5 @@ def load(rewards: Sequence[Reward], kind: EnsembleKind = "mean", k: float = 1.0)
     if len(rewards) < 2:
         raise ValueError(f"ensemble: at least two rewards are needed, not {len(rewards)}")
     if not k >= 0:
-        raise ValueError(f"ensemble: k must be 0 or more, not {k}")
+        raise ValueError(f"ensemble: k must be at least 0, not {k}")
     return Ensemble(tuple(rewards), kind, k)

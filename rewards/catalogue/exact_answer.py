@@ -1,4 +1,4 @@
-"""1 if the answer in a text is the one in the prompt file, otherwise 0. No weights.
+"""1 if the answer in a text equals the answer in the prompt file, otherwise 0. No weights.
 
 `find` locates the answer, `kind` compares it with `column` of the prompt file. A sample whose
 prompt has no answer in that column is unscored.
@@ -107,7 +107,7 @@ def load(
     column: str = "answer",
 ) -> Reward:
     """kind   number: equal as exact numbers where both are numbers, otherwise as `text`;
-           text: equal except for case and blanks; exact: equal
+           text: equal except for case and whitespace; exact: equal
     find   where in the text: all, last_number, last_line, boxed (TeX), tag (<answer>), hash
            (####), or a regular expression whose first group is the answer
     """

@@ -1,10 +1,10 @@
 """Temporal flickering of a video, as VBench measures it (arXiv:2311.17982): no weights.
 
-score = 1 - mean absolute difference of neighbouring frames, of 8-bit colours in 0..1. VBench means
-it for scenes that stand still, and filters its videos by optical flow first; motion lowers it.
+score = 1 - mean absolute difference of neighbouring frames, of 8-bit colours in 0..1. VBench uses
+it for static scenes, and first filters its videos by optical flow; motion lowers the score.
 
-Its highest value, 1, is a frozen video. As a reward it pays for stopping all motion, then for low
-contrast and blur: give it little weight and a floor of motion beside it (`motion`).
+A frozen video has the highest value, 1. As a reward it favours stopping all motion, then low
+contrast and blur: give it a small weight, and combine it with a minimum of motion (`motion`).
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Flicker:
         return 1 - (whole[1:] - whole[:-1]).abs().mean() / 255
 
     def examples(self) -> Samples:
-        """A frozen video and one of noise."""
+        """A frozen video and a video of noise."""
         noise = torch.rand(1, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         media = torch.cat([noise[:, :1].expand(-1, 4, -1, -1, -1), noise])
         return Samples(media, ["a video"] * 2, torch.zeros(2, dtype=torch.long))

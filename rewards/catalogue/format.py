@@ -1,10 +1,10 @@
-r"""1 if a whole text has the requested form, otherwise 0. No weights.
+r"""1 if the whole text has the requested form, otherwise 0. No weights.
 
 think_answer   <think>...</think> then <answer>...</answer>, each once, nothing around them
 boxed          one \boxed{...} somewhere
 number         a number and nothing else
 json           a JSON document
-pattern        the regular expression given, over the whole text
+pattern        the given regular expression, which must match the whole text
 """
 
 import json

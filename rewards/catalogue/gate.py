@@ -1,7 +1,7 @@
-"""A reward that counts only where another passes.
+"""A reward that counts only for samples that pass another reward.
 
 score = reward(x) if where(x) >= above else floor; unscored where `where` is unscored. The reward is
-not called for samples that do not pass, which saves the cost of an expensive one; a groupwise
+not called for samples that do not pass, which saves calls of an expensive reward; a groupwise
 reward compares those that pass.
 
     {name: gate, reward: {name: pickscore}, where: {name: ocr, kind: strict}, above: 1, floor: 0}

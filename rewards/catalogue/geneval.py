@@ -1,4 +1,4 @@
-"""GenEval, arXiv:2310.11513: presence, number, colour and place of the prompt's objects.
+"""GenEval, arXiv:2310.11513: presence, count, colour and position of the prompt's objects.
 
 A detector finds objects, CLIP names their colours, rules compare them with the prompt's row:
 `include` (class, count, color, position), `exclude` (class, count) and `tag`, the columns of
@@ -6,13 +6,13 @@ GenEval's own metadata files. A sample without `include` is unscored.
 
 kind  graded    partial credit, as in Flow-GRPO's reward server, arXiv:2505.05470: for each wanted
                 class 1 - |found - wanted| / wanted (below 0 for more than twice as many), the same
-                for the colour, 0 or 1 for the place; the mean of all of these
-      strict    1 if every count, colour and place is exactly right, else 0
-      official  GenEval's own verdict: 1 if at least the wanted number is there and right, and no
-                `exclude` holds, else 0
+                for the colour, 0 or 1 for the position; the mean of all of these
+      strict    1 if every count, colour and position is exactly right, else 0
+      official  GenEval's own verdict: 1 if at least the wanted number of objects is present and
+                right, and no `exclude` applies, else 0
 
-Differences from the published code: the weights of the same Mask2Former are transformers' own, not
-mmdet's; for a wrong place the reward server adds a 1 after the 0, this code adds 0.
+Differences from the published code: the weights of the same Mask2Former come from transformers, not
+mmdet; for a wrong position the reward server adds a 1 after the 0, while this code adds only the 0.
 """
 
 import difflib
@@ -93,7 +93,7 @@ def relations(a: Box, b: Box) -> set[str]:
 
 
 def surest(things: Sequence[Detection], least: float) -> dict[str, list[Detection]]:
-    """Objects that score above `least`, by class, the most certain first."""
+    """Objects that score above `least`, by class, most confident first."""
     by_name: dict[str, list[Detection]] = {}
     for thing in sorted(things, key=lambda thing: -thing.score):
         if thing.score <= least:
@@ -179,7 +179,7 @@ def grade_objects(scene: Scene, include: Sequence[GenEvalRow]) -> tuple[float, b
 
 
 def official(scene: Scene, include: Sequence[GenEvalRow], exclude: Sequence[GenEvalRow]) -> bool:
-    """GenEval's own verdict. Colour and position are read from the most certain objects."""
+    """GenEval's own verdict. Colour and position are taken from the most confident objects."""
     groups: list[Sequence[Detection] | None] = []
     for wanted in include:
         things = scene.of(wanted)[: wanted["count"]]
@@ -195,7 +195,7 @@ def official(scene: Scene, include: Sequence[GenEvalRow], exclude: Sequence[GenE
 
 @dataclass(frozen=True)
 class GenEval:
-    """GenEval's check of objects. `threshold`: least score of an object; `counting`: the same for
+    """GenEval's check of objects. `threshold`: minimum score of an object; `counting`: the same for
     rows with the tag counting."""
 
     detect: Detector

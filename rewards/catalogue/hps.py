@@ -1,10 +1,10 @@
 """Human preference score v2 and v2.1: arXiv:2306.09341.
 
-An open_clip ViT-H-14 with weights of its own; the score is the cosine, about 0.2 to 0.4 on real
+An open_clip ViT-H-14 with fine-tuned weights; the score is the cosine, about 0.2 to 0.4 on real
 samples (`kind: percent` is 100 times that, as in the benchmark's tables). Images are resized as
 floats, the longer side to the model's size, and the rest is filled with black before colours are
-normalised. The torchvision of that time resized floats without antialiasing; this code antialiases,
-as torchvision does since 0.17.
+normalised. At the time torchvision resized floats without antialiasing; this code antialiases, as
+torchvision does since 0.17.
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class Letterbox:
 
 
 def weights_of(version: str, checkpoint: str | None) -> dict[str, Any]:
-    """Read the weights of the published file, or of `checkpoint`."""
+    """Read the weights from the published file, or from `checkpoint`."""
     file = weights_file("hps", "checkpoint", checkpoint, (REPOSITORY, FILES[version]))
     stored = torch.load(file, map_location="cpu", weights_only=True)
     if "state_dict" not in stored:
@@ -72,7 +72,7 @@ def load(
     kind: Literal["cosine", "percent"] = "cosine",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """Load the reward. `checkpoint` is a file with the weights, by default the hub's file of
+    """Load the reward. `checkpoint` is a file with the weights, by default the hub's file for
     `version`."""
     open_clip = open_clip_library()
     model = open_clip.create_model(architecture, load_weights=False)

@@ -3,14 +3,14 @@
 A Qwen2-VL-7B whose state at the token `<|Reward|>` goes through three linear layers with ReLUs to
 (mu, log sigma); the score is mu, without normalisation, roughly 0 to 15 on real images. Images have
 about 200,704 pixels (448 x 448). Positions are sequential, as in the authors' code
-(`rewards.perception.qwen`); ports that compute the image grid's return other scores.
+(`rewards.perception.qwen`); ports that compute the image grid's positions return other scores.
 
-`HPSv3.safetensors` of the hub has all weights; of `base` only the configuration and the tokenizer
-are read. The network runs in bfloat16 (15.5 GB), the head in float32. The instruction, 2,590
+`HPSv3.safetensors` on the hub has all weights; only the configuration and the tokenizer are read
+from `base`. The network runs in bfloat16 (15.5 GB), the head in float32. The instruction, 2,590
 characters, is the authors'; it is fetched at the first use, or read from a file, and its digest is
-checked. HPSv3++ is another model and is refused by its names.
+checked. HPSv3++ is another model and is refused by the names of its weights.
 
-Not tried on the published weights; the authors' code scored tiny random ones the same
+Not tried on the published weights; the authors' code gave the same scores for tiny random weights
 (`scripts/authors/hpsv3.py`). From memory: the score's range.
 """
 

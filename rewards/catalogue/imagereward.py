@@ -1,13 +1,13 @@
 """ImageReward v1.0, arXiv:2304.05977: human preference by a BLIP.
 
-A ViT-L/16 encodes the image (224 pixels, the central square); a BERT reads the prompt (35 tokens,
-the rest is cut) and attends to the image; five linear layers score its first token; the authors'
-mean and standard deviation normalise the score, so real samples lie in about -2 to 2.
+A ViT-L/16 encodes the image (224 pixels, the central square); a BERT reads the prompt (truncated to
+35 tokens) and attends to the image; five linear layers score its first token; the authors' mean and
+standard deviation normalise the score, so real samples lie in about -2 to 2.
 
 The released file has the names of the original BLIP code. transformers has the same network under
-other names; sizes are those of the file's tensors, heads are 64 wide as in both ViT-L and BERT. As
-in the authors' loader, entries of the file that the networks do not know are left out; unlike in
-theirs, one that is missing is refused.
+other names. Sizes come from the file's tensors; heads are 64 wide, as in both ViT-L and BERT. As in
+the authors' loader, entries of the file that the networks do not have are ignored; unlike theirs, a
+missing entry is refused.
 """
 
 import re

@@ -1,6 +1,7 @@
-"""A vision-language model as a judge, behind any server that speaks OpenAI's chat completions.
+"""A vision-language model as a judge, behind any server with OpenAI's chat completions API, such as
+vLLM or SGLang.
 
-vLLM and SGLang do. `load` is a pointwise reward, `judge` a judge of pairs for `win_rate`. A sample
+`load` is a pointwise reward, `judge` a judge of pairs for `win_rate`. A sample
 without a readable answer after all tries is unscored and counted.
 """
 

@@ -1,7 +1,7 @@
 """Length of a text in characters, words or tokens. With l the length:
 
-overlong   DAPO's soft penalty (arXiv:2503.14476, equation 13): 0 up to most - soft, then falling by
-           1 / soft for each unit to -1 at `most`, and -1 beyond
+overlong   DAPO's soft penalty (arXiv:2503.14476, equation 13): 0 up to most - soft, then falling
+           linearly to -1 at `most`, and -1 beyond
 near       max(0, 1 - |l - target| / target): 1 at the target, 0 at length 0 and twice the target
 """
 
@@ -55,7 +55,7 @@ def words(text: str) -> int:
 
 
 def tokens(tokenizer: str) -> Callable[[str], int]:
-    """Return a function that counts a text's tokens, without special ones."""
+    """Return a function that counts a text's tokens, without special tokens."""
     from transformers import AutoTokenizer
 
     encode = AutoTokenizer.from_pretrained(model_path(tokenizer))

@@ -1,9 +1,9 @@
-"""1 if the answer in a text is mathematically the right one, otherwise 0.
+"""1 if the answer in a text is mathematically equal to the right answer, otherwise 0.
 
-The package math-verify parses and compares: 0.5, 1/2 and a TeX fraction are the same, so are sets,
+The package math-verify parses and compares: 0.5, 1/2 and a TeX fraction are equal, as are sets,
 intervals, matrices and expressions that simplify to each other. A completion without mathematics
-scores 0, and so does one that takes longer than `seconds`. Worker processes do the work and are
-killed when they are late; no signals are used, so any thread may call the reward.
+scores 0, as does a comparison that takes longer than `seconds`. Worker processes do the work and
+are killed when they are late; no signals are used, so any thread may call the reward.
 """
 
 import importlib.util
@@ -54,7 +54,7 @@ class MathAnswer:
         self._golds(prompts[:SHOWN], meta[:SHOWN])
 
     def _golds(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """The right answers, None where there is none. All are parsed before anything is scored."""
+        """The right answers, None where missing. All are parsed before anything is scored."""
         if not meta:
             self.check_prompts(prompts, meta)
         given = [cell(row, self.column) for row in meta]
@@ -104,11 +104,11 @@ def load(
     seconds: float = 5.0,
     processes: int = 2,
 ) -> Reward:
-    r"""find       any: a box first, then TeX, then numbers, the last of its kind; boxed: TeX's
+    r"""find       any: the last box, else the last TeX, else the last number; boxed: TeX's
                   \boxed{} only
-    column     holds the right answer: TeX or a number, alone, in $$ or \boxed{}, or after ####
-    seconds    for one comparison; a later result scores 0
-    processes  that compare at the same time, some 100 MB each
+    column     holds the right answer: TeX or a number, bare, in $$ or \boxed{}, or after ####
+    seconds    time limit per comparison; a comparison that takes longer scores 0
+    processes  number of parallel worker processes, about 100 MB each
     """
     if importlib.util.find_spec("math_verify") is None:
         raise ValueError("math_answer needs math-verify: pip install 'flowrl[math]'")

@@ -1,18 +1,19 @@
 """Amount of motion in a video, after VBench's dynamic degree (arXiv:2311.17982): no weights.
 
-Between frames at a distance of `every`, the largest 5 % of motions are averaged and divided by 6 of
-256 pixels of the shorter side, VBench's threshold between still and moving.
+Between frames at a distance of `every`, the largest 5 % of motions are averaged and divided by
+6/256 of the shorter side, VBench's threshold between still and moving.
 
-* `kind: amount` is the mean over the pairs, at most `most`: continuous, hence fit to train on;
+* `kind: amount` is the mean over the pairs, at most `most`: continuous, and therefore suitable for
+training;
 * `kind: vote` is VBench's rule: 1 if at least round(4 n / 16) of the pairs move, with n compared
-  frames. One must move at least; in VBench's code none of two frames must.
+  frames. At least one pair must move; in VBench's code a video of two frames needs none.
 
-VBench measures motion with RAFT, about 8 frames a second; block matching stands in for it here
-(`rewards.perception.motion`), which finds whole pixels of 128 and motions up to 16 of 256. So
-figures are this reward's own.
+VBench measures motion with RAFT, at about 8 frames per second. Here block matching replaces RAFT
+(`rewards.perception.motion`), with whole-pixel motion at 128 pixels, up to 1/16 of the shorter
+side. So its figures cannot be compared with VBench's.
 
-It pays for any change that blocks can follow: camera shake, jumps, textures that crawl, noise.
-Cap it with `most`, and pair it with `smoothness` or `flicker`, which punish just these.
+It rewards any change that blocks can follow: camera shake, jumps, crawling textures, noise. Cap it
+with `most`, and combine it with `smoothness` or `flicker`, which penalise exactly these.
 """
 
 from dataclasses import dataclass
@@ -62,6 +63,6 @@ class Motion:
 def load(
     kind: Literal["amount", "vote"] = "amount", every: OneOrMore = 1, most: Positive = 4.0
 ) -> Reward:
-    """Load the reward. `every`: distance in frames between the two that are compared; `most`: the
-    largest amount that one pair can add."""
+    """Load the reward. `every`: distance between the compared frames; `most`: the maximum amount
+    that one pair can add."""
     return Motion(kind == "vote", every, most)

@@ -9,9 +9,10 @@ moving left", "a green triangle standing still". Objects are found in each frame
 * motion: each object's centre moves in the right direction, far enough, straight, never back and
   without a jump; or stays where it is.
 
-*graded* is the mean of the two, each with part of the credit, in 0..1; *strict* is 1 where graded
-is exactly 1, otherwise 0. Strict accepts a share of 0.998 of 1,500 rendered videos. With the prompt
-of another video with as many objects it accepts 2 of 5,970, which name the same two in other order.
+*graded* is the mean of the two, each with partial credit, in 0..1; *strict* is 1 where graded
+is exactly 1, otherwise 0. Strict accepts 99.8 % of 1,500 rendered videos. With the prompt of
+another video with the same number of objects it accepts 2 of 5,970, which name the same two objects
+in another order.
 """
 
 import re
@@ -124,7 +125,7 @@ def follow(video: Sequence[Sequence[DetectedShape]], colour: str) -> list[Centre
 
 
 def grade_motion(video: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor]) -> float:
-    """Partial credit in 0..1; exactly 1 if actors and motions are the wanted ones."""
+    """Partial credit in 0..1; exactly 1 if actors and motions match the prompt."""
     moves = [motion(follow(video, actor.colour), actor.motion) for actor in actors]
     return (identity(video, actors) + sum(moves) / len(moves)) / 2
 

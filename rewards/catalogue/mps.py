@@ -1,20 +1,20 @@
 """MPS, the multi-dimensional preference score, arXiv:2405.14705: human preference by a CLIP whose
-image tokens look at the words of the prompt.
+prompt and image tokens attend to each other.
 
 All text tokens (77) and image tokens (257) of a CLIP ViT-H/14 are projected to its embedding. Four
-layers of cross attention, each with a parallel block of rotary self attention, read the text from
-the image tokens. Text tokens count whose similarity to a fixed list of words, CONDITION, is above
-`threshold` times the largest one: 0.3, as in the published evaluation (`threshold: 0.01` is the
-forward call of the training code).
+cross-attention layers, each with a parallel block of rotary self attention, attend from the image
+tokens to the text. Only text tokens count whose similarity to a fixed list of words, CONDITION, is
+above `threshold` times the largest similarity: 0.3, as in the published evaluation (`threshold:
+0.01` is the forward call of the training code).
 
     score = exp(logit scale) * cos(end token of the text, first token of the image after the layers)
 
-One sample at a time: the largest similarity would otherwise be that of the batch. Networks run in
-float32; the authors' mask and images are in half precision.
+Samples are scored one at a time, since the largest similarity would otherwise be taken over the
+batch. Networks run in float32; the authors' mask and images are in half precision.
 
 `checkpoint` is MPS_overall_checkpoint.pth, which is a pickled module. Its tensors are read without
-running its code (`rewards.perception.pickled_module`); a safetensors file with the same names will
-do. `clip` names the tokenizer, the image processor and the configuration.
+running its code (`rewards.perception.pickled_module`); a safetensors file with the same names works
+too. `clip` names the tokenizer, the image processor and the configuration.
 
 Not tried on the published file. The networks follow Kwai-Kolors/MPS (eval_overall_mps_on_hpdv2.py
 at ae290c23) and a copy of its trainer/models; the file's names follow from them.
@@ -151,7 +151,8 @@ class Mps:
         return self.clip.logit_scale.exp().float() * cosine
 
     def _texts(self, texts: list[str]) -> tuple[Float[Tensor, "k t e"], Float[Tensor, "k e"]]:
-        """Projected states of all tokens, padding too as in the authors' call, and of the ends."""
+        """Projected states of all tokens, including padding as in the authors' call, and of the end
+        tokens."""
         limit = self.clip.config.text_config.max_position_embeddings
         ids = tokenize(self.tokenizer, texts, limit, self.place.device)["input_ids"]
         read = self.clip.text_model(input_ids=ids)
@@ -203,7 +204,7 @@ def load(
 ) -> Reward:
     """Load the reward. `checkpoint`: MPS_overall_checkpoint.pth, or its tensors as safetensors.
 
-    condition: words by which tokens of the prompt are chosen. `batch` has no effect.
+    condition: words by which tokens of the prompt are selected. `batch` has no effect.
     """
     file, folder, place = Path(checkpoint), model_path(clip), common.place
     if not file.is_file():

@@ -1,18 +1,18 @@
 """Agreement of the text in an image with the texts that its prompt quotes, by an OCR engine.
 
-The engine is rapidocr (PP-OCR on onnxruntime); its weights are in its package. `pip install
-"flowrl[ocr]"`. All recognised lines are joined and compared without blanks and case:
+The engine is rapidocr (PP-OCR on onnxruntime); its weights come with the package. `pip install
+"flowrl[ocr]"`. All recognised lines are joined and compared without whitespace and case:
 
 * graded     1 - sum_i d_i / sum_i len_i over the quoted texts i, where d_i is the edit distance of
              text i from the nearest part of the recognised text. Other text in the image costs
              nothing;
 * strict     1 if the recognised text is the quoted texts, in any order, otherwise 0;
-* published  Flow-GRPO's (arXiv:2505.05470, its code): the first quoted text alone; 1 if it is
-             part of the recognised text, otherwise 1 - min(d, len) / len with d from all of it.
-             Videos: every fourth frame, without the rule for parts, mean of the frames above 0.
+* published  Flow-GRPO's (arXiv:2505.05470, its code): the first quoted text only; 1 if it is part
+of the recognised text, otherwise 1 - min(d, len) / len with d from all of the recognised text.
+Videos: every fourth frame, without the rule for parts, averaged over frames that score above 0.
 
-A prompt that quotes nothing is unscored. An image full of text can fool graded and published;
-hold `strict` out to detect it.
+A prompt that quotes nothing is unscored. An image full of text can fool graded and published; use
+`strict` as a held-out reward to detect it.
 """
 
 import itertools
@@ -51,7 +51,7 @@ def score_texts(lines: Sequence[str], wanted: Sequence[str], kind: OcrKind = "gr
 def score_frames(frames: Sequence[Sequence[str]], wanted: Sequence[str], kind: OcrKind) -> float:
     """Score a video by the mean over some of its frames, each given as its lines.
 
-    The published rule leaves out frames of score 0, so that one right frame is enough.
+    The published rule leaves out frames that score 0, so a single right frame is enough.
     """
     if kind != "published":
         return float(np.mean([score_texts(lines, wanted, kind) for lines in frames]))
@@ -73,7 +73,7 @@ def _is_all(read: str, texts: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class Ocr:
-    """Reads text in images. `every`: distance between the frames of a video that are read."""
+    """Reads text in images. `every`: distance between the video frames that are read."""
 
     reader: ImageReader
     kind: OcrKind

@@ -1,8 +1,8 @@
-"""PickScore: people's choice between two images for a prompt, arXiv:2305.01569.
+"""PickScore: human choice between two images for a prompt, arXiv:2305.01569.
 
 A CLIP ViT-H/14. The score is the trained scale times the cosine (`kind: logit`), about 18 to 26 on
-real samples; Flow-GRPO divides it by 26, MixGRPO takes (score - 18) / 8, DanceGRPO the plain
-cosine (`kind: cosine`). The processor is that of the CLIP it was fine-tuned from, as in the
+real samples; Flow-GRPO divides it by 26, MixGRPO takes (score - 18) / 8, DanceGRPO uses the plain
+cosine (`kind: cosine`). The processor comes from the CLIP model that was fine-tuned, as in the
 authors' example.
 """
 

@@ -1,7 +1,7 @@
 """A reward or judge in another process or on another machine: `flowrl serve-reward NAME`.
 
-Groups are sent whole, so that a groupwise reward may be served too. Samples that the server could
-not score, and those of a request that failed after all its tries, are unscored (NaN) and counted.
+Groups are sent whole, so that groupwise rewards can be served too. Samples that the server could
+not score, and samples of a request that failed after all retries, are unscored (NaN) and counted.
 """
 
 from collections.abc import Iterator
@@ -123,12 +123,11 @@ def few_samples(pairs: list[tuple[int, int]], most: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Settings of a served reward or judge. Images are sent without loss, in the format
-    `pictures`.
+    """Settings of a served reward or judge. Images are sent losslessly, in the format `pictures`.
 
     key: name of an environment variable with the token. batch: samples per request; more only if
     one group is larger. videos: frames as images, or a lossy MP4. timeout: seconds per try.
-    at_once: most requests in flight. log: a file for one JSON line per request.
+    at_once: maximum number of requests in flight. log: a file with one JSON line per request.
     """
 
     url: str
@@ -142,7 +141,7 @@ class ServerSettings:
     log: str | None = None
 
     def open(self, does: str) -> RemoteReward:
-        """ValueError unless the URL is a reward server of our format that can do `does`."""
+        """ValueError unless the URL is a reward server with our format that supports `does`."""
         patience = Patience(self.timeout, self.tries, self.at_once)
         client = Client(self.url, self.key, patience, self.log)
         try:
@@ -153,7 +152,9 @@ class ServerSettings:
                 "url"
             ) from error
         if not isinstance(health, dict) or health.get("format") != wire.FORMAT:
-            raise ValueError(f"remote: {client.url} is not a reward server of format {wire.FORMAT}")
+            raise ValueError(
+                f"remote: {client.url} is not a reward server with the format {wire.FORMAT}"
+            )
         if not health.get(does):
             raise ValueError(f"remote: {health.get('reward')} at {client.url} has no {does}")
         return RemoteReward(client, self.batch, self.pictures, self.videos)

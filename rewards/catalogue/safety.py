@@ -3,16 +3,16 @@
 * `kind: classifier`: 1 - P(`label`) of a ViT that classifies images. The default,
   Falconsai/nsfw_image_detection, has the labels normal and nsfw; the label is found by its name.
 * `kind: concepts`: the checker that comes with Stable Diffusion. Each of 17 concepts has
-  s = cos(image, concept) - threshold, .01 more if one of three special concepts is above its own
+  s = cos(image, concept) - threshold, .01 more if one of three special concepts exceeds its own
   threshold; an image is flagged if a rounded s (3 digits) is above 0. The score is minus the
-  largest rounded s, so at least 0 is safe. Unlike the original, nothing is blacked out.
+  largest rounded s, so scores of at least 0 are safe. Unlike the original, nothing is blacked out.
 
     {name: gate, reward: pickscore, where: {name: safety}, above: 0.5, floor: -1}
 
-Use it as a gate, not as a summand: a classifier in the reward itself is gamed like any other.
-`calls/.../flagged` in the metrics is the share of flagged samples (P of at least 0.5, or s above
-0). Read in code: both formulas. From memory: the licences; older diffusers started the
-adjustment at .05. ShieldGemma 2, which is gated, is not here.
+Use it as a gate, not as a term of the sum: a classifier inside the reward gets exploited like any
+other. `calls/.../flagged` in the metrics is the share of flagged samples (P of at least 0.5, or s
+above 0). Both formulas were read in the code; the licences are from memory. Older versions of
+diffusers started the adjustment at .05. ShieldGemma 2, which is gated, is not included.
 """
 
 from collections import Counter
@@ -129,7 +129,7 @@ def checker_weights(model: str) -> dict[str, Tensor]:
 def load_tower(model: str, tower: Any, state: dict[str, Tensor]) -> Any:
     """Load the vision tower, whose entries start with one or two `vision_model.`.
 
-    transformers dropped one of the two in its version 5. ValueError unless all entries fit.
+    transformers dropped one of the two in version 5. ValueError unless all entries fit.
     """
 
     def plain(name: str) -> str:

@@ -100,13 +100,14 @@ class SequenceClassifier:
 
 
 def _unused(rows: Sequence[Encoded]) -> int:
-    """A token that none of the rows has, and which can therefore pad them."""
+    """A token that does not occur in any row and can therefore pad them."""
     used = {token for row in rows for token in row["input_ids"]}
     return next(token for token in range(len(used) + 1) if token not in used)
 
 
 def limit_of(model: Any, tokenizer: Any, most: int | None) -> int | None:
-    """Most tokens that the model reads; None if neither the model nor its tokenizer has a limit.
+    """Maximum number of tokens that the model reads; None if neither the model nor its tokenizer
+    has a limit.
 
     ValueError for a `most` beyond that.
     """
@@ -145,13 +146,14 @@ def load(
     device: str = "auto",
     dtype: DtypeName = "float32",
 ) -> Reward:
-    """model  a folder or hub name, its tokenizer with it
-    label  index or name of a logit; not needed if there is only one
-    kind   the logit, its softmax among the labels, or its sigmoid
-    most   tokens of prompt, text and template; by default all that the model reads
-    long   longer samples: unscored, or cut at the start (which loses the prompt and the template
+    """model  a folder or hub name, with its tokenizer
+    label  index or name of a logit; not needed for a single logit
+    kind   the logit, its softmax over the labels, or its sigmoid
+    most   tokens maximum number of tokens of prompt, text and template; by default the model's
+           limit
+    long   longer samples are unscored, or cut at the start (which loses the prompt and the template
            first) or at the end (useless for decoders, which score at the last token)
-    batch  samples per call; it has no effect on scores
+    batch  samples per model call; it has no effect on scores
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

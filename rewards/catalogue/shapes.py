@@ -1,19 +1,19 @@
 """A rule-based checker for images of coloured shapes, like GenEval, arXiv:2310.11513.
 
-A prompt names objects, colours, a number and a relation. The checker finds the objects of the image
-and compares them, without a neural network. It has two scores of the same facts:
+A prompt names objects, colours, a count and a relation. The checker finds the objects of the image
+and compares them, without a neural network. It computes two scores from the same facts:
 
 * strict is 1 if the image shows exactly what the prompt names and nothing else, otherwise 0;
 * graded is in 0..1, with partial credit for each part that is right.
 
-graded == 1 exactly where strict == 1. To read a curve: the demo model before RL has 0.76 strict on
-held-out prompts (10 steps, no guidance); drawn scenes have 0.996 strict, their copies through its
-autoencoder 0.98, drawn scenes with a wrong prompt of the same kind 0.0004.
+graded == 1 exactly where strict == 1. For orientation: before RL the demo model scores 0.76 strict
+on held-out prompts (10 steps, no guidance); drawn scenes score 0.996 strict, their autoencoder
+reconstructions 0.98, and drawn scenes with a wrong prompt of the same kind 0.0004.
 
-How objects are found: each pixel takes its nearest palette colour if one is near; connected pixels
-of one colour are an object; its mask is compared with a circle, a square and an upright triangle
-that fill the same box. A large area of no palette colour counts as an object without colour, so
-that a smudge is an extra object. All lengths are shares of the image's size.
+How objects are found: each pixel takes the nearest palette colour if it is near enough; connected
+pixels of one colour are an object; its mask is compared with a circle, a square and an upright
+triangle that fill the same box. A large area of no palette colour counts as an object without
+colour, so that a smudge is an extra object. All lengths are shares of the image's size.
 """
 
 import hashlib
@@ -108,8 +108,8 @@ def parse_shapes(prompt: str) -> WantedShapes | None:
 def templates(height: int, width: int) -> tuple[np.ndarray, ...]:
     """Masks [m h w] of circles, a square and upright triangles that fill a box of h x w pixels.
 
-    A shape reaches up to a pixel beyond the box of the pixels that it colours (those that it covers
-    by more than half), so circle and triangle come in two sizes.
+    A shape colours the pixels that it covers by more than half, so it can reach up to a pixel
+    beyond their box; circle and triangle therefore come in two sizes.
     """
     y, x = np.mgrid[0:height, 0:width]
     u, v = (x + 0.5) / width * 2 - 1, (y + 0.5) / height * 2 - 1
@@ -130,10 +130,10 @@ def detect(
 ) -> list[list[DetectedShape]]:
     """Detect the objects of each image (0..1), in about 0.2 ms per image of 32 x 32 in a batch.
 
-    iou: least overlap of an object's mask with its best template (intersection over union).
-    aspect: least ratio of its box's sides; a mask that fails either has shape None.
-    The objects of the last images are kept by a digest of their bytes, so that the graded and the
-    strict score of the same samples look once.
+    iou: minimum overlap of an object's mask with its best template (intersection over union).
+    aspect: minimum ratio of its box's sides; a mask that fails either test has shape None. The
+    objects of the last images are cached by a digest of their bytes, so that the graded and the
+    strict score share one detection.
     """
     if len(images) == 0:
         return []
@@ -183,7 +183,7 @@ def _detect(
 
 
 def _masks(images: Float[Tensor, "n 3 h w"]) -> np.ndarray:
-    """Masks of the colours [n len(COLOURS)+1 h w]; the last plane is pixels of no colour."""
+    """Masks of the colours [n len(COLOURS)+1 h w]; the last plane marks pixels of no colour."""
     from scipy import ndimage
 
     images = images.detach().float().cpu().nan_to_num(0.5).clamp(0, 1)
@@ -231,8 +231,9 @@ def grade_shapes(found: Sequence[DetectedShape], wanted: WantedShapes) -> float:
     """Partial credit in 0..1; exactly 1 if the image shows the wanted objects and nothing else.
 
     Each wanted object is matched with one detected object: the same colour and shape for 1, the
-    colour for 1/2, the shape for 1/4, none for 0. With a relation the mean of these counts 0.6 and
-    the relation 0.4, which needs both colours. Each unmatched object multiplies the score by 0.7.
+    colour for 1/2, the shape for 1/4, none for 0. With a relation, the mean of these has weight 0.6
+    and the relation, which needs both colours, 0.4. Each unmatched object multiplies the score by
+    0.7.
     """
     credit, taken = _match(found, wanted)
     score = sum(credit) / len(credit)
@@ -283,8 +284,8 @@ def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
 
 @dataclass(frozen=True)
 class ShapesReward:
-    """One score per image; NaN for a prompt that `parse_shapes` cannot read. It is the prompt
-    itself, or in `column` of the prompts' rows."""
+    """One score per image; NaN for a prompt that `parse_shapes` cannot read. The objects are read
+    from the prompt, or from `column` of the prompts' rows."""
 
     kind: ShapesKind = "graded"
     iou: float = 0.80
@@ -326,5 +327,5 @@ def load(
     column: str | None = None,
 ) -> Reward:
     """Load the reward. A larger `iou` (0.85) and `aspect` (0.8) make it stricter. `column` of the
-    prompts' rows has the objects to find, where the prompt has other words."""
+    prompts' rows names the objects to find, if the prompt is worded differently."""
     return ShapesReward(kind, iou, aspect, column)

@@ -1,15 +1,15 @@
-"""Smoothness of a video's motion: how well each odd frame follows from its two neighbours.
+"""Smoothness of a video's motion: how well each odd frame is predicted by its two neighbours.
 
-VBench's motion smoothness (arXiv:2311.17982) drops the odd frames, lets the network AMT-S make them
-again, and scores 1 - mean absolute difference. Here block matching (`rewards.perception.motion`)
-stands in for the network, so figures are this reward's own and not VBench's:
+VBench's motion smoothness (arXiv:2311.17982) drops the odd frames, lets the network AMT-S
+interpolate them, and scores 1 - mean absolute difference. Here block matching
+(`rewards.perception.motion`) replaces the network, so figures differ from VBench's:
 
 * `kind: compensated` moves blocks of both neighbours half-way, on luma at 128 pixels;
 * `kind: mean` takes the mean of the two neighbours at full size: a lower bound that falls with
-  speed.
+speed.
 
-Needs 3 frames. Its highest value, 1, is a frozen video; it also pays for blur, slow motion and
-uniform areas, in which any motion fits. Use it together with `motion`.
+Needs 3 frames. A frozen video has the highest value, 1; the reward also favours blur, slow motion
+and uniform areas, in which any motion fits. Use it together with `motion`.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Smoothness:
         return 1 - (made - whole[1:last:2]).abs().mean()
 
     def examples(self) -> Samples:
-        """A texture that moves by equal steps, and noise."""
+        """A texture that moves in equal steps, and noise."""
         rng = torch.Generator().manual_seed(0)
         texture = torch.rand(3, 48, 80, generator=rng)
         moving = torch.stack([texture[:, :, 2 * i : 2 * i + 48] for i in range(5)])

@@ -1,10 +1,10 @@
 """Smooth minimum of several rewards.
 
-score = -T log( mean_i exp(-s_i / T) ) over the members i: their minimum for T -> 0, their mean for
-T -> infinity, and s if all are s. A gain in the worst member is worth more than the same gain in a
-better one: the weight of member i in the gradient is softmax(-s / T)_i.
+score = -T log( mean_i exp(-s_i / T) ) over the members i: the minimum for T -> 0, the mean for T ->
+infinity, and s if all members are s. A gain in the worst member is worth more than the same gain in
+a better one: the weight of member i in the gradient is softmax(-s / T)_i.
 
-Members must be on one scale, as in `ensemble`. A sample unscored by any member is unscored.
+Members must have the same scale, as in `ensemble`. A sample unscored by any member is unscored.
 """
 
 import math
@@ -37,7 +37,7 @@ class SoftMinimum:
 
 
 def load(rewards: Sequence[Reward], temperature: Positive = 0.1) -> Reward:
-    """Load the reward. `temperature` has the unit of the members' scores."""
+    """Load the reward. `temperature` is in units of the members' scores."""
     if len(rewards) < 2:
         raise ValueError(f"soft_minimum: at least two rewards are needed, not {len(rewards)}")
     return SoftMinimum(tuple(rewards), temperature)

@@ -1,17 +1,17 @@
 """Soft-TIFA, the score of GenEval 2 (arXiv:2512.16853): probabilities of the right answers.
 
 The column `vqa_list` has a prompt's questions with their answers, `[["How many cats ...?",
-"two"], ...]`. Each question, with ` Answer in one word.` behind it, is asked about the image. The
-score of an answer is the summed probability of the first tokens of its forms: of a number the
-word, the word with a capital, both behind a blank, the digit, and the digit behind a blank; of all
-others Yes, yes, ` yes` and ` Yes`. `kind: arithmetic` is the mean over the questions (AM),
+"two"], ...]`. Each question is asked about the image, followed by ` Answer in one word.`. The
+score of an answer is the summed probability of the first tokens of its forms: for a number the
+word, the capitalised word, both after a blank, the digit, and the digit after a blank; for all
+other answers Yes, yes, ` yes` and ` Yes`. `kind: arithmetic` is the mean over the questions (AM),
 `geometric` the geometric mean (GM), 0 if one of them is 0. GenEval 2 reports 100 times the mean
 over prompts.
 
-As published, and so here: in Qwen's vocabulary the first token of ` 2` is a blank, so the blank
-counts for every number; forms with the same first token count twice, so a score may pass 1. A
-question that begins with `How many` asks for a number. Tried with answers of a stand-in only, not
-with the published judge.
+As in the published code, two oddities are kept: in Qwen's vocabulary the first token of ` 2` is a
+blank, so the blank counts for every number; and forms with the same first token count twice, so a
+score may exceed 1. A question that begins with `How many` asks for a number. Tested only with a
+fake server's answers, not with the published judge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -117,8 +117,8 @@ def load(
     tokenizer: HubName = "Qwen/Qwen3-VL-8B-Instruct",
     column: str = "vqa_list",
 ) -> Reward:
-    """Load the reward. `tokenizer` belongs to the served model and gives the first tokens of the
-    answers."""
+    """Load the reward. `tokenizer` must be that of the served model; it determines the first tokens
+    of the answers."""
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(model_path(tokenizer))

@@ -1,20 +1,20 @@
-"""UnifiedReward's family behind a server: 1.0 and 2.0 (arXiv:2503.05236), Think (arXiv:2505.03318),
-Edit, Flex.
+"""The UnifiedReward family behind a server: 1.0 and 2.0 (arXiv:2503.05236), Think
+(arXiv:2505.03318), Edit, Flex.
 
-`load` scores one sample, `judge` compares two for `win_rate`. Images go as JPEG of quality 95,
-before the text, in one turn, at temperature 0, as in the authors' clients; of a video go `frames`
-images at int(i total / n). The question is a file: each release has its own, and none comes with
-flowrl. `{prompt}` stands for the prompt (the authors' f-strings have the caption or the
-instruction there). No digest of these texts is known here, so no digest is checked.
+`load` scores one sample, `judge` compares two for `win_rate`. Images are sent as JPEG of quality
+95, before the text, in one turn, at temperature 0, as in the authors' clients; for a video,
+`frames` images at int(i total / n) are sent. The question is a file: each release has its own, and
+none comes with flowrl. `{prompt}` stands for the prompt (the authors' f-strings have the caption or
+the instruction there). No digest of these texts is known here, so no digest is checked.
 
-Answers that are read, each with its own range (`rewards.judging.answers`): `Final Score: 3.4`
+Supported forms of answers, each with its own range (`rewards.judging.answers`): `Final Score: 3.4`
 (1 to 5; videos 1 to 10), three axes such as `Alignment Score (1-5): 3.1`, `Image 1 is better.`,
-`<answer>Image 2 is better</answer>` behind reasoning, two shares per axis, two signed numbers
+`<answer>Image 2 is better</answer>` after reasoning, two shares per axis, two signed numbers
 (Edit), `winner` of a JSON object (Flex). `axis` takes one axis instead of their mean.
 
-With `column`, which names the source image of an edit, the source is shown first. EditScore's JSON,
-which UnifiedReward-Edit has for single edits, is the reward `editscore`. Tried with answers of the
-published forms only, not with the published weights.
+With `column`, which names the source image of an edit, the source is shown first. The reward
+`editscore` reads EditScore's JSON, which UnifiedReward-Edit returns for single edits. Tested only
+with answers of the published forms, not with the published weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ Axis = Literal["all", "alignment", "coherence", "style", "physics"]
 
 @dataclass(frozen=True)
 class Questioner:
-    """Builds the messages: the source first, then the samples, and the text last."""
+    """Builds the messages: first the source, then the samples, then the text."""
 
     panel: Panel
     question: str

@@ -1,23 +1,24 @@
 """UniGenBench (arXiv:2510.18701): a judge checks each test point of a prompt, yes or no.
 
-The columns `testpoints` and `testpoint_descriptions` list what a prompt is tested for, such as
+The columns `testpoints` and `testpoint_descriptions` list the test points of a prompt, such as
 `Attribute - Color` with "a red hat"; the suite `unigenbench:FILE` reads them from the official
-prompt files. All points of a sample are one request: the authors' question with the prompt, the
+prompt files. All points of a sample go into one request: the authors' question with the prompt, the
 points, a definition of each, and the descriptions. The answer has two lists, `<analysis>` and
-`<score>`; both need an entry per point, otherwise it is asked again (`tries`, in their code until
-it fits), and then the sample is unscored. A point that scores 1 is right, all else is wrong.
+`<score>`; both need an entry per point, otherwise the question is asked again (up to `tries` times,
+in their code until it fits), and then the sample is unscored. A point that scores 1 is right, any
+other is wrong.
 
     score = share of the prompt's points that are right
 
 An evaluation also reports, as published, the accuracy of each test point and of each of the ten
-primary dimensions, where every (sample, point) counts once. Their mean, the leaderboard's overall
-number, is from memory: the authors' scripts print none.
+primary dimensions, where every (sample, point) counts once. That the leaderboard's overall number
+is their mean is from memory: the authors' scripts do not print it.
 
-`question` is the authors' `eval/src/eval_common.py`, whose two languages go by the test points of
-each prompt, or one of their scripts before it; it is read and not run. Their judges are
+`question` is the authors' `eval/src/eval_common.py`, with the language chosen by the test points of
+each prompt, or one of their older scripts; it is read but never run. Their judges are
 UniGenBench-EvalModel behind vLLM, which gets a JPEG of quality 95 before the text, and Gemini 2.5
-Pro, which gets the text before the image file (`image: last`). Requests have temperature 0 here,
-where theirs take the server's default.
+Pro, which gets the text before the image file (`image: last`). Requests have temperature 0 here;
+theirs use the server's default.
 """
 
 import ast
@@ -122,7 +123,7 @@ def _points(row: Mapping[str, Any], number: int) -> tuple[list[str], list[str]]:
 def _question(
     points: list[str], number: int, questions: tuple[CheckpointQuestion, ...]
 ) -> CheckpointQuestion:
-    """The question, of one language, that defines all points of a row."""
+    """The question, in one language, that defines all points of a row."""
     unknown = [[p for p in points if p not in one.definitions] for one in questions]
     for question, odd in zip(questions, unknown, strict=True):
         if not odd:
@@ -138,10 +139,10 @@ def _question(
 def load(
     server: Inline[PanelSettings], question: str, image: Literal["first", "last"] = "first"
 ) -> Reward:
-    """Load the reward. Scores are in 0..1. `question`: the authors' eval_common.py, or a script of
-    theirs.
+    """Load the reward. Scores are in 0..1. `question`: the authors' eval_common.py, or an older
+    script of theirs.
 
-    Settings of the server: see `PanelSettings`.
+    For the server's settings see `PanelSettings`.
     """
     return UniGenBench(
         server.open(), CheckpointQuestion.read("unigenbench", question), image == "first"

@@ -1,21 +1,22 @@
 """VideoReward of VideoAlign: quality, motion and text alignment of a video, arXiv:2501.13918.
 
-A Qwen2-VL-2B reads the frames, an instruction and the prompt, with a special token behind each of
+A Qwen2-VL-2B reads the frames, an instruction and the prompt, with a special token after each of
 three parts. A linear layer maps each token's state to its score: the released file has one row for
 all three tokens; the training script makes three rows, of which the i-th counts for the i-th token.
-VQ and MQ stand before the prompt, so only TA depends on it. Each is normalised by
-the mean and standard deviation of the checkpoint's `inference_config`; overall is their sum.
+VQ and MQ stand before the prompt, so only TA depends on it. Each is normalised by the mean and
+standard deviation of the checkpoint's `inference_config`; overall is their sum.
 
 A checkpoint is a folder: `model_config.json` and `checkpoint-<step>/model.pth` (the highest step),
-whose adapter is stored beside the weights and merged here in float32: W + alpha / r * B A. The
-authors run it unmerged in bfloat16, so figures differ by that rounding; they also round rotary
-frequencies to bfloat16, which is not imitated. The form that splits the adapter off lacks the rows
-of the three tokens and is refused.
+in which the adapter is stored separately from the weights and is merged here in float32: W + alpha
+/ r * B A. The authors run it unmerged in bfloat16, so figures differ by that rounding; they also
+round rotary frequencies to bfloat16, which is not reproduced. A checkpoint with a separate adapter
+file lacks the rows of the three tokens and is refused.
 
-Scores depend on the frame rate: `video_fps` is that of the samples. 2 frames per second are taken
-(the checkpoint's `fps`), at least 4. The authors read an mp4, a lossy step that is left out.
-The network needs 4.4 GB in bfloat16. Not tried on the published weights; the authors' code scored
-tiny random ones of both forms the same (`scripts/authors/videoalign.py`).
+Scores depend on the frame rate: `video_fps` is the frame rate of the samples. The model gets 2
+frames per second (the checkpoint's `fps`), at least 4 frames. The authors read an mp4, a lossy step
+that is left out. The network needs 4.4 GB in bfloat16. Not tried on the published weights; the
+authors' code gave the same scores for tiny random weights of both forms
+(`scripts/authors/videoalign.py`).
 """
 
 import json
@@ -216,8 +217,8 @@ def load(
     default the hub's.
 
     base: a hub name or folder with the configuration and tokenizer; by default the one that
-    `model_config.json` names, or PUBLISHED_BASE where that is a path of the authors' machine.
-    instruction: a file with the text. normalise: by the checkpoint's means and deviations.
+    `model_config.json` names, or PUBLISHED_BASE if that is a path on the authors' machine.
+    instruction: a file with the text. normalise: by the checkpoint's means and standard deviations.
     """
     folder = _folder(checkpoint)
     config = config_of(folder)
@@ -248,7 +249,8 @@ def load(
 
 
 def _named_base(name: str) -> str:
-    """The base that a checkpoint names; PUBLISHED_BASE for a folder that is not on this machine."""
+    """The base that a checkpoint names, or PUBLISHED_BASE for a folder that is not on this
+    machine."""
     there = Path(name).is_dir() or (name.count("/") == 1 and not name.startswith((".", "/")))
     return name if there else PUBLISHED_BASE
 

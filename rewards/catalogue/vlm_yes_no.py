@@ -1,9 +1,9 @@
 """P(yes) to one question about an image, by a vision-language model of transformers, run locally.
 
-score = P(yes) / (P(yes) + P(no)) of the answer's first token, as VQAScore (arXiv:2404.01291) asks
-it of a model with a chat template. `yes` and `no` are each one token of the model's. The image
-stands before the question. A judge that a run of flowrl has trained is such a model: its folder
-RUN/model. Tried with random weights, and not with a published model.
+score = P(yes) / (P(yes) + P(no)) of the answer's first token, as VQAScore (arXiv:2404.01291) does
+for models with a chat template. `yes` and `no` must each be one token of the model. The image comes
+before the question. A judge trained by a flowrl run is such a model: its folder is RUN/model.
+Tested with random weights, not with a published model.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ def load(
     tokens = [processor.tokenizer(word, add_special_tokens=False).input_ids for word in (yes, no)]
     for word, ids in zip((yes, no), tokens, strict=True):
         if len(ids) != 1:
-            raise ValueError(f"vlm_yes_no: {word!r} is {len(ids)} tokens of {model}, not one")
+            raise ValueError(f"vlm_yes_no: {word!r} is {len(ids)} tokens in {model}, not one")
     loaded = common.place.put(AutoModelForImageTextToText.from_pretrained(source))
     answers = (tokens[0][0], tokens[1][0])
     reward = YesNo(loaded, processor, answers, question, common.place, common.batch)

@@ -1,14 +1,15 @@
 """VQAScore of a vision-language model behind a server, arXiv:2404.01291: P(Yes) to one question.
 
-score = P(first token is `Yes`), over the whole vocabulary, with capital and without a blank, as
+score = P(first token is `Yes`), over the whole vocabulary, capitalised and without a blank, as
 t2v_metrics 3 computes it for Qwen2.5-VL and Qwen3-VL. The question is theirs. `yes` and ` Yes` are
-other tokens and do not count. Where the model's folder sets a repetition penalty, theirs is the
-probability after it; servers list the one before. For a video t2v_metrics samples 8 frames per
-second; here `frames` images are spread evenly over it, so scores of videos differ from theirs.
+other tokens and do not count. If the model's folder sets a repetition penalty, their probability
+includes it, while servers list the probability before the penalty. For a video t2v_metrics samples
+8 frames per second; here `frames` images are spread evenly over it, so scores of videos differ from
+theirs.
 
-The first model of that name, CLIP-FlanT5, is the reward `clip_flant5`. Its score is exp(-mean
-cross-entropy) of `Yes` and the end token, with another question: another scale. Tried with answers
-of a stand-in only, not with a published model.
+The original VQAScore model, CLIP-FlanT5, is the reward `clip_flant5`. Its score is exp(-mean
+cross-entropy) of `Yes` and the end token, with another question, so its scale differs. Tested only
+with a fake server's answers, not with a published model.
 """
 
 from functools import partial

@@ -1,8 +1,8 @@
 """Scores from comparisons within a group: Pref-GRPO, arXiv:2508.20751.
 
 A win rate ranks the samples of a group but cannot show that groups improve: its mean is one half by
-construction. Add a pointwise reward, held out or with weight 0, to see a run improve. Both orders
-and several votes are settings of the judge.
+construction. Add a pointwise reward, held out or with weight 0, to see whether a run improves.
+Judging both orders and taking several votes are settings of the judge.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Tournament:
     """One score per sample from the verdicts on its pairs; NaN without any verdict.
 
     A pair is judged once, the earlier sample first. A pair without a verdict is left out; the
-    authors' code counts half a win for both: return 0.5 for that.
+    authors' code counts half a win for both: to do the same, return 0.5.
     """
 
     judge: Judge
@@ -73,7 +73,7 @@ def load(
 ) -> Reward:
     """Load the reward. pairs: all, each or anchors; count: pairs per sample, or anchors per group.
 
-    score: win_rate is 0..1; bradley_terry is a log-strength that weighs the strength of opponents,
-    and is the fairer of the two if not all pairs are judged. prior: see `rewards.judging.pairs`.
+    score: win_rate is 0..1; bradley_terry is a log-strength that accounts for the strength of
+    opponents, and is fairer if not all pairs are judged. prior: see `rewards.judging.pairs`.
     """
     return Tournament(judge, PairBudget(pairs, count, seed), score, prior)

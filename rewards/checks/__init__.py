@@ -1,1 +1,1 @@
-"""Tests of a reward before a run: its scores, and its gradient."""
+"""Tests of a reward before a run: of its scores, and of its gradient."""

@@ -1,4 +1,4 @@
-"""Rewards with a gradient to the pixels: which ones offer it, and how they are called.
+"""Rewards with a gradient with respect to the pixels: the list of them, and how they are called.
 
 A reward offers it by a method `differentiable(media, samples) -> [n]` beside `__call__`: the same
 scores, up to the rounding of 8-bit images, as a differentiable function of float tensors in 0..1.
@@ -16,17 +16,17 @@ from rewards.proofs import PROOFS
 from rewards.types import Reward, Samples
 
 GRADED = tuple(sorted(["brightness", *(name for name, proof in PROOFS.items() if proof.gradient)]))
-"""The rewards by name that offer a gradient."""
+"""Names of the rewards that offer a gradient."""
 
 
 @runtime_checkable
 class Differentiable(Protocol):
-    """A reward whose scores have a gradient to the media."""
+    """A reward whose scores have a gradient with respect to the media."""
 
     def differentiable(
         self, media: Float[Tensor, "n 3 h w"], samples: Samples
     ) -> Float[Tensor, " n"]:
-        """Scores of media, given as floats in 0..1 on the device of the model that made them.
+        """Scores of media, given as floats in 0..1 on the device of the model that generated them.
 
         `samples` has the prompts, groups and columns of the same n samples; its media must not be
         read. Videos are [n f 3 h w]. Each score depends on its own sample alone.
@@ -51,8 +51,8 @@ def differentiable_score(name: str, reward: Reward) -> DifferentiableScore:
 
 def no_gradient(name: str) -> str:
     return (
-        f"reward {name}: it offers no gradient, which this recipe trains with: take one of "
-        f"{', '.join(GRADED)}, a class of your own with `differentiable` (docs/own_rewards.md), or "
+        f"reward {name}: it offers no gradient, which this recipe needs: use one of "
+        f"{', '.join(GRADED)}, your own class with `differentiable` (docs/own_rewards.md), or "
         "a recipe that compares scores, such as nft or flow_grpo"
     )
 
@@ -68,7 +68,7 @@ def never_graded(name: str) -> bool:
 def _over_frames(
     over: OverFrames, inner: DifferentiableScore, media: Tensor, samples: Samples
 ) -> Float[Tensor, " n"]:
-    """Images as they are; of videos the aggregate over the chosen frames."""
+    """Score images directly; for videos, aggregate the scores of the chosen frames."""
     if media.ndim == 4:
         return inner(media, samples)
     frames = frame_indices(media.shape[1], over.frames)

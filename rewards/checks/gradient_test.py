@@ -1,7 +1,7 @@
-"""A test of a reward's gradient before a run: the same scores, and the slope of these scores.
+"""Test a reward's gradient before a run: its scores must be the plain ones, and its slope right.
 
 The plain score sees 8-bit images and PIL's resizing, the differentiable one floats. Both must rank
-a group of images alike, and the gradient must be what finite differences measure.
+a group of images alike, and the gradient must agree with finite differences.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,8 @@ class Agreement:
 
     @classmethod
     def of(cls, plain: Float[Tensor, " n"], graded: Float[Tensor, " n"]) -> "Agreement":
-        """Compare with plain scores of the samples; perfect agreement for fewer than two."""
+        """Compare with the plain scores of the same samples; perfect agreement for fewer than
+        two."""
         known = ~plain.isnan()
         a, b = plain[known].double().cpu(), graded.detach()[known.to(graded.device)].double().cpu()
         if len(a) < 2:
@@ -52,8 +53,8 @@ class Agreement:
 
 
 def group_of(kind: Kind, prompts: Prompts) -> Samples:
-    """Smooth patches of colours as one group with one prompt; videos of them move to the right.
-    Tensors are standard normal."""
+    """A group with one prompt: smooth patches of colour, which in videos move to the right. Tensors
+    are standard normal."""
     if kind == "tensor":
         draws = torch.Generator().manual_seed(0)
         media = torch.randn(ALIKE, *prompts.shape, generator=draws)
@@ -73,8 +74,9 @@ def _of_one_prompt(media: Tensor, prompts: Prompts) -> Samples:
 def gradient_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
     """Test the gradient of a reward and return a sentence. ValueError, naming it, if it fails.
 
-    Failures: no gradient is offered, or none reaches the media; the two scores rank the group
-    otherwise or differ by more than 5 % of its spread; finite differences measure another slope.
+    Failures: there is no gradient, or it does not reach the media; the two scores rank the group
+    differently or differ by more than 5 % of its spread; finite differences disagree with the
+    gradient.
     """
     score = differentiable_score(name, reward)
     samples = group_of("image" if prompts is None else prompts.kind, prompts or Prompts())
@@ -100,7 +102,9 @@ def gradient_test(name: str, reward: Reward, prompts: Prompts | None = None) -> 
             f"reward {name}: its gradient differs from finite differences of its scores by "
             f"{error:.0%}: is a part of it detached?"
         )
-    return f"{name} with gradients: {near}; its slope is right to {error:.1%}"
+    return (
+        f"{name} with gradients: {near}; its gradient agrees with finite differences to {error:.1%}"
+    )
 
 
 def differentiable_scores(

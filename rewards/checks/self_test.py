@@ -1,10 +1,10 @@
-"""A short test of a reward before a run: sensitivity, sign, repeatability, independence of batches.
+"""A short test of a reward before a run: sensitivity, sign, repeatability, batch independence.
 
 A reward can take part in its own test. `examples() -> Samples` returns two samples, the better one
 first. `one_call` is True for a reward that costs money or has state: it is called once. `parts`
-names the rewards that a composite reward is made of; they are tested instead. A reward without
-examples is shown four images (videos, texts) that any reward should score differently: of the kind
-that the run's model makes.
+names the members of a composite reward; they are tested instead. A reward without examples gets
+four images (videos, texts) that any reward should score differently, of the kind that the run's
+model generates.
 """
 
 import math
@@ -75,7 +75,7 @@ class Prompts:
 def probe(kind: Kind, prompts: Prompts) -> Samples:
     """Noise, a flat colour, a gradient, a chequerboard, as images or videos; or four texts; or, as
     tensors, noise, 0.5, a ramp from 0 to 1, and 1, -1, ... All in one group. In videos the noise
-    and the colour stand still, the others move to the right: the chequerboard by a square per
+    and the colour stand still, and the others move to the right: the chequerboard by one square per
     frame."""
     texts = [prompts.texts[i % len(prompts.texts)] for i in range(4)]
     meta = [prompts.meta[i % len(prompts.meta)] for i in range(4)] if prompts.meta else ()
@@ -105,9 +105,9 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
     """Test a reward and return a sentence with its scores, or raise a ValueError that names it.
 
     A reward fails if its scores are not one finite number per sample, or if it scores nothing; if
-    samples that must differ have equal scores or the wrong order; if two equal calls, or two places
-    in the batch, change a score by more than a tenth of the spread in a group; or if a score
-    depends on the rest of the batch.
+    samples that must differ have equal scores or the wrong order; if two identical calls, or two
+    positions in the batch, change a score by more than a tenth of the spread in a group; or if a
+    score depends on the rest of the batch.
     """
     if prompts is not None and isinstance(reward, ChecksPrompts):
         reward.check_prompts(prompts.texts, prompts.meta)
@@ -123,7 +123,9 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
     else:
         samples, scores = _probed(name, reward, prompts)
         _check_different(name, scores, samples)
-        line = f"{name}: {', '.join(f'{s:.4g}' for s in scores)} for {len(scores)} unlike samples"
+        line = (
+            f"{name}: {', '.join(f'{s:.4g}' for s in scores)} for {len(scores)} different samples"
+        )
     if isinstance(reward, OneCall) and reward.one_call:
         return f"{line}; called once"
     noise = _check_repeatable(name, reward, samples, scores)
@@ -133,7 +135,7 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
 
 
 def _probed(name: str, reward: Reward, prompts: Prompts) -> tuple[Samples, Float[Tensor, " n"]]:
-    """Samples of the run's kind, or of a kind that the reward takes, and their scores."""
+    """Test samples of the run's kind, or of a kind that the reward takes, and their scores."""
     kinds: list[Kind] = [prompts.kind, *[k for k in ("image", "video") if k != prompts.kind]]
     refusal = ""
     for kind in kinds if prompts.kind in ("image", "video") else kinds[:1]:
@@ -186,7 +188,8 @@ def _alike(scores: Float[Tensor, " n"]) -> bool:
 def _check_repeatable(
     name: str, reward: Reward, samples: Samples, scores: Float[Tensor, " n"]
 ) -> float:
-    """The largest difference of a second, equal call: none, or noise that is small in a group."""
+    """The largest difference in a second, identical call. ValueError if it is not small within a
+    group."""
     again = scored(name, reward, samples)
     noise = _largest_gap(again, scores)
     if noise <= _rounding(scores):
@@ -203,8 +206,8 @@ def _check_repeatable(
 
 
 def _check_places(name: str, reward: Reward, samples: Samples, noise: float) -> None:
-    """Alike samples in another order must score the same, up to what is small in a group: a score
-    that grows with the place in the batch would rank a group's samples by it."""
+    """Similar samples in another order must score the same, up to a small part of their spread: a
+    score that grows with the position in the batch would rank a group's samples by position."""
     near = _similar(samples)
     scores = scored(name, reward, near)
     back = list(range(len(scores)))[::-1]
@@ -219,7 +222,7 @@ def _check_places(name: str, reward: Reward, samples: Samples, noise: float) -> 
 
 
 def _largest_gap(a: Float[Tensor, " n"], b: Float[Tensor, " n"]) -> float:
-    """The largest difference; infinite where only one of them is scored."""
+    """The largest difference; infinite if a sample is scored in only one of the two."""
     both = ~(a.isnan() & b.isnan())
     return float((a - b).abs().nan_to_num(torch.inf)[both].max()) if both.any() else 0.0
 
@@ -238,8 +241,8 @@ def check_sum(
     """ValueError if the weighted sum of several rewards is constant over samples that each of them
     distinguishes.
 
-    Not asked are rewards that are called once, that have examples of their own, or that do not
-    score the test's samples.
+    Rewards are skipped if they are called only once, have their own examples, or do not score the
+    test samples.
     """
     for reward in rewards.values():
         once = isinstance(reward, OneCall) and reward.one_call
@@ -264,9 +267,10 @@ def check_sum(
 
 
 def _similar(samples: Samples) -> Samples:
-    """Samples as alike as those of one group: the first image, a little of each other blended in.
+    """Samples as similar as the samples of one group: the first image with a little of each other
+    image blended in.
 
-    Texts of a group differ as much as the test's own, and so do images of different sizes.
+    Texts and images of different sizes stay as they are, since these differ as much within a group.
     """
     media = items(samples)
     if samples.kind == "text" or len({item.shape for item in media}) > 1:
@@ -277,7 +281,8 @@ def _similar(samples: Samples) -> Samples:
 
 
 def _check_batches(name: str, reward: Reward, samples: Samples, scores: Float[Tensor, " n"]) -> str:
-    """One by one, samples must score the same; for a groupwise reward, in another order."""
+    """Samples scored one by one must have the same scores; for a groupwise reward, samples in
+    another order."""
     rows = range(len(scores))
     alone = torch.cat([scored(name, reward, samples.take([row])) for row in rows])
     if not scores.isnan().all() and alone.isnan().all():

@@ -43,9 +43,9 @@ _BOTH = re.compile(
 def score_in(answer: Completion) -> float:
     """Read the last `Score: N` or `Final Score: N` in 1..5, as a number in 0..1.
 
-    An answer that only names axes (`Alignment Score (1-5): 3.1`, UnifiedReward 2.0) has the mean of
-    them, each by its last number. UnifiedReward's form for videos, which lists a dynamic degree,
-    has a final score in 1..10.
+    An answer with axes alone (`Alignment Score (1-5): 3.1`, UnifiedReward 2.0) counts as their
+    mean, with the last number of each. UnifiedReward's form for videos, which lists a dynamic
+    degree, has a final score in 1..10.
     """
     top, last = _axes(answer.text)
     scores = [last[""]] if "" in last else list(last.values())
@@ -84,7 +84,7 @@ def expected_in(answer: Completion) -> float:
 
 
 def yes_in(answer: Completion) -> float:
-    """P(yes) from log-probabilities, or 1 or 0 from the word itself if the server returns none."""
+    """P(yes) from log-probabilities; without them, 1 or 0 from the word itself."""
     mass = probabilities(answer, ("yes", "no"))
     if mass is not None:
         return mass[0]
@@ -107,10 +107,10 @@ def verdict_in(answer: Completion) -> float:
     Pref-GRPO.
 
     The verdict is the text of the first `<answer>` (UnifiedReward-Think, arXiv:2505.03318). Without
-    a tag it is `winner` of a JSON object (Flex), the last sentence (`Image 1 is better.`), or the
-    numbers of both: shares that sum to 1 count as they are (mean over axes), others by the larger.
-    An answer without any of these, or with both verdicts, is unparsable; the code of Pref-GRPO
-    counts half a win for those.
+    a tag it is `winner` of a JSON object (Flex), the last sentence (`Image 1 is better.`), or a
+    number for each: shares that sum to 1 are used directly (mean over axes), otherwise the larger
+    number wins. An answer without any of these, or with both verdicts, is unparsable; Pref-GRPO's
+    code counts those as half a win.
     """
     text = answer.text
     if re.search(r"</?answer>", text, re.IGNORECASE):

@@ -1,4 +1,4 @@
-"""Requests to a judge and the answers as they arrive: chat completions of OpenAI, vLLM, SGLang."""
+"""Requests to a judge and its raw answers: chat completions of OpenAI, vLLM, SGLang."""
 
 import re
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ class Completion(BaseModel):
 
     @property
     def text(self) -> str:
-        """The text after the reasoning. Raises Unparsable if it is empty or the reasoning has no
+        """The text after the reasoning. Raises Unparsable if it is empty or the reasoning does not
         end."""
         text = (self.choices[0].message.content or "").rpartition("</think>")[2].strip()
         if not text:

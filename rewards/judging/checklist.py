@@ -1,4 +1,4 @@
-"""Scores by a list of yes-or-no questions about the sample."""
+"""Scores from a list of yes-or-no questions about the sample."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Checklist:
     """Share of yes answers to a prompt's questions, as in DSG, arXiv:2310.18235.
 
     Questions are in the prompt file's column `questions` (a list), or the model writes them once
-    per prompt. A sample is scored if more than half of its questions have an answer.
+    per prompt. A sample is scored if more than half of its questions were answered.
     """
 
     panel: Panel

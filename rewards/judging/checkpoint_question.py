@@ -3,8 +3,8 @@
 The texts are the authors' (github.com/CodeGoat24/UniGenBench, English and Chinese)
 and are not part of this project: the definition of each test point, the lines that list them, and
 the instruction around them. Since February 2026 (commit 9d5b7d8) the texts of both languages are in
-`eval/src/eval_common.py`; it is read as of 49d0bce. Before, each script had its own: read as of
-17947366, 236a92c8 and 2e2ff15a.
+`eval/src/eval_common.py`; it is read as of 49d0bce. Before that, each script had its own texts,
+which were read as of 17947366, 236a92c8 and 2e2ff15a.
 """
 
 import ast
@@ -141,7 +141,7 @@ def _pieces(string: ast.JoinedStr) -> TextPieces:
 
 
 def _strings_with_fields(tree: ast.AST) -> Iterator[TextPieces]:
-    """The f-strings that are assigned to a name and need no other field than the question's."""
+    """The f-strings that are assigned to a name and have only the question's fields."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.JoinedStr):
             pieces = _pieces(node.value)
@@ -164,7 +164,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _list(tree: ast.AST, name: str, texts: Mapping[str, str]) -> PointList | None:
-    """The text assigned to a name, with `texts` for its fields, and what is added to it: a line,
+    """The text assigned to a name, with `texts` for its fields, and the additions to it: a line,
     then the closing."""
     opening, lines, closing = "", [], ""
     for node in ast.walk(tree):

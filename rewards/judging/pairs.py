@@ -1,8 +1,8 @@
 """The pairs of a group to compare, and scores of samples from the verdicts.
 
 A group of G has G (G - 1) / 2 pairs, too many for a slow judge if G is large. Designs with fewer
-pairs are random, keyed by the prompt's text: they do not depend on the batch, and in a tree of
-samples they do not favour neighbours.
+pairs are random and keyed by the prompt's text: they do not depend on the batch, and do not favour
+neighbours in a tree of samples.
 """
 
 import random
@@ -28,8 +28,8 @@ class PairBudget:
     """Number of pairs to judge in each group. Every design is connected.
 
     all      every pair once
-    each     every sample is in `count` pairs (one sample in one more if G and count are odd), as
-             often first as second if count is even
+    each     every sample is in `count` pairs (one sample in one more if G and count are odd),
+             equally often first and second if count is even
     anchors  `count` samples of the group are compared with all others and with each other
     """
 
@@ -46,7 +46,8 @@ class PairBudget:
             )
         if self.design == "all" and self.count:
             raise ValueError(
-                "pairs: all takes no count: leave count out, or set pairs to each or anchors"
+                "pairs: the design all takes no count: leave count out, or set pairs to each or "
+                "anchors"
             )
 
     def pairs(self, samples: Samples) -> tuple[Int[Tensor, " p"], Int[Tensor, " p"]]:
@@ -61,7 +62,7 @@ class PairBudget:
         return table[:, 0], table[:, 1]
 
     def design_of(self, n: int, rng: random.Random) -> list[Pair]:
-        """Pairs of 0..n-1 in this design."""
+        """Pairs of the numbers 0..n-1 in this design."""
         if self.design == "all" or self.count >= n - 1:
             return list(combinations(range(n), 2))
         order = rng.sample(range(n), n)
@@ -77,11 +78,12 @@ def _groups(group: Sequence[int]) -> list[list[int]]:
 
 
 def _ring(n: int, count: int, rng: random.Random) -> list[Pair]:
-    """A circulant graph: each sample meets those at a few distances around a ring, on both sides.
+    """A circulant graph: each sample meets the samples at a few distances around a ring, on both
+    sides.
 
-    Distance 1 connects the ring; the others are random, which keeps paths short. Needs 2 <= count <
-    n - 1. An odd count takes half the pairs of the longest distance: opposite ones for even n,
-    every second pair along its cycle for odd n.
+    Distance 1 connects the ring; the other distances are random, which keeps paths short. Needs 2
+    <= count < n - 1. An odd count uses half of the pairs at the longest distance: opposite samples
+    for even n, every second pair along its cycle for odd n.
     """
     longest = n // 2
     others = list(range(2, (n - 1) // 2 + 1))
@@ -120,12 +122,12 @@ def bradley_terry(
 ) -> Float[Tensor, " n"]:
     """Log-strengths t with P(i preferred to j) = 1 / (1 + exp(t_j - t_i)); NaN without a verdict.
 
-    The maximum of the likelihood (verdicts between 0 and 1 count in part on both sides) plus a
+    The maximum of the likelihood (verdicts between 0 and 1 count partly for each side) plus a
     prior: each sample also won and lost `prior` games against a player of log-strength 0. Without
-    it a sample that wins all games has no finite strength, and parts of the group that never met
-    have no common scale. The more pairs, the less it weighs. Solved by minorise-maximise
-    (Hunter 2004, Annals of Statistics 32, eq. 3): strength <- wins / sum over games of
-    1 / (own + opponent's strength). Each sweep raises the likelihood.
+    it a sample that wins all games has no finite strength, and parts of the group that were never
+    compared have no common scale. The prior matters less with more pairs. Solved by
+    minorise-maximise (Hunter 2004, Annals of Statistics 32, eq. 3): strength <- wins / sum over
+    games of 1 / (own + opponent's strength). Each sweep raises the likelihood.
     """
     if prior <= 0:
         raise ValueError(
@@ -150,7 +152,7 @@ def bradley_terry(
 def _tally(
     n: int, a: Int[Tensor, " p"], b: Int[Tensor, " p"], p: Float[Tensor, " p"]
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Wins and games of each sample; pairs without a verdict (NaN) are no games."""
+    """Wins and games of each sample; pairs without a verdict (NaN) do not count."""
     p, a, b = p.double().cpu(), a.cpu(), b.cpu()
     known, first = (~p.isnan()).double(), p.nan_to_num(0.0)
     none = torch.zeros(n, dtype=torch.float64)

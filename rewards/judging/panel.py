@@ -46,7 +46,7 @@ class Panel:
     ) -> Float[Tensor, "q v"]:
         """Every vote on every question; NaN for an answer that could not be read.
 
-        seed: of the first vote, for a body that sets a temperature even for one vote.
+        seed: seed of the first vote, for a body that sets a temperature even with one vote.
         """
         given = self.client.ask(
             self._requests(about, body, seed), lambda _, answer: read(chat.completion(answer))
@@ -61,7 +61,7 @@ class Panel:
         sizes: Sequence[int],
         body: Mapping[str, Any],
     ) -> list[list[float]]:
-        """Several numbers per answer: the mean of a question's votes, empty without any.
+        """Several numbers per answer: the mean of a question's votes, empty without votes.
 
         sizes: how many numbers each question's answer must have; `read` gets the number.
         """
@@ -107,7 +107,7 @@ class Panel:
         return torch.where(2 * known.sum(1) > self.votes, mean, torch.nan)
 
     def note(self, numbers: Mapping[str, float]) -> None:
-        """Collect numbers for the next report. Calls from several threads may come in any order."""
+        """Collect numbers for the next report, from any thread and in any order."""
         for name, number in numbers.items():
             self.notes[name].append(number)
 
@@ -145,8 +145,8 @@ class PanelSettings:
 
     key: name of an environment variable with the API key. votes: requests per question. frames:
     images per video. media: kind of the samples, for the self-test only. body: merged into every
-    request, such as {temperature: 0.3, max_tokens: 4096}. timeout: seconds per try. at_once: most
-    requests in flight. log: a file for one JSON line per request.
+    request, such as {temperature: 0.3, max_tokens: 4096}. timeout: seconds per try. at_once:
+    maximum number of requests in flight. log: a file with one JSON line per request.
     """
 
     url: str

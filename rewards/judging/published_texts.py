@@ -1,8 +1,8 @@
 """The long instructions that published reward models were trained with, known by their digests.
 
-The texts are their authors' and are not part of this project. A file with the text will do, and so
-will the authors' own Python file: its strings are read without running it, and the one with the
-right digest is taken. A blank at the end of a line changes the tokens, hence the scores.
+The texts are their authors' and are not part of this project. A file with the text can be given, or
+the authors' own Python file: its strings are read without running it, and the one with the right
+digest is used. A blank at the end of a line changes the tokens and therefore the scores.
 """
 
 import ast
@@ -24,11 +24,12 @@ class PublishedText:
     SHA-256.
 
     what    its name in messages
-    source  where the authors keep it, for messages
-    url     a file that has it, at a fixed commit; empty where no such file is known
-    tail    what the model's own code appends to the authors' text; the digest includes it
-    scale   the number that replaces 10 in parts of the text; 0 for none
-    parts   the most strings of the authors' file that one text is joined from, by line breaks
+    source  where the authors publish it, for messages
+    url     a file with the text, at a fixed commit; empty if no such file is known
+    tail    text that the model's own code appends; the digest includes it
+    scale   the number that replaces 10 in parts of the text; 0: no replacement
+    parts   maximum number of strings of the authors' file that are joined to one text, by line
+            breaks
     """
 
     what: str
@@ -65,7 +66,7 @@ class PublishedText:
             f"SHA-256 {self.digest}...), but a text with SHA-256 "
             f"{(_digest(strings[0]) if strings else '-')}... and "
             f"{(len(strings[0]) if strings else 0)} characters. Blanks at line ends count. The "
-            f"published one is in {self.source}"
+            f"published text is in {self.source}"
         )
 
     def _candidates(self, strings: list[str]) -> Iterator[str]:
@@ -107,7 +108,7 @@ def _digest(text: str) -> str:
 
 
 def _strings(source: str) -> Iterator[str]:
-    """The values of strings that a Python file assigns, sums of strings among them."""
+    """The values of strings that a Python file assigns, including sums of strings."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Assign) and (text := _text_of(node.value)):
             yield text

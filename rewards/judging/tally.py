@@ -1,8 +1,8 @@
 """Right answers by dimension, for benchmarks that report an accuracy per dimension.
 
 A reward returns one number per sample; a benchmark such as UniGenBench also reports how often each
-kind of question was answered with yes, over all samples. A reward adds every answer to its tally,
-and an evaluation takes the tally when it has scored its samples.
+kind of question was answered yes, over all samples. A reward adds every answer to its tally, and an
+evaluation reads the tally after scoring its samples.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from rewards.types import Judge, Reward, parts_of
 
 
 class AnswerCount(NamedTuple):
-    """Questions asked, and how many of them (`right`) were answered yes."""
+    """Number of questions asked, and how many of them were answered yes (`right`)."""
 
     right: float
     asked: int

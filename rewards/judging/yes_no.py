@@ -13,7 +13,8 @@ def yes_of_each(
 ) -> list[list[float]]:
     """P(yes) for every question of every sample; NaN for an answer that could not be read.
 
-    P(yes) / (P(yes) + P(no)) if the server has log-probabilities, otherwise 1 or 0 by the word.
+    P(yes) / (P(yes) + P(no)) if the server has log-probabilities, otherwise 1 or 0 from the word
+    itself.
     """
     kind = samples.kind
     about: list[Messages] = []

@@ -1,5 +1,5 @@
-"""The texts around a user's turn, by the chat template of a base: MiMo-VL's system sentence is not
-Qwen's, and a reward's head was trained behind its own."""
+"""The texts around a user's turn in a base model's chat template. MiMo-VL's system sentence differs
+from Qwen's, and a reward's head was trained with its own."""
 
 import json
 from pathlib import Path
@@ -15,15 +15,16 @@ def vision_block(pads: str) -> str:
 
 def chat_frame(who: str, base: str, tokenizer: Any) -> tuple[str, str]:
     """Texts that the base's chat template puts before and after a user turn, with placeholders for
-    media and text between.
+    media and text in between.
 
-    ValueError for a base without one, and for a template that does not put images and videos, then
-    the text as it is.
+    ValueError without a template, and for a template that does not write images and videos followed
+    by the unchanged text.
     """
     template = _processor_template(base) or tokenizer.chat_template
     if template is None:
         raise ValueError(
-            f"{who}: {base} has no chat template, but its authors write turns with one"
+            f"{who}: {base} has no chat template, which its authors use to write turns: use a "
+            "folder with one"
         )
     parts = [{"type": "image"}, {"type": "video"}, {"type": "text", "text": _PROBE}]
     turns = [{"role": "user", "content": parts}]
@@ -33,14 +34,14 @@ def chat_frame(who: str, base: str, tokenizer: Any) -> tuple[str, str]:
     before, there, after = found.partition(vision_block(IMAGE) + vision_block(VIDEO) + _PROBE)
     if not there:
         raise ValueError(
-            f"{who}: the chat template of {base} does not write an image, a video and a text as "
-            f"Qwen's does: {found!r}"
+            f"{who}: the chat template of {base} does not write an image, a video and a text like "
+            f"Qwen's: {found!r}"
         )
     return before, after
 
 
 def _processor_template(base: str) -> str | None:
-    """The template of a processor's own file, which older releases have; authors call that one."""
+    """The template in a processor's own file, which older releases have and their authors use."""
     from transformers.utils.hub import cached_file
 
     absent = {

@@ -16,7 +16,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 
 @dataclass(frozen=True)
 class Detection:
-    """A detected object: class, certainty in 0..1, box, and mask [h w] of the whole image, or
+    """A detected object: class, confidence in 0..1, box, and mask [h w] of the whole image, or
     None."""
 
     name: str
@@ -50,7 +50,7 @@ class ModelDetector:
         return frozenset(self.model.config.id2label.values())
 
     def __call__(self, images: Sequence[Image.Image], least: float) -> list[list[Detection]]:
-        """A batch has images of one size, so that nothing is padded."""
+        """Detect objects. A batch has images of one size, so that no padding is needed."""
         found: list[list[Detection]] = [[] for _ in images]
         by_size: dict[tuple[int, int], list[int]] = {}
         for row, image in enumerate(images):
@@ -107,7 +107,7 @@ def box_of(mask: np.ndarray) -> Box:
 
 
 def detector(model: str, place: Placement) -> Detector:
-    """Load a detector from a hub name or folder; its configuration says whether it predicts
+    """Load a detector from a hub name or folder; its configuration states whether it predicts
     masks."""
     import transformers
 

@@ -1,6 +1,6 @@
-"""Models that embed images and prompts in one space, and the cosine between the two.
+"""Models that embed images and prompts in one space, and the cosine of the two.
 
-Images pass through PIL in 8 bits, as in the published processors: resizing a float tensor returns
+Images pass through PIL in 8 bits, as in the published processors: resizing a float tensor gives
 other numbers. Two libraries load such models as `Towers`: transformers and open_clip.
 """
 
@@ -31,9 +31,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Placement:
-    """Device and dtype of a reward model, independent of the samples'.
+    """Device and dtype of a reward model, independent of those of the samples.
 
-    `auto` is the process's GPU if there is one. ValueError for a device that does not exist.
+    `auto` is the process's GPU if it has one. ValueError for a device that does not exist.
     """
 
     device: torch.device
@@ -73,7 +73,7 @@ class Towers(Protocol):
     def texts(self, prompts: Sequence[str]) -> Float[Tensor, "n e"]: ...
 
     def graded(self, media: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n e"]:
-        """Embed images given as float tensors, with gradients with respect to them."""
+        """Embed float tensors of images, with gradients with respect to the pixels."""
         ...
 
 
@@ -199,8 +199,8 @@ def open_clip_library() -> Any:
         return importlib.import_module("open_clip")
     except (ImportError, RuntimeError) as error:  # torchvision's operators are not in torch
         raise ValueError(
-            f"open_clip cannot be imported ({error}); usually torchvision and torch "
-            f"{torch.__version__} are different builds: pip install --force-reinstall --no-deps "
+            f"open_clip cannot be imported ({error}); usually the builds of torchvision and torch "
+            f"{torch.__version__} differ: pip install --force-reinstall --no-deps "
             "torchvision from the index that torch came from"
         ) from error
 
@@ -214,7 +214,7 @@ def open_clip_towers(model: str, place: Placement) -> Towers:
         name, _, weights = model.partition("/")
         if not weights:
             raise ValueError(
-                f"open_clip's {model!r} names no weights: write {model}/<weights>, such as "
+                f"open_clip's {model!r} does not name weights: write {model}/<weights>, such as "
                 "ViT-L-14/openai, or hf-hub:<name>, or local-dir:<folder>"
             )
     loaded, _, prepare = open_clip.create_model_and_transforms(name, pretrained=weights)
@@ -258,7 +258,7 @@ def in_batches(
 
 @dataclass(frozen=True)
 class Cosine:
-    """factor * max(cos(image, prompt), floor). Repeated prompts are encoded once."""
+    """The score factor * max(cos(image, prompt), floor). Repeated prompts are encoded once."""
 
     towers: Towers
     factor: float = 1.0

@@ -1,6 +1,6 @@
 """Images from files. Unreadable files are reported; the others are read.
 
-A piece of an image is written as a media fragment of the W3C: `sheet.png#xywh=64,0,32,32`.
+A part of an image is written as a W3C media fragment: `sheet.png#xywh=64,0,32,32`.
 """
 
 import re
@@ -35,9 +35,9 @@ _ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # 
 @dataclass(frozen=True)
 class Read:
     """Images that were read. `media`: one image [3 h w] in 0..1 per path, None for paths in
-    `broken`, which says why.
+    `broken`, which has the reasons.
 
-    `Samples(read.media, ...)` may be scored as it is: those samples are then unscored.
+    `Samples(read.media, ...)` can be scored directly: the missing samples are then unscored.
     """
 
     media: list[Tensor | None]
@@ -45,7 +45,7 @@ class Read:
 
 
 def read_images(paths: Sequence[str | Path]) -> Read:
-    """Read images of any size and mode. Never raises for a file that is missing or damaged."""
+    """Read images of any size and mode. Does not raise for missing or damaged files."""
     media: list[Tensor | None] = []
     broken: dict[str, str] = {}
     for path in paths:
@@ -61,7 +61,7 @@ def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Im
     """The decoded, upright image of a PNG, JPEG or WebP file, with at most `most_pixels`.
 
     ValueError, one sentence with the path, if the file is missing, empty, too large, damaged or of
-    another format, and for a piece outside of its image. Sizes are compared before any pixel is
+    another format, and for a part outside its image. The size is checked before any pixel is
     decoded.
     """
     if match := PIECE.fullmatch(str(path)):
@@ -81,7 +81,7 @@ def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Im
 
 
 def open_image_bytes(data: bytes, name: str, most_pixels: int = MOST_FILE_PIXELS) -> Image.Image:
-    """The image of a file's bytes, as `open_image_file` reads it; `name` begins the ValueErrors."""
+    """Decode an image from bytes, like `open_image_file`; ValueErrors begin with `name`."""
     try:
         return _decoded(BytesIO(data), most_pixels)
     except UnidentifiedImageError as error:
@@ -101,8 +101,8 @@ def _decoded(file: IO[bytes], most_pixels: int) -> Image.Image:
 
 
 def file_stamp(path: str | Path) -> Stamp | None:
-    """Time and size of an image's file (for a piece, of its sheet), used to notice changes. None
-    if there is no such file: reading it raises the error."""
+    """Modification time and size of an image's file (for a part, of its sheet), used to notice
+    changes. None if the file does not exist: reading it raises the error."""
     match = PIECE.fullmatch(str(path))
     try:
         found = Path(match[1] if match else path).stat()
@@ -116,14 +116,14 @@ def _piece(name: str, path: str, box: tuple[int, int, int, int], most_pixels: in
     left, top, right, bottom = box
     if not (left < right <= sheet.width and top < bottom <= sheet.height):
         raise ValueError(
-            f"{name}: the piece lies outside the image of {sheet.width} x {sheet.height} pixels"
+            f"{name}: the part lies outside the image of {sheet.width} x {sheet.height} pixels"
         )
     return sheet.crop(box)
 
 
 @lru_cache(OPEN_SHEETS)
 def _sheet(path: str, most_pixels: int, stamp: Stamp | None) -> Image.Image:
-    """A decoded sheet, once for each `file_stamp`."""
+    """Decode a sheet, once for each `file_stamp`."""
     del stamp
     return open_image_file(path, most_pixels)
 
@@ -135,7 +135,7 @@ def _absence(path: str) -> str:
         return "a folder, not an image"
     sheet, hash_mark, _ = path.rpartition("#")
     if hash_mark and Path(sheet).is_file():
-        return "no piece of an image: write #xywh=LEFT,TOP,WIDTH,HEIGHT in pixels, none negative"
+        return "not a part of an image: write #xywh=LEFT,TOP,WIDTH,HEIGHT in pixels, none negative"
     return "no such file"
 
 

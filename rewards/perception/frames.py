@@ -35,7 +35,7 @@ Aggregate = Literal["mean", "min", "max", "last"]
 
 
 def frame_indices(count: int, frames: Frames) -> list[int]:
-    """Indices of chosen frames among `count`: all, first, every k, or a number of evenly spread
+    """Indices of the chosen frames among `count`: all, first, every k, or a number of evenly spread
     frames.
 
     A number takes the middle frames of that many equal parts, or all frames if there are fewer.

@@ -1,4 +1,4 @@
-"""Model weights in folders, in the hub's cache or on the hub, looked up without a long wait."""
+"""Find model weights in folders, in the hub's cache or on the hub, without a long wait."""
 
 import functools
 import urllib.error
@@ -16,7 +16,7 @@ _TIMEOUT = 5.0  # seconds; the hub's own client retries for half a minute per fi
 
 @functools.cache
 def hub_reachable() -> bool:
-    """Whether the hub can be reached at all. Checked once per process."""
+    """Whether the hub can be reached. Checked once per process."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -32,7 +32,7 @@ def hub_reachable() -> bool:
 
 
 def model_path(model: str) -> str:
-    """Find a model: a folder, as given or below the project's, or a name on the hub.
+    """Find a model: a folder, as given or below the project's folder, or a name on the hub.
 
     If the hub cannot be reached, return the folder of its cache. ValueError if the model is in none
     of these places.
@@ -65,7 +65,7 @@ def _hub_path(model: str, *files: str) -> str:
 
 
 def weights_file(who: str, setting: str, given: str | None, published: tuple[str, str]) -> str:
-    """Path of the weights: the file `given` for a reward's `setting`, or the `published` one
+    """Path of the weights: the file `given` for a reward's `setting`, or the `published` file
     (repository, file).
 
     ValueError if it does not exist or cannot be fetched.
@@ -91,13 +91,15 @@ def weights_file(who: str, setting: str, given: str | None, published: tuple[str
 
 
 def of_network(error: Exception) -> bool:
-    """Whether the hub's client or its HTTP library, which changes with its version, raised this."""
+    """Whether the hub's client or its HTTP library (which depends on the version) raised this
+    error."""
     modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return isinstance(error, OSError) or bool(modules & _CLIENTS)
 
 
 def fetched(who: str, what: str, way_out: str, fetch: Callable[[], str]) -> str:
-    """The path that `fetch` downloads `what` to. ValueError if the hub or the network fails."""
+    """Download `what` with `fetch` and return its path. ValueError if the hub or the network
+    fails."""
     try:
         return fetch()
     except Exception as error:

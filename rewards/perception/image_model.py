@@ -1,4 +1,4 @@
-"""Settings that all rewards of images by a model share."""
+"""Settings that all model-based image rewards share."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from rewards.types import OneOrMore, Reward
 @dataclass(frozen=True)
 class ImageModelSettings:
     """frames     of a video that are scored: all, first, 'every 4', or a number of them
-    aggregate  score of a video from those of its frames
-    batch      images in one call of the model; it has no effect on scores
-    device     of the model; auto is the process's GPU if there is one
+    aggregate  how a video's score is computed from the scores of its frames
+    batch      images per model call; it has no effect on scores
+    device     of the model; auto is the process's GPU if it has one
     dtype      of the model
     """
 

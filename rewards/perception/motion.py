@@ -30,7 +30,7 @@ def reduced_luma(video: Float[Tensor, "f 3 h w"]) -> Float[Tensor, "f a b"]:
 def block_motion(
     first: Float[Tensor, "n h w"], second: Float[Tensor, "n h w"]
 ) -> Float[Tensor, "n b 2"]:
-    """Displacement (down, right) in pixels of each block of `first` to its best match in
+    """Displacement (down, right) in pixels from each block of `first` to its best match in
     `second`."""
     return _best(lambda down, right: (first, _moved(second, down, right)))
 
@@ -40,8 +40,8 @@ def middle_error(
 ) -> Float[Tensor, " n"]:
     """Mean absolute difference between `middle` and the frame halfway between its neighbours.
 
-    Each block is the mean of two blocks that lie at equal distances on either side in time, the
-    two that are most alike; `middle` has no part in the choice.
+    Each block is predicted as the mean of the two most similar blocks displaced by opposite amounts
+    in the two neighbours; `middle` does not affect the choice.
     """
 
     def both(down: int, right: int) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ def middle_error(
 def _best(
     pair_at: Callable[[int, int], tuple[Float[Tensor, "n h w"], Float[Tensor, "n h w"]]],
 ) -> Float[Tensor, "n b 2"]:
-    """The shift of each block with the least difference, the shorter first."""
+    """The shift with the smallest difference for each block; of equal ones the shortest."""
     shifts = _shifts()
     a, b = pair_at(*shifts[0])
     least = _blocks((a - b).abs())
@@ -81,7 +81,7 @@ def _shifts() -> list[tuple[int, int]]:
 
 
 def _moved(frames: Float[Tensor, "n h w"], down: int, right: int) -> Float[Tensor, "n h w"]:
-    """The frames read (down, right) further on; beyond the edge its pixels repeat."""
+    """The frames shifted by (down, right); beyond the edge, its pixels repeat."""
     h, w = frames.shape[-2:]
     rows = (torch.arange(h, device=frames.device) + down).clamp(0, h - 1)
     columns = (torch.arange(w, device=frames.device) + right).clamp(0, w - 1)

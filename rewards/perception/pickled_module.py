@@ -1,8 +1,8 @@
 """The tensors of a pickled torch module, read without running any code of the file.
 
-`torch.save(model)` stores a program: loading it as its authors do runs whatever the file says. Here
-only the functions that rebuild tensors are real. Every other name of the file becomes an inert
-object that keeps what it was given, and the tree of modules is walked for its tensors.
+`torch.save(model)` stores a program: loading it as its authors do runs any code in the file. Here
+only the functions that rebuild tensors are real. Every other name in the file becomes an inert
+object that keeps its arguments, and the tree of modules is searched for tensors.
 """
 
 import pickle
@@ -24,7 +24,7 @@ def _parameter(data: Any, *_: Any) -> Any:
 
 
 def _of_type(rebuild: Callable[..., Any], _kind: Any, arguments: Sequence[Any], *_: Any) -> Any:
-    """The tensor of a subclass, or of one with attributes, as a plain tensor."""
+    """A plain tensor in place of one of a subclass or with attributes."""
     return rebuild(*arguments)
 
 
@@ -39,7 +39,7 @@ REAL = {  # module and name: what rebuilds tensors and plain containers
 
 
 class _Inert:
-    """Stands for a class or function of the file: called or not, it only keeps its state."""
+    """Stands for a class or function of the file: it only keeps its state, even if called."""
 
     state: Mapping[str, Any] = MappingProxyType({})
 

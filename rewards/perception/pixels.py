@@ -1,8 +1,8 @@
 """The preprocessing of image models on float tensors, so that gradients reach the pixels.
 
 The published processors pass through PIL in 8 bits. Here images stay floats, are resized by torch
-with antialiasing, and clipped to 0..1 as 8 bits are. Scores differ by the rounding to 8 bits, which
-the self-test of gradients measures.
+with antialiasing, and clipped to 0..1 like 8-bit images. Scores differ by the rounding to 8 bits,
+which the gradient test measures.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,13 @@ _FILTERS: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubi
 class PixelPreparation:
     """Resizes, crops or pads images [n 3 h w] to `size` and normalises their colours.
 
-    fit      the side that is resized to `size`: the shorter one, before the middle is cut out; the
-             longer one, before black is added; or both, whatever the image's shape
-    resized  the length of that side, where it differs from `size`
-    clipped  whether colours beyond 0..1, which sharp edges get by resizing, are clipped, as by PIL
-    rounded  whether the cut is rounded to the nearest pixel (torchvision, ImageReward) or down
+    fit      the side that is resized to `size`: the shorter one, followed by a centre crop; the
+             longer one, followed by black padding; or both, which ignores the aspect ratio
+    resized  the length of that side, if it differs from `size`
+    clipped  whether colours outside 0..1, which resizing creates at sharp edges, are clipped as in
+             PIL
+    rounded  whether the crop's offset is rounded to the nearest pixel (torchvision, ImageReward) or
+             down
     """
 
     size: tuple[int, int]
@@ -88,7 +90,7 @@ class PixelPreparation:
         return int(side * height / least), int(side * width / least)
 
     def _edge(self, room: int) -> int:
-        """Pixels that are added before the image; fewer than 0 are cut off."""
+        """Number of pixels that are added before the image; a negative number is cut off."""
         if room >= 0:
             return room // 2
         return -round(-room / 2) if self.rounded else -(-room // 2)

@@ -1,4 +1,4 @@
-"""A vision transformer from a state with timm's names, as in the files of DINO and DreamSim."""
+"""A vision transformer from weights with timm's names, as in the files of DINO and DreamSim."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ VIT_HEAD_WIDTH = 64
 class PlainVit:
     """Class token of images [n 3 s s], before or after the last norm.
 
-    quick   x sigmoid(1.702 x) instead of GELU, as OpenAI's CLIP has it
+    quick   x sigmoid(1.702 x) instead of GELU, as in OpenAI's CLIP
     eps     of the layer norms. Entries `pos_drop.*` are a norm before the first block
     """
 

@@ -1,12 +1,13 @@
 """Reward models that are a Qwen-VL with a head on special tokens: HPSv3, VideoReward, EditReward.
 
 The authors embed images themselves and call the language model on vectors alone, so positions are
-sequential, 0 to L - 1 on all three axes, and not those of the image grid (M-RoPE). They are passed
-here explicitly: the whole model of transformers would compute the grid's, hence other scores.
+sequential, 0 to L - 1 on all three axes, instead of the image grid's (M-RoPE). They are passed
+explicitly here, since the whole model of transformers would compute the grid's positions and so
+other scores.
 
-Files have the names of transformers up to 4.46, or those of later versions; both are renamed by
-hand and loaded strictly, since transformers renames neither in `load_state_dict` nor for classes of
-one's own. Vectors of rotary frequencies stay in float32, whatever the weights are.
+Files have the names of transformers up to 4.46, or of later versions; both are renamed by hand and
+loaded strictly, since transformers renames entries neither in `load_state_dict` nor for custom
+classes. Vectors of rotary frequencies stay in float32, whatever the weights are.
 """
 
 import math
@@ -39,7 +40,7 @@ def resized(height: int, width: int, least: int, most: int) -> tuple[int, int]:
     """Sides as multiples of 28 whose product lies between `least` and `most`, as close to the
     original as possible.
 
-    Rounding up when it enlarges may pass `most`, as in the authors' code.
+    When an image is enlarged, rounding up may exceed `most`, as in the authors' code.
     """
     h, w = (max(FACTOR, round(side / FACTOR) * FACTOR) for side in (height, width))
     if h * w > most:
@@ -53,8 +54,8 @@ def resized(height: int, width: int, least: int, most: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class QwenSettings:
-    """batch   samples in one call of the model
-    device  of the model; auto is the process's GPU if there is one
+    """batch   samples per model call
+    device  of the model; auto is the process's GPU if it has one
     dtype   of the network; heads stay in float32
     """
 
@@ -122,7 +123,7 @@ class Turn:
     pad: str = IMAGE
 
     def written(self, frame: tuple[str, str]) -> str:
-        """The turn's text, between the two texts of the chat template (`chat_frame`)."""
+        """The turn's text, between the two texts from the chat template (`chat_frame`)."""
         shown = "".join(vision_block(self.pad * one.tokens) for one in self.media)
         return f"{frame[0]}{shown}{self.text}{frame[1]}"
 
@@ -131,7 +132,7 @@ class Turn:
 class QwenBackbone:
     """A Qwen2-VL or Qwen2.5-VL without its language head. `rewards`: ids of the special tokens.
 
-    frame  the texts around a turn, by `chat_frame`
+    frame  the texts around a turn, from `chat_frame`
     """
 
     model: Any
@@ -144,7 +145,7 @@ class QwenBackbone:
     def hidden(self, turns: Sequence[Turn]) -> Float[Tensor, "n k e"]:
         """Hidden states after the last norm at the k special tokens, float32.
 
-        ValueError unless each turn has each of them once, in this order.
+        ValueError unless each turn has each of these tokens once, in this order.
         """
         rows = [self._ids(turn) for turn in turns]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -203,7 +204,7 @@ def open_backbone(
 ) -> QwenBackbone:
     """Load the network from the file, with the configuration and tokenizer of the folder `base`.
 
-    ValueError, one sentence, if the file's entries are not those of such a model.
+    ValueError, in one sentence, if the file's entries do not belong to such a model.
     """
     from accelerate import init_empty_weights
     from tokenizers import AddedToken
@@ -237,7 +238,8 @@ def open_backbone(
 
 
 def put_weights(model: Any, place: Placement) -> Any:
-    """Move the model for inference; parameters take the dtype, buffers keep theirs."""
+    """Move the model and set it up for inference; parameters take the dtype, buffers keep
+    theirs."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(place.device, place.dtype)
     return model.to(place.device).eval().requires_grad_(False)
@@ -272,7 +274,8 @@ def refuse_others(who: str, others: Mapping[str, Tensor], head: str | tuple[str,
 
 
 def weights_of_file(who: str, file: Path, inside: str = "model") -> dict[str, Tensor]:
-    """Read a safetensors or torch file; from a torch file, the weights below `inside` if present.
+    """Read a safetensors or torch file; from a torch file, the weights under the key `inside` if
+    present.
 
     ValueError if it is damaged or holds anything but tensors.
     """

@@ -1,4 +1,4 @@
-"""Images that a column of the prompt file names: the source of an edit, or a reference."""
+"""Images named by a column of the prompt file: the source of an edit, or a reference."""
 
 import reprlib
 import warnings

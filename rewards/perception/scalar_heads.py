@@ -1,4 +1,4 @@
-"""Qwen-VLs whose state at one token goes through a small network to (mu, log sigma).
+"""Qwen-VLs in which a small network maps the state at one token to (mu, log sigma).
 
 HPSv3 has one such head and EditReward two, each of three linear layers with ReLUs. They read images
 of about 448 x 448 pixels and the token `<|Reward|>` at the end of the instruction.
@@ -28,9 +28,9 @@ PLACES, OUTPUTS = (0, 3, 5), 2  # places of the linear layers; 2 is the dropout
 def open_scalar_model(
     who: str, file: Path, base: str, heads: Sequence[str], place: Placement
 ) -> tuple[QwenBackbone, tuple[nn.Sequential, ...]]:
-    """Load the network of a file and its heads, by the prefixes of their names, in float32.
+    """Load the network of a file, and its heads (by the prefixes of their names) in float32.
 
-    ValueError, one sentence, if the file has another layout.
+    ValueError, in one sentence, if the file has another layout.
     """
     network, others = split_names(weights_of_file(who, file))
     refuse_others(who, others, tuple(heads))

@@ -1,4 +1,4 @@
-"""Comparison of requested and recognised texts: normal form, quotations, edit distance."""
+"""Compare requested and recognised texts: normalisation, quotations, edit distance."""
 
 import re
 import unicodedata
@@ -22,7 +22,8 @@ def quoted(prompt: str) -> list[str]:
 
 
 def edit_distance(a: str, b: str) -> int:
-    """Fewest insertions, deletions and substitutions of one character that turn a into b."""
+    """Minimum number of insertions, deletions and substitutions of one character that turn a into
+    b."""
     return _last_row(a, b, list(range(len(b) + 1)))[-1]
 
 

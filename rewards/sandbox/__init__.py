@@ -1,6 +1,6 @@
 """Run untrusted code, and accept only plain data from it.
 
-`run` starts the processes. All other files are run as scripts in processes of their own, with
-nothing imported from here: `confine` and `syscalls` drop the rights that such a process does not
-need, `program` runs the code, and `judge` calls its functions from the tests' own process.
+`run` starts the processes. All other files run as scripts in separate processes and import nothing
+from here: `confine` and `syscalls` drop the privileges that such a process does not need, `program`
+runs the code, and `judge` calls its functions from the tests' own process.
 """

@@ -5,8 +5,8 @@ serve    runs it, then answers the requests of the judge's process
 judge    runs tests, read from standard input, and writes their verdicts
 audit    runs the tests of many rows against programs that solve nothing
 
-To the file `control` a process writes, before any code runs, which protections are missing; the
-judge and the audit write their results there too.
+Before any code runs, a process writes the missing protections to the file `control`; the judge and
+the audit also write their results there.
 """
 
 import json

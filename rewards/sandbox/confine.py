@@ -1,11 +1,10 @@
-"""Drop the rights that this process does not need, before it runs untrusted code.
+"""Drop the privileges that this process does not need, before it runs untrusted code.
 
 On Linux, where user namespaces are permitted (or as root): no network, no view of other processes,
-and a file system of the interpreter and the system's libraries only, read-only; its children end
-with it. Memory is bounded per process by its addresses, and in sum by a watch that ends all of
-them; where no watch is possible, only one process is allowed. Elsewhere a filter of system calls
-(Linux) and a hook on Python's own events refuse what they can: files can then be read, and native
-code can write them.
+and a read-only file system with only the interpreter and the system's libraries; its children end
+with it. Memory is limited per process by address space, and in total by a watcher that kills all of
+them; without a watcher, only one process is allowed. Elsewhere a system-call filter (Linux) and a
+Python audit hook refuse what they can: files can then be read, and native code can write them.
 """
 
 import ctypes
@@ -34,7 +33,8 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     """Confine this process and return the protections that are missing. `close`: files that only
     the confined process closes.
 
-    With namespaces this continues as the first process of its own; the one outside waits for it.
+    With namespaces, execution continues in the first process of the new namespace, and the outer
+    process waits for it.
     """
     missing = list(PROTECTIONS)
     if sys.platform != "linux":
@@ -59,7 +59,8 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
 
 
 def _enter_namespaces(libc: Any) -> bool:
-    """Enter new namespaces; of users too if not root. False where they are not permitted."""
+    """Enter new namespaces, including a user namespace if not root. False if they are not
+    permitted."""
     flags = sum(SPACES.values())
     if os.geteuid() == 0 and libc.unshare(flags) == 0:
         return True
@@ -74,7 +75,7 @@ def _enter_namespaces(libc: Any) -> bool:
 
 
 def _inside(libc: Any, settings: dict[str, Any], close: list[int]) -> tuple[list[str], bool]:
-    """Return the missing protections, and whether a watch from outside sums up the memory."""
+    """Return the missing protections, and whether an outside watcher limits the total memory."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     ready, report = os.pipe()
     inner = os.fork()  # a new space of processes begins with the next one
@@ -98,9 +99,9 @@ def _inside(libc: Any, settings: dict[str, Any], close: list[int]) -> tuple[list
 
 
 def _watch(inner: int, memory: int, ready: int) -> NoReturn:
-    """Wait for the process, and end it with all its children if they exceed `memory` in sum.
+    """Wait for the process, and kill it with all its children if together they exceed `memory`.
 
-    Resident pages count, shared ones once per process. Its /proc is ours once it is ready.
+    Resident pages count, shared pages once per process. Its /proc is visible here once it is ready.
     """
     watched = os.read(ready, 1) == b"1"
     while True:
@@ -132,9 +133,10 @@ def _checked(result: int) -> None:
 
 
 def _own_root(libc: Any, settings: dict[str, Any]) -> bool:
-    """Enter a file system in memory, of `written` bytes, with what Python needs bound read-only.
+    """Enter an in-memory file system of `written` bytes, with read-only mounts of everything Python
+    needs.
 
-    Return whether it has a /proc of its own, which not every container permits.
+    Return whether it has its own /proc, which not every container permits.
     """
     root = settings["folder"]
     os.umask(0o022)  # the user of the end must be able to read what is bound
@@ -228,7 +230,7 @@ REFUSED = (
 
 
 def _guard(folder: str) -> None:
-    """Refuse events in Python that no namespace prevents. The hook cannot be removed."""
+    """Refuse Python audit events that no namespace prevents. The hook cannot be removed."""
     writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     inside = folder + os.sep
 

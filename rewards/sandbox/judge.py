@@ -1,8 +1,8 @@
-"""Python tests in the judge's process. They reach the completion only through proxies.
+"""Run Python tests in the judge's process. They reach the completion only through proxies.
 
-The names that a test binds or imports, Python's builtin names and modules never come from the
-completion. All other names do; but if the tests of the row use a name that Python's library does
-not have, the library's names among them (Counter, sqrt, ...) come from the library.
+Names that a test binds or imports, Python's builtins and modules never come from the completion.
+All other names do; but if a row's tests use a name outside Python's library, their library names
+(Counter, sqrt, ...) come from the library.
 """
 
 import ast
@@ -44,7 +44,8 @@ def library_names() -> dict[str, str]:
 
 
 class _Guarded(ast.NodeTransformer):
-    """The test with its comparisons by size guarded from NaN, and calls for effect marked."""
+    """Rewrites a test: ordering comparisons refuse NaN, and calls whose result is ignored are
+    marked."""
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
@@ -87,7 +88,7 @@ class Names:
         self.library = free - self.completion
 
     def take(self, name: str, program: RemoteProgram, known: set[str]) -> Any:
-        """The object behind a name. LookupError or ImportError if its side does not have it."""
+        """The object behind a name. LookupError or ImportError if its source does not have it."""
         if name in self.modules:
             return importlib.import_module(self.modules[name])
         if name in self.library:
@@ -113,7 +114,7 @@ def _free_names(test: str) -> tuple[set[str], dict[str, str]]:
 
 
 def _global_names(table: symtable.SymbolTable) -> set[str]:
-    """Names that a scope or those inside of it look up at the top."""
+    """Names that a scope, or a scope inside it, looks up globally."""
     found = {s.get_name() for s in table.get_symbols() if s.is_referenced() and s.is_global()}
     if table.get_type() == "module":
         found = {s.get_name() for s in table.get_symbols() if s.is_referenced()}
@@ -121,7 +122,7 @@ def _global_names(table: symtable.SymbolTable) -> set[str]:
 
 
 def _bare_names(tree: ast.AST) -> set[str]:
-    """Names that are used otherwise than in `name.attribute`: a module never is."""
+    """Names that are not only used as `name.attribute`, as a module would be."""
     based = {
         id(node.value)
         for node in ast.walk(tree)
@@ -131,8 +132,8 @@ def _bare_names(tree: ast.AST) -> set[str]:
 
 
 def judge_tests(connection: Connection, given: Sequence[str], write: Callable[[str], None]) -> None:
-    """Write a line for each test, in order, as soon as it is known: the first of `given`, a word
-    that nobody else knows, and `1` or `0`. The others of `given` are the tests."""
+    """Write a line for each test, in order, as soon as its verdict is known: a secret word, which
+    is the first entry of `given`, and `1` or `0`. The other entries are the tests."""
     word, *tests = given
     sys.addaudithook(_refuse_pickles)
     row = RowUnderTest(tests, RemoteProgram(connection))
@@ -141,14 +142,15 @@ def judge_tests(connection: Connection, given: Sequence[str], write: Callable[[s
 
 
 def _refuse_pickles(event: str, _: Any) -> None:
-    """A pickle that the completion made could run code here, where verdicts are written."""
+    """Refuse pickles, since one made by the completion could run code here, where verdicts are
+    written."""
     if event == "pickle.find_class":
-        raise AssertionError("a pickle of more than plain data is not read")
+        raise AssertionError("only pickles of plain data are read")
 
 
 def _refuse_code(*_: Any) -> None:
-    """Code in a text that the completion made would run here too."""
-    raise AssertionError("a text of more than an expression of data is not run")
+    """Refuse code in texts, since a text made by the completion would run here too."""
+    raise AssertionError("only expressions of plain data are evaluated")
 
 
 class RowUnderTest:
@@ -162,7 +164,7 @@ class RowUnderTest:
         self.space |= {each.__name__: ordered(each) for each in (max, min, sorted)}
 
     def _evaluated(self, source: Any, *spaces: Any) -> Any:
-        """`eval` for an expression of data, operators and calls of CALLABLE alone."""
+        """`eval` for expressions of data, operators and calls of CALLABLE only."""
         tree = ast.parse(source.strip() if type(source) is str else source, mode="eval")
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute | ast.Lambda | ast.NamedExpr):

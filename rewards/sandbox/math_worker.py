@@ -1,9 +1,9 @@
-"""A process that compares mathematics for `math_answer`. Run as a script, for ever.
+"""A process that compares mathematics for `math_answer`. Runs as a script, forever.
 
-A line of JSON in: {"gold": text} asks whether a right answer can be read at all, {"gold", "text",
-"boxed"} whether a completion has that answer, {"read", "boxed"} for a completion's answer. A line
-out: true or false, or the answer as a text, empty without one. The parent keeps the time,
-so the library's own alarms are off.
+Each input line is JSON: {"gold": text} asks whether a right answer can be read at all, {"gold",
+"text", "boxed"} whether a completion has that answer, {"read", "boxed"} for a completion's answer.
+Each output line is true or false, or the answer as a text, empty if there is none. The parent
+process enforces the time limit, so the library's own alarms are off.
 """
 
 import functools

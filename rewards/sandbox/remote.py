@@ -1,9 +1,9 @@
 """The judge's view of the completion: proxies whose every result is plain data.
 
 An object with its own methods could cheat: pass `3 in f(2)` by claiming to contain everything. So a
-proxy has attributes and can be called, an iterator can be read once, and only objects that the test
-itself constructs, from a class whose name begins with a capital letter, answer `len`, `in`, `[]`,
-`bool`, `str` and iteration: there these methods are what is tested.
+proxy has attributes and can be called, and an iterator can be read once. Only objects that the test
+itself constructs, from a class whose name begins with a capital letter, support `len`, `in`, `[]`,
+`bool`, `str` and iteration: there the test is about these methods.
 """
 
 import builtins
@@ -14,7 +14,7 @@ from channel import Connection
 from values import decode_value, encode_value, judged_array
 
 Role = Literal["named", "result", "iterator", "instance"]
-"""How the test came by an object: by a name, as a result, as an iterator, by constructing it."""
+"""How the test obtained an object: by a name, as a result or iterator, or by constructing it."""
 
 PLAIN = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, range)
 PLAIN_METHODS = {name for kind in PLAIN for name in vars(kind)} | {"all", "any", "equals", "item"}
@@ -71,7 +71,7 @@ class RemoteObject:
         return self._call(arguments, named)[0]
 
     def _call(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[Any]]:
-        """The result, and the arguments as the call left them."""
+        """The result, and the arguments after the call."""
         given = [[_argument(a) for a in arguments], _argument(named)]
         try:
             answer = self._program.ask("call", self._number, given)
@@ -159,7 +159,7 @@ def _replace_content(mine: Any, theirs: Any) -> None:
 
 
 def _error(name: str) -> type[Exception]:
-    """Python's own exception of that name, or a new kind."""
+    """Python's own exception of that name, or a new exception type."""
     found = vars(builtins).get(name)
     if isinstance(found, type) and issubclass(found, Exception):
         return found

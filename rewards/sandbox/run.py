@@ -28,10 +28,10 @@ START_SECONDS = 10.0  # seconds that a process may take to begin; they are not t
 class SandboxLimits:
     """Limits for one process and everything that it starts.
 
-    seconds    by the clock; processor time is bounded by the next whole second
-    memory     bytes: of addresses per process, and of resident memory in sum
-    written    bytes of one file or of its output, and of all its files where it is isolated
-    files      open at the same time
+    seconds    wall-clock time; CPU time is limited to the next whole second
+    memory     bytes of address space per process, and of total resident memory
+    written    bytes bytes of one file or of the output, and of all files together if isolated
+    files      maximum number of open files
     processes  and threads
     """
 
@@ -70,7 +70,7 @@ def run_program(code: str, given: str, limits: SandboxLimits) -> ProgramResult:
 def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> tuple[list[bool], bool]:
     """Run tests; returns whether each passes, and whether time ran out.
 
-    The tests are Python; they run in a process of their own, which calls the program's functions.
+    The Python tests run in a separate process, which calls the program's functions.
     """
     ours, theirs = socket.socketpair()
     with ExitStack() as stack:
@@ -92,8 +92,8 @@ def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> tuple[l
 
 
 def _verdicts(written: bytes, word: str, most: int) -> list[bool]:
-    """The judge's verdicts, each a line of the word that it was given and 1 or 0. What does not
-    have this form was written by somebody else: no verdict after it counts."""
+    """The judge's verdicts, each a line with its secret word and 1 or 0. A line without this form
+    was written by other code, and verdicts after it do not count."""
     found: list[bool] = []
     for line in written.splitlines(keepends=True)[:most]:
         if line not in (f"{word} {verdict}\n".encode() for verdict in (0, 1)):
@@ -105,10 +105,10 @@ def _verdicts(written: bytes, word: str, most: int) -> list[bool]:
 def weak_rows(
     rows: Sequence[Sequence[str]], seconds: float, limits: SandboxLimits
 ) -> list[str | None]:
-    """Find the rows whose Python tests a program passes that solves nothing, and name that
+    """Find the rows whose Python tests pass for a program that solves nothing, and name that
     program.
 
-    The list is shorter than `rows` where `seconds` were not enough for all.
+    The list is shorter than `rows` if `seconds` were not enough for all.
     """
     limits = replace(limits, seconds=seconds + 1)
     with ExitStack() as stack:
@@ -122,7 +122,7 @@ def weak_rows(
 
 @contextmanager
 def _file(content: bytes) -> Iterator[IO[bytes]]:
-    """A file without a name, to be read from its start."""
+    """An unnamed file with this content, positioned at its start."""
     with tempfile.TemporaryFile() as file:
         file.write(content)
         file.seek(0)
@@ -131,7 +131,7 @@ def _file(content: bytes) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _folder(code: str) -> Iterator[str]:
-    """A folder with the code in it. It is removed with its content, whatever the permissions."""
+    """A folder with the code in it. It is removed with its content, whatever its permissions."""
     folder = tempfile.mkdtemp(prefix="flowrl-")
     try:
         path = Path(folder, "code.py")
@@ -144,8 +144,8 @@ def _folder(code: str) -> Iterator[str]:
 def package_folders() -> list[str]:
     """Folders of installed packages in Python's search order.
 
-    They are the environment's own, and those that it sees besides: of an environment that it lies
-    on, or of `pip install --user`. Folders of source code on the path are left out.
+    These are the environment's own folders, and others that it can import from: a base
+    environment's, or those of `pip install --user`. Source folders on the path are left out.
     """
     own = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     seen = [path for path in sys.path if Path(path).name in PACKAGE_FOLDERS]
@@ -161,7 +161,8 @@ def _started(
     stdout: IO[bytes] | int,
     channel: socket.socket | None = None,
 ) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    """A process and the file of its reports; at the end it is killed, with all that it started."""
+    """A process and its report file; at the end the process is killed, with everything that it
+    started."""
     reports, control = os.pipe()
     settings: dict[str, Any] = {**asdict(limits), "folder": folder, "control": control}
     settings["paths"] = package_folders()
@@ -186,9 +187,10 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _read_control(control: int, seconds: float | None) -> tuple[tuple[str, ...], bytes, bool]:
-    """Missing protections, what the process wrote in `seconds` after them, whether it ended.
+    """Missing protections, the text that the process wrote within `seconds` afterwards, and whether
+    it ended.
 
-    With None it waits for the protections only.
+    With None, wait only for the protections.
     """
     text, until, begun = b"", time.monotonic() + START_SECONDS, False
     while (left := until - time.monotonic()) > 0:

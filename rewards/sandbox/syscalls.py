@@ -1,9 +1,9 @@
-"""A seccomp filter of system calls, which then fail with EPERM in this process and its children.
+"""A seccomp filter: refused system calls fail with EPERM in this process and its children.
 
-It refuses calls whose memory escapes the limits (System V and POSIX queues and shared memory, files
-in memory), new namespaces and mounts, calls that look into other processes, and sockets of families
-that no namespace holds. A process without
-namespaces of its own can also not connect, nor signal, start or become another process.
+It refuses calls whose memory escapes the limits (System V and POSIX queues and shared memory,
+in-memory files), new namespaces and mounts, calls that inspect other processes, and socket families
+that no namespace confines. A process without namespaces of its own also cannot connect, nor signal,
+start or become another process.
 """
 
 import ctypes
@@ -43,8 +43,8 @@ class _Program(ctypes.Structure):
 def filter_calls(libc: Any, processes: bool, alone: bool) -> bool:
     """Install the system-call filter; False if this machine or kernel does not support it.
 
-    processes: other processes may be started (threads always). alone: namespaces keep the process
-    from all others, so it may use sockets and signals.
+    processes: other processes may be started (threads always). alone: namespaces isolate the
+    process from all others, so it may use sockets and signals.
     """
     if os.uname().machine not in MACHINES:
         return False

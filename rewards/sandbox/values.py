@@ -1,4 +1,4 @@
-"""Values as JSON that holds data only, rebuilt as exact builtin types by the receiver.
+"""Encode values as JSON that holds only data; the receiver rebuilds exact builtin types.
 
 Subclasses of builtin types (a Counter, a named tuple) travel as the builtin type, views of a
 dictionary and deques as lists, numpy's arrays and scalars as their numbers. Everything else stays
@@ -74,7 +74,7 @@ def decode_value(
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is an array or a scalar of numpy, which need not be imported."""
+    """Whether the value is a numpy array or scalar, without importing numpy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
@@ -88,7 +88,7 @@ def plain_array(dtype: str, content: Any) -> Any:
 def judged_array(dtype: str, content: Any) -> Any:
     """Wrap an array so that an empty one only equals empty values.
 
-    `all` of no comparison is true, so an empty array would otherwise equal any number.
+    `all` of no comparisons is true, so an empty array would otherwise equal any number.
     """
     import numpy as np
 
@@ -130,15 +130,15 @@ def _refuse_full(values: Iterable[Any]) -> None:
 
 
 def refuse_nan(value: Any) -> Any:
-    """Return the value, or raise AssertionError if it contains NaN, which has no order."""
+    """Return the value, or raise AssertionError if it contains NaN, which cannot be ordered."""
     for number in _numbers(value):
         if number != number:
-            raise AssertionError("NaN cannot be compared by size")
+            raise AssertionError("NaN cannot be ordered")
     return value
 
 
 def ordered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`max`, `min` or `sorted` that refuse NaN, which would be skipped or break the order."""
+    """Make `max`, `min` or `sorted` refuse NaN, which would be skipped or break the order."""
 
     def guarded(*given: Any, **named: Any) -> Any:
         values = list(given[0]) if len(given) == 1 else list(given)

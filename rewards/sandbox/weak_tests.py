@@ -1,6 +1,6 @@
 """Programs that solve nothing: if one of them passes a row's tests, the tests are too weak.
 
-The programs are ours, so they run in the process of the tests, hundreds of rows per process.
+The programs are our own, so they run in the tests' process, hundreds of rows per process.
 """
 
 import json
@@ -64,7 +64,7 @@ ADVERSARIES = {
 
 
 class _Direct:
-    """A connection to a program in this process; messages are JSON here too."""
+    """A connection to a program in this process; messages are JSON as well."""
 
     def __init__(self, code: str) -> None:
         self.program = Program(code)
@@ -82,7 +82,7 @@ def audit_tests(
 ) -> None:
     """Write a line of JSON per row: a useless program that passes its tests, or null.
 
-    Rows that are not reached in `seconds` have no line.
+    Rows that are not reached within `seconds` have no line.
     """
     signal.signal(signal.SIGALRM, _late)
     end = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""The JSON of a server's answer, which may be anything."""
+"""Read the JSON of a server's answer, which may be anything."""
 
 import email.utils
 import json

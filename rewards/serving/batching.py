@@ -21,19 +21,19 @@ class ServerLimits:
     """Limits of a server. The first two control batching, the others protect it."""
 
     batch: int = 64
-    """Samples in one call of the reward; a request that has more is a batch of its own."""
+    """Maximum number of samples per call of the reward; a request with more forms its own batch."""
     wait: float = 0.01
     """Seconds that a request waits for others to join it."""
     body: int = 256 * 2**20
-    """Bytes of a request."""
+    """Maximum number of bytes of a request."""
     queue: int = 1024
-    """Requests waiting; further ones get status 503 and may return in a second."""
+    """Maximum number of waiting requests; further ones get status 503 and may retry in a second."""
     pixels: int = 2**25
-    """Pixels of all media of a request; decoded they take 12 bytes each."""
+    """Maximum number of pixels of all media of a request; each takes 12 bytes when decoded."""
     values: int = 500_000
-    """Values of a request's JSON, which take about 200 bytes each once they are read."""
+    """Maximum number of values in a request's JSON; each takes about 200 bytes when parsed."""
     connections: int = 2048
-    """Open connections; further ones are closed."""
+    """Maximum number of open connections; further ones are closed."""
     header_seconds: float = 10.0
     """Seconds in which the headers of a request must arrive."""
     body_seconds: float = 120.0
@@ -44,14 +44,14 @@ class ServerLimits:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.wait < 0 or self.header_seconds <= 0 or self.body_seconds <= 0:
-            raise ValueError(f"wait must be 0 or more, and other times above 0: {self}")
+            raise ValueError(f"wait must be at least 0, and other times above 0: {self}")
 
 
 @dataclass(eq=False)
 class Job:
     """A waiting request, still encoded. `outcome` becomes its values, or the reward's error.
 
-    pixels: the sum over its media
+    pixels: total over its media
     """
 
     samples: WireSamples
@@ -79,14 +79,14 @@ class Batcher:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
 
     async def work(self) -> None:
-        """Gather, score and answer requests for ever."""
+        """Gather, score and answer requests forever."""
         while True:
             batch = await self._gather()
             # a client that has hung up will ask again: scoring for it would delay all others
             alive: list[Job] = []
             for job in batch:
                 if await job.gone():
-                    job.outcome.set_result(ConnectionError("the client has hung up"))
+                    job.outcome.set_result(ConnectionError("the client has disconnected"))
                 else:
                     alive.append(job)
             for kind in dict.fromkeys(job.samples.kind for job in alive):

@@ -1,10 +1,11 @@
-"""Many requests to one HTTP server: a cap in flight, deadlines, retries with backoff, a log.
+"""Send many requests to one HTTP server, with a cap in flight, deadlines, retries with backoff, and
+a log. A request ends in one of two ways:
 
-A request ends in one of two ways: the value that `read` took from its answer, or a `Failure` with
-its reason. It counts once, however often it was tried, and never gets an invented answer.
+with the value that `read` took from its answer, or with a `Failure` and its reason. It counts once,
+however often it was tried, and never gets an invented answer.
 
-`Client.ask` waits for all answers. It may be called in several threads at once: each call has an
-event loop of its own, and all of them share the cap, the counts and the log.
+`Client.ask` waits for all answers. It may be called from several threads at once: each call has its
+own event loop, and all calls share the cap, the counts and the log.
 """
 
 import asyncio
@@ -36,8 +37,8 @@ T = TypeVar("T")
 LONGEST_WAIT = 30.0  # seconds between two tries, unless the server asks for more
 MOST_WAIT = 300.0  # a server that asks for a longer pause (Retry-After) has failed
 REFUSED_STATUSES = {
-    401: "the server does not accept the token; name the variable that has it",
-    403: "the server forbids this; name the variable that has the right token",
+    401: "the server does not accept the token; set key to the environment variable that has it",
+    403: "the server forbids this; set key to the environment variable that has the right token",
     404: "there is nothing at this address; check the url",
 }
 SECONDS_TO_CLOSE = 5.0  # seconds in which a server must answer when a run starts
@@ -103,10 +104,10 @@ class Client:
                 time.sleep(0.2)
 
     def tell(self, path: str, body: Mapping[str, Any], patience: Patience | None = None) -> str:
-        """POST a request and return the answer's text. ValueError, with the reason, if there is
-        none.
+        """POST a request and return the answer's text. ValueError, with the reason, if there is no
+        answer.
 
-        Tries again while the server is busy or out of reach, but not if it failed (500).
+        Retries while the server is busy or unreachable, but not if it failed (500).
         """
         import httpx
 
@@ -136,7 +137,7 @@ class Client:
         """Answers in the order of `asks`.
 
         `read` takes a request and the JSON of its answer, and raises Malformed (tried again) or
-        Unparsable (final). ValueError if the server will answer no request: no such address, a
+        Unparsable (final). ValueError if the server cannot answer any request: no such address, a
         wrong token, every request refused. RuntimeError after `cancel`.
         """
         courses: list[_Course[T]] = [
@@ -251,7 +252,7 @@ class Client:
         if code in RETRIED_STATUSES or code >= 500:
             after = retry_seconds(answer.headers.get("Retry-After"))
             if after > MOST_WAIT:
-                raise Refused(f"it asks to wait {after:.0f} s, more than {MOST_WAIT:.0f}")
+                raise Refused(f"it asks to wait {after:.0f} s, more than {MOST_WAIT:.0f} s")
             raise Again("status", after, f"status {code}, {answer.text[:500]}")
         if code >= 300:
             raise Refused(f"status {code}, {answer.text[:500]}")
@@ -262,7 +263,8 @@ class Client:
         self._flight.add({error.reason: 1})
 
     def _wait(self, state: "RetryCallState") -> float:
-        """Seconds: 0.5 to 1.5 times the doubled backoff at random, or more if the server asks."""
+        """Seconds to wait: 0.5 to 1.5 times the doubled backoff at random, or more if the server
+        asks."""
         doubled = min(self.patience.backoff * 2.0 ** (state.attempt_number - 1), LONGEST_WAIT)
         error = state.outcome.exception() if state.outcome is not None else None
         requested = error.after if isinstance(error, Again) else 0.0
@@ -292,7 +294,8 @@ _jitter = random.Random()  # the global generator may belong to an experiment
 
 
 def _complete(work: Coroutine[Any, Any, None]) -> None:
-    """Run to the end, even in a notebook, whose thread already runs an event loop."""
+    """Run a coroutine to completion, even in a notebook, whose thread already runs an event
+    loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,6 +1,6 @@
-"""Images and videos as base64 text, and back to 8-bit pixels.
+"""Encode images and videos as base64 text, and decode them to 8-bit pixels.
 
-PIL reads only PNG and WebP here, and sizes are known from headers before anything is decoded.
+PIL reads only PNG and WebP here, and sizes are read from headers before anything is decoded.
 """
 
 import base64
@@ -61,7 +61,7 @@ def _bytes_of(image: Image.Image) -> Tensor:
 
 @contextmanager
 def opened_image(text: str) -> Iterator[Image.Image]:
-    """Open an image and read its header. ValueError for a wrong, damaged or too large one."""
+    """Open an image and read its header. ValueError for a wrong, damaged or too large image."""
     try:
         with Image.open(io.BytesIO(_bytes(text)), formats=("PNG", "WEBP")) as image:
             if image.width * image.height > MOST_PIXELS:
@@ -74,8 +74,8 @@ def opened_image(text: str) -> Iterator[Image.Image]:
 
 
 def encode_mp4(frames: Tensor) -> str:
-    """Encode a video [f 3 h w] as base64 of H.264, which is lossy and a twentieth of the frames'
-    size."""
+    """Encode a video [f 3 h w] as base64 of H.264, which is lossy and about a twentieth of the
+    frames' size."""
     av = _av()
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:

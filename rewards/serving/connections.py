@@ -1,4 +1,4 @@
-"""Limits of connections that uvicorn does not have: their number, and the time of headers."""
+"""Limits on connections that uvicorn lacks: their number, and the time for headers."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""The requests of a client over all threads that use it: bounded in number, counted, cancelled."""
+"""The requests in flight of a client, over all threads: limited in number, counted, cancellable."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ class InFlight:
     """Requests in flight. Each thread has its own event loop; shared state is here, under one
     lock.
 
-    most  requests at a time, over all threads; those that come first go first
+    most  maximum number of requests at a time, over all threads; first come, first served
     """
 
     def __init__(self, most: int) -> None:

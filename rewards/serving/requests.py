@@ -14,7 +14,7 @@ class Again(Exception):
 
 
 class Malformed(Again):
-    """An answer in another format, for example from a proxy or a crashing server."""
+    """An answer in the wrong format, for example from a proxy or a crashing server."""
 
     def __init__(self) -> None:
         super().__init__("malformed")
@@ -33,12 +33,12 @@ class Patience:
     """Retry policy. The defaults survive an outage of one minute."""
 
     timeout: float = 60.0
-    """Seconds of one try, from sending it to the last byte of the answer."""
+    """Seconds per try, from sending the request to the last byte of the answer."""
     tries: int = 7
     at_once: int = 64
-    """Most requests in flight."""
+    """Maximum number of requests in flight."""
     backoff: float = 0.5
-    """Seconds before the second try, on average; doubled for each further one, up to 30."""
+    """Mean seconds before the second try; doubled for each further try, up to 30."""
 
     def __post_init__(self) -> None:
         for name in ("timeout", "tries", "at_once", "backoff"):
@@ -48,7 +48,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. `note` names it in the log and for the function that reads its answer."""
+    """One request. `note` identifies it in the log and for the function that reads its answer."""
 
     path: str
     body: Mapping[str, Any]

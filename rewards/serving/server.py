@@ -5,7 +5,7 @@
     POST /score     a WireSamples; returns a number per sample
     POST /judge     a WirePairs; returns P(a is preferred) per pair
 
-Requests that arrive while the reward is at work, or within a few milliseconds of each other, are
+Requests that arrive while the reward is running, or within a few milliseconds of each other, are
 scored as one batch. One thread decodes and scores, so the reward need not be thread-safe; another
 reads requests, so that the event loop does neither.
 """
@@ -122,11 +122,11 @@ def _schema(model: type[wire.WireSamples]) -> dict[str, Any]:
 async def _answer(
     batcher: Batcher, model: type[wire.WireSamples], reader: ThreadPoolExecutor, request: "Request"
 ) -> wire.ScoreAnswer:
-    """Read a request, wait for its scores. HTTPException for one that has none."""
+    """Read a request and wait for its scores. HTTPException if they cannot be computed."""
     from fastapi import HTTPException
 
     if batcher.jobs.qsize() >= batcher.limits.queue:
-        raise HTTPException(503, "too many requests wait", {"Retry-After": "1"})
+        raise HTTPException(503, "too many requests are waiting", {"Retry-After": "1"})
     body = await request.body()
     try:
         loop = asyncio.get_running_loop()
@@ -151,15 +151,15 @@ _TEXT = re.compile(rb'"(?:[^"\\]+|\\.?)*+(?:"|\Z)', re.DOTALL)  # to the end, if
 
 
 class _NotJson(Exception):
-    """A body that is not JSON, or that has NaN or Infinity, which JSON does not know."""
+    """A body that is not JSON, or that contains NaN or Infinity, which JSON does not have."""
 
 
 def _read_request(
     body: bytes, model: type[wire.WireSamples], limits: ServerLimits
 ) -> tuple[wire.WireSamples, int]:
-    """The request and the pixels of its media. ValueError, or _NotJson, if it is not of the format.
+    """Parse a request and count the pixels of its media. ValueError or _NotJson for a wrong format.
 
-    Decodes headers only.
+    Decodes only headers.
     """
     _check_values(body, limits.values)
     try:
@@ -178,7 +178,8 @@ def _read_request(
 
 
 def _check_values(body: bytes, most: int) -> None:
-    """ValueError for more values than `most`, before any is made. Commas of texts do not count."""
+    """ValueError for more values than `most`, before any is parsed. Commas inside texts do not
+    count."""
     if _openings(body) > most and _openings(_TEXT.sub(b'""', body)) > most:
         raise ValueError(f"the body has more than {most} JSON values; send fewer samples at once")
 
@@ -192,7 +193,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def _sendable(text: str) -> str:
-    """The text without what UTF-8 cannot encode."""
+    """The text without characters that UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -232,7 +233,7 @@ class RequestGate:
 
 
 class _Bounded:
-    """The messages of a request, whose body must end in time and below the most bytes."""
+    """The messages of a request, whose body must end in time and within the byte limit."""
 
     def __init__(self, receive: "Receive", limits: ServerLimits) -> None:
         self.receive, self.limits, self.received, self.ended = receive, limits, 0, False

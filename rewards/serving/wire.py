@@ -1,8 +1,9 @@
 """The format in which samples travel to a reward server: JSON, images in base64.
 
 docs/remote_rewards.md describes it for authors of servers and clients in other languages. Pixels
-travel as 8 bits a channel, so a server sees them rounded to 1/255. Received data is never run: no
-pickles, and PIL reads only PNG and WebP, whose sizes are bounded before they are decoded.
+are sent with 8 bits per channel, so a server sees them rounded to 1/255. Received data is never
+executed: there are no pickles, and PIL reads only PNG and WebP, whose sizes are checked before they
+are decoded.
 """
 
 import json
@@ -42,7 +43,7 @@ class WireSamples(BaseModel):
     prompts: list[str]
     group: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]]
     meta: list[dict[str, Any]] = Field(default_factory=list)
-    """Other columns of the prompt file, an object per sample; or nothing."""
+    """Other columns of the prompt file, as one object per sample; may be empty."""
 
 
 class WirePairs(WireSamples):
@@ -53,7 +54,7 @@ class WirePairs(WireSamples):
 
 
 class ScoreAnswer(BaseModel):
-    """One number per sample or pair in `values`; null without a score or verdict."""
+    """One number per sample or pair in `values`; null for a missing score or verdict."""
 
     model_config = ConfigDict(extra="forbid")
     values: list[float | None]
@@ -89,7 +90,8 @@ def encode_samples(
 def decode_samples(batch: WireSamples) -> Samples:
     """Decode samples to floats. ValueError names the wrong entry.
 
-    Media are decoded to 8 bits and become floats together, so that no sample is held in both.
+    Media are decoded to 8 bits and converted to floats together, so that no sample is held in both
+    forms.
     """
     media: list[Any] = []
     for place, entry in enumerate(batch.media):
@@ -108,8 +110,8 @@ def decode_samples(batch: WireSamples) -> Samples:
 def count_pixels(batch: WireSamples, most: int) -> int:
     """Number of pixels of all media, from their headers. ValueError for more than `most`.
 
-    It also refuses, before anything is decoded, entries that are no media, and lists of other
-    lengths than the prompts.
+    Before anything is decoded, it also refuses entries that are not media, and lists whose length
+    differs from the prompts'.
     """
     n = len(batch.prompts)
     counts = {"media": len(batch.media), "group": len(batch.group), "meta": len(batch.meta) or n}
@@ -161,7 +163,7 @@ def read_answer(body: Any, count: int) -> list[float | None] | None:
 
 
 def finite_number(value: Any) -> float | None:
-    """A JSON number as a float; None for anything else, or for numbers too large for a float."""
+    """A JSON number as a float; None for anything else, and for numbers too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -172,7 +174,7 @@ def finite_number(value: Any) -> float | None:
 
 
 def _parts(entry: str | WireVideo, kind: str) -> list[str] | str:
-    """The images of an entry in base64; or a string: its text, or its MP4 in base64."""
+    """The base64 images of an entry; or its text, or its MP4 in base64, as a string."""
     if kind == "video":
         if not isinstance(entry, WireVideo) or (entry.frames is None) == (entry.mp4 is None):
             raise ValueError("a video must be {frames: [...]} or {mp4: ...}")
@@ -206,7 +208,7 @@ def _clip(frames: Tensor, pictures: codec.ImageFormat, videos: codec.VideoFormat
 
 
 def _plain(value: Any) -> Any:
-    """The value with NaN and infinities as null: a missing cell of a table is NaN."""
+    """Replace NaN and infinities by None, since a missing cell of a table is NaN."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

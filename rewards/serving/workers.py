@@ -1,8 +1,8 @@
 """Answers from child processes that can be stopped at any point, from any thread.
 
-A library call that may run for ever, or fill the memory, cannot be interrupted inside a thread,
-and alarms (SIGALRM) reach main threads only. So it runs in a process: one line of JSON in, one
-line out, and a process that does not answer in time is killed and replaced.
+A library call that may run forever or fill the memory cannot be interrupted inside a thread, and
+alarms (SIGALRM) reach only main threads. So it runs in a child process: one line of JSON in, one
+line out. A process that does not answer in time is killed and replaced.
 """
 
 import json
@@ -30,7 +30,7 @@ class Worker:
     unread: bytes = b""
 
     def ask(self, question: Any, seconds: float) -> Any | None:
-        """The answer; None if it did not come in time or the process died."""
+        """The answer; None if it did not arrive in time or the process died."""
         process = self._running()
         assert process.stdin is not None
         try:
@@ -99,8 +99,8 @@ class Workers:
             self._idle.put(Worker(self.script))
 
     def ask(self, questions: Sequence[Any], seconds: float | None = None) -> list[Any | None]:
-        """Answers in the order of the questions; None for one that takes longer than `seconds`
-        (the pool's limit by default)."""
+        """Answers in the order of the questions; None for a question that takes longer than
+        `seconds` (by default the pool's limit)."""
         limit = self.seconds if seconds is None else seconds
         with ThreadPoolExecutor(self.count) as pool:
             return list(pool.map(lambda question: self._ask(question, limit), questions))

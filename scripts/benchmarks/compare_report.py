@@ -29,7 +29,7 @@ class Looks(NamedTuple):
 AXES: dict[str, tuple[str, ...]] = {  # label -> metrics that are summed
     "network evaluations in sampling": ("count/sampling",),
     "all network evaluations": ("count/sampling", "count/training", "count/frozen"),
-    "samples scored": ("count/scored",),  # each is decoded once, those on the way too
+    "samples scored": ("count/scored",),  # each is decoded once, intermediate samples too
     "CPU seconds of training": ("seconds/cpu",),
 }
 SAMPLING, SECONDS = "network evaluations in sampling", "CPU seconds of training"

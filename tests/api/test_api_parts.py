@@ -106,7 +106,7 @@ def test_what_the_files_of_a_live_pipeline_cannot_hold_is_named(
 ) -> None:
     pipe = sd15()
     LOST[change](pipe)
-    told = r"not hold all that this pipeline has \(unet: .*disable_freeu"
+    told = r"not contain all parts of this pipeline \(unet: .*disable_freeu"
     with pytest.raises(UserError, match=told):
         model_settings(pipe, None, "nft", tmp_path)
 
@@ -129,7 +129,7 @@ def test_a_language_model_is_recorded_or_saved(tmp_path: Path) -> None:
     assert model_settings(model, tokenizer, TEXT, files)["language"] == str(files / "language")
     with pytest.raises(UserError, match="needs its tokenizer"):
         model_settings(model, None, TEXT, files)
-    with pytest.raises(UserError, match="brings its own"):
+    with pytest.raises(UserError, match="has its own"):
         model_settings(str(source), tokenizer, TEXT, files)
     assert model_settings(str(source), None, TEXT, files) == {"language": str(source)}
     assert model_settings("a/b", None, TEXT, files) == {"language": "a/b"}
@@ -186,7 +186,7 @@ def test_prompts_become_a_file_of_the_run(tmp_path: Path) -> None:
         ([], "the list is empty"),
         ([3], "row 1 is a int"),
         ([{"prompt": "a", "x": object()}], "row 1 cannot be written"),
-        ([{"prompt": "a", "photo": image}], "name the column `image`"),
+        ([{"prompt": "a", "photo": image}], "call the column `image`"),
         ({"train": []}, "pass one split"),
     ):
         with pytest.raises(UserError, match=words):

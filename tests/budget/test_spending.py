@@ -239,7 +239,7 @@ def algorithm(name: str, **settings):
         ({"subset": 2}, algorithm("text_tree"), "share steps"),
         ({"repeat": 2}, algorithm("text_dpo"), "come in pairs"),
         ({"replay": 2}, algorithm("branch_grpo"), "share steps"),
-        ({"replay": 2}, algorithm("text_stream"), "keeps its own record of every prompt"),
+        ({"replay": 2}, algorithm("text_stream"), "keeps its own statistics of every prompt"),
         ({"flat": "resample"}, algorithm("text_riskpo"), "set budget.flat: drop"),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, dict) else None,

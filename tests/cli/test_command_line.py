@@ -104,8 +104,8 @@ def test_the_help_of_train_lists_every_setting(capsys):
         (("train", DEMO, "--track.wiht", "x"), "did you mean --track.with?"),
         (("train", "configs"), "is a folder"),
         (("recipes", "Flow-GRPO"), "did you mean 'flow_grpo'?"),
-        (("recipes", "nft", "awm"), "recipes: name a single recipe"),
-        (("plan",), "plan: name a run file"),
+        (("recipes", "nft", "awm"), "recipes: give a single recipe"),
+        (("plan",), "plan: give a run file"),
         (("plan", DEMO, "--memory", "much"), "--memory: 'much' is not a size"),
         (("plan", DEMO, "--iteration", "-1"), "plan: --iteration: input should be greater"),
         (("plan", DEMO, "--recipe.steps", "100000"), "recipe.steps: .*less than or equal to 250"),
@@ -136,7 +136,7 @@ def test_a_mistake_is_one_sentence(capsys, words, sentence):
         (("a", "--rewards", "3"), "--rewards: "),
         ((), "sample: give prompts"),
         (("--model.height", "32", "a red ball"), "put them before settings such as --model.h"),
-        (("a", "--image", "a.png", "--image", "b.png"), "--image is given twice and takes one"),
+        (("a", "--image", "a.png", "--image", "b.png"), "--image is given twice, but takes one"),
     ],
 )
 def test_a_mistake_in_sample_is_one_sentence(capsys, run_folder, words, sentence):
@@ -152,11 +152,11 @@ def test_evaluate_takes_no_zeros(capsys, run_folder):
 def test_samples_never_replace_files(capsys, run_folder, tmp_path):
     (tmp_path / "file").write_text("")
     said = refusal(capsys, "sample", run_folder, "a", "--out", tmp_path / "file")
-    assert "is a file; name a folder instead" in said
+    assert "is a file; give a folder instead" in said
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "000.png").write_text("mine")
     said = refusal(capsys, "sample", run_folder, "a", "--out", tmp_path / "old")
-    assert "already holds files: choose a new folder" in said
+    assert "already has files: choose a new folder" in said
     assert (tmp_path / "old" / "000.png").read_text() == "mine"
     said = refusal(capsys, "sample", run_folder, "a", "--out", tmp_path / "file" / "in")
     assert "cannot create the folder" in said

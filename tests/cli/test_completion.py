@@ -58,7 +58,7 @@ def test_words_follow_what_stands_before(tmp_path: Path, monkeypatch: pytest.Mon
     assert begun("score", "images", "--rewards", "bri") == ["brightness"]
     assert begun("serve-reward", "win") == ["win_rate"]
     assert begun("completion", "") == list(SHELLS) and begun("nothing", "") == []
-    with pytest.raises(UserError, match="name a shell, one of bash, zsh, fish"):
+    with pytest.raises(UserError, match="give a shell, one of bash, zsh, fish"):
         completion_command(["tcsh"])
 
 

@@ -62,7 +62,9 @@ def test_a_device_that_is_not_there_runs_nothing_and_says_what_it_would(capsys):
     assert [row[0] for row in rows(printed)] == list(device_check.CHECKS)
     assert {row[1] for row in rows(printed)} == {"not run"}
     assert "PyTorch sees no device cuda" in printed
-    with pytest.raises(UserError, match="--device 'tpu' is not known; one of cpu, cuda, mps"):
+    with pytest.raises(
+        UserError, match="--device 'tpu' is not known; choose one of cpu, cuda, mps"
+    ):
         device_check.check_device("tpu")
 
 

@@ -96,7 +96,7 @@ def test_samples_of_a_model_without_a_run(pipeline: Path, tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--rewards", "brightness"), "name either a run's folder or, with --model"),
+        (("--rewards", "brightness"), "give either a run's folder or, with --model"),
         (("--model", "nothing", "--rewards", "brightness"), "--model: nothing"),
         (("--model", "PIPE", "--prompts", "x.txt"), "add some with --rewards"),
         (("--model", "PIPE", "--rewards", "brightness"), "--model has no prompts"),

@@ -119,7 +119,7 @@ def test_a_model_without_a_key_map_is_refused_by_name_or_left_out(
         (("--weights", "base"), "the base weights are the original model"),
         (("--weights", "checkpoints/000002"), "is a training checkpoint"),
         (("--formats", "gguf"), "--formats"),
-        (("--out", "."), "already holds files: choose a new folder"),
+        (("--out", "."), "already has files: choose a new folder"),
         (("--push-to-hub", "a/b/c"), "is not owner/name"),
         (("--push-to-hub", "me/new"), "no token"),
     ],

@@ -43,7 +43,7 @@ def flowrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_line_names_the_way_out(tmp_path):
     said = flowrl(fake(tmp_path, CPU, "0.28.0+cu130"), "plan", "demo")
     assert said.returncode == 2 and "Traceback" not in said.stderr
-    assert "torchvision 0.28.0+cu130 is built for a GPU and torch 2.13.0+cpu for the CPU" in (
+    assert "torchvision 0.28.0+cu130 is built for a GPU, but torch 2.13.0+cpu for the CPU" in (
         said.stderr
     )
     assert "torchvision==0.28.0 --index-url https://download.pytorch.org/whl/cpu" in said.stderr

@@ -43,8 +43,8 @@ def test_a_new_folder_trains_as_it_stands(
     assert (seen / f"000001.{'html' if text else 'png'}").is_file()
     said = capsys.readouterr().out
     if text:
-        assert "text: at most 8 tokens per completion (recipe.length); one that has not" in said
-        assert "cut off there, scored as it is, and trained on" in said
+        assert "text: at most 8 tokens per completion (recipe.length); a longer one" in said
+        assert "cut off there, scored unchanged, and trained on" in said
     else:
         assert "text: 1 tokens per prompt (model.call.max_sequence_length, as set)" in said
 

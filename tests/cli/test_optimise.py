@@ -98,7 +98,7 @@ def test_the_regulariser_pulls_to_the_length_of_a_normal_noise():
 
 def test_refusals_name_the_way_out(scorer, pipeline, tmp_path, capsys):
     scorer.rewards.update(load_rewards((RewardSpec(name="jpeg"),)))
-    with pytest.raises(UserError, match="reward jpeg offers no gradient: use --optimise search"):
+    with pytest.raises(UserError, match="reward jpeg has no gradient: use --optimise search"):
         optimised_samples(scorer, NoiseSearch("gradient"))
     words = ("sample", "--model", pipeline, "--optimise", "best")
     assert flowrl(*words, "a red ball") == 2

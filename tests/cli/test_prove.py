@@ -112,7 +112,7 @@ def test_a_whole_sample_that_differs_is_refused(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "prove: name a run file"),
+        ([], "prove: give a run file"),
         (["missing.yaml"], "missing.yaml"),
         (["--model", "no/where/at/all"], "no/where/at/all"),
     ],

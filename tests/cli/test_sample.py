@@ -49,7 +49,7 @@ def test_other_prompts_are_saved_and_unscored_with_the_reason(run, tmp_path, cap
     assert runs.flowrl("sample", run, "a green cube", *words) == 0
     said = capsys.readouterr()
     assert "unscored: sided raised KeyError: 'side'" in said.err
-    assert "in no prompt file of the run have no columns" in said.err
+    assert "not in the run's prompt files have no columns" in said.err
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"000.png", "grid.png"}
 
 
@@ -96,7 +96,7 @@ def test_the_best_rewriting_is_the_best_of_as_many_samples(joint, tmp_path, caps
 def test_rewritings_without_a_score_are_said_to_be_the_first(joint, tmp_path, capsys):
     words = ("--rewrite", "2", "--count", "1", "--out", tmp_path / "out")
     assert runs.flowrl("sample", joint, "a scarlet block", *words) == 0
-    assert "scored no image: the first rewriting of each is kept" in capsys.readouterr().out
+    assert "scored no image: the first rewriting of each prompt is kept" in capsys.readouterr().out
 
 
 def test_the_export_of_a_language_model_alone_says_how_to_use_it(joint, tmp_path, capsys):

@@ -183,7 +183,7 @@ def test_the_table_has_milliseconds_and_megabytes_of_each_sample():
     column = np.array([1.0, np.nan, 3.0])
     costs = {"a": Cost(0.0123, 2, 4.56), "b": Cost(2.0, 2, None)}
     head, *lines = summary({"a": column, "b": column}, costs).strip().splitlines()
-    assert head.endswith("unscored  ms a sample  MB a sample")
+    assert head.endswith("unscored  ms per sample  MB per sample")
     assert [line.split()[5:] for line in lines] == [["1", "12.3", "4.6"], ["1", "2000.0", "-"]]
 
 

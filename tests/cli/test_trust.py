@@ -72,7 +72,7 @@ def test_a_folder_that_was_begun_here_needs_no_flag(begun, words):
 
 def test_sample_opens_no_rewards_of_a_folder_from_elsewhere(elsewhere, capsys):
     assert runs.flowrl("sample", elsewhere, "a red ball") == 0
-    assert "its rewards are not opened (--trust)" in capsys.readouterr().out
+    assert "its rewards are not loaded" in capsys.readouterr().out
     assert not ran(elsewhere) and list(elsewhere.glob("samples/sample-0001/000.png"))
     assert runs.flowrl("export", elsewhere) == 0 and not ran(elsewhere)
 

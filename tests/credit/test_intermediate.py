@@ -292,9 +292,9 @@ def test_a_potential_may_abstain():
 
 def test_what_makes_no_sense_is_refused():
     dense, turns = RECIPES["dense_grpo"](), RECIPES["turning_point"]()
-    with pytest.raises(UserError, match="give it a plan that looks"):
+    with pytest.raises(UserError, match="use a plan with intermediate rewards"):
         replace(dense, plan=Chain(FlowSDE(), 4))
-    with pytest.raises(UserError, match="trains on none"):
+    with pytest.raises(UserError, match="trains on no step"):
         replace(dense, plan=Looking(Ode(4), at=(0,)))
     with pytest.raises(UserError, match="without branches"):
         replace(turns, plan=Looking(Tree(FlowSDE(), (0, 1), 2)))

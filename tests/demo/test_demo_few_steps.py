@@ -90,5 +90,5 @@ def test_what_has_no_such_steps_is_refused_before_weights_load():
     with pytest.raises(UserError, match="at least two steps"):
         run_from(small(one), "run").algorithm()
     gradients = {"name": "draft_lv", "steps": 4, "plan": OWN}
-    with pytest.raises(UserError, match="reward gradients go through Euler steps"):
+    with pytest.raises(UserError, match="the Euler steps that reward gradients need"):
         run_from(small(gradients), "run").algorithm()

@@ -167,7 +167,7 @@ def test_prompts_and_names_are_escaped_and_missing_files_are_told(tmp_path):
 
 def test_mistakes_are_one_sentence(tmp_path, capsys):
     for words, said in (
-        ([], "add for example --rewards"),
+        ([], "add some, such as --rewards"),
         (["--rewards", "shaps"], "did you mean 'shapes'"),
         (["--rewards", "shapes", "--judges", "shapes"], "also among the rewards"),
         (["--rewards", "shapes", "--level", "1"], "must be between 0 and 1"),
@@ -235,7 +235,7 @@ def test_a_judge_that_likes_what_it_sees_first_is_found_out(preferences):
     assert judged["accuracy"]["one_order"].value == pytest.approx((351 + 25 / 2) / 415)
     assert judged["cost"]["calls"] <= 2 * len(preferences.a)
     said = " ".join(sentences(found | {"sentences": []}))
-    assert "biased leans to the first of two by 10.0 %" in said
+    assert "biased favours the first position by 10.0 %" in said
 
 
 def test_ranked_data_has_correlations():
@@ -255,7 +255,7 @@ def test_ranked_data_has_correlations():
     assert told["rewards"]["against"]["rank"]["spearman"].value == pytest.approx(-1)
     assert told["rewards"]["shapes"]["rank"]["groups"] == 20
     said = {s.split()[0]: s for s in sentences(told) if "agrees with people" in s}
-    assert "It prefers what people reject" in said["against"]
+    assert "It prefers the samples that people reject" in said["against"]
     assert "It prefers" not in said["shapes"] and "guessing" not in said["shapes"]
     difference = told["differences"][0]
     assert (difference["first"], difference["value"]) == ("shapes", 1.0)

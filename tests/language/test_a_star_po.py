@@ -158,7 +158,7 @@ def test_loss_and_gradient_are_trl_s():
             "also samples",
         ),
         ({"recipe": {"likelihood": {"ratio": "token"}}}, "ratio: product"),
-        ({"recipe": {"samples": 0}}, "samples of at least 1"),
+        ({"recipe": {"samples": 0}}, "samples must be at least 1"),
     ],
 )
 def test_what_cannot_work_is_refused(model, tmp_path, section, message):

@@ -48,5 +48,5 @@ def test_logits_are_those_of_the_same_weights_in_float32(sources, tmp_path, tied
 
 
 def test_a_model_of_float32_has_no_such_setting(sources, tmp_path):
-    with pytest.raises(UserError, match="head_dtype: float32 is for models of half precision"):
+    with pytest.raises(UserError, match="head_dtype: float32 is for half-precision models"):
         opened(sources[False], tmp_path, dtype="float32")

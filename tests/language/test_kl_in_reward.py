@@ -255,7 +255,7 @@ def test_the_start_is_held_where_it_is_asked_for_only(model, tmp_path):
     assert off.algorithm.roles == {"old", "ref"} and plain.algorithm.roles == {"old"}
     found = [memory.estimate(each.run) for each in (off, plain)]
     bytes_ = sum(p.nbytes for p in off.learner.policies.parameters.values())
-    assert [each and each.parts["averages and start"] for each in found] == [bytes_, 0]
+    assert [each and each.parts["averages and initial weights"] for each in found] == [bytes_, 0]
 
 
 @pytest.mark.parametrize(
@@ -265,14 +265,14 @@ def test_the_start_is_held_where_it_is_asked_for_only(model, tmp_path):
 )
 def test_trees_are_refused(plan):
     rule = Estimator((Penalize(KL), LeaveOneOut()))
-    with pytest.raises(UserError, match="in a tree completions share tokens"):
+    with pytest.raises(UserError, match="completions of a tree share tokens"):
         Algorithm(6, plan, rule, Token(), Surrogate(0.2, 0.2))
     assert Algorithm(6, Completions(4), rule, Token(), Surrogate(0.2, 0.2)).reads_reference
 
 
 def test_pictures_and_a_weight_of_nothing_are_refused():
     rule = Estimator((Penalize(KL), LeaveOneOut()))
-    with pytest.raises(UserError, match="take an Anchor"):
+    with pytest.raises(UserError, match="use an Anchor"):
         Algorithm(4, Chain(FlowSDE(), 4), rule, Transition(), Surrogate(0.2, 0.2))
     for name in ("text_rloo", "text_reinforce", "text_remax"):
         with pytest.raises(UserError, match="needs kl above 0"):

@@ -175,7 +175,7 @@ def test_a_model_that_bends_its_logits_is_read_whole():
     policy = CausalPolicy(model, tiny_lm.tokenizer())
     batch = policy.open(PROMPTS, [], 7)
     (found,) = batch.rollouts(Completions(4), range(4), seed=0, iteration=0)
-    assert not batch.separate_head and "held whole" in policy.proofs(PROMPTS, 7)[1]
+    assert not batch.separate_head and "in memory at once" in policy.proofs(PROMPTS, 7)[1]
     with torch.no_grad():
         torch.testing.assert_close(batch.policy(rows(found)).logp, found.logp, atol=2e-5, rtol=0)
 

@@ -104,7 +104,7 @@ def test_reinforce_plus_plus_whitens_over_tokens_with_or_without_the_mean_of_the
 def test_a_plan_without_a_greedy_completion_and_a_baseline_from_it_go_together(greedy):
     rule = Standardize() if greedy else GreedyBaseline(4)
     plan = Completions(4, greedy=greedy)
-    with pytest.raises(UserError, match="go together"):
+    with pytest.raises(UserError, match="require each other"):
         Algorithm(6, plan, Estimator((rule,)), Token(), Surrogate(0.2, 0.2))
-    with pytest.raises(UserError, match="counts the completions"):
+    with pytest.raises(UserError, match="counts as one of"):
         Algorithm(6, plan, Estimator((GreedyBaseline(3),)), Token(), Surrogate(0.2, 0.2))

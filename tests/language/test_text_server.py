@@ -158,7 +158,7 @@ def test_a_run_with_a_server_trains_evaluates_and_needs_none_afterwards(model, t
         settings = tree(server, tmp_path) | {"evaluate": {"every": 1, "samples": 12}}
         folder = tmp_path / "run"
         assert flowrl("train", write(settings, tmp_path), "--folder", folder) == 0
-        assert "draws completions; its log-probabilities differ" in capsys.readouterr().out
+        assert "samples completions; its log-probabilities differ" in capsys.readouterr().out
         kept = sum("/load" in path for path, _ in server.told)
         assert kept == 4, "the start, and once after each of three updates"
         assert not server.loaded and not list((folder / "served").iterdir()), "taken away"

@@ -155,11 +155,11 @@ def test_what_the_start_finds_out(model, tmp_path):
 
     warm = GRPO | {"temperature": 0.5}
     with CompletionsServer(model) as server:
-        assert "draws completions" in proofs(server, warm)[-1]
+        assert "samples completions" in proofs(server, warm)[-1]
         with pytest.raises(UserError, match=r"serves tiny.*, not big"):
             proofs(server, model="big")
         server.raw = True
-        assert "draws completions" in proofs(server)[-1]
+        assert "samples completions" in proofs(server)[-1]
         with pytest.raises(UserError, match="processed_logprobs"):
             proofs(server, warm)
         server.raw, server.scale = False, -5.0

@@ -81,13 +81,13 @@ def test_returns_of_a_run_are_those_of_the_function_s_rewards(model, tmp_path):
 
 def test_a_recipe_with_one_outcome_refuses_rewards_of_turns(model, tmp_path):
     session = opened(model, tmp_path, text_runs.GRPO | {"length": 24})
-    with pytest.raises(UserError, match="all turns have one credit in this recipe: take text_rebn"):
+    with pytest.raises(UserError, match="all turns share one credit in this recipe: use text_rebn"):
         collect(session, 0)
 
 
 @pytest.mark.parametrize("reward", ["1", True, float("nan"), float("inf"), [1.0]])
 def test_a_reward_that_is_no_number_is_refused(reward):
-    with pytest.raises(UserError, match="must reward with a number, not"):
+    with pytest.raises(UserError, match="must return a number as the reward, not"):
         read_reply({"reply": "a", "reward": reward}, "f")
 
 

@@ -208,7 +208,7 @@ def test_prompts_of_a_run_are_sampled_with_their_rows(model, tmp_path, capsys):
     assert found.meta[0] == found.meta[2] == {"prompt": "cab :", "answer": "b"}
     assert found.meta[1] == {"prompt": "dig"}
     said = capsys.readouterr().out
-    assert said.count("\n") == 1 and "'dig' is in no prompt file of the run" in said
+    assert said.count("\n") == 1 and "'dig' is not in the run's prompt files" in said
     plain = run_from(text_runs.tree(model, tmp_path, text_runs.GRPO), "test")
     assert with_rows(plain, ("cab :",)).meta == ({"prompt": "cab :"},)
     assert not capsys.readouterr().out

@@ -191,7 +191,7 @@ def test_processors_of_another_kind_are_refused(policies):
         call_inputs(images, [0, 0], 8, policies["llava"].model)
     template = copy.copy(vision.processor)
     template.chat_template = "{{ messages[0]['content'][-1]['text'] }}"
-    with pytest.raises(UserError, match="1 images, but as the model reads it 0 places"):
+    with pytest.raises(UserError, match="1 images, but 0 places"):
         Vision(template, vision.placeholders).encode("a", {"image": picture(0)}, None, {})
 
 
@@ -211,7 +211,7 @@ def test_settings_that_pass_on_tokens_alone_are_refused(model, tmp_path, setting
     kept = runs.opened(settings, tmp_path)
     policy: Any = kept.learner.policy
     policy.server = object() if setting == "server" else None
-    with pytest.raises(UserError, match="prompts are passed on as tokens alone, and these have"):
+    with pytest.raises(UserError, match="it passes prompts on as tokens only, but these have"):
         policy.open(*kept.prompts.take([0, 1, 2]), 4)
 
 
@@ -273,7 +273,7 @@ def test_the_command_line_trains_samples_and_evaluates(model, tmp_path, capsys, 
     assert flowrl("plan", config) == 0
     assert flowrl("train", config, "--folder", folder) == 0
     said = capsys.readouterr().out
-    assert "prompts have images, whose next token training moves by" in said
+    assert "prompts have images; training and sampling predict" in said
     assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3]
     if lora is None:
         plain = AutoModelForImageTextToText.from_pretrained(folder / "model")

@@ -66,7 +66,7 @@ def test_the_command_line_trains_adapters_of_the_language_part(model, tmp_path, 
     tree = settings(model, tmp_path)
     tree["model"]["lora"] = {"rank": 2, "alpha": 8}
     assert flowrl("train", write(tree, tmp_path), "--folder", tmp_path / "run") == 0
-    assert "prompts have images, whose next token training moves by" in capsys.readouterr().out
+    assert "prompts have images; training and sampling predict" in capsys.readouterr().out
     kept = runs.opened(tree, tmp_path)
     names = [name for name in kept.learner.policies.parameters if ".lora_" in name]
     assert names and not any("visual" in name for name in names)

@@ -96,7 +96,7 @@ def wait(made: Served, process: subprocess.Popen, log: Path) -> None:
 def test_it_says_what_the_trainer_says_before_and_after_updates(served, tmp_path, temperature):
     kept = served.open(tmp_path, temperature=temperature)
     progress = Progress()
-    assert "draws completions" in kept.learner.policy.proofs(PROMPTS, 4)[-1]
+    assert "samples completions" in kept.learner.policy.proofs(PROMPTS, 4)[-1]
     far = [iterate(kept, progress).metrics["mismatch_max"] for _ in range(3)]
     assert max(far) < 1e-4, far
     first = only(collect(kept, 5).rows)
@@ -114,7 +114,7 @@ def test_a_run_leaves_no_adapter_and_can_go_on(served, tmp_path, capsys):
     settings = served.tree(tmp_path) | {"checkpoint": {"every": 1}}
     folder = tmp_path / "run"
     assert flowrl("train", write(settings, tmp_path), "--folder", folder) == 0
-    assert "draws completions" in capsys.readouterr().out
+    assert "samples completions" in capsys.readouterr().out
     assert served.names() == ["tiny"]
     assert not list((folder / "served").iterdir())
 

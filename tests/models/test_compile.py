@@ -126,5 +126,5 @@ def test_auto_is_off_where_the_first_ratio_leaves_its_limit(
     metrics = iterate(kept, Progress()).metrics
     assert not savings.are_compiled([block])
     said = capsys.readouterr().out
-    assert "model.compile: auto: off, since compiled blocks move log-densities by" in said
+    assert "model.compile: auto: off, since compiled blocks change log-densities by" in said
     assert metrics["ratio_min"] == metrics["ratio_max"] == 1

@@ -126,7 +126,9 @@ def test_seconds_follow_from_the_count(pipeline: Path, tmp_path: Path) -> None:
     assert at_work(16, 8, 1) == 8 and at_work(1, 8, 1) == 1 and at_work(9, 8, 1) == 4.5
     assert at_work(2, 8, 4) == 8  # four devices share each call
     said = time_report(run, devices, 0.5)
-    assert "on 2 x H100 at 50% of 989 TFLOP/s in bfloat16" in said and "left out: text enc" in said
+    assert (
+        "on 2 x H100 at 50% of 989 TFLOP/s in bfloat16" in said and "not included: text enc" in said
+    )
 
 
 def test_texts_are_counted_too(tmp_path: Path) -> None:

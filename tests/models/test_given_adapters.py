@@ -121,7 +121,7 @@ def test_text_adapters_of_peft_begin_a_run(tmp_path: Path) -> None:
     [
         ({"lora": {"from": "nowhere"}}, "model.lora.from: there is no file or folder nowhere"),
         ({"adapters": ["no.safetensors"]}, "model.adapters, 1: there is no file or folder no.saf"),
-        ({"lora": {"from": "GIVEN", "rank": 4}}, "leave those out"),
+        ({"lora": {"from": "GIVEN", "rank": 4}}, "leave these settings out"),
         ({"adapters": ["STRANGER"]}, r"model.adapters, 1: .*(made for another model|cannot load)"),
         ({"lora": {"from": "PART"}}, "model.lora.from: of the .* made for another model"),
         ({"adapters": [{"path": "GIVEN", "component": "transformer_2"}]}, "has no transformer_2"),

@@ -62,7 +62,7 @@ def test_steps_that_no_plan_has_and_levels_beside_the_list_are_told() -> None:
     with pytest.raises(UserError, match=r"Runge-Kutta .* set skip_prk_steps to true"):
         policy(PNDMScheduler, skip_prk_steps=False)
     proof = policy(DDIMScheduler, timestep_spacing="linspace").prove(PROMPTS, steps=6, guidance=4.5)
-    assert "steps to others than the next of its list" in str(proof)
+    assert "steps to other levels than the next of its list" in str(proof)
 
 
 def test_ddim_step_is_the_schedulers_own() -> None:
@@ -146,5 +146,5 @@ def test_a_prediction_that_is_read_wrongly_is_refused(monkeypatch: pytest.Monkey
     """A v-model whose scheduler we took for an epsilon one: the first step tells."""
     made = policy(prediction_type="v_prediction")
     monkeypatch.setattr(made.loop, "traits", replace(made.loop.traits, kind="epsilon"))
-    with pytest.raises(UserError, match="not the epsilon that it is taken for"):
+    with pytest.raises(UserError, match="not the assumed epsilon"):
         made.prove(PROMPTS, steps=STEPS, guidance=4.5)

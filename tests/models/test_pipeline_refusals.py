@@ -266,7 +266,7 @@ def test_latents_of_the_pictures_shape_are_refused(
     sizes = lambda area, ratio: (*(16 * side for side in sides(ratio)), None)
     monkeypatch.setitem(vars(pipeline_qwenimage_edit), "calculate_dimensions", sizes)
     made = PipelinePolicy(pipe, call=call | picture | {"negative_prompt": "bad"})
-    with pytest.raises(UserError, match=r"latents in its image's shape.*set height and width"):
+    with pytest.raises(UserError, match=r"latents in the shape of its image.*set height and width"):
         made.prove(PROMPTS, steps=STEPS, guidance=4.5)
     sized = PipelinePolicy(pipe, call=SQUARE | picture | {"negative_prompt": "bad"})
     assert sized.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"
@@ -300,7 +300,7 @@ def test_a_pixel_that_is_not_finite_is_no_white(
 
     assert made.decode(latents, conditioning, steps=STEPS, guidance=1.0).isfinite().all()
     monkeypatch.setattr(pipe.vae, "decode", hot)
-    with pytest.raises(UserError, match="decoder vae makes NaN or infinity"):
+    with pytest.raises(UserError, match="decoder vae outputs NaN or infinity"):
         made.decode(latents, conditioning, steps=STEPS, guidance=1.0)
 
 

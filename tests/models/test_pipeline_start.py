@@ -81,7 +81,7 @@ def test_a_first_state_that_is_not_the_pipelines_is_refused(
     policy = PipelinePolicy(build(), call=SIZE)
     start = policy.loop.start(4)
     policy.loop._starts[4] = replace(start, scale=1.001 * start.scale)
-    with pytest.raises(UserError, match=r"first state is .* away from the one"):
+    with pytest.raises(UserError, match=r"first state is .* away from the state"):
         policy.prove(PROMPTS, steps=4, guidance=4.5)
 
 
@@ -92,7 +92,7 @@ def test_a_first_state_that_is_not_the_pipelines_is_refused(
         ("Euler trailing", sdxl, "Euler steps are EulerDiscreteScheduler's own"),
         ("EulerAncestral", sdxl, "EulerAncestralDiscreteScheduler draws noise.*agrees to"),
         ("DPM++ SDE", sd15, "DPMSolverMultistepScheduler draws noise.*agrees to"),
-        ("DPM++", sd15, "Euler steps stand in for DPMSolverMultistepScheduler, whose first step"),
+        ("DPM++", sd15, "those of DPMSolverMultistepScheduler, whose first step"),
     ],
 )
 def test_the_line_of_a_proof_names_the_solver(name: str, build: Any, note: str) -> None:
@@ -114,7 +114,7 @@ def test_a_noisy_schedulers_prediction_that_is_read_wrongly_is_refused(
     policy = PipelinePolicy(pipe, call=SIZE)
     policy.loop.own_sampler = name == "LCM"
     monkeypatch.setattr(policy.loop, "traits", replace(policy.loop.traits, kind="epsilon"))
-    with pytest.raises(UserError, match="reads a clean sample"):
+    with pytest.raises(UserError, match="computes a clean sample"):
         policy.prove(PROMPTS, steps=4, guidance=4.5)
 
 

@@ -334,5 +334,5 @@ def test_latents_have_the_shape_of_the_rows_images_where_no_argument_sets_it(
     assert found[0] == shape
     if shape[-1] == 24:
         rows = [{key: resized(images[key], size) for key in images} for size in SQUARE_AND_WIDE]
-        with pytest.raises(UserError, match=r"prompt 2 of the batch: .*give all images one size"):
+        with pytest.raises(UserError, match=r"prompt 2 of the batch: .*use images of one size"):
             made.check_rows(rows)

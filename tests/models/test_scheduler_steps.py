@@ -213,17 +213,17 @@ def test_plans_take_the_schedulers_numbers_in_all_steps() -> None:
     assert window.states == (3, 3, 3, 3, 3) and window.kernel == plan.kernel
     (alone,) = policy.fitted(policy.plain(2)(sigmas, 0, 0), STEPS)
     assert alone.kernel == plan.kernel and not any(step.train for step in alone.steps)
-    with pytest.raises(UserError, match="samples by the steps of its own scheduler"):
+    with pytest.raises(UserError, match="samples with the steps of its own scheduler"):
         policy.fitted(Ode(1)(sigmas, 0, 0), STEPS)
     flash = Window(Scheduler(), 3, 1, flash=Flash())(sigmas, 0, 0)
-    with pytest.raises(UserError, match="leave the solver DPM2M"):
+    with pytest.raises(UserError, match="leave out the solver DPM2M"):
         policy.fitted(flash, STEPS)
 
 
 def test_schedulers_without_such_steps_are_refused() -> None:
     policy = of(sd15(), "DPMSolverMultistepScheduler", {}, SIZE)
     sigmas = policy.schedule(STEPS).sigmas
-    with pytest.raises(UserError, match="is no sum of its state, its prediction and one draw"):
+    with pytest.raises(UserError, match="is not a sum of its state, its prediction and one draw"):
         policy.fitted(Chain(Scheduler(), 2)(sigmas, 0, 0), STEPS)
     quiet = of(sd15(), "DDIMScheduler", PLAIN, SIZE)
     with pytest.raises(UserError, match="adds no noise"):

@@ -128,7 +128,7 @@ def test_a_tree_shows_values_advantages_and_what_is_not_learned_from(tmp_path):
     assert len(tips) == 2 * (1 + 2 + 2 + 4)  # the last tree, and the first in its fold
     minus = "\N{MINUS SIGN}"
     assert tips[2] == f"step 1, node 2: value 0.250, advantage {minus}1.25"
-    assert tips[3] == "step 2, node 1: value 0.750, not learned from"
+    assert tips[3] == "step 2, node 1: value 0.750, not trained on"
     edges = [attrs["class"] for attrs in page.all("path")]
     assert edges.count("edge trained") == 2 * 7 and edges.count("edge ode") == 2 * 2
 
@@ -141,7 +141,7 @@ def test_a_group_without_branches_is_no_tree(tmp_path):
     page = check(run_page(RunFolder.read(run)))
     said = "No step branches: 4 independent samples of one prompt, each from its own noise."
     assert said in page.text and "A group of training" in page.text
-    assert "not learned from" in page.text.partition(said)[2].partition("The first, of")[0]
+    assert "not trained on" in page.text.partition(said)[2].partition("The first, of")[0]
     assert len(page.all("ol")) == 3  # alarms, the steps, and the leaves of the first tree
 
 
@@ -149,7 +149,7 @@ def test_a_group_without_branches_is_no_tree(tmp_path):
     ("prompts", "judge", "sentence", "judged"),
     [
         ("a.txt", None, "the prompts of training, scored by shapes, which training raises.", False),
-        ("b.txt", None, "prompts of another source than training's, scored by shapes,", False),
+        ("b.txt", None, "prompts from another source than training's, scored by shapes,", False),
         ("b.txt", {"name": "shapes", "weight": 2.0}, "by shapes, which training raises.", False),
         ("b.txt", {"name": "shapes", "kind": "strict", "label": "judge"},
          "scored by judge, which training does not raise.", True),
@@ -312,7 +312,7 @@ def test_runs_compared_prompt_by_prompt(tmp_path, capsys):
     assert difference(replace(b, digests=["x"] * 4), a, "shapes").n == 0
     assert flowrl("compare", runs[0], "--out", out) == 2
     assert "name 2 to 12 runs" in capsys.readouterr().err
-    with pytest.raises(UserError, match="the same run is named twice"):
+    with pytest.raises(UserError, match="the same run is given twice"):
         write_comparison([runs[0], runs[0]], out)
 
 

@@ -120,7 +120,7 @@ def proven(folder: Path, *names: str) -> None:
     said = (folder / "log.txt").read_text()
     assert said.count("equal the pipeline's own call to the bit") == 1
     for name in names:
-        assert f"\n{name}: a call that 2 processes share differs " in said
+        assert f"\n{name}: a call shared by 2 processes differs " in said
 
 
 def test_tokens_that_cannot_be_parted_evenly_are_refused_by_number(pair):

@@ -149,7 +149,9 @@ def test_the_third_step_without_a_finite_gradient_stops_both(pair):
     folder, _ = pair
     said = [(folder / f"poisoned thrice.{rank}.txt").read_text() for rank in (0, 1)]
     assert said[0] == said[1]
-    assert said[0].startswith("NotFiniteError: no finite gradient in three optimizer steps")
+    assert said[0].startswith(
+        "NotFiniteError: no finite gradient in three consecutive optimizer steps"
+    )
 
 
 @pytest.mark.slow

@@ -219,8 +219,8 @@ def test_several_data_sets_are_drawn_by_their_sizes_or_weights(tmp_path):
 
 def test_what_several_data_sets_cannot_be(tmp_path):
     sets = two(tmp_path, sums=1, code=99)
-    assert "sums has weight 1, too small for a single prompt in an iteration of 16" in refused(sets)
-    with pytest.raises(ValueError, match="a weight to all of its data sets, or to none"):
+    assert "sums has weight 1, too small for a single prompt per iteration of 16" in refused(sets)
+    with pytest.raises(ValueError, match="all of its data sets a weight, or none of them"):
         PromptFiles(train=[sets[0], {"source": sets[1]["source"]}])
     with pytest.raises(ValueError, match="not unique; give each data set a `name`"):
         PromptFiles(train=[sets[0]["source"]] * 2)
@@ -334,4 +334,4 @@ def test_held_out_prompts_that_training_sees_are_named(tmp_path):
     assert not [*seen_in_training(sets["train"], sets["new"])]
     assert not [*seen_in_training(sets["train"], None)]
     (said,) = seen_in_training(sets["train"], sets["seen"])
-    assert "every prompt of prompts.held_out is in prompts.train" in said
+    assert "every prompt of prompts.held_out is also in prompts.train" in said

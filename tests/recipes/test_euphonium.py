@@ -147,7 +147,7 @@ def test_the_slope_is_that_of_finite_differences(tree, tmp_path):
     [
         ({"rewards": ["ocr"]}, "reward ocr: it offers no gradient"),
         ({"intermediate_rewards": ["ocr"]}, "reward ocr: it offers no gradient"),
-        ({"model": {"offload": True}}, "needs the decoder beside the network"),
+        ({"model": {"offload": True}}, "needs the decoder on the device"),
     ],
 )
 def test_what_has_no_slope_is_refused(pipeline, tmp_path, more, sentence):

@@ -77,7 +77,7 @@ def test_groups_that_would_be_cut_are_refused():
         algorithm("dgpo", likelihood=Matching())
     with pytest.raises(UserError, match="set together to the group's size"):
         algorithm("dgpo", plan=Ode(20))
-    with pytest.raises(UserError, match=r"the plan's have \[24\]: make them equal"):
+    with pytest.raises(UserError, match=r"the plan has groups of \[24\]: make them equal"):
         algorithm("dgpo", plan=Ode(24))
     with pytest.raises(UserError, match="use fewer levels"):
         RECIPES["dgpo"](steps=5, levels_per_sample=4)

@@ -181,7 +181,7 @@ def test_older_names_are_read_and_said_once(capsys: pytest.CaptureFixture[str]) 
     assert algorithm.loss.keep_low == 0.5 and algorithm.loss.anchors[0].weight == 0.1
     assert algorithm.likelihood.ratio == "sequence"
     said = capsys.readouterr().err
-    assert "stand inside its parts now: recipe: {name: text, length: 8, kl: 0.1, plan: {" in said
+    assert "are now inside its parts: recipe: {name: text, length: 8, kl: 0.1, plan: {" in said
     assert run_from(dump(run), "again") == run == run_from(old, "old.yaml")
     assert capsys.readouterr().err == ""
     plain = run_from({**model, "recipe": {"name": "text"}}, "x")

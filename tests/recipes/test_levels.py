@@ -27,7 +27,7 @@ def test_a_window_that_the_schedulers_levels_leave_no_room_for_is_refused(
 
     monkeypatch.setattr(train, "evaluate_and_keep", evaluated)
     with pytest.raises(
-        UserError, match=r"6 steps, whose levels end on .*0\.001, 0\.000.*a window of 4"
+        UserError, match=r"6 steps, whose levels end at .*0\.001, 0\.000.*a window of 4"
     ):
         start.start(run, "demo", tmp_path / "run")
 

@@ -252,7 +252,7 @@ REFUSED = [
     ({"name": "my_recipe.py:my_recipe", "steps": "a"}, "recipe.steps: input should be a valid int"),
     (
         {"name": "my_recipe.py:mine"},
-        "recipe.name: my_recipe.py has no function or class 'mine'; there are my_rec",
+        "recipe.name: my_recipe.py has no function or class 'mine'; choose one of my_rec",
     ),
     ({"name": "my_recipe.py"}, "names no function; write FILE.py:FUNCTION"),
     ({"name": "nowhere.py:f"}, "recipe.name: no such file: nowhere.py; paths are relative to"),
@@ -272,13 +272,19 @@ REFUSED = [
         {"name": "flow_grpo", "kernel": FADING, "eta": 0.1},
         "eta has no effect, since",
     ),
-    ({"name": "flow_grpo", "kernel": "wn"}, r"did you mean 'wan'\? \(a kernel of your own is FILE"),
-    ({"name": "dance_grpo", "kernel": "wann"}, "'wann' is not known; .*a kernel of your own is FI"),
+    (
+        {"name": "flow_grpo", "kernel": "wn"},
+        r"did you mean 'wan'\? \(a kernel of your own must be given as FILE",
+    ),
+    (
+        {"name": "dance_grpo", "kernel": "wann"},
+        "'wann' is not known; .*a kernel of your own must be given as FI",
+    ),
     ({"name": "flow_grpo", "kernel": "parts.py:Thawed"}, r"needs @dataclass\(frozen=True\)"),
     ({"name": "flow_grpo", "kernel": "parts.py:Unbound"}, "has no bound; a kernel is a frozen"),
     ({"name": "flow_grpo", "kernel": "parts.py:Loose"}, r"must return samplers.Gaussian\(mean"),
     ({"name": "flow_grpo", "kernel": "parts.py:Broken"}, "trial call as a kernel .ZeroDivisionErr"),
-    ({"name": "flow_grpo", "kernel": "parts.py:bare"}, "is a function, and a kernel is a frozen"),
+    ({"name": "flow_grpo", "kernel": "parts.py:bare"}, "is a function, but a kernel is a frozen"),
     ({"name": "nft", "solver": FADING}, "has no evaluations, memory, random; a solver is"),
     (
         {"name": "awm", "solver": "parts.py:Halved", "noise": 0.1},

@@ -29,7 +29,10 @@ RUN = {
         ({"name": "crd", "decay": [0, 0.1, 7.0]}, "to 7.0: start and most must be in"),
         ({"name": "crd", "decay": [-5, 0.1, 0.9]}, "average.flat must be at least 0, not -5"),
         ({"name": "dgpo", "switch": -5}, "average.flat must be at least 0, not -5"),
-        ({"name": "vgpo", "bounds": [2.0, 0.5]}, "bounds (2.0, 0.5): the lower one comes first"),
+        (
+            {"name": "vgpo", "bounds": [2.0, 0.5]},
+            "bounds (2.0, 0.5) must be at least 0, the lower one first",
+        ),
         ({"name": "vgpo", "share": -1.0}, "the share of the steps must be in [0, 1], not -1.0"),
         ({"name": "vgpo", "kappa": -0.1}, "kappa must be at least 0, not -0.1"),
         ({"name": "draft", "last": 9}, "last must be between 1 and 6, the number of steps, not 9"),

@@ -396,7 +396,7 @@ PAIRS = {"advantage": "best_worst", "loss": {"name": "preference", "beta": 0.1}}
             | {"tracker": "prompt_values"},
             "every group of one",
         ),
-        ({"advantage": [{"name": "penalize", "weight": 0.0}, "leave_one_out"]}, "weight above 0"),
+        ({"advantage": [{"name": "penalize", "weight": 0.0}, "leave_one_out"]}, "must be above 0"),
         (
             {"plan": TREES_OF, "advantage": [{"name": "penalize", "weight": 0.1}, "leave_one_out"]},
             "in a tree",

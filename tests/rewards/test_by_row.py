@@ -56,7 +56,9 @@ def test_what_cannot_be_routed_is_one_sentence():
         load("by_row", rewards={"sums": "exact_answer"}, weights={"sum": 2.0})
     with pytest.raises(ValueError, match=r"at least one value"):
         load("by_row", rewards={})
-    with pytest.raises(ValueError, match=r"rewards: expected names with rewards, such as"):
+    with pytest.raises(
+        ValueError, match=r"rewards: expected a mapping of names to rewards, such as"
+    ):
         check_reward("by_row", {"rewards": ["brightness"]})
     with pytest.raises(ValueError, match=r"rewards: there is no reward 'brihtness'; did you mean"):
         check_reward("by_row", {"rewards": {"a": "brihtness"}})

@@ -168,7 +168,7 @@ def test_other_files_are_refused(folders, tmp_path: Path):
         for i in (0, 2)
         for n in ("weight", "bias")
     }
-    refused("is a 't5', not a clip_t5", layers, model_type="t5")
+    refused("has the model type 't5', not clip_t5", layers, model_type="t5")
     refused("only .* is supported", layers, mm_projector_type="linear")
     refused("has weights of another model", layers)
     (tmp_path / "model.safetensors").unlink()

@@ -51,7 +51,7 @@ def test_the_longer_side_is_padded_as_hps_pads():
 def test_clips_gradient_passes_its_test(clip, kind):
     reward = load("clip", model=str(clip), frames=2)
     line = gradient_test("clip", reward, Prompts(("a red ball",), kind=kind))
-    assert "rank correlation" in line and "slope is right" in line
+    assert "rank correlation" in line and "finite differences" in line
 
 
 def test_brightness_and_its_sign(clip):
@@ -85,7 +85,7 @@ class Own:
 
 
 def test_a_users_class_passes_and_faults_are_named():
-    assert "slope is right to 0.0%" in gradient_test("own", Own())
+    assert "agrees with finite differences to 0.0%" in gradient_test("own", Own())
     faults = {
         "other": "`differentiable` does not match the reward's own score",
         "detached": "`differentiable` has no gradient",
@@ -123,7 +123,7 @@ def test_a_class_of_a_users_file_is_a_reward(tmp_path):
         "class Mute:\n"
         "    pass\n"
     )
-    assert "slope is right" in gradient_test("own", load(f"{file}:Power", power=2.0), PROMPTS)
+    assert "finite differences" in gradient_test("own", load(f"{file}:Power", power=2.0), PROMPTS)
     with pytest.raises(ValueError, match="has no setting 'powers'; did you mean 'power'"):
         load(f"{file}:Power", powers=2.0)
     with pytest.raises(ValueError, match="is a class without __call__"):

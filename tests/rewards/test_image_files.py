@@ -79,8 +79,8 @@ def test_missing_empty_and_folders_are_named(tmp_path):
         ("empty.png", "an empty file"),
         ("none.png", "no such file"),
         (".", "a fol"),
-        ("empty.png#xywh=-3,0,2,2", "no piece of an image: write #xywh=LEFT,TOP"),
-        ("empty.png#xyhw=3,0,2,2", "no piece of an image"),
+        ("empty.png#xywh=-3,0,2,2", "not a part of an image: write #xywh=LEFT,TOP"),
+        ("empty.png#xyhw=3,0,2,2", "not a part of an image"),
         ("none.png#xyhw=3,0,2,2", "no such file"),
     ):
         with pytest.raises(ValueError, match=what):

@@ -55,5 +55,5 @@ def test_texts_columns_frames_and_models(tmp_path: Path) -> None:
         [0.5, 0]
     )
     warmth = own(tmp_path, 4, ":Warmth", "video", power=2.0)
-    assert "slope is right" in gradient_test("warmth", warmth, Prompts(kind="video"))
+    assert "finite differences" in gradient_test("warmth", warmth, Prompts(kind="video"))
     assert len(FILES) == 5

@@ -160,12 +160,14 @@ def test_the_gradient_is_that_of_the_plain_score(tiny, name):
         "clip": {"model": f"local-dir:{hub}", "library": "open_clip"},
     }
     line = gradient_test(name, load(name, device="cpu", **own[name]), Prompts(("a red ball",)))
-    assert "rank correlation" in line and "slope is right" in line
+    assert "rank correlation" in line and "finite differences" in line
 
 
 def test_what_cannot_be_loaded_is_told(tiny, tmp_path: Path):
     name, model, _, _ = tiny
-    with pytest.raises(ValueError, match="ViT-L-14' names no weights: write ViT-L-14/<weights>"):
+    with pytest.raises(
+        ValueError, match="ViT-L-14' does not name weights: write ViT-L-14/<weights>"
+    ):
         load("clip", model="ViT-L-14", library="open_clip")
     torch.save(model.state_dict(), tmp_path / "bare.pt")
     with pytest.raises(ValueError, match=r"bare\.pt has no entry state_dict"):

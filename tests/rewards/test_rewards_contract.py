@@ -174,7 +174,7 @@ def test_videos_of_the_self_test_move_so_that_a_reward_of_motion_can_be_told():
         return (samples.media[:, 1:] - samples.media[:, :-1]).abs().flatten(1).mean(1)
 
     said = self_test("motion", motion, Prompts(kind="video"))
-    assert said.startswith("motion: 0, 0, 0.0") and "1 for 4 unlike samples" in said
+    assert said.startswith("motion: 0, 0, 0.0") and "1 for 4 different samples" in said
     with pytest.raises(ValueError, match=r"videos \(noise.*; the last two move\) all score 1"):
         self_test("frames", lambda s: s.media.flatten(1).mean(1) * 0 + 1, Prompts(kind="video"))
 

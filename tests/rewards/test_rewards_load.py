@@ -48,7 +48,7 @@ def test_a_function_of_a_users_file_is_a_reward(own):
     media = images(["a"] * 6).media
     by_hand = (media[..., 1:] - media[..., :-1]).abs().mean((1, 2, 3)).sqrt()
     torch.testing.assert_close(scores, by_hand)
-    assert "unlike samples; one by one the same" in self_test("sharpness", reward)
+    assert "different samples; one by one the same" in self_test("sharpness", reward)
 
 
 def test_a_users_file_like_ours_has_load_and_examples(tmp_path):
@@ -81,7 +81,7 @@ def test_what_a_users_function_takes_may_be_a_reward(own):
         ("{own}:sharpness", {"powr": 1}, "no setting 'powr'; did you mean 'power'"),
         ("{own}:twice", {}, "needs the setting 'base'"),
         ("{own}:twice", {"base": "brightnes"}, "base: there is no reward 'brightnes'; did you"),
-        ("{own}:nothing", {}, "takes no arguments; a reward takes"),
+        ("{own}:nothing", {}, "takes no arguments, but a reward takes"),
         ("{own}", {}, "has no 'load'; name one: .*:FUNCTION"),
         ("{own}x.py:f", {}, "no such file: .*; paths are relative to"),
         ("gate", {"reward": "brightness"}, "'gate' needs the setting 'where'"),

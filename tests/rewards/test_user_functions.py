@@ -134,7 +134,7 @@ def test_trls_columns_are_checked_before_the_run(peers):
 
 
 def test_a_factory_is_refused_with_the_way_out(peers):
-    with pytest.raises(ValueError, match=r"takes no arguments; .* call a factory in the file"):
+    with pytest.raises(ValueError, match=r"takes no arguments, .* call it in the file"):
         check_reward(f"{peers}:jpeg_incompressibility", {})
 
 
@@ -210,7 +210,7 @@ short = lambda samples: samples.media.flatten(1).mean(1)
         ("forgotten", "has no `return`: it must return one score per sample"),
         ("bare", "has no `return`"),
         ("Judge", r"line 30: samples have no 'texts'"),
-        ("two", r"a third argument is given.*write two\(images, prompts, metadata\)"),
+        ("two", r"gets a third argument.*write two\(images, prompts, metadata\)"),
         ("waits", "is asynchronous"),
         ("asks", "is asynchronous"),
     ],

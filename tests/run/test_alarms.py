@@ -86,7 +86,7 @@ FAST = {"image/brightness": 0.55, "image/saturation": 0.35}  # a third of a spre
 def test_images_that_change_fast_are_told_where_held_out_scores_gain_nothing():
     (sign,) = based().compare(evaluation(0.71, **FAST), 3)
     assert sign == (
-        "held-out scores gain nothing, and images change by 11 % of their spread per iteration"
+        "held-out scores do not rise, and images change by 11 % of their spread per iteration"
     )
     assert based().compare(evaluation(0.71, **FAST), 4) == []
     assert based().compare(evaluation(0.8, **FAST), 3) == []  # a confirmed gain excuses them
@@ -237,12 +237,12 @@ def test_a_gain_of_a_training_reward_excuses_nothing():
     alarms.compare(evaluation(0.7) | both, 0, ("strict",))
     risen = both | {"held_out/own": 0.9, "held_out_gain_error/own": 0.02}
     (sign,) = alarms.compare(evaluation(0.71, **CHANGED) | risen, 20, ("strict",))
-    assert not isinstance(sign, Unclear) and "not trained on gain nothing, and image" in sign
+    assert not isinstance(sign, Unclear) and "not trained on do not rise, and image" in sign
 
 
 def test_a_training_reward_that_gains_nothing_or_falls_is_an_alarm_without_a_judge():
     (sign,) = based().compare(evaluation(0.71, **CHANGED), 20, ())
-    assert not isinstance(sign, Unclear) and sign.startswith("held-out scores gain nothing, and ")
+    assert not isinstance(sign, Unclear) and sign.startswith("held-out scores do not rise, and ")
     (sign,) = based().compare(evaluation(0.5), 20, ())
     assert "fell from 0.700 to 0.500" in sign
 

@@ -226,7 +226,7 @@ def test_pipes_in_a_run_folder_are_refused(trained, tmp_path, capsys, name):
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
     assert runs.flowrl("train", "--resume", run, "--train.iterations", "2") == 2
-    assert "is no plain file" in capsys.readouterr().err
+    assert "is not a plain file" in capsys.readouterr().err
 
 
 def test_a_run_folder_may_itself_be_reached_by_a_link_and_trackers_have_links(trained, tmp_path):

@@ -93,7 +93,7 @@ def test_the_newest_checkpoint_stays_finite(pipeline, tmp_path, capsys, monkeypa
     folder = tmp_path / "run"
     sentence = stopped(capsys, runs.write(settings, tmp_path), "--folder", folder)
     assert "after iteration 2 is not finite" in sentence
-    assert "Checkpoint 000001 is whole" in sentence
+    assert "Checkpoint 000001 is intact" in sentence
     assert all(bool(weight.isfinite().all()) for weight in exported(folder))
 
 
@@ -123,7 +123,7 @@ def test_huge_weights_are_not_exported(pipeline, tmp_path, capsys, monkeypatch, 
     folder = tmp_path / "run"
     sentence = stopped(capsys, runs.write(settings, tmp_path), "--folder", folder)
     found = "samples" in sentence and "not finite" in sentence
-    assert found or "its decoder vae makes NaN or infinity" in sentence
+    assert found or "its decoder vae outputs NaN or infinity" in sentence
     assert str(folder / "best") in sentence
     assert not (folder / "adapter").exists()
     assert [path.name for path in (folder / "best").iterdir()] == ["000000"]
@@ -162,7 +162,7 @@ def test_samples_are_checked_before_a_reward_sees_them(pipeline, tmp_path, capsy
     config = runs.write(runs.tree(pipeline, tmp_path, runs.NFT), tmp_path)
     sentence = stopped(capsys, config, "--folder", tmp_path / "run")
     assert "samples of iteration 2" in sentence and "reward" not in sentence
-    assert "Checkpoint 000001 is whole" in sentence
+    assert "Checkpoint 000001 is intact" in sentence
 
 
 def test_latents_are_checked_where_the_decoder_hides_them(pipeline, tmp_path, monkeypatch):

@@ -95,7 +95,7 @@ def test_a_damaged_image_and_one_of_another_size_are_named(folder) -> None:
     settings = tree(file)
     settings["model"] |= {"height": 8, "width": 8}
     said = refused(settings)
-    assert "row 1: b.png has 8 x 6 pixels, and the run's samples 8 x 8" in said
+    assert "row 1: b.png has 8 x 6 pixels, but the run's samples have 8 x 8" in said
     assert "fit: crop" in said
     settings["given"]["fit"] = "crop"
     check_given(run_from(settings, "run.yaml"))
@@ -133,8 +133,8 @@ def test_completions_that_are_no_texts(folder) -> None:
 @pytest.mark.parametrize(
     ("recipe", "kind", "words"),
     [
-        ("flow_grpo", "pairs", "pairs need a loss of pairs, which flow_grpo does not have: set"),
-        ("dpo", "images", "images need a loss on clean samples, one by one, and dpo has none"),
+        ("flow_grpo", "pairs", "pairs need a pairwise loss, which flow_grpo does not have: set"),
+        ("dpo", "images", "images need a loss on single clean samples, which dpo does not have"),
         ("dgpo", "images", "one by one, and dgpo has none"),
         ("awm", "texts", "model.pipeline does not generate texts"),
     ],
@@ -180,4 +180,4 @@ def test_a_line_says_what_is_given(folder) -> None:
     rows += [{"prompt": "a cube", "chosen": "b.png", "rejected": "a.png"}]
     (line,) = described_given(run_from(tree(write(folder, "pairs.jsonl", rows)), "run.yaml"))
     assert "3 pairs of 2 prompts in " in line
-    assert "4 an iteration, so an epoch is 0.75 iterations" in line
+    assert "4 per iteration, so an epoch is 0.75 iterations" in line

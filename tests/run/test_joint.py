@@ -296,14 +296,17 @@ def test_a_killed_run_and_two_processes_end_as_an_unbroken_one(tmp_path):
 
 
 REFUSED = {
-    "two recipes": ({"recipe": {"text": {"name": "flow_grpo"}}}, "flow_grpo is a recipe of images"),
-    "nested": ({"recipe": {"image": "joint"}}, "neither can be joint"),
+    "two recipes": (
+        {"recipe": {"text": {"name": "flow_grpo"}}},
+        "flow_grpo is a recipe for images",
+    ),
+    "nested": ({"recipe": {"image": "joint"}}, "neither of which can be joint"),
     "unknown": ({"recipe": {"text": "text_grpp"}}, "text_grpp"),
     "tracker": ({"recipe": {"text": "text_stream"}}, "a tracker of prompts"),
     "part": ({"recipe": {"loss": "surrogate"}}, "set text.loss or image.loss"),
     "budget": ({"budget": {"flat": "drop"}}, "budget does not support two models"),
     "template": ({"model": {"rewriter": {"language": "x", "template": "no"}}}, "needs {prompt}"),
-    "no rewriter": ({"model": {"rewriter": None}}, "belongs to the recipe joint"),
+    "no rewriter": ({"model": {"rewriter": None}}, "the recipe joint need each other"),
     "updates": ({"train": {"updates": 99}}, "more optimizer steps than"),
 }
 
@@ -322,5 +325,5 @@ def test_refusals_are_sentences(case):
 def test_an_ordinary_recipe_has_no_rewriter():
     settings = tree()
     settings["recipe"] = {"name": "flow_grpo"}
-    with pytest.raises(UserError, match="belongs to the recipe joint"):
+    with pytest.raises(UserError, match="the recipe joint need each other"):
         run_from(settings, "run.yaml")

@@ -195,7 +195,7 @@ def test_texts_have_the_same_objective(ray_is_there, tmp_path):
 def test_a_loss_without_ratios_cannot_weigh_late_rows(pipeline, tmp_path):
     settings = runs.tree(pipeline, tmp_path, NFT)
     algorithm = run_from(settings, "test").algorithm()
-    with pytest.raises(UserError, match="no ratio that could weigh"):
+    with pytest.raises(UserError, match="no ratio to weight"):
         WorkerSettings().around(algorithm)
 
 

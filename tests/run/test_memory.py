@@ -146,7 +146,7 @@ def test_weights_gradients_and_optimizer_are_counted(pipeline, tmp_path) -> None
         )
         assert found.parts["gradients"] == fine * trained
         assert found.parts["optimizer"] == pytest.approx(moments, rel=0.02)  # some never move
-        assert found.parts["averages and start"] == sum(
+        assert found.parts["averages and initial weights"] == sum(
             t.nbytes for weights in policies._weights.values() for t in weights.values()
         )
         assert found.parts["masters" if lora is None else "adapters"] == fine * trained

@@ -129,7 +129,7 @@ def test_from_python_by_class_by_module_and_by_name(tmp_path):
     }  # fmt: skip
     (tmp_path / "plain.py").write_text(PLAIN)
     plain = runs.imported(tmp_path / "plain.py").Plain()
-    with pytest.raises(UserError, match="Points is made with arguments"):
+    with pytest.raises(UserError, match="Points takes arguments"):
         flowrl.train(live, **common, folder=tmp_path / "a")
     kept = flowrl.train(plain, **common, folder=tmp_path / "b")
     assert kept.settings.model.weights == str(tmp_path / "b" / "given" / "weights.safetensors")
@@ -246,7 +246,7 @@ def merged_by_hand(run: flowrl.TrainedRun, folder: Path) -> Path:
 
 MODEL = {"own": OWN}
 REFUSED = [
-    ({"model": {"own": "points"}}, "a model of your own is FILE.py:NAME"),
+    ({"model": {"own": "points"}}, "your own model must be FILE.py:NAME"),
     ({"model": {"own": f"{EXAMPLES}/points.py:Point"}}, "did you mean 'Points'"),
     ({"model": {"own": {"name": OWN, "depth": 3}}}, "no setting 'depth'"),
     ({"model": {"own": {"name": OWN, "width": "wide"}}}, "width"),

@@ -198,7 +198,7 @@ def test_09_a_misspelt_setting_is_refused_at_every_depth(pipeline, tmp_path, cap
 
 
 def test_10_a_policy_gradient_without_noise_is_refused(pipeline, tmp_path, capsys):
-    with pytest.raises(UserError, match="noisy, trained steps, and this plan is deterministic"):
+    with pytest.raises(UserError, match="noisy, trained steps, but this plan is deterministic"):
         Algorithm(4, Ode(4), Estimator((Standardize("group"),)), Transition(), Surrogate(0.2, 0.2))
     tree = small(pipeline, tmp_path) | {"recipe": runs.FLOW_GRPO | {"eta": 0.0}}
     assert flowrl("train", runs.write(tree, tmp_path), "--folder", tmp_path / "run") == 2

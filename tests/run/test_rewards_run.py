@@ -163,7 +163,7 @@ def test_a_constant_score_raises_an_alarm_once(pipeline, tmp_path):
             alarms.restore(state)
     assert seen == [0, 0, 0, 0, 0, 0, 1, 0]
     assert len(said) == 1
-    assert "the reward ocr scored every sample of 5 iterations the same, 0.000" in said[0]
+    assert "the reward ocr gave every sample of 5 iterations the same score, 0.000" in said[0]
 
 
 def test_rounding_is_no_spread():

@@ -230,7 +230,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_three_stop_the_run(pip
         torch.equal(a, b)
         for a, b in zip(before, kept.learner.policies.parameters.values(), strict=True)
     )
-    with pytest.raises(UserError, match="no finite gradient in three optimizer steps"):
+    with pytest.raises(UserError, match="no finite gradient in three consecutive optimizer steps"):
         iterate(kept, progress)
     hook.remove()
     assert name

@@ -47,9 +47,12 @@ def lists(folder: Path, text: str) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "lock": (lambda run: (run / ".lock").write_bytes(b"\xff\xfe\n\x00x"), "removed the stale lock"),
     "empty list": (lambda run: lists(run, "[]"), "files.json is not a list of files"),
-    "no sums": (lambda run: lists(run, '{"state.json": 3}'), "has no size and sum of state.json"),
+    "no sums": (
+        lambda run: lists(run, '{"state.json": 3}'),
+        "has no size and checksum for state.json",
+    ),
     "nested": (lambda run: lists(run, "[" * 100_000), "files.json is not readable"),
-    "superscript": (lambda run: (run / "checkpoints" / "0²").mkdir(), "going on after iteration 2"),
+    "superscript": (lambda run: (run / "checkpoints" / "0²").mkdir(), "resuming after iteration 2"),
     "not UTF-8": (
         lambda run: (run / "metrics.jsonl").write_bytes(
             b"\xff\xfe\n" + (run / "metrics.jsonl").read_bytes()

@@ -130,7 +130,7 @@ def turn(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        (scale, 2, "is not the one with which"),
+        (scale, 2, "is not the one that"),
         (reorder, 0, "the prompts of prompts.train; the prompts of prompts.held_out"),
         (turn, 0, "the source "),
     ],
@@ -151,7 +151,7 @@ def test_prompts_cannot_change_under_scores_that_are_kept_by_their_place(place, 
     assert flowrl("train", config, "--folder", place / "rated", "--train.iterations", "1") == 0
     reorder(place)
     assert flowrl("train", "--resume", place / "rated") == 2
-    assert "remembers scores by the place of a prompt" in capsys.readouterr().err
+    assert "stores scores by prompt index" in capsys.readouterr().err
 
 
 def test_a_finished_run_is_extended_from_the_command_line(place, capsys):

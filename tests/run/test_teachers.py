@@ -194,14 +194,14 @@ def broken(settings: dict[str, Any], folder: Path, case: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [
-        ("none", "distils a teacher, but the run names none"),
-        ("not asked", "uses none: leave teachers out"),
+        ("none", "distils a teacher, but the run has none"),
+        ("not asked", "does not use teachers: leave them out"),
         ("no folder", "teachers.folders.one: no folder nowhere"),
         ("empty", "has neither pytorch_lora_weights.safetensors nor model_index.json"),
         ("column", "line 1 has no 'kind', the column of tasks"),
         ("unknown task", "line 2: task is 'small', but the teachers are big, tall"),
         ("whole", "full weights, which do not fit the student's adapters"),
-        ("weight", "needs a pull towards the teacher"),
+        ("weight", "without it the teacher has no effect"),
     ],
 )
 def test_what_makes_no_sense_is_refused(settings, tmp_path, case, sentence):

@@ -144,14 +144,16 @@ def test_a_reward_that_breaks_stops_the_run_as_in_other_methods(pipeline, tmp_pa
             return reward.differentiable(media, samples) * torch.nan
 
     kept.rewards["brightness"] = Broken()
-    with pytest.raises(UserError, match="no finite gradient in three optimizer steps"):
+    with pytest.raises(UserError, match="no finite gradient in three consecutive optimizer steps"):
         iterate(kept, Progress())
 
 
 def test_the_proof_names_the_decoder_and_the_rewards(pipeline, tmp_path):
     kept = runs.session(pipeline, tmp_path, settings("draft"))
     decoder, reward = prove_gradients(kept, MediaForm("image"))
-    assert decoder.startswith("decoder with gradients: its slope is right to 0.")
+    assert decoder.startswith(
+        "decoder with gradients: its gradient agrees with finite differences to 0."
+    )
     assert "brightness with gradients: rank correlation 1.0000" in reward
 
 
@@ -163,7 +165,7 @@ def test_a_video_model_is_trained_through_its_decoder(tmp_path):
     tree["model"]["vae"] = {"slicing": True}
     kept = runs.opened(tree, tmp_path)
     decoder, reward = prove_gradients(kept, MediaForm("video"))
-    assert "slope is right" in decoder and "brightness with gradients" in reward
+    assert "agrees with finite differences" in decoder and "brightness with gradients" in reward
     found = iterate(kept, Progress()).metrics
     assert found["grad_norm"] > 0 and math.isfinite(found["loss"])
     assert found["count/decoded_graded"] == 4

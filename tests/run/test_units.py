@@ -99,9 +99,9 @@ def test_texts_are_cut_too_and_trees_of_texts_are_one_unit(tmp_path):
 
 REFUSED = [
     ({"lag": 1}, {}, "workers.lag: no workers"),
-    ({"address": "auto"}, {}, "workers.address: no workers"),
+    ({"address": "auto"}, {}, "workers.address: it needs workers"),
     ({"lag": 1, "sampling": 1}, {"recipe": {"name": "draft", "steps": 3}}, "reward gradients"),
-    ({"rewards": {"ocr": {}}}, {}, "no reward is labelled 'ocr'; one of brightness"),
+    ({"rewards": {"ocr": {}}}, {}, "no reward has the label 'ocr'; choose one of brightness"),
     ({"sampling": 1}, {"rewards": [{"name": "python:mine", "label": "mine"}]}, "a Python object"),
     ({"rewards": {"brightness": {}}}, {"recipe": {"name": "draft", "steps": 3}}, "gradient"),
 ]  # fmt: skip

@@ -100,7 +100,7 @@ def test_the_plan_knows_what_looking_costs(planner, looked, wanted):
     assert (plan.looked, evaluations((plan,))) == (looked, wanted)
     assert (seen, velocity.states) == (2 * looked, 2 * wanted)
     assert f"{wanted} network evaluations" in describe_plan((plan,))
-    assert f"{looked} more on the way" in describe_plan((plan,))
+    assert f"{looked} intermediate" in describe_plan((plan,))
 
 
 def test_what_is_looked_at_belongs_to_its_draw():
@@ -184,7 +184,7 @@ def test_a_table_of_noise():
     [
         (lambda: Looks((2, 1)), "increasing order"),
         (lambda: Looks((1,), 0), "at least 1 step"),
-        (lambda: Looking(Chain(FlowSDE(), 2), at=(6,))(LEVELS, 0, 0), "there are steps 0 to 5"),
+        (lambda: Looking(Chain(FlowSDE(), 2), at=(6,))(LEVELS, 0, 0), "the steps are 0 to 5"),
         (lambda: Looking(Ode(2, DPM2M()), at=(0,))(LEVELS, 0, 0), "completed by Euler steps"),
         (lambda: Thinning((2,), (4, 2), 6), "at which samples stop need as many group sizes"),
         (lambda: Thinning((4, 2), (4, 2), 6), "must increase"),
@@ -198,11 +198,11 @@ def test_a_table_of_noise():
             lambda: Thinned(Chain(FlowSDE(), 2, shared_noise=True), Thinning((2,), (2,), 6))(
                 LEVELS, 0, 0
             ),
-            "noise, and this plan has 2",
+            "noise, but this plan has 2",
         ),
         (
             lambda: Thinned(Tree(FlowSDE(), (0,), 2), Thinning((2,), (2,), 6))(LEVELS, 0, 0),
-            "neither branches",
+            "cannot have branches",
         ),
         (lambda: rolled(Thinned(Chain(FlowSDE(), 2), Thinning((2,), (2,), 6))), "score="),
     ],

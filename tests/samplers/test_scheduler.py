@@ -55,5 +55,5 @@ def test_other_levels_and_solvers_are_refused() -> None:
     with pytest.raises(ValueError, match="at its pipeline's own levels"):
         bound_to(plan, BOUND)
     (own,) = Chain(Scheduler(), 2)(SIGMAS, 0, 0)
-    with pytest.raises(ValueError, match="leave the solver"):
+    with pytest.raises(ValueError, match="leave out the solver"):
         bound_to(replace(own, solver=KernelSteps(CPS())), BOUND)

@@ -98,8 +98,8 @@ def test_neither_the_batch_nor_the_draw_changes_a_state(tmp_path):
         ({"reply": "hi", 3: ""}, "env.py:f returned 3; the known"),
         ({"state": "a"}, "returned no 'reply'; None would end"),
         ({}, "returned no 'reply'"),
-        ({"reply": "hi", "state": 3}, "must name the state as a text, not 3"),
-        ({"reply": "hi", "state": None}, "must name the state as a text, not None"),
+        ({"reply": "hi", "state": 3}, "must return a text as the state, not 3"),
+        ({"reply": "hi", "state": None}, "must return a text as the state, not None"),
         ({"reply": 3}, "must return a text or None, not 3"),
         (("hi", "a"), r"must return a text or None, not \('hi', 'a'\)"),
     ],
@@ -121,7 +121,7 @@ def test_what_a_function_may_give():
 
 
 def test_a_tree_has_no_turns():
-    with pytest.raises(AssertionError, match="no turns"):
+    with pytest.raises(AssertionError, match="cannot have several turns"):
         TextPlan(6, (2, 4), (3,), turns=2)
 
 

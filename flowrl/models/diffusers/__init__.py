@@ -1,1 +1,2 @@
-"""Any diffusers pipeline as a policy: flowrl drives the pipeline's own call, and proves that."""
+"""Diffusers pipelines as policies: flowrl drives the pipeline's own call, and proves that it
+does."""

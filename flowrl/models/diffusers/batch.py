@@ -1,4 +1,4 @@
-"""Prompts, encoded once, and the samples that steps of a velocity make of them."""
+"""Prompts, encoded once, and their samples from integrating a velocity."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ class Scales(NamedTuple):
 
 @runtime_checkable
 class Prompted(Protocol):
-    """Encoded prompts, by row. `extras`: columns by which rows must share calls; empty: none."""
+    """Encoded prompts, by row. `extras`: columns that rows of a call must share; empty: none."""
 
     @property
     def extras(self) -> Sequence[Any]: ...
@@ -152,7 +152,7 @@ class MediaBatch:
         return (joined_rollout(found, tuple(draws)),)
 
     def _parts(self, plans: Sequence[Plan], draws: Sequence[int]) -> list[DrawsPart]:
-        """The parts of a single plan's draws. Rows with images are in calls by them."""
+        """The parts of a single plan's draws. Calls group rows with the same images."""
         sizes, alone = self.owner.sizes, len(plans) == 1 and not self.conditioning.extras
         rows, decoded = sizes.sampling, sizes.decoding
         if rows is None or decoded is None or not alone:
@@ -164,8 +164,8 @@ class MediaBatch:
         return self.decode(rollout.x0, rollout.prompt)
 
     def decode(self, x0: Tensor, prompt: Tensor, graded: bool = False) -> Tensor:
-        """Decode latents [n *d]; `prompt` [n] are rows of this batch. `graded` keeps the gradient
-        with respect to x0."""
+        """Decode latents [n *d]; `prompt` [n] are indices into this batch. `graded` keeps the
+        gradient with respect to x0."""
         return self.owner.decode(
             x0,
             self.conditioning.take(on_host(prompt)),

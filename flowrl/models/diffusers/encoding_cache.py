@@ -1,4 +1,4 @@
-"""Encodings of prompts, kept across iterations on the CPU or in files."""
+"""A cache of prompt encodings across iterations, on the CPU or in files."""
 
 import fcntl
 import pickle
@@ -28,10 +28,9 @@ PREFIX, LOCK = "flowrl-encodings-", "lock"  # of temporary folders, and a file i
 class EncodingCache:
     """The most recently used encodings of single prompts, up to `most` bytes.
 
-    Every prompt is encoded alone, also a new one, so that its bits depend on nothing but itself:
-    not on the others of its batch, on the order, or on what is kept. Rows with images of their own
-    are not kept. Files are in a temporary folder, which ends with the run; the folder of a killed
-    run at the next start.
+    Every prompt is encoded alone, so that its bits do not depend on the rest of the batch, on the
+    order, or on the cache's content. Rows with their own images are not cached. Files are in a
+    temporary folder, which is removed when the run ends, or at the next start if a run was killed.
     """
 
     def __init__(self, where: KeptWhere, most: int) -> None:
@@ -86,7 +85,7 @@ class EncodingCache:
 
 @dataclass(frozen=True)
 class CachedEncoding:
-    """Encoding of one prompt; an encoding in a file has no values in memory."""
+    """Encoding of one prompt; an encoding stored in a file has no values in memory."""
 
     encoding: Conditioning
     size: int
@@ -118,8 +117,8 @@ class CachedEncoding:
 
 
 def new_folder() -> tuple[Path, IO[str]]:
-    """Create a temporary folder with a locked file in it, and remove folders of killed runs, whose
-    locks nobody holds."""
+    """Create a temporary folder with a locked file, and remove folders of killed runs, which are no
+    longer locked."""
     for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError), (old / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Hybrid inference: the base model makes the last steps of a sample (MixGRPO, arXiv:2507.21802)."""
+"""Hybrid inference: the base model takes the last steps of a sample (MixGRPO, arXiv:2507.21802)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from samplers import Ode, Velocity
 class HybridPolicy:
     """A policy that uses the base weights in the last `last` steps of evaluations.
 
-    base  a policy with the base's weights; None for an adapter, which is off in those steps
+    base  a policy with the base weights; None for adapters, which are switched off in those steps
     """
 
     policy: PipelinePolicy
@@ -29,12 +29,12 @@ class HybridPolicy:
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
     ) -> MediaBatch:
-        """Open a batch, as `PipelinePolicy.open` does. UserError if no step is left for the
-        trained weights."""
+        """Open a batch, as `PipelinePolicy.open` does. UserError if no step remains for the trained
+        weights."""
         if not 0 < self.last < steps:
             raise UserError(
                 f"--base-steps {self.last}: at least one of the {steps} steps of a sample must "
-                "use the trained weights; --weights base samples with the base alone"
+                "use the trained weights; use --weights base to sample with the base alone"
             )
         policy = self.policy
         return MediaBatch(policy, policy.encode(prompts, meta), steps, ending=self._ended)
@@ -43,7 +43,7 @@ class HybridPolicy:
         return self.policy.plain(group)
 
     def _ended(self, painting: MediaBatch, velocity: Velocity) -> Velocity:
-        """The velocity, by the base from the level on that the last steps begin with."""
+        """The velocity, with the base weights from the level at which the last steps begin."""
         steps, guidance = painting.steps, self.policy.guidance.sample
         begins = self.policy.schedule(steps).sigmas[steps - self.last]
         other = self.policy if self.base is None else self.base

@@ -1,10 +1,11 @@
-"""Given images and videos as clean samples: the pipeline's own VAE, and its decoding inverted.
+"""Encode given images and videos as clean samples: with the pipeline's own VAE, and its decoding
+inverted.
 
-A pipeline's call ends with an unpacking of its latents, a scale and a shift (of all latents, or of
-each channel), and `vae.decode`. The first part is found by trial calls: which latent each number of
-the decoder's input comes from, and with what scale and shift. Its inverse turns the output of
-`vae.encode` into the latents of the loop, packed and scaled, for any family and without a table of
-scaling factors.
+A pipeline's call ends with unpacking its latents, a scale and a shift (of all latents, or per
+channel), and `vae.decode`. The steps before `vae.decode` are found by trial calls: which latent
+each number of the decoder's input comes from, and its scale and shift. Its inverse turns the output
+of `vae.encode` into the latents of the loop, packed and scaled, for any family and without a table
+of scaling factors.
 """
 
 from collections.abc import Callable
@@ -56,7 +57,7 @@ class DecoderInput:
     def found(cls, reach: Callable[[Tensor], Tensor], count: int, owner: str) -> "DecoderInput":
         """Find the map from x [d = count] to the decoder's input by probing `reach`.
 
-        UserError if a number of the input is not one latent times a scale plus a shift.
+        UserError if a number of the input is not a single latent times a scale plus a shift.
         """
         first = reach(torch.zeros(count))
         shift = first.flatten().double()
@@ -106,7 +107,7 @@ class MediaEncoder:
 
     @classmethod
     def of(cls, batch: MediaBatch) -> "MediaEncoder":
-        """Analyse the decoding of a batch's pipeline. UserError if it cannot be inverted."""
+        """Analyse how a batch's pipeline decodes. UserError if this cannot be inverted."""
         policy = batch.owner
         assert isinstance(policy, PipelinePolicy)
         vae = vars(policy.pipe).get("vae")
@@ -132,8 +133,9 @@ class MediaEncoder:
 
     @torch.no_grad()
     def __call__(self, media: Tensor) -> Float[Tensor, " *d"]:
-        """Return the latents of one sample: the mode of the VAE's posterior. One sample a call, so
-        that neither batches nor processes change a bit. UserError if the VAE cannot encode."""
+        """Return the latents of one sample: the mode of the VAE's posterior. One sample per call,
+        so that results do not depend on batches or processes. UserError if the VAE cannot
+        encode."""
         assert tuple(media.shape) == self.media, (tuple(media.shape), self.media)
         vae: Any = self.policy.pipe.vae
         own = next(vae.parameters()).dtype

@@ -1,8 +1,8 @@
 """A diffusers pipeline as a policy: its own `__call__` is the velocity field.
 
-There is no code of a model family here. The pipeline is driven through a stand-in for its
+There is no model-specific code here. The pipeline is driven through a stand-in for its
 scheduler (`flowrl.models.diffusers.call.driver`), and the result is compared with the pipeline's
-own call for the user's own arguments before it is used (`flowrl.models.diffusers.replay.proof`).
+own call, with the user's arguments, before it is used (`flowrl.models.diffusers.replay.proof`).
 """
 
 import math
@@ -91,8 +91,8 @@ class PipelinePolicy:
         levels: UserLevels | None = None,
         adapters: Sequence[FrozenAdapter] = (),
     ) -> "PipelinePolicy":
-        """Load a folder or hub name, and merge adapters into it. Components that its index does not
-        list are left out."""
+        """Load a pipeline from a folder or hub name, and merge adapters into it. Components that
+        its index does not list are left out."""
         pipe = checks.from_pretrained(source, dtype, levels, held.quantized)
         given_adapters.merge_adapters(pipe, adapters)
         for module in pipe.components.values():
@@ -114,17 +114,17 @@ class PipelinePolicy:
         return Ode(group, kernel=Scheduler() if self.loop.own_sampler else None)
 
     def fitted(self, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]:
-        """Plans with the numbers of the pipeline's own scheduler, if they ask for its steps.
+        """Plans with the numbers of the pipeline's own scheduler, if they use its steps.
 
         UserError for a scheduler without such steps, for a plan that does not fit it, and for a
-        plan without them where others have them.
+        plan without scheduler steps when other plans use them.
         """
         if not any(map(unbound, plans)) and not self.loop.own_sampler:
             return tuple(plans)
         if not all(map(unbound, plans)):
             raise UserError(
-                f"{self.name} samples by the steps of its own scheduler (kernel: scheduler), and "
-                "this plan has other ones"
+                f"{self.name} samples with the steps of its own scheduler (kernel: scheduler), "
+                "but this plan has other steps"
             )
         self.loop.own_sampler = True
         return own_plans(self.loop, plans, steps)
@@ -138,7 +138,7 @@ class PipelinePolicy:
     ) -> list[str]:
         """Prove the pipeline at the guidance scales of sampling and training.
 
-        Rows are compared with their neighbours at the higher scale, which has negative prompts too.
+        The independence of rows is checked at the higher scale, which also uses negative prompts.
         """
         scales = sorted(set(self.guidance), key=lambda scale: math.inf if scale is None else scale)
         found = [
@@ -191,7 +191,7 @@ class PipelinePolicy:
     def _extras(
         self, meta: Sequence[Mapping[str, Any]], prompts: Sequence[str]
     ) -> tuple[Extra, ...]:
-        """Arguments of each row, to whose images the form of latents is fitted."""
+        """Arguments of each row; the form of latents is fitted to their images."""
         extras = self.loop.extras(meta, prompts)
         if extras:
             fit_images(self.loop, extras, columns.places(meta) if meta else prompts)
@@ -202,7 +202,7 @@ class PipelinePolicy:
     ) -> Conditioning:
         """Encode prompts as the pipeline's own call does, including negative rows.
 
-        `meta` are the prompts' rows of their file: columns named as the pipeline's own arguments
+        `meta` are the prompts' rows of their file: columns named like the pipeline's own arguments
         (negative_prompt, image) are conditioning too.
         """
         extras = self._extras(meta, prompts)
@@ -217,10 +217,10 @@ class PipelinePolicy:
         return found
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
-        """Return the function from noise [n *d] to first states; None if they are the noise
-        itself.
+        """Return the function from noise [n *d] to first states; None if the noise itself is the
+        first state.
 
-        They are the states that the pipeline's own call hands to its network for that noise.
+        These are the states that the pipeline's own call passes to its network for that noise.
         """
         start = self._start(steps)
         part = self.loop.picture(conditioning, steps) if conditioning.extras else None
@@ -291,9 +291,10 @@ class PipelinePolicy:
     ) -> Tensor:
         """Decode x0 [n *d] to images [n 3 h w] or videos [n f 3 h w], float32 in 0..1.
 
-        Row i of the conditioning belongs to row i of x0. `graded` keeps the gradient to x0.
+        Row i of the conditioning belongs to row i of x0. `graded` keeps the gradient with respect
+        to x0.
         """
-        assert len(x0) == len(conditioning), "decode takes one row of conditioning a sample"
+        assert len(x0) == len(conditioning), "decode takes one row of conditioning per sample"
         proof = self.known_proofs.get((steps, guidance))
         way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
 
@@ -320,7 +321,7 @@ class PipelinePolicy:
     ) -> proof.Replay:
         """Compare with the pipeline's own call, step by step. UserError unless they are equal.
 
-        On two rows: the first prompts, or the only one twice, with the first one's images.
+        Uses two rows: the first two prompts, or the only one twice, with the first prompt's images.
         """
         prompts, meta = [*prompts, *prompts][:2], [*meta, *meta][:2]
         extras = columns.extras(meta, self.loop.driver.parameters)
@@ -346,12 +347,12 @@ class PipelinePolicy:
     def add_lora(
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None:
-        """Add adapters to every denoiser. None: to attention and feed-forward linears."""
+        """Add adapters to every denoiser. None: to attention and feed-forward linear layers."""
         lora.add_lora(self.pipe, self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
         self.experts.settle()
 
     def begin_from(self, source: str) -> None:
-        """Add the adapters of a file to the denoisers, which train from there."""
+        """Add a file's adapters to the denoisers, as the start of training."""
         given_adapters.begin_from(self.pipe, self.loop.driver.denoisers, source)
         self.experts.settle()
 
@@ -359,7 +360,7 @@ class PipelinePolicy:
         return self.loop.driver.denoisers
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The adapters' parameters if there are any, otherwise all of the denoisers'."""
+        """The adapters' parameters if there are any, otherwise all parameters of the denoisers."""
         named = {
             f"{component}.{name}": parameter
             for component, denoiser in self.loop.driver.denoisers.items()

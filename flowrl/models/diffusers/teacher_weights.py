@@ -1,7 +1,8 @@
-"""Weights of a teacher in the names and shapes of the student's trained parameters.
+"""Weights of a teacher with the names and shapes of the student's trained parameters.
 
-A student with adapters takes adapters: of a smaller rank with zeros around them, at the student's
-own scale. A student of full weights takes full weights, or its own start with an adapter added.
+A student with adapters takes adapters: those of smaller rank are padded with zeros, at the
+student's scale. A student with full weights takes full weights, or its own initial weights with an
+adapter added.
 """
 
 import json
@@ -69,7 +70,8 @@ def _deltas(policy: PipelinePolicy, folder: Path) -> Iterator[tuple[str, Delta]]
 def _into_adapters(
     policy: PipelinePolicy, own: Mapping[str, Tensor], deltas: Mapping[str, Delta], place: str
 ) -> dict[str, Tensor]:
-    """Adapters in place of the student's, padded with zeros; 0 where the teacher has none."""
+    """The teacher's adapters, padded with zeros to the student's rank; 0 where the teacher has
+    none."""
     roots: list[Any] = [*policy.roots().values()]  # peft gives them `peft_config`
     configs = [root.peft_config[ADAPTER] for root in roots]
     (scale,) = {config.lora_alpha / config.r for config in configs}
@@ -95,7 +97,7 @@ def _into_adapters(
 def _merged(
     own: Mapping[str, Tensor], deltas: Mapping[str, Delta], place: str
 ) -> dict[str, Tensor]:
-    """The student's start with an adapter added."""
+    """The student's initial weights with an adapter added."""
     made = {name: value.clone() for name, value in own.items()}
     for layer, delta in deltas.items():
         whole = made[f"{layer}.weight"]
@@ -109,7 +111,7 @@ def _merged(
 def _whole(
     policy: PipelinePolicy, own: Mapping[str, Tensor], folder: Path, place: str
 ) -> dict[str, Tensor]:
-    """The weights of the denoisers of a pipeline's folder."""
+    """The weights of the denoisers in a pipeline's folder."""
     made: dict[str, Tensor] = {}
     for name, denoiser in policy.roots().items():
         if not (folder / name).is_dir():

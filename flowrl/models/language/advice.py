@@ -1,4 +1,4 @@
-"""Warnings about language models: learning rates that destroy one, and mixtures of experts."""
+"""Warnings about language models: destructive learning rates, and mixtures of experts."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def learning_rate_warning(run: Run, weights: int) -> str | None:
     """Return a warning if all `weights` of a language model train at a learning rate meant for
     adapters.
 
-    For a tiny model, a rate that the settings name is accepted.
+    For a tiny model, a rate that is set explicitly is accepted.
     """
     rate, model = run.train.lr, run.model
     if model.language is None or model.lora is not None or rate <= HIGHEST:
@@ -22,7 +22,7 @@ def learning_rate_warning(run: Run, weights: int) -> str | None:
         return None
     return (
         f"train.lr: {rate:g} trains all weights of the language model; TRL's default for GRPO is "
-        f"{USUAL:g}, and a rate so far above it destroys a pretrained model within a few steps. "
+        f"{USUAL:g}, and a rate so far above that destroys a pretrained model within a few steps. "
         f"Set train.lr: {USUAL:g}, or train adapters (model.lora)"
     )
 
@@ -36,7 +36,8 @@ def experts_warning(config: Any) -> str | None:
         return None
     return (
         f"the model is a mixture of {count} experts: the router's auxiliary loss is not "
-        "added, and tokens may be routed otherwise in training than in sampling, which moves their "
-        "ratios; watch `mismatch`, prefer ratios of sequences (text_gspo), and keep the router "
+        "added, and tokens may be routed differently in training and in sampling, which changes "
+        "their ratios; watch `mismatch`, prefer sequence-level ratios (text_gspo), and keep the "
+        "router "
         "frozen (model.lora)"
     )

@@ -28,11 +28,11 @@ class TextBatch:
 
     contexts       the prompts' tokens
     stop           tokens that end a completion
-    stop_texts     texts that do
+    stop_texts     texts that end one
     separate_head, packing  see `flowrl.models.language.token_scores.ScoringPolicy`
-    server         samples instead of the model; None: the model samples
+    server         samples in place of the model; None: the model samples
     answers        the environment that replies between turns; None: a single turn
-    images         those of each prompt; empty where no prompt has any
+    images         the images of each prompt; empty if no prompt has images
     """
 
     model: Any
@@ -98,14 +98,14 @@ class TextBatch:
     def _parts(
         self, plan: TextPlan, whole: DrawsPart, sampling: Sampling[TextRollout]
     ) -> list[DrawsPart]:
-        """Parts of the model's own texts; a server is asked for all texts at once."""
+        """Parts of the model's own texts; a server gets requests for all texts at once."""
         rows = self.rows_per_call
         if sampling.on_part is None or rows is None or self.sampler(plan) is self.server:
             return [whole]
         return list(draw_parts(plan, whole.draws, rows))
 
     def media(self, rollout: TextRollout) -> list[str]:
-        """Decode completions without their end (a stop token or text) and special tokens: all
+        """Decode completions without their stop token or text and without special tokens: all
         turns with the replies between them, or only the last turn if the environment says so."""
         last = rollout.ids.gather(1, (rollout.ends - 1).clamp(min=0)[:, None])[:, 0]
         by_token = rollout.stopped & torch.isin(last, last.new_tensor(list(self.stop)))

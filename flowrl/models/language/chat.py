@@ -1,4 +1,4 @@
-"""Prompts as tokens by a tokenizer's own chat template."""
+"""Convert prompts to tokens with a tokenizer's own chat template."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +14,9 @@ def chat_tokens(
 ) -> list[int]:
     """Tokens of a text as a user turn, or of a `Chat`, up to the start of the model's turn.
 
-    `system` is the system message of prompts without one, `template` further arguments of the
-    template. UserError for messages that the template refuses, such as two of the same role in a
-    row, and for images.
+    `system` is the system message for prompts without one, `template` further arguments of the
+    template. UserError for messages that the template refuses, such as two consecutive messages of
+    the same role, and for images.
     """
     if has_images(prompt):
         raise images_refused(prompt)
@@ -27,8 +27,8 @@ def chat_tokens(
 
 def images_refused(prompt: str) -> UserError:
     return UserError(
-        f"{prompt_place(prompt)}: the prompt has images, but model.language only reads texts: take "
-        "a vision-language model, or leave such rows out (where)"
+        f"{prompt_place(prompt)}: the prompt has images, but model.language only reads texts: use "
+        "a vision-language model, or leave out such rows (where)"
     )
 
 

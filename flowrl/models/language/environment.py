@@ -22,7 +22,7 @@ KEYS = ("reply", "state", "reward")  # of a mapping that the function returns
 class Replies:
     """Calls the user's function and tokenizes its replies.
 
-    `how` names the function; `stop` are tokens that end a turn, `stop_texts` texts that do;
+    `how` names the function; `stop` are tokens and `stop_texts` texts that end a turn;
     `template` are further arguments of the chat template.
     UserError if nothing ends a turn, or if the chat template cannot render a reply.
     """
@@ -36,7 +36,8 @@ class Replies:
     def __post_init__(self) -> None:
         if not self.stop and self.stop_texts is None:
             raise UserError(
-                "model.environment: no token ends a turn of this model; add one to model.stop"
+                "model.environment: no token ends a turn of this model; add a stop token to "
+                "model.stop"
             )
         self.encode("a reply")
 
@@ -65,8 +66,8 @@ class Replies:
         """Tokens between the end of the model's turn and the start of its next turn. `by_token`:
         the turn already includes its stop token.
 
-        The template renders a whole conversation, of which this is the end, so that tokens the
-        model has sampled are never tokenized again.
+        The template renders a whole conversation, and its end is taken, so that sampled tokens are
+        never tokenized again.
         """
         if self.tokenizer.chat_template is None:
             return list(self.tokenizer(reply, add_special_tokens=False).input_ids)
@@ -109,7 +110,8 @@ class Conversation:
         return state_id(self.prompts[prompt])
 
     def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> EnvironmentReply | None:
-        """Call the function. UserError if it raises, or returns a value `read_reply` refuses."""
+        """Call the function. UserError if it raises, or returns a value that `read_reply`
+        refuses."""
         how, texts = self.by.how, [self.by.said(turn) for turn in said]
         with _named(how.name, self.prompts[prompt], len(said)):
             found = self.by.function(self.prompts[prompt], self.meta[prompt], texts, **how.settings)
@@ -141,14 +143,16 @@ def read_reply(found: Any, name: str) -> tuple[str | None, str, float | None] | 
     reply, reward = parts["reply"], parts.get("reward")
     number = isinstance(reward, int | float) and not isinstance(reward, bool)
     if reward is not None and not (number and math.isfinite(reward)):
-        raise UserError(f"model.environment: {name} must reward with a number, not {reward!r}")
+        raise UserError(
+            f"model.environment: {name} must return a number as the reward, not {reward!r}"
+        )
     if reply is None:
         return None if reward is None else (None, "", float(reward))
     state = parts.get("state", reply)
     if not isinstance(reply, str):
         raise UserError(f"model.environment: {name} must return a text or None, not {reply!r}")
     if not isinstance(state, str):
-        raise UserError(f"model.environment: {name} must name the state as a text, not {state!r}")
+        raise UserError(f"model.environment: {name} must return a text as the state, not {state!r}")
     return reply, state, None if reward is None else float(reward)
 
 

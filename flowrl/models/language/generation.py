@@ -1,8 +1,8 @@
 """transformers' `generate` as a sampler of tokens, with its cache and left padding.
 
-`generate` itself has no noise per row, so a last logits processor adds Gumbel noise keyed by the
+`generate` itself has no per-row noise, so a final logits processor adds Gumbel noise keyed by the
 row; the most likely token is then a sample. Once half of a call's rows have ended, the call ends,
-and the next one continues the others from their part of the cache. m rows, u new tokens.
+and the next one continues the other rows from their part of the cache. m rows, u new tokens.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,8 +37,8 @@ FEWEST, LEAVING = 16, 4  # new tokens of a call that rows leave, and rows that l
 
 
 class Keyed(LogitsProcessor):
-    """Adds each row's own noise to its warped log-probabilities, and records these. `done`: tokens
-    that the rows have of former calls."""
+    """Adds each row's own noise to its warped log-probabilities, and records these. `done`: number
+    of tokens from earlier calls."""
 
     def __init__(self, asked: TokenRequest, done: int = 0) -> None:
         self.asked, self.position = asked, asked.first + done
@@ -68,7 +68,7 @@ class Keyed(LogitsProcessor):
 @dataclass(frozen=True)
 class Generation:
     """A `samplers.generate.Sampler` that runs the model, `rows_per_call` rows at a time. `stop`:
-    tokens that end a completion; `texts`: texts that do so; `images`: those of each prompt."""
+    tokens that end a completion; `texts`: texts that end one; `images`: images of each prompt."""
 
     model: Any
     stop: Sequence[int]
@@ -90,7 +90,8 @@ class Generation:
         return joined_rows(parts)
 
     def _part(self, asked: TokenRequest) -> WrittenTokens:
-        """Draw all tokens of these rows, in one call or in several of ever fewer rows."""
+        """Draw all tokens of these rows, in one call or in several calls with fewer and fewer
+        rows."""
         device, cuts = self.model.device, rows_can_leave(self.model)
         tokens = _Tokens(*left_padded(asked.contexts, device))
         live, done, draft = torch.arange(len(asked.contexts)), 0, None
@@ -114,7 +115,8 @@ class Generation:
     def _call(
         self, asked: TokenRequest, tokens: "_Tokens", done: int, cuts: bool
     ) -> tuple[WrittenTokens, "_Tokens"]:
-        """One call of `generate`, and what continues it. `done`: new tokens of former calls."""
+        """One call of `generate`, and the state that continues it. `done`: new tokens of earlier
+        calls."""
         keyed, at_texts, width = Keyed(asked, done), None, tokens.ids.shape[1]
         if self.texts is not None:
             begun = torch.zeros_like(asked.room) if asked.begun is None else asked.begun
@@ -143,10 +145,10 @@ class Generation:
         return WrittenTokens(ids, logp, written.sum(1), stopped, kept, *spread), tokens
 
     def _images_of(self, asked: TokenRequest, width: int) -> dict[str, Tensor]:
-        """Inputs of a first call beside its tokens, which are `width` wide."""
+        """Inputs of a first call besides its tokens, which are `width` wide."""
         if not self.images:
             return {}
-        assert asked.prompt is not None, "a writer knows its prompts"
+        assert asked.prompt is not None, "a writer sets its prompts"
         images = [self.images[i] for i in asked.prompt.tolist()]
         return _image_inputs(images, asked.contexts, width, self.model)
 
@@ -157,7 +159,7 @@ class Generation:
         length: int,
         images: Sequence[PromptImages | None] = (),
     ) -> Int[Tensor, "m u"]:
-        """Up to `length` tokens per context, whose prompts have these images; tokens after a row's
+        """Up to `length` tokens per context, for prompts with these images; tokens after a row's
         end are arbitrary."""
         tokens = _Tokens(*left_padded(contexts, self.model.device))
         width = tokens.ids.shape[1]
@@ -173,8 +175,8 @@ class Generation:
         more: Mapping[str, Any] | None = None,
         cuts: bool = False,
     ) -> "_Tokens":
-        """Up to `length` further tokens. `more`: images of prompts. `cuts`: with the cache that
-        continues them."""
+        """Up to `length` further tokens. `more`: images of prompts. `cuts`: also return the cache
+        that continues them."""
         settings = GenerationConfig(
             max_new_tokens=length,
             do_sample=False,
@@ -203,22 +205,22 @@ class Generation:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Texts so far, padded on the left, with the cache of all tokens but the last."""
+    """Texts so far, padded on the left, with the cache of all tokens except the last."""
 
     ids: Int[Tensor, "m w"]
     mask: Int[Tensor, "m w"]
     cache: Any = None
 
     def take(self, rows: Int[Tensor, " r"]) -> "_Tokens":
-        """Some of the rows; the cache itself is cut."""
+        """Select rows; the cache itself is cut."""
         rows = uploaded(rows, self.ids.device)
         self.cache.batch_select_indices(rows)
         return _Tokens(self.ids[rows], self.mask[rows], self.cache)
 
 
 class _HalfEnded(StoppingCriteria):
-    """Ends a call of `generate` once at most half of its rows, and all but LEAVING, are unfinished.
-    It has FEWEST new tokens then. A device is not waited for."""
+    """Ends a call of `generate` once at most half of its rows are unfinished and at least LEAVING
+    have ended, after at least FEWEST new tokens. It does not wait for the device."""
 
     def __init__(
         self,
@@ -245,8 +247,8 @@ class _HalfEnded(StoppingCriteria):
 
 
 def rows_can_leave(model: Any) -> bool:
-    """Whether rows can leave a call of `generate`: its cache holds keys and values of tokens, not
-    states, and positions are those of tokens, not of images."""
+    """Whether rows can leave a call of `generate`: its cache holds keys and values of tokens rather
+    than states, and positions are of tokens, not of images."""
     if model._is_stateful or reads_images(model.config):
         return False
     layers = DynamicCache(config=model.config.get_text_config()).layers
@@ -265,9 +267,9 @@ def _image_inputs(
 
 @contextmanager
 def read_late(device: torch.device) -> Iterator[None]:
-    """Read on CUDA, one token late, whether all texts have ended, so that the next token is queued
-    meanwhile: transformers 5.23 does so on MPS alone, and older versions wait for every token. The
-    token beyond the end is dropped by `generate`, from the cache too if it continues."""
+    """On CUDA, check one token late whether all texts have ended, so that the next token is queued
+    meanwhile: transformers 5.23 does so only on MPS, and older versions wait for every token.
+    `generate` drops the token beyond the end, also from the cache if it continues."""
     check: Any = vars(generating).get("DeferredStopCheck")
     if check is None or device.type != "cuda":
         yield
@@ -285,8 +287,8 @@ def read_late(device: torch.device) -> Iterator[None]:
 
 
 def downloaded(ids: Int[Tensor, "m u"], columns: Sequence[Float[Tensor, "m u"]]) -> list[Tensor]:
-    """Copy tokens and their float32 numbers to the CPU in one transfer, so that a GPU is waited for
-    only once."""
+    """Copy tokens and their float32 numbers to the CPU in one transfer, so that the CPU waits for
+    the GPU only once."""
     if ids.device.type == "cpu":
         return [ids, *columns]
     whole = torch.stack([ids.int(), *(each.view(torch.int32) for each in columns)]).cpu()

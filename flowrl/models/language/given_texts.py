@@ -1,4 +1,4 @@
-"""Given completions as tokens, as the model would have written them."""
+"""Given completions as the tokens that the model would have sampled."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from flowrl.models.language.batch import TextBatch
 
 
 def completion_tokens(batch: TextBatch, text: str, length: int) -> list[int]:
-    """Tokens of a completion and its end, as `batch` would have sampled them.
+    """Tokens of a completion and its end token, as `batch` would have sampled them.
 
-    The end is the tokenizer's end token if the model stops at it, else the first stop token. A
-    completion of more than `length` tokens has the first `length` of them, and no end.
+    The end token is the tokenizer's if the model stops at it, otherwise the first stop token. A
+    completion of more than `length` tokens is cut to `length`, without an end token.
     """
     ids = list(batch.tokenizer(text, add_special_tokens=False).input_ids)
     own = batch.tokenizer.eos_token_id
@@ -23,7 +23,7 @@ def completion_tokens(batch: TextBatch, text: str, length: int) -> list[int]:
 
 
 def check_length(batch: TextBatch, text: str, length: int, place: str) -> None:
-    """UserError, beginning with `place`, for an empty completion or one of more than `length`
+    """UserError, beginning with `place`, for an empty completion or one with more than `length`
     tokens."""
     count = len(completion_tokens(batch, text, 10**9))
     if not batch.tokenizer(text, add_special_tokens=False).input_ids:

@@ -1,4 +1,4 @@
-"""A language model's head in float32, for models of half precision."""
+"""A language model's head in float32, for half-precision models."""
 
 from typing import Any
 

@@ -27,10 +27,10 @@ def add_text_lora(
     seed: int,
     outside: str | None = None,
 ) -> None:
-    """Freeze the model and add adapters, with `begin_adapters`' first values.
+    """Freeze the model and add adapters, initialised by `begin_adapters`.
 
-    targets None: all linear layers but the head. outside: a regular expression of layers that get
-    none. Raises UserError for targets that match no layer.
+    targets None: all linear layers but the head. outside: a regular expression of layers to
+    exclude. Raises UserError for targets that match no layer.
     """
     if has_adapters(model):
         raise UserError(

@@ -181,8 +181,8 @@ class CausalPolicy:
     def _read(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
     ) -> tuple[list[list[int]], list[PromptImages | None]]:
-        """Tokens of prompts, and their images; no images where no prompt has any. `meta`: their
-        rows, or empty. UserError for images that the run's other settings exclude."""
+        """Tokens of prompts, and their images; no images if no prompt has any. `meta`: their rows,
+        or empty. UserError for images that the run's other settings exclude."""
         if self.vision is None:
             return [self.encode(prompt) for prompt in prompts], []
         rows = meta or [{} for _ in prompts]
@@ -196,7 +196,7 @@ class CausalPolicy:
         for name, other in (("model.server", self.server), ("train.share_prompts", self.packing)):
             if images and other is not None:
                 raise UserError(
-                    f"{name}: prompts are passed on as tokens alone, and these have images: leave "
+                    f"{name}: it passes prompts on as tokens only, but these have images: leave "
                     "the setting out"
                 )
         return [ids for ids, _ in pairs], images
@@ -219,8 +219,8 @@ class CausalPolicy:
     def trial_calls(
         self, prompts: Sequence[str], steps: int
     ) -> dict[CallKind, Callable[[int], object]]:
-        """Calls of each kind, as functions of their rows, with the memory of a run's largest: the
-        longest prompt and `steps` tokens. None for a model that reads images."""
+        """Calls of each kind, as functions of their rows, with the memory of the run's largest
+        calls: the longest prompt and `steps` tokens. None for a model that reads images."""
         if self.vision is not None:
             return {}
         context = max(map(self.encode, prompts), key=len)
@@ -264,7 +264,8 @@ class CausalPolicy:
         ]
         if not self._separate_head:
             sentences.append(
-                f"{self.name} computes logits with more than its head, so they are held whole"
+                f"{self.name} computes logits with more than its head, so all of them are held in "
+                "memory at once"
             )
         sentences.append(prove_padding(self.model, self.stop, few, images))
         if images:
@@ -278,21 +279,21 @@ class CausalPolicy:
         return sentences
 
     def share_prompts(self) -> None:
-        """Evaluate shared prefixes of texts once. UserError for a model that cannot."""
+        """Evaluate shared prefixes of texts once. UserError for an unsuitable model."""
         self.packing = Packing.of(self.model)
 
     def add_lora(
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None:
         """Add adapters to the linear layers named in `targets`; None: to all but the head. The
-        part that reads images gets none, unless `adapt_vision` is set."""
+        vision part gets adapters only if `adapt_vision` is set."""
         outside = None if self.vision is None or self.adapt_vision else outside_of(self.model)
         lora.add_text_lora(
             self.model, rank=rank, alpha=alpha, targets=targets, seed=seed, outside=outside
         )
 
     def begin_from(self, source: str) -> None:
-        """Add the adapters of a peft folder, which train from there."""
+        """Add the adapters of a peft folder, as the start of training."""
         config, at = peft_adapter(source)
         targets = sorted(config.target_modules or ())
         self.adapt_vision = not config.exclude_modules
@@ -303,7 +304,7 @@ class CausalPolicy:
         return {"model": self.model.base_model}  # the head is called separately
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The adapters' parameters if there are any, otherwise all of the model's."""
+        """The adapters' parameters if there are any, otherwise all parameters of the model."""
         named = dict(self.model.named_parameters())
         return {name: p for name, p in named.items() if ".lora_" in name} or named
 
@@ -335,8 +336,7 @@ class CausalPolicy:
 
 
 def outside_of(model: Any) -> str:
-    """A regular expression of the modules that are not in the language part of a vision-language
-    model."""
+    """A regular expression of the modules outside the language part of a vision-language model."""
     language = model.get_decoder()
     others = [name for name, child in model.base_model.named_children() if child is not language]
     return rf"(.+\.)?({'|'.join(map(re.escape, others))})\..+"

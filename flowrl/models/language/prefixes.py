@@ -1,8 +1,8 @@
 """Prefix sharing: a common prefix is evaluated once.
 
-A pack is one sequence of a call that holds the tree of its texts' tokens: what texts share, such as
-the prompt of a group or the trunk of a tree, is in it once. A token attends to its ancestors alone,
-and its position is its depth, so that its hidden state is that of the text by itself. p packs of s
+A pack is one sequence of a call that holds a tree of tokens: the part that texts share, such as a
+group's prompt or a tree's trunk, occurs once. A token attends only to its ancestors, and its
+position is its depth, so that its hidden state is the same as for the text alone. p packs of s
 tokens each, padded on the right; b texts of at most w tokens.
 """
 
@@ -27,7 +27,7 @@ ATTENTION = {"sdpa", "eager"}  # transformers' kinds of attention that take a ma
 
 @dataclass(frozen=True)
 class Packed:
-    """Packed texts of one call. `places` index the p * s tokens; padding has 0."""
+    """Packed texts of one call. `places` are indices of the p * s tokens; 0 at padding."""
 
     ids: Int[Tensor, "p s"]
     depths: Int[Tensor, "p s"]
@@ -61,7 +61,7 @@ class _Pack:
     paths: list[list[int]] = field(default_factory=list)  # the nodes of each text
 
     def shared(self, text: Sequence[int]) -> list[int]:
-        """Tree nodes of the text's first tokens, as far as the tree has them."""
+        """Tree nodes of the text's first tokens, as far as they are in the tree."""
         found: list[int] = []
         for token in text:
             node = self.child.get((found[-1] if found else -1, token))
@@ -98,8 +98,8 @@ class Packing:
 
         cost of a pack of s tokens = s pairs + s^2
 
-    in pairs of tokens that attend to each other; `pairs` is what a token costs beside attention. A
-    larger pack has fewer tokens and more pairs.
+    in pairs of tokens that attend to each other; `pairs` is the cost of a token besides attention.
+    A larger pack has fewer tokens and more pairs.
     """
 
     pairs: float
@@ -155,7 +155,7 @@ def _padded(rows: Sequence[Sequence[int]], width: int) -> Int[Tensor, "p s"]:
 
 
 def refuse_windows(model: Any) -> None:
-    """UserError for a model whose attention is restricted to a window, or that takes no mask."""
+    """UserError for a model with windowed attention, or whose attention takes no mask."""
     text = model.config.get_text_config()
     settings = text.to_dict()
     kinds = set(settings.get("layer_types") or FULL)
@@ -165,14 +165,15 @@ def refuse_windows(model: Any) -> None:
     if "layer_types" not in settings and settings.get("sliding_window") is not None:
         raise _refusal(f"{type(model).__name__} attends within a window of tokens")
     if text._attn_implementation not in ATTENTION:
-        raise _refusal(f"{text._attn_implementation} attention takes no mask of pairs of tokens")
+        raise _refusal(f"{text._attn_implementation} attention takes no mask for pairs of tokens")
 
 
 def refuse_moved(model: Any, moved: float, tolerance: float) -> None:
     """UserError if packing changes the model's predictions, in total variation."""
     if not moved <= tolerance:
         raise _refusal(
-            f"it moves {type(model).__name__}'s next token by {moved:.1e} (total variation)"
+            f"it changes the next-token distribution of {type(model).__name__} by {moved:.1e} "
+            "(total variation)"
         )
 
 

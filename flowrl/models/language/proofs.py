@@ -27,8 +27,8 @@ def prove_padding(
     contexts: Sequence[Sequence[int]],
     images: Sequence[PromptImages | None],
 ) -> str:
-    """Compare prompts in one call, a short and a long one, with each by itself. `images`: theirs,
-    or empty."""
+    """Compare a short and a long prompt in one call with each by itself. `images`: their images, or
+    empty."""
     ids = torch.tensor([contexts[0]], device=model.device)
     with torch.no_grad():  # the plain call that `flowrl.processes.lockstep` may repeat
         model.base_model(input_ids=ids, use_cache=False)
@@ -46,7 +46,7 @@ def prove_padding(
             f"left padding changes {name}'s next-token distribution by {moved:.1e} "
             "(total variation): set train.rows_per_call: 1"
         )
-    return f"left padding changes {name}'s next token by {moved:.1e} (total variation)"
+    return f"left padding changes {name}'s next-token distribution by {moved:.1e} (total variation)"
 
 
 def prove_images(
@@ -68,11 +68,14 @@ def prove_images(
     moved = float((logits.float().softmax(-1) - sampled).abs().sum() / 2)
     if not moved <= tolerance(model):
         raise UserError(
-            f"model.language: {type(model).__name__} predicts otherwise in training than in "
-            f"sampling where a prompt has images, by {moved:.1e} (total variation): its images "
+            f"model.language: {type(model).__name__} predicts differently in training and in "
+            f"sampling if a prompt has images, by {moved:.1e} (total variation): its images "
             "cannot be used"
         )
-    return f"prompts have images, whose next token training moves by {moved:.1e} (total variation)"
+    return (
+        f"prompts have images; training and sampling predict the next token with a difference "
+        f"of {moved:.1e} (total variation)"
+    )
 
 
 @torch.no_grad()
@@ -93,8 +96,8 @@ def prove_packing(
     moved = float((found[1] - found[0]).abs().sum(-1).max() / 2)
     refuse_moved(model, moved, tolerance(model))
     return (
-        f"common beginnings of texts are evaluated once, which moves {type(model).__name__}'s next "
-        f"token by {moved:.1e} (total variation)"
+        f"shared prefixes are evaluated once, which changes the next-token distribution of "
+        f"{type(model).__name__} by {moved:.1e} (total variation)"
     )
 
 

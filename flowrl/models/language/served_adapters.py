@@ -1,7 +1,7 @@
-"""Keeps a server at the current weights: adapters loaded by name, or all weights, by files.
+"""Keep a server at the current weights: adapters loaded by name, or all weights loaded from files.
 
-The processes of a run share what the server holds: the main one saves and loads, the others wait.
-Names come from the weights' values, so that processes agree on them without a message.
+The processes of a run share the server's weights: the main process saves and loads, the others
+wait. Names come from the weights' values, so that processes agree on them without a message.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class InStep(Protocol):
     """Keeps a server at the current weights."""
 
     def current(self) -> str:
-        """The name that requests use; new weights are loaded first."""
+        """Load new weights if there are any; returns the name that requests use."""
         ...
 
     def lost(self) -> bool:
@@ -40,7 +40,7 @@ class InStep(Protocol):
         ...
 
     def held(self) -> bool:
-        """Whether the answers since `current` are those of its weights."""
+        """Whether the answers since `current` come from these weights."""
         ...
 
     def close(self) -> None: ...
@@ -51,8 +51,8 @@ class Adapters:
     """Adapters on a server, which must see `folder` under the same path.
 
     client  serves completions, and the list of models and adapters
-    admin   loads and unloads adapters: below /v1 in vLLM, beside it in SGLang
-    prefix  precedes an adapter's name in requests: SGLang wants `base:adapter`
+    admin   loads and unloads adapters: below /v1 in vLLM, next to it in SGLang
+    prefix  precedes an adapter's name in requests: SGLang needs `base:adapter`
     main    whether this process saves and loads
     """
 
@@ -66,7 +66,7 @@ class Adapters:
     _digest: bytes = b""
 
     def current(self) -> str:
-        """Adapter name of the current weights; new weights are loaded first.
+        """Load new weights if there are any; returns the adapter name of the current weights.
 
         Code that changes weights (an update, an average for an evaluation, a checkpoint) need not
         announce it: weights are compared with those loaded last.
@@ -94,8 +94,8 @@ class Adapters:
         self.loaded, self._digest = None, b""
 
     def _load(self, digest: bytes) -> str:
-        """Load the current weights and return the adapter's name; the main process deletes former
-        ones. Equal weights have one name, since servers cache prompts by it."""
+        """Load the current weights and return the adapter's name; the main process deletes earlier
+        ones. Equal weights have the same name, since servers cache prompts by it."""
         name = f"{self._stem}-{digest.hex()[:16]}"
         path = self.folder.absolute() / name
         if self.main:
@@ -124,13 +124,14 @@ class Adapters:
 
     @property
     def _stem(self) -> str:
-        """Begins the names of this run's adapters: another run may use the server too."""
+        """Prefix of this run's adapter names, since another run may use the server too."""
         at = str(self.folder.absolute()).encode()
         return f"flowrl-{hashlib.blake2b(at, digest_size=4).hexdigest()}"
 
     def _sweep(self, but: str | None = None) -> None:
         """Unload and delete the run's adapters, including those of a killed run. Errors are
-        ignored: the server may have none of them, or be down, which the next request reports."""
+        ignored: the server may not have these adapters, or may be down, which the next request
+        reports."""
         for path in sorted(self.folder.glob("flowrl-*")):
             if path.name != but:
                 with suppress(ValueError):
@@ -142,12 +143,13 @@ class Adapters:
 class Weights:
     """All weights of a vLLM server (0.32), which must see `folder` under the same path.
 
-    The server reads the files in place (`/collective_rpc` with `reload_weights`), forgets its
-    prompts (`/reset_prefix_cache`) and keeps a name (`/update_weight_version`). Another name
-    after a batch of answers means that it was restarted. VLLM_SERVER_DEV_MODE=1 switches these on.
+    The server reads the files in place (`/collective_rpc` with `reload_weights`), clears its prompt
+    cache (`/reset_prefix_cache`) and stores a version name (`/update_weight_version`). Another name
+    after a batch of answers means that the server was restarted. VLLM_SERVER_DEV_MODE=1 enables
+    these paths.
 
     name   the server's name of the model
-    admin  of the paths beside /v1
+    admin  client for the paths outside /v1
     main   whether this process saves and loads
     """
 
@@ -170,8 +172,8 @@ class Weights:
         return not self.held()
 
     def held(self) -> bool:
-        """Whether the server names the weights that were loaded last. True if it is silent, which
-        the request for completions reports."""
+        """Whether the server names the weights that were loaded last. True if it does not answer,
+        which the request for completions reports."""
         try:
             return self._version() == self.loaded
         except ValueError:
@@ -188,7 +190,7 @@ class Weights:
         return found.get("weight_version") if isinstance(found, dict) else None
 
     def _load(self) -> str:
-        """Load the current weights, unless the server has them; returns their name."""
+        """Load the current weights unless the server has them; returns their name."""
         name = f"flowrl-{checksum(self.model)}"
         path = self.folder.absolute() / name
 
@@ -218,7 +220,7 @@ class Weights:
 
 
 def waited_for(there: Any) -> bool:
-    """Wait until the main process has loaded what this one asks for; False if it does not."""
+    """Wait until the main process has loaded these weights; False if it does not."""
     end = time.monotonic() + HEAD_START
     while time.monotonic() < end:
         if there():
@@ -246,8 +248,8 @@ def fingerprint(model: Any) -> bytes:
 
 
 def checksum(model: Any) -> str:
-    """Digest of all weights, from exact sums of their bits and of those times their places: read
-    once, on their device. UserError if no process has all of them."""
+    """Digest of all weights, from exact sums of their bits and of bits times positions, read once
+    on their device. UserError if no process has all of them."""
     digest = hashlib.blake2b(digest_size=8)
     for name, parameter in model.named_parameters():
         bits = _whole(parameter).detach().contiguous().view(-1).view(torch.uint8)

@@ -1,8 +1,8 @@
 """A server that samples completions instead of the model: vLLM, SGLang, or a compatible one.
 
-Prompts and completions travel as tokens, never as text: another tokenization of the same text has
-another probability. The server returns log-probabilities, and their difference from the trainer's
-is corrected in the loss (`flowrl.losses.weights.Mismatch`). m rows, u new tokens.
+Prompts and completions are sent as tokens, never as text, since another tokenization of the same
+text has another probability. The server returns log-probabilities, and their difference from the
+trainer's is corrected in the loss (`flowrl.losses.weights.Mismatch`). m rows, u new tokens.
 """
 
 import re
@@ -59,7 +59,7 @@ class CompletionChoice(BaseModel):
 
     @property
     def ids(self) -> list[int] | None:
-        """Token ids from either field in which servers return them; None without them."""
+        """Token ids from either field in which servers return them; None if missing."""
         if self.token_ids is not None:
             return self.token_ids
         words = [] if self.logprobs is None else self.logprobs.tokens
@@ -88,8 +88,8 @@ class CompletionsServer:
     stop         tokens that end a completion
     vocabulary   size of the model's vocabulary
     temperature  of training: the server's log-probabilities must include it
-    adapters     keeps the server at the current weights; None: the server keeps its own
-    grouped      one request for all completions of one context, by the seed of the first
+    adapters     keeps the server at the current weights; None: the server keeps its own weights
+    grouped      one request for all completions of a context, with the first one's seed
     """
 
     client: Client
@@ -146,8 +146,8 @@ class CompletionsServer:
             if again:
                 return self._outcomes(asked, again=False)
             raise UserError(
-                "model.server: it lost the run's weights twice within one batch of requests; is "
-                "it restarted again and again, or used by another run?"
+                "model.server: it lost the run's weights twice within one batch of requests; does "
+                "it restart repeatedly, or is it used by another run?"
             )
         outcomes = list[DrawnTokens | Failure]()
         for ask, one in zip(asks, found, strict=True):
@@ -155,7 +155,7 @@ class CompletionsServer:
         return outcomes
 
     def _requests(self, asked: TokenRequest, rooms: Sequence[int]) -> list[tuple[int, int]]:
-        """First row and number of rows of each request: one row, or neighbours that continue one
+        """First row and number of rows of each request: one row, or adjacent rows that continue one
         context."""
         if not self.grouped:
             return [(row, 1) for row in range(len(rooms))]
@@ -195,7 +195,8 @@ class CompletionsServer:
         return [self._choice(ask, each, read) for each in choices]
 
     def _choice(self, ask: Ask, choice: CompletionChoice, read: int | None) -> DrawnTokens:
-        """The tokens of one completion. `read`: tokens of the prompt, by the server's count."""
+        """The tokens of one completion. `read`: number of prompt tokens, as counted by the
+        server."""
         prompt, room = ask.body["prompt"], ask.body["max_tokens"]
         if choice.prompt_token_ids is not None:
             same = choice.prompt_token_ids == prompt
@@ -223,7 +224,7 @@ class CompletionsServer:
             wrong = next(v for v in logp if type(v) is not float or v > SURE)
             raise UserError(
                 f"model.server: an answer gives {wrong!r:.60} as the log-probability of a token, "
-                "which is a number of at most 0; use a server that returns logprobs"
+                "but it must be a number of at most 0; use a server that returns logprobs"
             )
         self._check(ids, values, room, choice.finish_reason)
         end = next((i for i, token in enumerate(ids) if token in self.stop), len(ids) - 1) + 1
@@ -309,7 +310,7 @@ class CompletionsServer:
                 "nats per token: does it serve another model?"
             )
         sentence = (
-            f"{self.client.url} draws completions; its log-probabilities differ from the "
+            f"{self.client.url} samples completions; its log-probabilities differ from the "
             f"model's by {mean:.1e} on average, {float(differences.max()):.1e} at most"
         )
         own = "the server keeps its own weights, so samples become more off-policy during training"

@@ -1,8 +1,8 @@
-"""Texts of several tokens that end a completion, wherever its text first has one.
+"""Texts of several tokens that end a completion at their first occurrence.
 
-Such a text has no token of its own: " END" may be written as " E" + "ND" or as " EN" + "D", so the
-decoded text is what counts. The tokens that wrote it belong to the completion and are trained, like
-a stop token; rewards see the text before it.
+Such a text has no fixed tokens: " END" may be " E" + "ND" or " EN" + "D", so the decoded text is
+searched. Its tokens belong to the completion and are trained on, like a stop token; rewards see the
+text before it.
 """
 
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ class StopTexts:
             if text.strip() not in self.decoded([ids])[0]:
                 raise UserError(
                     f"model.stop: {text!r} contains a special token, which decoded texts leave "
-                    "out: give only that token"
+                    "out: use only that token"
                 )
 
     @property
     def tail(self) -> int:
-        """Upper bound on the number of tokens in a stop text, since each token holds at least one
+        """Upper bound on the number of tokens of a stop text, since each token has at least one
         byte."""
         return max(len(text.encode()) for text in self.texts) + _SPARE
 
@@ -61,8 +61,8 @@ class StopTexts:
 
 
 class StopAtTexts(StoppingCriteria):
-    """Ends rows of `generate` at stop texts. `ends` counts the new tokens up to there, 0 if
-    none."""
+    """Ends rows of `generate` at stop texts. `ends` is the number of new tokens up to the stop
+    text, 0 without one."""
 
     def __init__(self, stop: StopTexts, width: int, begun: Int[Tensor, " m"]) -> None:
         self.stop, self.width, self.begun = stop, width, begun.tolist()

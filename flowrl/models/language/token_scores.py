@@ -31,8 +31,8 @@ class ScoringPolicy:
     Rows are padded on the right, which a causal model does not attend to. `separate_head`: the
     logits are the head applied to the last hidden states, and nothing more (`has_separate_head`
     proves it). Then only completion tokens get logits, `LOGITS_PER_CHUNK` at a time, and backward
-    recomputes them. `packing`: evaluates once what rows of a call begin with; None: every row by
-    itself. `images`: those of each prompt; empty where no prompt has any.
+    recomputes them. `packing`: evaluates shared prefixes of a call's rows once; None: every row by
+    itself. `images`: images of each prompt; empty if no prompt has images.
     """
 
     model: Any
@@ -83,7 +83,7 @@ class ScoringPolicy:
     def _in_one_row(
         self, texts: Sequence[Sequence[int]], device: torch.device
     ) -> Float[Tensor, "b s _"]:
-        """Texts behind each other, without padding: positions that begin again separate them."""
+        """Texts concatenated without padding: restarting positions separate them."""
         lengths = [len(text) for text in texts]
         ids = torch.tensor([[token for text in texts for token in text]])
         places = torch.cat([torch.arange(length) for length in lengths])[None]

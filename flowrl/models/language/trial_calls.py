@@ -1,4 +1,4 @@
-"""Calls as large as a run's largest ones, whose memory a GPU measures at the start."""
+"""Calls as large as a run's largest calls, to measure their GPU memory at the start."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,10 +1,10 @@
 """Images in prompts of a vision-language model, through its own transformers processor.
 
-The processor writes placeholder tokens for each image into the prompt, and returns tensors that
-the model's call takes beside the tokens. Columns of tokens (`mm_token_type_ids`, `token_type_ids`)
-have one number per token of the prompt and are padded with it; columns of images (`pixel_values`,
-`image_grid_thw`, `image_sizes`) run over images or patches, and those of a call's rows are
-concatenated. Models that need other columns are refused.
+The processor writes placeholder tokens for each image into the prompt, and returns tensors that the
+model takes in addition to the tokens. Token columns (`mm_token_type_ids`, `token_type_ids`) have
+one number per token of the prompt and are padded with it; image columns (`pixel_values`,
+`image_grid_thw`, `image_sizes`) run over images or patches, and are concatenated over a call's
+rows. Models that need other columns are refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,15 +34,15 @@ MARK = "<image>"  # in texts of data sets, the place of an image
 
 @dataclass(frozen=True)
 class PromptImages:
-    """Inputs of the model beside a prompt's tokens: numbers per token, and tensors whose
-    first dimension runs over images or patches."""
+    """Inputs of the model besides a prompt's tokens: numbers per token, and tensors whose first
+    dimension runs over images or patches."""
 
     tokens: Mapping[str, Sequence[int]]
     arrays: Mapping[str, Tensor]
 
 
 def reads_images(config: Any) -> bool:
-    """Whether a transformers configuration is that of a vision-language model."""
+    """Whether a transformers configuration belongs to a vision-language model."""
     return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 
@@ -55,8 +55,8 @@ def model_class(config: Any) -> Any:
 class Vision:
     """The processor of a vision-language model, and its placeholder tokens.
 
-    Placeholders of images and videos are never sampled: a model that wrote one would be asked for
-    an image that does not exist. Their logits are the least number, in sampling and in training.
+    Placeholders of images and videos are never sampled: the image of a sampled placeholder would
+    not exist. Their logits are the lowest number, in sampling and in training.
     """
 
     processor: Any
@@ -76,11 +76,11 @@ class Vision:
 
     @classmethod
     def made(cls, model: Any, processor: Any) -> "Vision":
-        """Take a processor, and hide its placeholders from the model's head."""
+        """Set up a processor, and hide its placeholders from the model's head."""
         config, head = model.config, model.get_output_embeddings()
         name = type(model).__name__
         if getattr(processor, "image_processor", None) is None:
-            raise UserError(f"model.language: the processor of {name} reads no images")
+            raise UserError(f"model.language: the processor of {name} does not read images")
         if head is None:
             raise UserError(f"model.language: {name} has no separate head, which images need")
         ids = [getattr(config, f"{kind}_token_id", None) for kind in ("image", "video")]
@@ -95,12 +95,12 @@ class Vision:
         system: str | None,
         template: Mapping[str, Any],
     ) -> tuple[list[int], PromptImages | None]:
-        """Tokens of a prompt and its images, which the row's column `images` or `image` holds, or
-        the messages themselves.
+        """Tokens of a prompt and its images, from the row's column `images` or `image`, or from the
+        messages themselves.
 
-        An image's place is its part of a message, or the mark <image> in a text; images without
-        places come first in the first message of the user. UserError for an image that cannot be
-        read, and for another number of places than images.
+        An image's place is its part of a message, or the mark <image> in a text; images without a
+        place go to the start of the user's first message. UserError for an image that cannot be
+        read, and if the numbers of places and images differ.
         """
         at = row.place if isinstance(row, PromptRow) else prompt_place(prompt)
         images = row_images(row, at)
@@ -114,8 +114,8 @@ class Vision:
         mark = self.processor.image_token
         if (places := text.count(mark)) != len(shown):
             raise UserError(
-                f"{at}: the prompt has {len(shown)} images, but as the model reads it {places} "
-                f"places for them: its chat template leaves some out, or a text contains {mark}"
+                f"{at}: the prompt has {len(shown)} images, but {places} places for them in the "
+                f"model's input: its chat template leaves some out, or a text contains {mark}"
             )
         found = self.processor(
             text=[text],
@@ -130,23 +130,23 @@ class Vision:
         return self.processor.image_token if part["type"] == "image" else part["text"]
 
     def _columns(self, found: Mapping[str, Any], length: int) -> PromptImages:
-        """Sort the processor's columns. UserError for one of another kind."""
+        """Sort the processor's columns. UserError for an unsupported column."""
         rest = {name: value for name, value in found.items() if name != "attention_mask"}
         tokens = {name: rest.pop(name)[0].tolist() for name in TOKEN_COLUMNS if name in rest}
         arrays = {name: torch.as_tensor(rest.pop(name)) for name in ARRAY_COLUMNS if name in rest}
         if rest or any(len(column) != length for column in tokens.values()):
             raise UserError(
                 f"model.language: {type(self.processor).__name__} returns "
-                f"{', '.join(rest or tokens)}, and only models that read images by "
-                f"{', '.join((*ARRAY_COLUMNS, *TOKEN_COLUMNS))} are supported, as Qwen2.5-VL and "
-                "LLaVA do"
+                f"{', '.join(rest or tokens)}, but only models with the columns "
+                f"{', '.join((*ARRAY_COLUMNS, *TOKEN_COLUMNS))} are supported, such as Qwen2.5-VL "
+                "and LLaVA"
             )
         return PromptImages(tokens, arrays)
 
 
 @dataclass(frozen=True)
 class _Hidden:
-    """A forward hook of a head that makes tokens impossible."""
+    """A forward hook of a head that makes certain tokens impossible."""
 
     ids: tuple[int, ...]
 
@@ -169,7 +169,7 @@ def row_images(row: Mapping[str, Any], at: str) -> list[Image.Image]:
 
 
 def opened(value: Any, at: str) -> Image.Image:
-    """An image in RGB: a path, an image of PIL, or what parquet files hold, {bytes, path}."""
+    """Open an image in RGB: a path, a PIL image, or parquet's form {bytes, path}."""
     try:
         if isinstance(value, Mapping):
             data, path = value.get("bytes"), value.get("path")
@@ -188,7 +188,7 @@ def opened(value: Any, at: str) -> Image.Image:
 def _placed(
     turns: Sequence[Mapping[str, Any]], images: Sequence[Image.Image], at: str
 ) -> tuple[list[dict[str, Any]], list[Image.Image]]:
-    """Messages whose contents are parts, and the images in the order of their places."""
+    """Messages with contents as parts, and the images in the order of their places."""
     parts = [_parts(turn["content"], bool(images)) for turn in turns]
     if images and not any(part["type"] == "image" for some in parts for part in some):
         first = next((i for i, turn in enumerate(turns) if turn["role"] == "user"), 0)
@@ -226,9 +226,9 @@ def call_inputs(
     width: int,
     model: Any,
 ) -> dict[str, Tensor]:
-    """Inputs of a call of rows beside tokens [b width]; row i's prompt begins at `starts[i]`.
+    """Inputs of a call besides the tokens [b width]; row i's prompt begins at `starts[i]`.
 
-    UserError if images of the rows have different shapes beyond their number.
+    UserError if the rows' images differ in more than their number.
     """
     some = [(each, start) for each, start in zip(images, starts, strict=True) if each is not None]
     found: dict[str, Tensor] = {}
@@ -243,9 +243,9 @@ def call_inputs(
         parts = [each.arrays[name] for each, _ in some]
         if len({part.shape[1:] for part in parts}) > 1:
             raise UserError(
-                f"model.language: {name} of different images has different shapes "
-                f"({', '.join(str(list(part.shape)) for part in parts[:3])}), so that they "
-                "cannot share a call: set train.rows_per_call: 1"
+                f"model.language: {name} has different shapes for different images "
+                f"({', '.join(str(list(part.shape)) for part in parts[:3])}), so they cannot "
+                "share a call: set train.rows_per_call: 1"
             )
         whole = torch.cat(parts)
         whole = whole.to(model.dtype) if whole.is_floating_point() else whole

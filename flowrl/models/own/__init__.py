@@ -1,1 +1,1 @@
-"""Models of a user's own file: `model: {own: mine.py:MyFlow}`."""
+"""Models from a user's own file: `model: {own: mine.py:MyFlow}`."""

@@ -1,4 +1,4 @@
-"""Checks of a user's own model before a run: shapes, numbers, chance, and rows of a batch."""
+"""Check a user's own model before a run: shapes, finite numbers, determinism, independent rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,8 +23,8 @@ def checked(
     """Call the model on some of these prompts, and return a sentence per finding.
 
     UserError for a prediction or sample of a wrong shape or with numbers that are not finite, for
-    one that changes from call to call or with its neighbours in the batch, for a velocity of the
-    wrong sign, and for trained weights that get no gradient.
+    one that changes between calls or with the rest of the batch, for a velocity of the wrong sign,
+    and for trained weights that get no gradient.
     """
     chosen = [prompts[i % len(prompts)] for i in (0, -1, 0)][:ROWS]
     rows = [meta[i % len(meta)] for i in (0, -1, 0)] if meta else []
@@ -74,7 +74,7 @@ def _check_encoded(
         parts = [each.parts[name] for each in alone]
         if any(part.shape[1:] != whole.shape[1:] for part in parts):
             raise UserError(
-                f"{policy.name}.encode: {list(whole.shape)} for {len(whole)} prompts, and "
+                f"{policy.name}.encode: {list(whole.shape)} for {len(whole)} prompts, but "
                 f"{list(parts[0].shape)} for one: pad prompts to one length"
             )
         _same(f"{policy.name}.encode", whole, torch.cat(parts), _room(policy))
@@ -83,14 +83,16 @@ def _check_encoded(
 def _compare(
     what: str, call: Callable[[Tensor], Tensor], device: torch.device, room: float
 ) -> float:
-    """Call for all rows twice, and for each alone; the largest relative difference of the last."""
+    """Call twice with all rows, and with each row alone; returns the largest relative difference of
+    the latter."""
     every = torch.arange(ROWS, device=device)
     whole = call(every)
     if not bool(whole.isfinite().all()):
-        raise UserError(f"{what}: it returns numbers that are not finite, for states of noise")
+        raise UserError(f"{what}: it returns numbers that are not finite for pure-noise states")
     if not torch.equal(whole, call(every)) and whole.device.type == "cpu":
         raise UserError(
-            f"{what}: two equal calls differ; it must not draw random numbers, nor remember calls"
+            f"{what}: two identical calls differ; it must not draw random numbers or keep state "
+            "between calls"
         )
     return _same(what, whole, torch.cat([call(every[i : i + 1]) for i in range(ROWS)]), room)
 
@@ -102,15 +104,16 @@ def _same(what: str, whole: Tensor, alone: Tensor, room: float) -> float:
     moved = float((whole.double() - alone.double()).abs().max()) if whole.numel() else 0.0
     if moved > room * max(largest, 1e-12):
         raise UserError(
-            f"{what}: a row differs by {moved:.2g} (of at most {largest:.2g}) alone and in a batch "
-            "of three: rows must not depend on one another (no batch norm, no mean over rows)"
+            f"{what}: a row alone and in a batch of three differs by {moved:.2g} (numbers up to "
+            f"{largest:.2g}): rows must not depend on one another (no batch norm, no mean over "
+            "rows)"
         )
     return moved / max(largest, 1e-12)
 
 
 def _check_sign(policy: OwnPolicy, encoded: OwnConditioning, sigma: float, steps: int) -> None:
-    """UserError for velocities at the first level that point away from the noise: there noise - x0
-    grows with the noise, by 1, and x0 - noise falls."""
+    """UserError for velocities of the wrong sign, tested at the first level: there noise - x0 grows
+    with the noise (slope 1), while x0 - noise falls."""
     noise = normal([(1, "own", i) for i in range(TURNED)], policy.row_shape).to(policy.device)
     begin, first = policy.begin(encoded, steps), torch.zeros(TURNED, dtype=torch.long)
     x = noise.to(policy.arithmetic)
@@ -121,9 +124,9 @@ def _check_sign(policy: OwnPolicy, encoded: OwnConditioning, sigma: float, steps
     slope = float((centred * grown).sum() / centred.square().sum())
     if slope < -0.5:
         raise UserError(
-            f"{policy.name}.forward: at noise its velocity falls as the noise grows (slope "
-            f"{slope:.2g}), and noise - x0 grows with it (slope 1): return minus the velocity of a "
-            "flow from noise to samples, at sigma = 1 - t"
+            f"{policy.name}.forward: its velocity falls as the noise grows (slope {slope:.2g}), "
+            "while noise - x0 grows with it (slope 1): for a flow from noise to samples, return "
+            "minus its velocity at t = 1 - sigma"
         )
 
 
@@ -137,6 +140,7 @@ def _check_gradient(policy: OwnPolicy, made: Tensor) -> None:
         found = torch.autograd.grad(made.square().sum(), trained, allow_unused=True)
     if all(each is None for each in found):
         raise UserError(
-            f"{policy.name}.forward: its prediction has no gradient to the trained weights: "
+            f"{policy.name}.forward: its prediction has no gradient with respect to the trained "
+            "weights: "
             "remove torch.no_grad or detach, or name other modules in `trained`"
         )

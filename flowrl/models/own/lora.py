@@ -20,9 +20,9 @@ def add_own_lora(
     seed: int,
 ) -> None:
     """Freeze the model and add adapters to linear layers below the submodules `trained`, or below
-    the model itself if that is empty. `targets` are names or ends of names; None: all of them.
+    the model itself if that is empty. `targets` are names or name endings; None: all linear layers.
 
-    UserError if there are none.
+    UserError if no layer matches.
     """
     if has_adapters(model):
         raise UserError(
@@ -32,8 +32,8 @@ def add_own_lora(
     chosen = [name for name in _linears(model, trained) if _chosen(name, targets)]
     if not chosen:
         raise UserError(
-            "model.lora: the trained modules have no such linear layer, and adapters are for "
-            "linear layers: set model.lora: null to train all weights"
+            "model.lora: the trained modules have no such linear layer, which adapters need: set "
+            "model.lora: null to train all weights"
         )
     model.requires_grad_(False)
     config = LoraConfig(

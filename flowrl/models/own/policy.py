@@ -1,4 +1,4 @@
-"""A user's own model as a policy of flows: the same batches, plans and losses as a pipeline's."""
+"""A user's own model as a flow policy, with the same batches, plans and losses as a pipeline."""
 
 import math
 import sys
@@ -44,7 +44,7 @@ MODEL_FILE = "model.safetensors"  # of all weights
 
 @dataclass(frozen=True)
 class OwnConditioning:
-    """n encoded prompts: tensors [n *c] by name, with the name "" for a single one."""
+    """n encoded prompts: tensors [n *c] by name, with the name "" for a single tensor."""
 
     parts: Mapping[str, Tensor]
     extras: tuple[Any, ...] = ()  # no columns that the rows of a call must share
@@ -66,7 +66,7 @@ class OwnPolicy:
     """Velocities, decoded samples and trainable weights of a module with `OwnModel`'s members.
 
     `levels` are noise levels in place of evenly spaced ones. UserError for a module without those
-    members, or whose parametrization makes no velocity.
+    members, or whose parametrization does not determine a velocity.
     """
 
     rows_per_call = SamplingCallSize()
@@ -123,8 +123,8 @@ class OwnPolicy:
         return self.row_shape
 
     def begin(self, conditioning: OwnConditioning, steps: int) -> Begin | None:
-        """Return the function from noise [n *d] to first states; None if they are the noise
-        itself."""
+        """Return the function from noise [n *d] to first states; None if the noise itself is the
+        first state."""
         del conditioning
         if self.scheduled.levels is None:
             return None
@@ -136,12 +136,12 @@ class OwnPolicy:
         own `forward`."""
         if guidance not in (None, "none", 1.0):
             raise UserError(
-                f"guidance {guidance}: {self.name} is your own model, which applies guidance in "
-                "its forward, if at all: leave guidance out"
+                f"guidance {guidance}: {self.name} is your own model, which can only apply "
+                "guidance in its forward: leave guidance out"
             )
 
     def fitted(self, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]:
-        """The plans themselves. UserError for the steps of a scheduler."""
+        """The unchanged plans. UserError for plans with a scheduler's steps."""
         del steps
         refuse_scheduler(plans, self.name)
         return tuple(plans)
@@ -173,7 +173,7 @@ class OwnPolicy:
                 what = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
                 of = f" {name!r}" if name else ""
                 raise UserError(
-                    f"{self.name}.encode:{of} wanted a tensor with a row for each of "
+                    f"{self.name}.encode:{of} expected a tensor with one row for each of "
                     f"{len(prompts)} prompts, not {what}"
                 )
         return OwnConditioning({name: part.to(self.device) for name, part in parts.items()})
@@ -214,8 +214,8 @@ class OwnPolicy:
         if not isinstance(made, Tensor) or made.shape != x.shape:
             what = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
             raise UserError(
-                f"{self.name}.forward: wanted a prediction of the states' shape {list(x.shape)}, "
-                f"not {what}"
+                f"{self.name}.forward: expected a prediction with the states' shape "
+                f"{list(x.shape)}, not {what}"
             )
         return made
 
@@ -248,7 +248,7 @@ class OwnPolicy:
     def _check_media(self, media: Any, rows: int) -> None:
         if not isinstance(media, Tensor) or media.ndim < 2 or len(media) != rows:
             what = list(media.shape) if isinstance(media, Tensor) else type(media).__name__
-            raise UserError(f"{self.name}.decode: wanted a tensor [{rows} ...], not {what}")
+            raise UserError(f"{self.name}.decode: expected a tensor [{rows} ...], not {what}")
 
     def _formed(self, media: Tensor) -> MediaForm:
         try:
@@ -257,13 +257,13 @@ class OwnPolicy:
             raise UserError(f"{self.name}: its samples: {error}") from error
 
     def image(self, sample: Tensor) -> Image | None:
-        """The model's own image of a sample; None if it draws none."""
+        """The model's own image of a sample; None if it does not draw images."""
         return self.model.image(sample) if isinstance(self.model, Drawable) else None
 
     @contextmanager
     def _named(self, method: str) -> Iterator[None]:
-        """Turn an exception of the user's method into a UserError with its line. Errors of
-        memory stay, since calls can be made smaller."""
+        """Turn an exception of the user's method into a UserError with its line. Out-of-memory
+        errors stay, since calls can be made smaller."""
         try:
             yield
         except Exception as error:  # the user's code
@@ -304,7 +304,8 @@ class OwnPolicy:
             raise UserError(f"{self.name}: trained: {error}") from error
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The adapters' parameters if there are any, else all of the trained modules'."""
+        """The adapters' parameters if there are any, otherwise all parameters of the trained
+        modules."""
         named = {
             f"{root}.{name}": p
             for root, module in self.roots().items()
@@ -320,8 +321,8 @@ class OwnPolicy:
     def add_lora(
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None:
-        """Add adapters to linear layers of the trained modules: to all of them, or to those that
-        `targets` names."""
+        """Add adapters to linear layers of the trained modules: to all, or to the layers named by
+        `targets`."""
         add_own_lora(self.model, self.trained, rank=rank, alpha=alpha, targets=targets, seed=seed)
 
     def begin_from(self, source: str) -> None:
@@ -338,7 +339,8 @@ class OwnPolicy:
         )
 
     def save(self, folder: Path) -> None:
-        """Save an adapter in peft's format, or all weights, which safetensors' load_model reads."""
+        """Save an adapter in peft's format, or all weights in a file for safetensors'
+        load_model."""
         if has_adapters(self.model):
             save_adapters(self.model, folder)
         else:
@@ -353,7 +355,7 @@ class OwnPolicy:
                 self.model.set_submodule(name, module.get_base_layer())
 
     def load_weights(self, folder: Path) -> None:
-        """Load what `save` wrote."""
+        """Load weights that `save` wrote."""
         if (folder / ADAPTER_WEIGHTS).is_file():
             load_adapters(self.model, folder)
         elif (folder / MODEL_FILE).is_file():
@@ -380,15 +382,17 @@ def automatic_rows(numbers: int) -> int:
 
 
 def _trained(name: str, model: Any) -> tuple[str, ...]:
-    """Names of the trained submodules; none: the model itself is trained."""
+    """Names of the trained submodules; empty: the model itself is trained."""
     trained = model.trained if isinstance(model, Trains) else ()
     if isinstance(trained, str) or not all(isinstance(each, str) for each in trained):
-        raise UserError(f'{name}: trained is a tuple of names, such as ("network",)')
+        raise UserError(f'{name}: trained must be a tuple of names, such as ("network",)')
     return tuple(trained)
 
 
 def _state_shape(name: str, state: Any) -> tuple[int, ...]:
     whole = isinstance(state, tuple | list) and bool(state)
     if not whole or not all(type(n) is int and n > 0 for n in state):
-        raise UserError(f"{name}: state is the shape of one state, such as (2,), not {state!r}")
+        raise UserError(
+            f"{name}: state must be the shape of one state, such as (2,), not {state!r}"
+        )
     return tuple(state)

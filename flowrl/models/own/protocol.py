@@ -20,8 +20,8 @@ PARAMETRIZATIONS: tuple[Parametrization, ...] = ("velocity", *get_args(Predictio
 
 @runtime_checkable
 class OwnModel(Protocol):
-    """A `torch.nn.Module` with these members. Its rows depend neither on each other nor on
-    chance."""
+    """A `torch.nn.Module` with these members. Its rows are independent of each other, and it is
+    deterministic."""
 
     @property
     def state(self) -> tuple[int, ...]:
@@ -29,7 +29,7 @@ class OwnModel(Protocol):
         ...
 
     def encode(self, prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> EncodedPrompts:
-        """Encode n prompts: a tensor [n *c], or several by name. `rows` are the prompts' rows of
+        """Encode n prompts: a tensor [n *c], or a dict of several. `rows` are the prompts' rows of
         their file, one mapping per prompt. Called without gradients."""
         ...
 
@@ -61,7 +61,7 @@ class Diffused(Protocol):
 
     @property
     def alphas_cumprod(self) -> Sequence[float] | Float[Tensor, " T"]:
-        """alpha^2 by time, falling."""
+        """alpha^2 by time, decreasing."""
         ...
 
 

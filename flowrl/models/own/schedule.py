@@ -21,8 +21,8 @@ Levels = Callable[[int], Sequence[float]]  # of a number of steps, without the f
 class Scheduled:
     """The parametrization of a model, read only once.
 
-    levels  sigma by time, rising, of a variance-preserving process; None for a flow
-    user    levels of `model.sigmas`; None: evenly spaced ones, in sigma or in time
+    levels  sigma by time, increasing, of a variance-preserving process; None for a flow
+    user    levels of `model.sigmas`; None: evenly spaced levels, in sigma or in time
     """
 
     name: str
@@ -36,7 +36,8 @@ class Scheduled:
         prediction = model.prediction if isinstance(model, Parametrized) else "velocity"
         if prediction not in PARAMETRIZATIONS:
             raise UserError(
-                f"{name}: prediction is one of {', '.join(PARAMETRIZATIONS)}, not {prediction!r}"
+                f"{name}: prediction must be one of {', '.join(PARAMETRIZATIONS)}, not "
+                f"{prediction!r}"
             )
         if not isinstance(model, Diffused):
             if prediction == "v_prediction":
@@ -52,7 +53,7 @@ class Scheduled:
             )
         if user is not None:
             raise UserError(
-                f"model.sigmas: the levels of {name} are those of its alphas_cumprod: leave it out"
+                f"model.sigmas: the levels of {name} come from its alphas_cumprod: leave it out"
             )
         alphas = torch.as_tensor(model.alphas_cumprod).detach().cpu().double()
         falls = alphas.ndim == 1 and len(alphas) > 1 and bool((alphas.diff() < 0).all())
@@ -78,9 +79,9 @@ class Scheduled:
             times = torch.tensor(places, dtype=torch.float64)
         if self.prediction == "epsilon" and sigmas[0] >= 1:
             raise UserError(
-                f"{self.name}: it predicts the noise, which says nothing of the sample at pure "
-                "noise, where it begins: predict sample or velocity, or begin lower "
-                "(model.sigmas of a flow, alphas_cumprod above 0 of a diffusion)"
+                f"{self.name}: it predicts the noise, but starts at pure noise, where this does "
+                "not determine the sample: predict sample or velocity, or start lower "
+                "(model.sigmas for a flow, alphas_cumprod above 0 for a diffusion)"
             )
         return PipelineSchedule(sigmas, times, 1, levels=count)
 
@@ -97,7 +98,7 @@ class Scheduled:
         return to_vp(x, sigma), schedule.times(on_host(sigma)).to(sigma)
 
     def velocity(self, x: Tensor, sigma: Tensor, predicted: Tensor) -> Tensor:
-        """noise - x0 [n *d] of a prediction at flow states x [n *d]."""
+        """The velocity noise - x0 [n *d] from a prediction at flow states x [n *d]."""
         if self.prediction == "velocity":
             return predicted
         return flow_velocity(self.prediction, to_vp(x, sigma), predicted, sigma)

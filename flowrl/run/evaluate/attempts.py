@@ -1,8 +1,7 @@
 """Scores of several attempts at one prompt: pass@k and the majority vote.
 
-n samples, of which those of a prompt are contiguous. Each function returns a column [n] that holds
-its prompt's value in all of the prompt's rows, so that means, spreads and paired differences are
-those of any other column.
+n samples, contiguous per prompt. Each function returns a column [n] with a prompt's value in all of
+its rows, so that means, spreads and paired differences are computed like those of any other column.
 """
 
 import math
@@ -32,7 +31,7 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
 def majority_success(answers: Sequence[Hashable | None], success: Sequence[bool]) -> float:
     """Success of the most frequent answer, with ties sharing equally; 0 without any answer.
 
-    Samples without an answer do not vote. An answer is a success if its first sample is.
+    Samples without an answer do not vote. An answer counts as a success if its first sample is one.
     """
     first: dict[Hashable, bool] = {}
     votes: Counter[Hashable] = Counter()
@@ -47,7 +46,7 @@ def majority_success(answers: Sequence[Hashable | None], success: Sequence[bool]
 
 @dataclass(frozen=True)
 class Attempts:
-    """Choices from `evaluate.pass_at`, `evaluate.majority` and `evaluate.success`."""
+    """Settings from `evaluate.pass_at`, `evaluate.majority` and `evaluate.success`."""
 
     pass_at: tuple[int, ...] = ()
     majority: bool = False

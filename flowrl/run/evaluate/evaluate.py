@@ -1,4 +1,4 @@
-"""Held-out scores: plain sampling from fixed noise, scored by rewards that training never sees."""
+"""Held-out scores: plain sampling from fixed noise, scored by the held-out rewards."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -77,11 +77,11 @@ def draw_trial(policy: EvaluationSampler, trial: Trial) -> TrialSamples:
 class HeldOutResult:
     """Results on held-out prompts; the samples of a prompt are contiguous in all columns.
 
-    metrics    means by reward over all processes, and statistics of the media
+    metrics    mean of each reward over all processes, and statistics of the media
     columns    [n] of all processes: scores, NaN where unscored, attempts, and statistics
     samples    this process's
     scores     this process's
-    attempts   names of the columns that `flowrl.run.evaluate.attempts` made
+    attempts   names of the columns from `flowrl.run.evaluate.attempts`
     data_sets  of the n samples, if the prompts come from several
     """
 
@@ -93,7 +93,7 @@ class HeldOutResult:
     data_sets: tuple[str, ...] = ()
 
     def by_data_set(self) -> dict[str, dict[str, float]]:
-        """Mean scores and attempts of each data set; NaN without any."""
+        """Mean scores and attempts of each data set; NaN without scores."""
         found: dict[str, dict[str, float]] = {}
         for label in dict.fromkeys(self.data_sets):
             rows = torch.tensor([each == label for each in self.data_sets])
@@ -104,8 +104,8 @@ class HeldOutResult:
     def spreads(self, base: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Standard deviations of the samples, and standard errors of the paired gains over `base`.
 
-        The noise is the same in every evaluation, so each sample is paired with one of the base's.
-        Nothing for fewer than two scored samples.
+        The noise is the same in every evaluation, so each sample is paired with a sample of the
+        base model. Nothing for fewer than two scored samples.
         """
         found: dict[str, float] = {}
         for name, column in self.columns.items():
@@ -127,7 +127,7 @@ def score_trial(
 
 
 def known_mean(column: Tensor) -> float:
-    """Mean of the non-NaN values; NaN without any."""
+    """Mean of the non-NaN values; NaN if there are none."""
     known = column[~column.isnan()].double()
     return float(known.mean()) if len(known) else math.nan
 
@@ -138,7 +138,7 @@ def merged_trial(
     counts: bool = True,
     more: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> HeldOutResult:
-    """Merge the results of all processes, except a process that does not count.
+    """Merge the results of all processes that count.
 
     `more` are further columns [n] of this process's samples.
     """

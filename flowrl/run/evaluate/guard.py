@@ -1,4 +1,4 @@
-"""Sentences on signs of trouble in a run, from its alarms."""
+"""Warnings about signs of trouble in a run, from its alarms."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,13 +8,14 @@ from flowrl.run.watch.alarms import Alarms, Unclear
 from flowrl.run.watch.judges import CANNOT_TELL, judges
 
 UNSCORED = (
-    "Read what the reward says of them, and fix it, its server or its settings: the run learns "
-    "from the other samples alone"
+    "Check why the reward leaves them unscored, and fix it, its server or its settings: the run "
+    "learns only from the other samples"
 )
 
 
 class Raised(NamedTuple):
-    """Sentences of raised alarms. `signs` end a run with `train.alarms: stop`; `notes` never do."""
+    """Warnings from raised alarms. `signs` end a run with `train.alarms: stop`; `notes` never
+    do."""
 
     notes: list[str]
     signs: list[str]
@@ -35,9 +36,9 @@ def raised_by_training(
     constant = alarms.constant(metrics)
     metrics["alarms"] = float(len(lost) + len(signs) + len(constant))
     notes = [
-        f"the reward {name} scored every sample of {alarms.at.window} iterations the same, "
-        f"{metrics[f'reward/{name}']:.3f}, so nothing is learned from it. Check the samples "
-        "and the reward, or leave it out"
+        f"the reward {name} gave every sample of {alarms.at.window} iterations the same score, "
+        f"{metrics[f'reward/{name}']:.3f}, so nothing is learned from it. Check the samples and "
+        "the reward, or leave the reward out"
         for name in constant
     ]
     texts = [f"{'; '.join(lost)}. {UNSCORED}"] if lost else []
@@ -47,7 +48,7 @@ def raised_by_training(
 def raised_by_evaluation(
     session: Session, alarms: Alarms, metrics: dict[str, float], iteration: int
 ) -> Raised:
-    """Signs from an evaluation. `metrics` are from its iteration's line."""
+    """Signs from an evaluation. `metrics` are from its iteration's record."""
     if session.run.train.alarms == "off":
         return Raised([], [])
     found = alarms.compare(metrics, iteration, judges(session.run))
@@ -62,7 +63,8 @@ def _collapse(session: Session, signs: Sequence[str]) -> list[str]:
         return []
     return [
         f"the run may be collapsing: {'; '.join(signs)}. Look at the samples. Lower train.lr "
-        f"(now {session.run.train.lr:g}; try a third), take fewer train.updates, add KL to the "
-        "start (recipe.kl), or add a reward for what the samples lose. The best weights are "
+        f"(now {session.run.train.lr:g}; try a third), reduce train.updates, add a KL penalty to "
+        "the initial policy (recipe.kl), or add a reward for the quality that the samples lose. "
+        "The best weights are "
         f"untouched in {session.folder / 'best'}"
     ]

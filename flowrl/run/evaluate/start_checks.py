@@ -57,7 +57,7 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
 
 
 def _model_warnings(session: Session) -> Iterator[str]:
-    """Warn of what does harm to language models."""
+    """Warn of settings that harm language models."""
     if session.run.model.language is None:
         return
     learner = session.learner
@@ -70,7 +70,7 @@ def _model_warnings(session: Session) -> Iterator[str]:
 def check_levels(session: Session) -> None:
     """Raise a UserError if the plan does not fit the model's own noise levels.
 
-    The settings are checked on evenly spaced levels. A scheduler whose list ends on a level near 0
+    The settings are checked on evenly spaced levels. A scheduler whose list ends at a level near 0
     has one step less that may be noisy."""
     if not isinstance(session.learner.policy, Driven):
         return
@@ -81,8 +81,8 @@ def check_levels(session: Session) -> None:
     except ValueError as problem:
         levels = ", ".join(f"{sigma:.3f}" for sigma in sigmas[-4:])
         raise UserError(
-            f"recipe: the plan does not fit the model's {steps} steps, whose levels end on "
-            f"{levels}: {problem}; take more steps or a smaller window"
+            f"recipe: the plan does not fit the model's {steps} steps, whose levels end at "
+            f"{levels}: {problem}; use more steps or a smaller window"
         ) from problem
     session.learner.policy.fitted([p for p in plans if isinstance(p, Plan)], steps)
 
@@ -101,7 +101,7 @@ def check_same_sources(run: Run) -> None:
 
 
 def made_form(policy: Policy) -> MediaForm:
-    """The form of the samples that a proven policy makes."""
+    """The form of the samples that a proven policy generates."""
     if isinstance(policy, OwnPolicy):
         assert policy.form is not None
         return policy.form
@@ -112,8 +112,8 @@ def made_form(policy: Policy) -> MediaForm:
 
 
 def counts_on_levels(session: Session) -> Iterator[str]:
-    """A sentence if the model's own noise levels change the work that `flowrl plan` counted on
-    evenly spaced ones: a level near 0 ends the noise one step earlier."""
+    """A sentence if the model's own noise levels change the work that `flowrl plan` computed for
+    evenly spaced levels: a level near 0 ends the noise one step earlier."""
     run, policy, algorithm = session.run, session.learner.policy, session.algorithm
     if not isinstance(policy, Driven) or run.model.sigmas is not None:
         return
@@ -125,13 +125,13 @@ def counts_on_levels(session: Session) -> Iterator[str]:
         counts.append((evaluations(plans), way, rows))
     own, even = counts
     if own != even:
-        words = ("network evaluations", "scored on the way", "trained rows")
+        words = ("network evaluations", "intermediate scores", "trained rows")
         each = [
             f"{n} instead of {m} {word}"
             for word, n, m in zip(words, own, even, strict=True)
             if n != m
         ]
         yield (
-            f"on the model's own noise levels a draw has {', '.join(each)}, which `flowrl plan` "
-            "counts on evenly spaced ones"
+            f"on the model's own noise levels a draw has {', '.join(each)}, while `flowrl plan` "
+            "assumes evenly spaced levels"
         )

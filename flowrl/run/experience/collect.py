@@ -1,4 +1,4 @@
-"""Sample, score, credit: one iteration's experience. No gradients here."""
+"""Sample, score and assign credit: one iteration's experience. No gradients here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +54,7 @@ class Experience:
 
     @property
     def chain(self) -> "tuple[Experience, ...]":
-        """One for each model of `Learner.chain`."""
+        """One experience for each model of `Learner.chain`."""
         return (*(() if self.before is None else self.before.chain), self)
 
 
@@ -97,7 +97,7 @@ def collect(session: Session, iteration: int) -> Experience:
 def _with_rewriter(
     session: Session, images: Rounds, plans: Sequence[PlanCredit], made: Experience
 ) -> Experience:
-    """Add what the language model learns from: rewritings with the scores of their images."""
+    """Add the language model's experience: rewritings with the scores of their images."""
     written, joint = images.rewritings, session.run.joint
     assert written is not None and joint is not None
     own = written.session
@@ -125,7 +125,7 @@ def _with_rewriter(
 def _shared(
     images: Rounds, rounds: Rounds, plans: Sequence[PlanCredit]
 ) -> list[tuple[Tensor, ...]]:
-    """The mean advantage of each rewriting's images, at all of its decision points."""
+    """The mean advantage of each rewriting's images, at all of the rewriting's decision points."""
     written, sums = images.rewritings, list[Tensor]()
     assert written is not None
     for plan in plans:
@@ -159,19 +159,19 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
 
 
 def scored_samples(rounds: Sequence[Any]) -> int:
-    """Samples and predicted clean images of this process that were scored. Rounds without draws of
-    its own, which only keep the other processes company, do not count."""
+    """Number of samples and predicted clean images that this process scored. Rounds without its own
+    draws, in which it only follows the other processes, do not count."""
     counted = [each for each in rounds if each.counts]
     return sum(r.found.looked + sum(len(p.rollout.prompt) for p in r.parts) for r in counted)
 
 
 def _summed(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Add up what each process counts; a lag is the same for all."""
+    """Add up the counts of all processes; a lag is the same for all."""
     return {n: rows[0][n] if n == LAG else sum(row[n] for row in rows) for n in rows[0]}
 
 
 def _guided(rounds: Rounds) -> dict[str, float]:
-    """Measure how far guided steps of this process were moved, if any were trained on."""
+    """Measure how far this process's guided steps were shifted, if any were trained on."""
     rollouts = [part.rollout for r in rounds.each if r.counts for part in r.parts]
     edges = [edge for each in rollouts if isinstance(each, Rollout) for edge in each.edges]
     moved = [edge.moved.mean() for edge in edges if edge.moved is not None]
@@ -181,7 +181,7 @@ def _guided(rounds: Rounds) -> dict[str, float]:
 def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
     """Compute the credit of one plan.
 
-    Scores are few numbers: all processes see all of them, compute all credit and keep their share.
+    There are few scores, so all processes get all of them, compute all credit and keep their share.
     """
     rollout = rounds.first.parts[plan].rollout
     columns = rollout.columns
@@ -212,8 +212,8 @@ MaskedAdvantages = tuple[Tensor, Tensor]  # advantages and mask [n k]
 def _budgeted(
     session: Session, rounds: Rounds, plan: int, everyone: Scores, context: Context
 ) -> tuple[MaskedAdvantages, MaskedAdvantages, Context]:
-    """Advantages of the draws that are kept, padded to their groups, the same in the order of all
-    samples, and their context: where draws are merged, dropped or replaced, or statistics kept."""
+    """Advantages of the kept draws, padded to their groups; the same in the order of all samples;
+    and their context. Used if draws are merged, dropped or replaced, or statistics are kept."""
     learned = Scores.joined([part.learned for part in rounds.parts(plan)])
     draws, group = rounds.kept.nonzero()[:, 0], context.columns.group
     groups, samples = Groups(rounds.merged_groups, group), samples_of(draws, group)
@@ -301,14 +301,14 @@ def _score_metrics(scores: Scores, weights: Tensor, group: int) -> dict[str, flo
 
 
 def _kl(reference: ReferenceRatios, mask: Tensor) -> dict[str, float]:
-    """Mean KL of the samples in the loss, in nats, where it is subtracted from their reward."""
+    """Mean KL of the samples in the loss, in nats, if it is subtracted from their reward."""
     kept = mask.any(1)
     moved = reference.log_ratios[kept].nansum()
     return {"kl_sample": float(moved / kept.sum().clamp(min=1))}
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Average each metric over the rows that have it: not every process has every metric."""
+    """Average each metric over the processes that have it."""
     values: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():

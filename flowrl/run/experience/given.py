@@ -1,4 +1,4 @@
-"""One iteration's experience with given samples, alone or beside drawn ones."""
+"""One iteration's experience with given samples, alone or together with generated samples."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +18,7 @@ class BothCalls:
     """The model's call for the prompts of two batches; prompts from `first` on belong to the
     second one.
 
-    Rows of one call are all of one batch, since they were made together.
+    All rows of one call belong to one batch, since they were made together.
     """
 
     drawn: Any
@@ -35,7 +35,7 @@ class BothCalls:
 
 
 def collect_given(session: Session, data: GivenSamples, iteration: int) -> Experience:
-    """Collect an iteration with given samples, for all of its draws or for a share."""
+    """Collect an iteration with given samples, for all of its draws or a share of them."""
     given = data.rows(iteration)
     if data.settings.share == 1:
         return _given_alone(data, given, iteration)
@@ -50,7 +50,8 @@ def _given_alone(data: GivenSamples, given: GivenRows, iteration: int) -> Experi
 
 
 def _joined(data: GivenSamples, drawn: Experience, given: GivenRows, iteration: int) -> Experience:
-    """Given rows come first, so that their places among the rows do not depend on those drawn."""
+    """Join given and generated rows. Given rows come first, so that their positions do not depend
+    on the others."""
     first = len(drawn.draws)
     moved: list[Rows] = [replace(each, prompt=each.prompt + first) for each in given.rows]
     return replace(
@@ -63,6 +64,7 @@ def _joined(data: GivenSamples, drawn: Experience, given: GivenRows, iteration: 
 
 
 def _metrics(data: GivenSamples, given: GivenRows, iteration: int) -> dict[str, float]:
-    """`count/given`, the given samples of the iteration, and `given/epochs`, those so far."""
+    """`count/given`, the number of given samples in the iteration, and `given/epochs`, the epochs
+    so far."""
     epochs = (iteration + 1) * given.count / len(data.file.rows)
     return {"count/given": float(given.count * data.file.group), "given/epochs": epochs}

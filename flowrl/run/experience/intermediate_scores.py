@@ -45,7 +45,7 @@ class IntermediateScorer:
 def intermediate_scores(
     rollout: RolloutLike, score: Callable[[Rollout], Scores]
 ) -> IntermediateScores | None:
-    """Score a rollout's predicted clean samples; None if its plan asks for none.
+    """Score a rollout's predicted clean samples; None if its plan has none.
 
     Each distinct state is scored once. States of one step are scored together, so that groupwise
     rewards and judges compare states of one noise level, and one step after the other.
@@ -67,7 +67,7 @@ def intermediate_scores(
 
 
 def with_turns(rollouts: Iterable[RolloutLike], scores: Iterable[Scores]) -> tuple[Scores, ...]:
-    """Add rewards of single turns, which an environment gave, as scores of decision points: column
+    """Add an environment's rewards of single turns as scores of decision points: column
     k is the reward of turn k."""
     return tuple(_with_turns(*pair) for pair in zip(rollouts, scores, strict=True))
 
@@ -82,14 +82,14 @@ def _with_turns(rollout: RolloutLike, scores: Scores) -> Scores:
 
 def turn_metrics(scores: Scores, by_turn: bool) -> dict[str, float]:
     """`reward_turns`: mean over samples of the sum of their turns' own rewards. UserError for such
-    rewards where all turns share one credit, `by_turn` False."""
+    rewards if all turns share one credit (`by_turn` is False)."""
     assert scores.intermediate is not None
     if not scores.intermediate.scored.any():
         return {}
     if not by_turn:
         raise UserError(
-            "model.environment rewards single turns, but all turns have one credit in this recipe: "
-            "take text_rebn, text_turns or text_gigpo, or leave the key 'reward' out"
+            "model.environment rewards single turns, but all turns share one credit in this "
+            "recipe: use text_rebn, text_turns or text_gigpo, or leave out the key 'reward'"
         )
     return {"reward_turns": float(scores.intermediate.values.double().sum((1, 2)).mean())}
 

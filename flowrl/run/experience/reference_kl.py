@@ -1,4 +1,4 @@
-"""Log-ratios of samples to the start policy, for a KL penalty inside the reward."""
+"""Log-ratios of samples to the initial policy, for a KL penalty inside the reward."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,11 +27,12 @@ def reference_log_ratios(
 ) -> Float[Tensor, "n t"]:
     """log p(entry | sampling policy) - log p(entry | initial model), in nats.
 
-    This is the k1 estimate of KL(policy | start), of either sign; a sample's estimate is the sum
-    over its entries. NaN where no entry is the policy's: after the end, in an environment's replies
-    and in samples without rows (greedy ones). NotFiniteError if log-probabilities are not finite.
+    This is the k1 estimate of KL(policy | initial policy), positive or negative; a sample's
+    estimate is the sum over its entries. NaN for entries that the policy did not sample: after the
+    end, in an environment's replies and in samples without rows (greedy ones). NotFiniteError if
+    log-probabilities are not finite.
 
-    Stored log-probabilities are the sampler's. They are computed again if another engine sampled or
+    Stored log-probabilities are the sampler's. They are recomputed if another engine sampled or
     `train.recompute_old` is set, except for replayed texts.
     """
     likelihood, behaviour = learner.algorithm.likelihood, learner.sampler
@@ -64,6 +65,6 @@ def _log_probabilities(
 
 
 def turns_of(rollout: RolloutLike) -> Int[Tensor, "n t"]:
-    """Turn of each token; only texts can have a KL in the reward."""
+    """Turn of each token; only texts can have a KL penalty in the reward."""
     assert isinstance(rollout, TextRollout)
     return rollout.point

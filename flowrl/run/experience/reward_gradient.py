@@ -1,9 +1,10 @@
-"""The step of gradient methods: from a reward, through the decoder, into the network.
+"""The update step of gradient methods: from a reward, through the decoder, into the network.
 
-The clean sample of each row is rebuilt with gradients (`flowrl.likelihoods.pathwise`). It is
-decoded and scored with gradients at once, a few samples at a time, and only the slope of its score
-is kept: the decoder's and the rewards' activations never live together with the network's. Here
-alone a reward has a gradient; a likelihood sees none, and a loss calls no model.
+The clean sample of each row is rebuilt with gradients (`flowrl.likelihoods.pathwise`). Samples are
+decoded and scored with gradients, a few at a time, and only the gradient of the score is kept, so
+that the decoder's and the rewards' activations are never in memory together with the network's.
+Only here does a reward have a gradient; likelihoods never see a reward, and losses never call a
+model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,8 @@ from samplers.untyped import integers
 
 CHECKED = 32  # samples of the first iteration whose two scores are compared
 NO_GRADIENT = (
-    "its decoded samples have no gradient to the latents, so no reward can train through it: use a "
+    "its decoded samples have no gradient with respect to the latents, so reward gradients cannot "
+    "pass through it: use a "
     "recipe that compares scores, such as nft or flow_grpo"
 )
 
@@ -49,7 +51,7 @@ class RewardPath:
     """The differentiable path from clean latents to a score, for the prompts of one batch.
 
     weights  of the rewards [r]
-    size     samples that are decoded with gradients at one time
+    size     number of samples that are decoded with gradients at a time
     """
 
     batch: MediaBatch
@@ -62,7 +64,7 @@ class RewardPath:
 
     @classmethod
     def of(cls, session: Session, batch: Any, rows: Sequence[int], iteration: int) -> "RewardPath":
-        """The path of a batch of these prompts (`rows`), for gradient methods."""
+        """The path for a batch of these prompts (`rows`), for gradient methods."""
         return cls._open(session, batch, rows, session.rewards, session.weights(iteration))
 
     @classmethod
@@ -95,7 +97,7 @@ class RewardPath:
         )
 
     def samples(self, media: Tensor, prompt: Tensor, word: str = "") -> Samples:
-        """Samples of these prompts, with a word in front of the prompt if there is one."""
+        """Samples of these prompts, with a word before the prompt if given."""
         at = integers(on_host(prompt))
         texts = [f"{word} {self.texts[i]}" if word else self.texts[i] for i in at]
         meta = [self.meta[i] for i in at] if self.meta else ()
@@ -122,8 +124,8 @@ class RewardPath:
     def slopes(
         self, x0: Float[Tensor, "b *d"], rows: PathRows, kept: Tensor, words: tuple[str, str] | None
     ) -> tuple[Float[Tensor, " m"], Float[Tensor, "m *d"]]:
-        """Scores of the kept rows' samples, and their gradients with respect to x0. Leaves no
-        other gradients behind."""
+        """Scores of the kept rows' samples, and their gradients with respect to x0. No other
+        gradients remain."""
         scores, slopes = [x0.new_zeros(0)], [x0.new_zeros(0, *x0.shape[1:])]
         for at in kept.split(self.size) if len(kept) else ():
             at = sent(at, x0.device)
@@ -184,14 +186,15 @@ class RewardPath:
         return Agreement.of(torch.where(known[:n], plain, torch.nan), graded)
 
     def check(self, samples: Samples, scores: Scores) -> tuple[str, bool]:
-        """A sentence on this agreement in the first iteration, and whether it is close."""
+        """A sentence on this agreement in the first iteration, and whether the agreement is
+        close."""
         near = self.agreement(samples, scores)
         sentence = f"self-check: rewards with gradients, on the first samples: {near}"
         return sentence, near.close
 
 
 def differentiable_rewards(rewards: Mapping[str, Reward]) -> dict[str, DifferentiableScore]:
-    """Rewards as differentiable functions. UserError, naming it, for one that is not
+    """Rewards as differentiable functions. UserError, naming it, for a reward that is not
     differentiable."""
     try:
         return {name: differentiable_score(name, reward) for name, reward in rewards.items()}
@@ -232,7 +235,7 @@ def path_entries(
 def prove_gradients(session: Session, form: MediaForm) -> Iterator[str]:
     """Test the gradients of the decoder and the rewards before a run; returns a sentence for each.
 
-    UserError for those that fail, or a warning where `train.self_test` says so.
+    UserError for tests that fail, or a warning with `train.self_test: warn`.
     """
     run, algorithm = session.run, session.algorithm
     if not algorithm.reward_gradient and not algorithm.guided:
@@ -253,8 +256,8 @@ def prove_gradients(session: Session, form: MediaForm) -> Iterator[str]:
 
 
 def decoder_test(session: Session) -> str:
-    """Decode one sample of noise with gradients. UserError if there is none, or if it differs from
-    finite differences."""
+    """Decode one sample of noise with gradients. UserError if there is no gradient, or if it
+    differs from finite differences."""
     policy, steps = session.learner.policy, session.algorithm.steps
     assert isinstance(policy, Driven)
     batch = MediaBatch(policy, policy.encode(*session.prompts.take([0])), steps)
@@ -278,4 +281,4 @@ def decoder_test(session: Session) -> str:
             f"{policy.name}: the gradient of its decoder differs from finite differences by "
             f"{error:.0%}: {NO_GRADIENT}"
         )
-    return f"decoder with gradients: its slope is right to {error:.1%}"
+    return f"decoder with gradients: its gradient agrees with finite differences to {error:.1%}"

@@ -1,7 +1,7 @@
 """The prompts that a language model writes in an iteration, their images' draws, and their scores.
 
-One tree per prompt of the run: its first level are the rewritings, and the image model's levels
-follow. Equal rewritings of a prompt are one node, with the images of all of them.
+There is one tree per prompt of the run: its first level holds the rewritings, and the image model's
+levels follow. Equal rewritings of a prompt are one node, with the images of all of them.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ from samplers.completions import TextRollout
 
 @dataclass(frozen=True)
 class Rewritings:
-    """Rewritings of an iteration's prompts, t of all processes, and the d = t draws of their
+    """Rewritings of an iteration's prompts, t over all processes, and the d = t draws of their
     images.
 
     session  of the language model
     whole    the draws of the run's prompts; `mine` are this process's, if it `counts`
-    order    the rewriting of each draw of images: equal ones of a prompt are neighbours
+    order    the rewriting of each draw of images; equal rewritings of a prompt are adjacent
     equal    draws of images of each distinct rewriting, in order
     draws    of the images
     """
@@ -56,8 +56,9 @@ class Rewritings:
     def means(
         self, values: Float[Tensor, "n c"], known: Bool[Tensor, "n c"]
     ) -> tuple[Float[Tensor, "t c"], Bool[Tensor, "t c"]]:
-        """Means over the known values of each rewriting's images, and where there are any. The n
-        images are in the order of their draws; equal rewritings share all of theirs."""
+        """Means over the known values of each rewriting's images, and a mask of rewritings with
+        known values. The n images are in the order of their draws; equal rewritings share all of
+        their images."""
         node = grouped(self.equal)
         of_image = node.repeat_interleave(len(values) // len(node))
         size = (len(self.equal), values.shape[1])
@@ -71,7 +72,7 @@ class Rewritings:
         return mean, there
 
     def scored(self, images: Round, seconds: dict[str, float]) -> Round:
-        """The texts as a round of the language model: their scores are the means of the scored
+        """The texts as a round of the language model, scored by the means over their scored
         images."""
         each = [part.everyone for part in images.parts]
         draws = len(self.order)
@@ -143,10 +144,10 @@ def _written(
 
 
 def neighbours(texts: list[str], group: int) -> tuple[list[int], tuple[int, ...]]:
-    """An order of texts in which equal ones of a group are neighbours, in the order of their first,
-    and the number of each distinct text in that order.
+    """An order of texts in which equal texts of a group are adjacent, in the order of their first
+    occurrence, and the count of each distinct text in that order.
 
-    Example: a b a c of one group are in the order 0 2 1 3, with the numbers 2 1 1.
+    Example: a b a c of one group have the order 0 2 1 3 and the counts 2 1 1.
     """
     order, equal = list[int](), list[int]()
     for start in range(0, len(texts), group):

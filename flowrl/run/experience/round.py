@@ -60,7 +60,7 @@ def sample_round(
     by: str | None = None,
 ) -> Round:
     """Sample and score a round's draws. Adds the time of each phase to `seconds`. `by`: see
-    `SamplingUnit`; such samples are scored, and nothing learns from them."""
+    `SamplingUnit`; such samples are scored but not trained on."""
     mine, counts = session.parallel.share(len(draws.ids))
     ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
     with session.parallel.together(), whole_weights(session, by):
@@ -78,7 +78,7 @@ def sample_round(
 
 
 def whole_weights(session: Session, by: str | None) -> AbstractContextManager[None]:
-    """Gather sharded weights once where they write texts, token by token."""
+    """Gather sharded weights once if they generate texts, token by token."""
     algorithm = session.algorithm
     own = by is None and algorithm.text and algorithm.behaviour == "current"
     served = session.run.model.server is not None
@@ -86,7 +86,7 @@ def whole_weights(session: Session, by: str | None) -> AbstractContextManager[No
 
 
 def with_reference(session: Session, made: Round, seconds: dict[str, float]) -> Round:
-    """Add the log-ratios to the start of the samples that are learned from."""
+    """Add the log-ratios to the initial policy for samples that are trained on."""
     meter = Meter()
     policy = meter(made.batch.policy)
     with session.parallel.together(), timed(seconds, "ref"):

@@ -1,7 +1,7 @@
 """The merged rounds of an iteration: scores, gathered columns and rows of all kept draws.
 
 An iteration has one round unless `budget.flat: resample` draws more prompts. Merging, dropping and
-encoding again happen here; credit and the update see one set of draws.
+re-encoding happen here; credit and the update see one set of draws.
 """
 
 from collections.abc import Iterable, Sequence
@@ -88,7 +88,7 @@ class Rounds:
         rewritings: Rewritings | None = None,
         start_samples: int = 0,
     ) -> "Rounds":
-        """A single round, of which all draws are kept."""
+        """A single round, with all draws kept."""
         kept = torch.ones(len(only.draws.ids), dtype=torch.bool)
         return cls(session, (only,), kept, seconds, rewritings, start_samples)
 
@@ -169,7 +169,7 @@ class Rounds:
 
 
 def _moved(rows: Rows, place: Tensor) -> Rows:
-    """Keep the rows of draws whose new place is not -1, and point them there."""
+    """Keep the rows of draws whose new index is not -1, with that index."""
     moved = place[on_host(rows.prompt)]
     left = take(rows, (moved >= 0).nonzero()[:, 0])
     return replace(left, prompt=sent(moved[moved >= 0], rows.prompt.device))

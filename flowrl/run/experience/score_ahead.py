@@ -20,7 +20,7 @@ Score = Callable[[Mapping[str, Reward], Samples], Scores]
 
 
 def queued(do: Callable[P, T], device: str) -> Callable[P, T]:
-    """`do` for another thread. On a GPU it runs in a stream of its own, which waits for all work
+    """Wrap `do` for another thread. On a GPU it runs in a separate stream, which waits for all work
     that this thread has queued (the decoding of the samples) while the next samples are drawn."""
     if device != "cuda":
         return do
@@ -39,11 +39,11 @@ def queued(do: Callable[P, T], device: str) -> Callable[P, T]:
 class ScoreAhead(Generic[R]):
     """Media and scores of an iteration's rollouts, in order, computed while sampling continues.
 
-    `on_rollout` is called for every rollout but the last. It decodes at once, since decoding needs
-    the model, and threads score. Each concurrent reward has a call of its own for each rollout, and
-    at most `CALLS` of these run at once. All other rewards share one thread, so they never run
-    twice at a time; they score a single rollout, or the last one, on the main thread. Of several
-    errors, the first rollout's is raised. Use with `contextlib.closing`.
+    `on_rollout` is called for every rollout except the last. It decodes at once, since decoding
+    needs the model, and threads score. Each concurrent reward has its own call for each rollout,
+    and at most `CALLS` of these run at once. All other rewards share one thread, so they never run
+    concurrently; they score a single rollout, or the last one, on the main thread. If there are
+    several errors, the first rollout's is raised. Use with `contextlib.closing`.
     """
 
     CALLS: ClassVar[int] = 16
@@ -67,7 +67,7 @@ class ScoreAhead(Generic[R]):
         self._before = SharedState.now()
 
     def close(self) -> None:
-        """Drop waiting calls, cancel calls of servers, and wait for calls that run here."""
+        """Drop waiting calls, cancel calls to servers, and wait for calls that run here."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         while running := [call for call in self._begun if not call.done()]:
@@ -84,7 +84,7 @@ class ScoreAhead(Generic[R]):
         self._early.append([*here, *self._concurrent(samples)])
 
     def leave_device(self) -> None:
-        """Move the last media to the CPU in a thread, as soon as they were scored."""
+        """Move the last media to the CPU in a thread, as soon as they are scored."""
         place, calls = len(self.decoded) - 1, self._early[-1]
 
         def move() -> None:
@@ -122,7 +122,8 @@ class ScoreAhead(Generic[R]):
         return self._pools[threads]
 
     def media(self, rollouts: Sequence[R]) -> list[Samples]:
-        """Decode rollouts that `on_rollout` has not received; returns the samples of all."""
+        """Decode rollouts that `on_rollout` has not received; returns the samples of all
+        rollouts."""
         self.decoded += [self.decode(rollout) for rollout in rollouts[len(self.decoded) :]]
         return self.decoded
 
@@ -161,10 +162,10 @@ def joined_columns(columns: Sequence[Scores], names: tuple[str, ...]) -> Scores:
 class ScoreParts(Generic[R]):
     """Media and scores of an iteration's rollouts: `ScoreAhead`, or parts of a single plan.
 
-    A part is decoded as soon as it is drawn, and has all samples of its draws. The rewards that
-    wait for a server are asked at once for its samples, and beside a CUDA device so are all others.
-    On a CPU these would share its cores with the model: they score all samples together. Scored
-    parts leave a CUDA device at once, beside sampling. Use with `contextlib.closing`.
+    A part is decoded as soon as it is sampled, and has all samples of its draws. Rewards that wait
+    for a server score a part at once; on a CUDA device so do all others. On a CPU the others would
+    share its cores with the model, so they score all samples together at the end. Scored parts
+    leave a CUDA device at once, during sampling. Use with `contextlib.closing`.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class ScoreParts(Generic[R]):
 
     def hooks(self, parts: bool) -> tuple[Callable[[R], None], Callable[[R], None] | None]:
         """Callbacks for each rollout, and for each part of a single one. The second is None without
-        `parts`, or if no reward is asked for parts: then they gain nothing."""
+        `parts`, or if no reward scores parts."""
         return self.whole.on_rollout, self._on_part if self.asked and parts else None
 
     def _on_part(self, rollout: R) -> None:
@@ -197,11 +198,11 @@ class ScoreParts(Generic[R]):
             self.parts.leave_device()
 
     def media(self, rollouts: Sequence[R]) -> list[Samples]:
-        """Decode what is not yet decoded; returns the samples of all rollouts. None of parts that
-        leave the device, which no reward scores together: see `on_cpu`."""
+        """Decode the remaining rollouts; returns the samples of all rollouts. None if parts leave
+        the device and no reward scores them together: see `on_cpu`."""
         if not self.parts.decoded:
             return self.whole.media(rollouts)
-        assert len(rollouts) == 1, "parts are of a single plan"
+        assert len(rollouts) == 1, "parts belong to a single plan"
         return [] if self._gpu else [joined_samples(self.parts.decoded)]
 
     def on_cpu(self, samples: Sequence[Samples]) -> list[Samples]:

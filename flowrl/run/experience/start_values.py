@@ -1,4 +1,4 @@
-"""Samples of the start, for credit that compares with them (A*-PO, arXiv:2505.20686)."""
+"""Samples of the initial policy, for credit that compares with them (A*-PO, arXiv:2505.20686)."""
 
 from flowrl.credit.trackers import ReadsStart
 from flowrl.prompts import Draws
@@ -9,11 +9,11 @@ from flowrl.run.state.session import Session
 def learn_start_values(
     session: Session, iteration: int, draws: Draws, seconds: dict[str, float]
 ) -> int:
-    """Let the start sample the prompts of these draws that are new to the tracker, and return the
-    number of its samples. Collective.
+    """Let the initial policy sample these draws' prompts that are new to the tracker, and return
+    the number of samples. Collective.
 
-    The start's draws are numbered below 0, by prompt: a prompt has the same noise whenever it
-    comes in an iteration.
+    Its draws have negative ids, by prompt, so that a prompt has the same noise in whichever
+    iteration it is first used.
     """
     tracker = session.tracker
     if not isinstance(tracker, ReadsStart):

@@ -1,4 +1,4 @@
-"""Sample a process's draws: encode prompts, sample, decode and score; in units, or together."""
+"""Sample a process's draws, in units or all together: encode prompts, sample, decode and score."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,8 @@ class Lookahead:
     count: int = 0
 
     def __call__(self, rollout: RolloutLike) -> Tensor:
-        """Return the weighted rewards [n]. One process scores for all that share its calls."""
+        """Return the weighted rewards [n]. One process scores for all processes that share its
+        calls."""
         self.count += len(rollout.prompt)
         samples = self.decode(rollout)
         scores = self.session.parallel.once(
@@ -64,7 +65,7 @@ def sample_units(
 
 
 def units_of(session: Session, whole: SamplingUnit) -> list[SamplingUnit]:
-    """Cut a share of draws as `workers.unit` says."""
+    """Cut a share of draws into units of `workers.unit`."""
     size = session.run.workers.unit
     if size is None or size >= len(whole.ids) or not cuttable(session, whole.iteration):
         return [whole]
@@ -91,7 +92,7 @@ def cuttable(session: Session, iteration: int) -> bool:
 def sample_unit(
     session: Session, unit: SamplingUnit, seconds: dict[str, float]
 ) -> tuple[Batch, UnitSamples]:
-    """Encode, sample, decode and score a unit's draws. Its places count from its first draw."""
+    """Encode, sample, decode and score a unit's draws. Its indices count from its first draw."""
     algorithm, iteration, rows = session.algorithm, unit.iteration, unit.rows
 
     def decode(rollout: RolloutLike) -> Samples:
@@ -169,13 +170,13 @@ def _joined_samples(parts: Sequence[Samples | StoredSamples]) -> Samples | Store
 
 
 def merged_reports(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Add up what rewards report over several units."""
+    """Add up the reports of rewards over several units."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
 
 def _placed(made: UnitSamples, first: int) -> UnitSamples:
-    """A unit's samples, whose places count from the first draw of the share."""
+    """A unit's samples, with indices counted from the first draw of the share."""
     rollouts = tuple(
         placed_rollout(each, DrawsPart(first, each.draws))
         if isinstance(each, Rollout)
@@ -199,8 +200,8 @@ def decode_samples_of(
     """Decode a rollout into the samples that rewards see; `rows` are the draws' rows in the prompt
     file.
 
-    NotFiniteError names `place` where latents or media hold NaN or infinity: a reward would answer
-    with an error or a score of its own, and be blamed.
+    NotFiniteError names `place` if latents or media have NaN or infinity, since an error in the
+    reward would otherwise be blamed on the reward.
     """
     with bounded_call("decoding"):
         media = batch.media(rollout)
@@ -211,14 +212,14 @@ def decode_samples_of(
 
 
 def totals(scores: Scores, weights: Tensor) -> Tensor:
-    """Return the weighted sum of the rewards [n], NaN where one of them has no score."""
+    """Return the weighted sum of the rewards [n], NaN where a reward has no score."""
     weighted = scores.values @ weights.to(scores.values.dtype)
     return torch.where(scores.scored.all(1), weighted, torch.nan)
 
 
 @contextmanager
 def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Add up the wall seconds of a phase."""
+    """Add up the wall-clock seconds of a phase."""
     began = time.perf_counter()
     yield
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began

@@ -88,7 +88,7 @@ class SavedState:
     """Contents of a checkpoint, as a copy that nothing else changes.
 
     moments   of the optimizers, by the name of their model
-    sampling  weights that iterations are sampled with already; none without `workers.lag`
+    sampling  weights that iterations in progress are sampled with; none without `workers.lag`
     state     a JSON object, as text
     """
 
@@ -99,7 +99,7 @@ class SavedState:
     state: str
 
     def write(self, run_folder: Path, progress: Progress, keep: int) -> None:
-        """Write the checkpoint's folder, then remove what no checkpoint needs any more."""
+        """Write the checkpoint's folder, then remove files that no checkpoint needs any more."""
         parent = run_folder / "checkpoints"
         write_folder(parent / f"{progress.iteration:06d}", self._fill, listed=True)
         every = numbered_folders(parent)
@@ -119,9 +119,9 @@ class SavedState:
 
 
 def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
-    """Newest intact checkpoint of a run, None if there is none. Warns about damaged ones.
+    """Newest intact checkpoint of a run, or None without checkpoints. Warns about damaged ones.
 
-    UserError if there are some, and all of them are damaged.
+    UserError if all checkpoints are damaged.
     """
     checkpoints = numbered_folders(folder / "checkpoints")
     wrong = ""
@@ -129,7 +129,7 @@ def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
         wrong = damage(checkpoint)
         if wrong is None:
             return checkpoint
-        warn(f"{checkpoint} is damaged ({wrong}); falling back to the one before it")
+        warn(f"{checkpoint} is damaged ({wrong}); falling back to the previous checkpoint")
     if checkpoints:
         raise UserError(
             f"no intact checkpoint in {folder / 'checkpoints'} ({wrong}); "
@@ -157,8 +157,8 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         bad = first_not_finite(weights.items())
         if bad is not None:
             raise NotFiniteError(
-                f"{bad} of {checkpoint} is not finite (NaN or infinity); delete that folder to go "
-                "on from the one before"
+                f"{bad} of {checkpoint} is not finite (NaN or infinity); delete that folder to "
+                "resume from the previous checkpoint"
             )
         for each in session.learner.chain:
             own = state[each.name] if each.name else state
@@ -180,15 +180,15 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         raise
     except MISFITS as error:
         raise UserError(
-            f"{checkpoint} does not fit this run ({reason(error)}); delete it to resume from "
-            "the one before it"
+            f"{checkpoint} does not fit this run ({reason(error)}); delete it to resume from the "
+            "previous checkpoint"
         ) from error
     return progress
 
 
 def _checked(state: Mapping[str, Any], checkpoint: Path) -> tuple[Progress, Mapping[str, Any]]:
-    """Check the types and the sense of a state's numbers. Returns the progress and the alarms'
-    state, which may be an older version's. ValueError, in words."""
+    """Check the types and plausibility of a state's numbers. Returns the progress and the alarms'
+    state, which may come from an older version. ValueError, in a sentence."""
     kept: Mapping[str, Any] = state["alarms"]
     # older versions tested which samples lack a score, and kept the test's evidence
     alarms: Mapping[str, Any] = {name: kept[name] for name in kept if name != "evidence"}
@@ -213,7 +213,7 @@ def check_best(folder: Path, progress: Progress, warn: Callable[[str], None]) ->
     listed = (best / CONTENTS).is_file()  # older versions wrote no list
     wrong = (damage(best) if listed else None) if best.is_dir() else "it is missing"
     if wrong is not None:
-        warn(f"{best} is damaged ({wrong}); the next evaluation is kept as the best")
+        warn(f"{best} is damaged ({wrong}); the next evaluation counts as the best")
         progress.best = progress.best_iteration = None
 
 
@@ -226,7 +226,7 @@ def drop_other_best(folder: Path, progress: Progress) -> None:
 
 
 def bring(policy: Policy | RewrittenPolicy, run: Run, checkpoint: Path) -> None:
-    """Load the weights that evaluations use into a freshly opened policy."""
+    """Load the weights that evaluations use into a newly opened policy."""
     name = "current" if run.evaluate.average is None else EVALUATION
     try:
         state = load_file(checkpoint / POLICIES_FILE)
@@ -238,11 +238,11 @@ def bring(policy: Policy | RewrittenPolicy, run: Run, checkpoint: Path) -> None:
 
 
 def export(learner: Learner, folder: Path, which: str | None = None, listed: bool = False) -> None:
-    """Write what plain diffusers loads: the adapter, or the whole pipeline if all weights are
+    """Write files that plain diffusers loads: the adapter, or the whole pipeline if all weights are
     trained.
 
-    `which` of the policies; by default the one that evaluations use. `listed` adds a list of sums.
-    NotFiniteError on all processes, and no file, for weights that are not finite.
+    `which`: the policy's name; by default the policy that evaluations use. `listed` adds a list of
+    checksums. NotFiniteError on all processes, and no file, for weights that are not finite.
     """
     parallel = learner.parallel
     with learner.using(which or evaluated(learner.run)):
@@ -259,7 +259,7 @@ def export(learner: Learner, folder: Path, which: str | None = None, listed: boo
 
 
 def export_last(learner: Learner, run_folder: Path) -> Path:
-    """Export the final weights. If these are an average, also export the raw ones to
+    """Export the final weights. If these are an average, also export the raw weights to
     `adapter_raw`."""
     folder = run_folder / learner.run.exported
     export(learner, folder)
@@ -271,7 +271,7 @@ def export_last(learner: Learner, run_folder: Path) -> Path:
 def keep_best(learner: Learner, run_folder: Path, progress: Progress, score: float) -> bool:
     """Export into `best/000010` if the score is the highest so far.
 
-    The older best stays until a checkpoint knows of the new one: see `save_checkpoint`.
+    The older best weights stay until a checkpoint records the new ones: see `save_checkpoint`.
     """
     if progress.best is not None and not math.isnan(progress.best) and not score > progress.best:
         return False

@@ -1,4 +1,4 @@
-"""Turns failures into one-sentence errors that say how to resume. Saved files stay whole."""
+"""Turn failures into one-sentence errors that say how to resume. Saved files stay intact."""
 
 import traceback
 from collections.abc import Iterator
@@ -19,9 +19,8 @@ def resumable(folder: Path) -> Iterator[None]:
     """Turn errors in the body into `Stopped`, and write their traceback to a file in the run's
     folder.
 
-    Unexpected errors propagate unchanged, with their traceback: they are bugs of this program, or
-    of a callback.
-    User errors do too before the first checkpoint, when there is nothing to resume from.
+    Unexpected errors propagate unchanged, with their traceback: they are bugs of this program or of
+    a callback. So do user errors before the first checkpoint, when there is nothing to resume from.
     """
     try:
         yield
@@ -52,7 +51,7 @@ def starting(folder: Path) -> Iterator[None]:
 
 
 def _stop(folder: Path, error: Exception) -> Stopped | None:
-    """None for an error that propagates unchanged."""
+    """The error to raise instead; None for an error that propagates unchanged."""
     newest = _newest(folder)
     not_finite = isinstance(error, NotFiniteError)
     text = _sentence(error)
@@ -69,7 +68,7 @@ def _newest(folder: Path) -> Path | None:
 
 
 def _way_on(folder: Path, newest: Path | None) -> str:
-    whole = f"Checkpoint {newest.name} is whole" if newest else "Nothing was trained yet"
+    whole = f"Checkpoint {newest.name} is intact" if newest else "Nothing was trained yet"
     return (
         f"{whole}. Once the cause is fixed (settings: {folder / 'run.yaml'}), resume with: "
         f"flowrl train --resume {folder}"
@@ -81,7 +80,7 @@ def _trace(folder: Path, error: Exception) -> str:
         return ""
     with suppress(OSError):  # the disk may be full
         (folder / TRACE).write_text("".join(traceback.format_exception(error)))
-        return f"; the trace is in {folder / TRACE}"
+        return f"; the traceback is in {folder / TRACE}"
     return ""
 
 
@@ -96,5 +95,5 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, OSError):
         return f"a file could not be written or read: {reason(error)}"
     if lost(error):
-        return f"another process of this run is gone ({reason(error)[:200]})"
+        return f"another process of this run has ended ({reason(error)[:200]})"
     return None

@@ -16,8 +16,8 @@ def optimizer_file(model: str) -> str:
 
 
 def model_weights(learner: Learner) -> dict[str, torch.Tensor]:
-    """CPU copies of a model's weights as `policy/parameter`; parameters of a model with a name
-    begin with that name and a dot."""
+    """CPU copies of a model's weights as `policy/parameter`; parameters of a named model begin with
+    its name and a dot."""
     state = learner.policies.state()
     if not learner.name:
         return state

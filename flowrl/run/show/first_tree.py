@@ -1,4 +1,4 @@
-"""The tree of one draw of an iteration: values of its nodes, and their advantages."""
+"""The tree of one draw of an iteration, with the values and advantages of its nodes."""
 
 from dataclasses import dataclass, replace
 
@@ -18,14 +18,14 @@ from samplers import Rollout
 class FirstTree:
     """Leaves [g] and decision points [k] of one prompt from an iteration's first plan.
 
-    start       place of its first leaf among this process's samples
-    node        place of each leaf's node at each decision point
+    start       index of its first leaf among this process's samples
+    node        index of each leaf's node at each decision point
     values      of these nodes, weighted over the rewards; NaN without a score
-    advantages  of these nodes; NaN where they are not learned from
+    advantages  of these nodes; NaN where they are not trained on
     sigmas      noise levels before each decision point; None for texts
     trained     whether a transition of that point is trained on
     roots       distinct states before the first decision
-    texts       of the leaves' rewritings, which the first decision point is then of; or empty
+    texts       of the leaves' rewritings, if these are the first decision point; otherwise empty
     """
 
     start: int
@@ -41,21 +41,21 @@ class FirstTree:
 
 
 def first_tree(session: Session, first: FirstSamples) -> FirstTree:
-    """Tree of this process's first draw whose scores differ, or of its first draw if none do,
-    since equal scores teach nothing."""
+    """Tree of this process's first draw with different scores, or of its first draw if all scores
+    are equal, since equal scores teach nothing."""
     part, columns = first.part, first.part.rollout.columns
     weights = session.weights(part.rollout.iteration)
     return _of_draw(session, first, _with_spread(part.scores, weights, columns.group))
 
 
 def joint_tree(session: Session, images: FirstSamples, texts: FirstSamples) -> FirstTree:
-    """Tree of one prompt's rewritings and their images: of the first prompt whose rewritings'
-    values differ, or else its images' scores, on the main process, where the draws of images begin
-    with the first prompt's."""
+    """Tree of one prompt's rewritings and their images: of the first prompt whose rewritings have
+    different values, or else whose images have different scores. On the main process, where the
+    draws of images begin with the first prompt's."""
     group, size = texts.part.rollout.columns.group, images.part.rollout.columns.group
     weights = session.weights(images.part.rollout.iteration)
     written = texts.part.samples
-    assert isinstance(written, Samples), "the texts are of this process"
+    assert isinstance(written, Samples), "the texts are this process's own"
     order, equal = neighbours(list(written.media), group)
     place = _with_spread(texts.part.scores, weights, group) or _with_spread(
         images.part.scores, weights, group * size

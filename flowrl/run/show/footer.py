@@ -1,7 +1,7 @@
-"""Lines at the bottom of a terminal that stay there, while all other output scrolls above them.
+"""Lines that stay at the bottom of a terminal while all other output scrolls above them.
 
-The terminal's scroll region ends above the lines, so other output (a warning, a traceback, of
-another process, of a library in C) overwrites nothing and is overwritten by nothing.
+The terminal's scroll region ends above the lines, so they and other output (a warning, a traceback,
+from another process or a C library) never overwrite each other.
 """
 
 import atexit
@@ -18,7 +18,7 @@ _SAVE, _RESTORE, _WHOLE, _CLEAR_LINE, _CLEAR_BELOW = "\x1b7", "\x1b8", "\x1b[r",
 
 def suits(stream: Any, height: int) -> bool:
     """Whether a text stream (notebooks have their own kinds) is a terminal with room for `height`
-    lines and this job is in the foreground."""
+    lines, with this job in the foreground."""
     if not stream.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         return False
     if (stream.encoding or "").lower().replace("-", "") != "utf8":
@@ -61,7 +61,7 @@ class Footer:
         self._thread.start()
 
     def close(self) -> None:
-        """Clear the lines and return all rows to other output. A second call does nothing."""
+        """Clear the lines and release all rows to other output. A second call does nothing."""
         self._ended.set()
         atexit.unregister(self.close)
         with self._lock, suppress(OSError):  # the terminal may be gone

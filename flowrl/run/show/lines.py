@@ -1,4 +1,4 @@
-"""A run on the terminal: a live panel, or a line per iteration."""
+"""Show a run on the terminal: as a live panel, or a line per iteration."""
 
 import sys
 import time

@@ -1,8 +1,8 @@
 """The thread that passes a run's records on to trackers.
 
-`metrics.jsonl` is the record, and trackers mirror it: one that raises, hangs, or is slower than the
-run costs its own copy alone. All of them are called in this one thread, from their start to their
-end, since some (MLflow) tie a run to a thread.
+`metrics.jsonl` is the record, and trackers mirror it: a tracker that raises, hangs, or is slower
+than the run loses only its own copy. All trackers are called in this one thread, from start to end,
+since some (MLflow) bind a run to a thread.
 """
 
 import queue
@@ -45,15 +45,15 @@ class Mirror:
         return future.result()
 
     def pass_on(self, name: str, do: Callable[[], object]) -> None:
-        """Queue a call of a tracker. The record is lost if the queue is full."""
+        """Queue a call to a tracker. The record is lost if the queue is full."""
         self.passed[name] += 1
         try:
             self._calls.put_nowait((name, do))
         except queue.Full:
-            self._lose(name, f"it is slower than the run: {MOST_WAITING} records wait")
+            self._lose(name, f"it is slower than the run: {MOST_WAITING} records are waiting")
 
     def end(self, calls: Sequence[Call], seconds: float) -> None:
-        """Make the remaining calls within this many seconds in total, and report losses."""
+        """Make the remaining calls, within this many seconds in total, and report losses."""
         until = time.monotonic() + seconds
         try:
             for call in (*calls, None):
@@ -64,8 +64,8 @@ class Mirror:
         if self._thread.is_alive():
             names = ", ".join(dict.fromkeys(name for name, _ in calls))
             self.warn(
-                f"trackers: {names} did not finish within {seconds:g} s; metrics.jsonl has what "
-                "they lack"
+                f"trackers: {names} did not finish within {seconds:g} s; metrics.jsonl has the "
+                "missing records"
             )
         for name, lost in self.lost.items():
             self.warn(

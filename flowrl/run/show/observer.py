@@ -1,4 +1,5 @@
-"""The interface of what reads a run without taking part in it: lines, pages, trackers."""
+"""The interface of observers, which read a run without taking part in it: lines, pages,
+trackers."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,8 +15,8 @@ from flowrl.run.update.update import Updated
 class Iteration:
     """A finished iteration.
 
-    number   iterations done, with this one
-    metrics  of its line in `metrics.jsonl`, those of alarms included
+    number   iterations done, including this one
+    metrics  of its line in `metrics.jsonl`, including alarms
     """
 
     number: int
@@ -26,12 +27,12 @@ class Iteration:
 
 class Observer:
     """Reads what a run produces without changing it. Every process calls each method, so that an
-    observer can gather; methods that it leaves out do nothing."""
+    observer can gather data; methods that it does not define do nothing."""
 
     reads_values: ClassVar[bool] = False  # whether the update keeps the values of all entries
 
     def on_start(self, resumed: bool) -> None:
-        """Called once the model and rewards are proven, before the base is evaluated."""
+        """Called once the model and the rewards are proven, before the base model is evaluated."""
 
     def during(self) -> AbstractContextManager[object]:
         """A context that stays open during all iterations, and closes however they end."""
@@ -47,4 +48,4 @@ class Observer:
         """Called when the last iteration or evaluation raised alarms."""
 
     def on_record(self) -> None:
-        """Called when `metrics.jsonl` contains an evaluation, or the run's last line."""
+        """Called after `metrics.jsonl` has received an evaluation, or the run's last line."""

@@ -1,4 +1,4 @@
-"""The observers of a run: those that its settings ask for."""
+"""The observers that a run's settings ask for."""
 
 from collections.abc import Sequence
 
@@ -67,6 +67,6 @@ class Histograms(Observer):
 
     def on_iteration(self, made: Iteration) -> None:
         values = made.updated.values
-        assert values is not None, "`reads_values` asks the update for them"
+        assert values is not None, "`reads_values` makes the update keep them"
         histograms = values.histograms(self.session.parallel.every)
         show_histograms(self.session.accelerator, histograms, made.number)

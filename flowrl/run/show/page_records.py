@@ -1,6 +1,6 @@
-"""The records of a run for its page, in `report/`, and the page itself: `report.html`
+"""The records of a run for its page, in `report/`, and the page itself:
 
-No failure of these ends a run: each is one warning that names the reason.
+`report.html`. No failure here ends a run: each causes one warning that names the reason.
 """
 
 import math
@@ -57,7 +57,7 @@ PACKAGES_SHOWN = ("flowrl", "torch", "diffusers", "transformers", "accelerate", 
 
 @contextmanager
 def _harmless(session: Session) -> Iterator[None]:
-    """Warn of whatever goes wrong inside: a page is no reason to end hours of training."""
+    """Turn any error inside into a warning, since a page must not end hours of training."""
     try:
         yield
     except Exception as error:
@@ -130,7 +130,7 @@ class ShownPlaces:
 
     @classmethod
     def of(cls, scores: Tensor, per_prompt: int, most: int) -> "ShownPlaces":
-        """Places chosen by scores [n], NaN for unscored samples; none if `most` is 0."""
+        """Places chosen by scores [n], NaN for unscored samples; no places if `most` is 0."""
         count, order = min(SAME, most, len(scores)), scores.argsort(stable=True).tolist()
         some = EXTREMES if count else 0
         known = [i for i in order if not math.isnan(scores[i])]
@@ -149,7 +149,7 @@ def record_evaluation(
     session: Session, result: HeldOutResult, key: str, progress: Progress
 ) -> None:
     """Record an evaluation's scores, and copies of some samples unless `track.images` is 0. All
-    processes call it: each copies its own samples, and the main process writes."""
+    processes call this: each copies its own samples, and the main process writes."""
     assert session.held_out is not None
     e, run = session.run.evaluate, session.run
     trial = Trial.of(session.held_out, e.samples, e.per_prompt, run.evaluation_steps, e.seed)
@@ -202,7 +202,7 @@ def own_samples(
 
 
 def _of_different_prompts(places: Sequence[int], per_prompt: int) -> list[int]:
-    """The places in order, the first of each prompt before all others."""
+    """The places in order, with the first place of each prompt before all others."""
     first = {i // per_prompt: i for i in reversed(places)}
     return sorted(places, key=lambda i: first[i // per_prompt] != i)
 
@@ -294,7 +294,7 @@ def _media(media: Any, side: int) -> Mapping[str, Any]:
 
 
 def _kind(samples: Samples | StoredSamples) -> Any:
-    """The kind of the samples as a page shows them: a tensor is drawn."""
+    """The kind of the samples as a page shows them: a tensor is drawn as an image."""
     return "image" if samples.kind == "tensor" else samples.kind
 
 
@@ -307,5 +307,5 @@ def _numbers(column: Tensor) -> list[float | None]:
 
 
 def _number(value: float) -> float | None:
-    """Six digits are more than a page shows; NaN is no score."""
+    """A number for a page, with six digits; None for NaN."""
     return float(f"{value:.6g}") if math.isfinite(value) else None

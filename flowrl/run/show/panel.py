@@ -1,4 +1,4 @@
-"""The live panel of a run: reward, held-out score, policy, time and memory in a frame."""
+"""The live panel of a run: reward, held-out score, policy, time and memory."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ def memory_in_use(device: str) -> str:
     if device == "mps":
         return f"{torch.mps.driver_allocated_memory() / _GIB:.1f} GiB of the GPU in use"
     own, whole = psutil.Process().memory_info().rss, psutil.virtual_memory().total
-    return f"{own / _GIB:.1f} GiB of this process, of {whole / _GIB:.1f} on this machine"
+    return f"{own / _GIB:.1f} GiB in this process, of {whole / _GIB:.1f} on this machine"
 
 
 def given_line(m: Mapping[str, float]) -> str:
@@ -102,7 +102,7 @@ def given_line(m: Mapping[str, float]) -> str:
 def _reward(facts: PanelFacts) -> Text:
     m = facts.metrics
     if not m:
-        return Text("the first iteration is on its way", style="dim")
+        return Text("the first iteration is running", style="dim")
     if "reward" not in m:
         return Text(given_line(m))
     colour = {"+": "green", "-": "red"}.get(facts.trend, "")
@@ -157,11 +157,11 @@ def _time(m: Mapping[str, float]) -> Text:
         return Text(_with_workers(m))
     phases = [(name, m[f"seconds/{name}"]) for name in _PHASES if f"seconds/{name}" in m]
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases)
-    return Text(f"{m['seconds']:.1f} s an iteration: {parts}")
+    return Text(f"{m['seconds']:.1f} s per iteration: {parts}")
 
 
 def _with_workers(m: Mapping[str, float]) -> str:
-    """Return who waits for whom, in shares of an iteration."""
+    """Describe the waiting between trainer and workers, as shares of an iteration."""
     whole = max(m["seconds"], 1e-9)
     waits = ", ".join(
         f"{100 * m.get(f'seconds/{name}', 0.0) / whole:.0f} % {what}"

@@ -1,4 +1,4 @@
-"""Samples of a run as pages: of evaluations in `samples`, of training in `samples/training`."""
+"""Pages of a run's samples: from evaluations in `samples`, from training in `samples/training`."""
 
 import json
 import math
@@ -89,7 +89,7 @@ def _shown_row(result: HeldOutResult, sample: int) -> list[str | float | None]:
 def save_training_samples(session: Session, experience: Experience, iteration: int) -> None:
     """Write `track.training` samples of this process: a page `000012`, and lines of the table.
 
-    Trackers receive them at the iterations of evaluations and at the first one.
+    Trackers receive them at the first iteration and at evaluations.
     """
     pick = spread_over(len(experience.samples.prompts), session.run.track.training)
     if not pick:
@@ -186,7 +186,7 @@ def _number(value: float) -> float | None:
 
 
 def _rewrite(folder: Path, lines: list[dict[str, Any]], iteration: int) -> None:
-    """Add lines. A killed run's lines of this iteration and of later ones are replaced."""
+    """Add lines. They replace a killed run's lines of this and later iterations."""
     path, kept = folder / TABLE, []
     if path.exists():
         kept = [

@@ -1,8 +1,8 @@
-"""Trackers of accelerate: the run's name and place there, and the samples and histograms they show.
+"""Trackers of accelerate: the run's name and location there, and the samples and histograms shown.
 
 `metrics.jsonl` is the record; trackers mirror it. TensorBoard, W&B, trackio and MLflow also receive
-settings, samples and histograms, MLflow those as an image and a file; other trackers have numbers
-alone.
+settings, samples and histograms, MLflow gets histograms as an image and a file; other trackers get
+only numbers.
 """
 
 import json
@@ -158,7 +158,7 @@ def _histograms(tracker: Any, histograms: Mapping[str, Histogram], step: int) ->
 def _starts(
     run: Run, folder: Path, before: Mapping[str, str], fresh_id: str, first: int
 ) -> dict[str, dict[str, Any]]:
-    """The arguments by which each tracker starts."""
+    """The arguments with which each tracker starts."""
     track, config = run.track, dump(run)
     name = track.name or folder.resolve().name
     wandb = {
@@ -264,7 +264,8 @@ def _tensorboard_histogram(tracker: Any, name: str, each: Histogram, step: int) 
 
 
 def _mlflow_histograms(histograms: Mapping[str, Histogram], step: int) -> None:
-    """MLflow has no histograms: an image with a slider over the steps, and the counts as a file."""
+    """Log histograms to MLflow, which has none: as an image with a slider over the steps, and the
+    counts as a file."""
     mlflow = import_module("mlflow")
     mlflow.log_image(histogram_image(histograms), key="histograms", step=step)
     plain = {

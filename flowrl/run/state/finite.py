@@ -42,8 +42,8 @@ def first_not_finite(named: Named) -> str | None:
 
 
 def _largest(values: list[Tensor]) -> Tensor:
-    """The largest size of an entry of each tensor, NaN if it holds one. Of one device and dtype.
-    A GPU reduces many tensors in one kernel."""
+    """The largest absolute entry of each tensor, or NaN if it contains one. All tensors have one
+    device and dtype, so that a GPU reduces many in one kernel."""
     if values[0].device.type != "cpu":
         return torch.stack(list(torch._foreach_norm(values, math.inf)))  # type: ignore[reportPrivateImportUsage]
     ends = [torch.stack(torch.aminmax(value)) for value in values]  # needs no copy; fast on a CPU
@@ -51,7 +51,7 @@ def _largest(values: list[Tensor]) -> Tensor:
 
 
 def check_samples(rollout: RolloutLike, media: object, place: str) -> None:
-    """Check media and also latents, whose faults decoders may hide. NotFiniteError names
+    """Check media, and latents too, since decoders may hide their faults. NotFiniteError names
     `place`."""
     parts = media if isinstance(media, list | tuple) else [media]
     named = [("the samples", part) for part in parts if isinstance(part, Tensor)]
@@ -64,7 +64,7 @@ def check_samples(rollout: RolloutLike, media: object, place: str) -> None:
 def check_iteration(
     rows: Iterable[Rows], weights: Named, metrics: Mapping[str, float], iteration: int
 ) -> None:
-    """Check an iteration: one reduction per process and one exchange of verdicts, after which all
+    """Check an iteration: one reduction per process and one exchange of results, after which all
     processes raise the same NotFiniteError or none. `metrics` cover all processes."""
     for name, what in _METRICS.items():
         skipped = name == "loss" and metrics["skipped"] > 0
@@ -79,7 +79,7 @@ def check_iteration(
 
 
 def _sampled(rows: Iterable[Rows]) -> Iterator[tuple[str, Tensor]]:
-    """Stored log-probabilities of what is trained on."""
+    """Stored log-probabilities of the trained entries."""
     for part in rows:
         if part.old is not None:
             stored = part.old.logp.expand(part.mask.shape)

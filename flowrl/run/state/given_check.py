@@ -13,7 +13,7 @@ from flowrl.settings.given import GivenSettings
 
 
 def check_given(run: Run) -> None:
-    """UserError, before weights load, for given samples that cannot be read or trained on."""
+    """UserError for given samples that cannot be read or trained on."""
     if run.given is None:
         return
     check_choices(run, run.given)
@@ -43,8 +43,8 @@ def check_choices(run: Run, given: GivenSettings) -> None:
     if given.share == 1 and (run.budget != BudgetSettings() or run.steer is not None):
         place = "steer" if run.steer is not None else "budget"
         raise UserError(
-            f"given: all samples are given, which leaves {place} nothing to choose: leave "
-            f"{place} out, or lower given.share"
+            f"given: all samples are given, so {place} has nothing to select from: leave {place} "
+            "out, or lower given.share"
         )
     unused = ("layout", "label") if given.kind != "pairs" else ("media",)
     for setting in (*unused, *(("layout", "label", "folder") if algorithm.text else ())):
@@ -60,14 +60,14 @@ def _check_recipe(algorithm: Algorithm, given: GivenSettings, name: str) -> None
     paired = isinstance(likelihood, Matching | Token) and likelihood.paired
     if pairs and not paired:
         raise UserError(
-            f"given.kind: pairs need a loss of pairs, which {name} does not have: set recipe: "
+            f"given.kind: pairs need a pairwise loss, which {name} does not have: set recipe: "
             f"{('text_dpo' if text else 'dpo')}"
         )
     if not pairs and (not isinstance(likelihood, Matching | Token) or likelihood.unit > 1):
         raise UserError(
-            f"given.kind: {given.kind} have no density or group that {name} could compare: set "
+            f"given.kind: {given.kind} have no density and no group for {name} to compare: set "
             "recipe: {name: text, loss: reinforce}"
             if text
-            else f"given.kind: {given.kind} need a loss on clean samples, one by one, and {name} "
-            "has none: set recipe: {name: rwr, anchor: 0}, or awm or nft"
+            else f"given.kind: {given.kind} need a loss on single clean samples, which {name} "
+            "does not have: set recipe: {name: rwr, anchor: 0}, or awm or nft"
         )

@@ -1,4 +1,4 @@
-"""The file of given samples, as rows: a prompt with a pair, or with one sample."""
+"""Read the file of given samples as rows: a prompt with a pair, or with one sample."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class GivenItem:
 class GivenFile:
     """Rows of a prompt with `group` samples: the better and the worse one, or a single one.
 
-    rows      the samples of each prompt, as places in `items`
+    rows      the samples of each prompt, as indices into `items`
     left_out  ties, and rows without a judgement
     """
 
@@ -62,17 +62,17 @@ class GivenFile:
         """A line about the file, and about an iteration with `draws` prompts in total."""
         pairs = given.kind == "pairs"
         what, count = "pairs" if pairs else given.kind, given.count(draws)
-        less = f", {self.left_out} ties and rows without a judgement left out" * bool(self.left_out)
-        rest = "" if given.share == 1 else f"; samples are drawn for {draws - count} prompts"
+        less = f", {self.left_out} ties and unjudged rows left out" * bool(self.left_out)
+        rest = "" if given.share == 1 else f"; {draws - count} prompts get generated samples"
         return (
             f"given: {len(self.rows)} {what} of {len(set(self.prompts.texts))} prompts in "
-            f"{given.file}{less}; {count} an iteration, so an epoch is "
+            f"{given.file}{less}; {count} per iteration, so an epoch is "
             f"{len(self.rows) / count:.3g} iterations{rest}"
         )
 
 
 def _pairs(given: GivenSettings) -> GivenFile:
-    """Pairs of images or videos, by the readers of `flowrl evaluate-rewards`."""
+    """Pairs of images or videos, read like those of `flowrl evaluate-rewards`."""
     if given.layout is not None and given.layout not in LAYOUTS:
         raise UserError(
             f"given.layout: {given.layout!r} is not known; use one of {', '.join(LAYOUTS)}"
@@ -191,8 +191,8 @@ def wrong_size(item: GivenItem, have: Sequence[int], want: Sequence[int | None])
     """Error message for a given sample whose size (height, width) differs from the run's."""
     assert isinstance(item.sample, Source)
     return (
-        f"{item.place}: {item.sample.name} has {have[1]} x {have[0]} pixels, and the run's samples "
-        f"{want[1]} x {want[0]}: set model.width and model.height, or given.fit: crop"
+        f"{item.place}: {item.sample.name} has {have[1]} x {have[0]} pixels, but the run's "
+        f"samples have {want[1]} x {want[0]}: set model.width and model.height, or given.fit: crop"
     )
 
 
@@ -202,7 +202,8 @@ def _decoded_size(item: GivenItem) -> tuple[int, int]:
 
 
 def _header_size(item: GivenItem) -> tuple[int, int]:
-    """The size in a file's header; (0, 0) for videos and pieces of files, whose header is none."""
+    """The size in a file's header; (0, 0) for videos and parts of files, whose size is not in the
+    header."""
     source = item.sample
     assert isinstance(source, Source)
     if source.path is None or source.box is not None:

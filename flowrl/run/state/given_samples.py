@@ -1,4 +1,4 @@
-"""Given samples in a run: they are checked at the start, encoded once, and drawn by epochs."""
+"""Given samples in a run: checked at the start, encoded once, and drawn by epochs."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class GivenRows:
 
 @dataclass(frozen=True)
 class GivenSamples:
-    """Given samples of a run, with the latents that were encoded."""
+    """Given samples of a run, with their encoded latents."""
 
     file: GivenFile
     settings: GivenSettings
@@ -90,7 +90,7 @@ class GivenSamples:
 
     def rows(self, iteration: int) -> GivenRows:
         """Rows of an iteration's given samples. A process without a share gets masked rows of the
-        first one."""
+        first sample."""
         draws, learner = self.draws(iteration), self.learner
         mine, counts = learner.parallel.share(len(draws.ids))
         ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
@@ -106,7 +106,7 @@ class GivenSamples:
         return GivenRows(tuple(made), ids, batch.policy, len(draws.ids))
 
     def _places(self, rows: Sequence[int]) -> tuple[list[int], Tensor, Tensor]:
-        """The samples of some prompts; the place of each sample's prompt, and its advantage."""
+        """The samples of some prompts, the index of each sample's prompt, and its advantage."""
         group = self.file.group
         items = [item for row in rows for item in self.file.rows[row]]
         prompt = torch.arange(len(rows)).repeat_interleave(group)

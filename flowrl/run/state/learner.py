@@ -32,13 +32,12 @@ from flowrl.settings.run import EVALUATION
 
 @dataclass(frozen=True)
 class Learner:
-    """The part of a run that losses and updates need of one model, without prompts, rewards and
-    folder.
+    """One model of a run as losses and updates need it, without prompts, rewards and folder.
 
-    evaluator   the policy at the guidance and the size of evaluations: the same weights
-    before      of the model whose texts are this one's prompts; None: prompts are the run's
-    name        of the model in metrics, checkpoints and folders; "" for the one that rewards score
-    template    the text that `before` is given, with {prompt} for the prompt
+    evaluator   the policy at the guidance and size of evaluations, with the same weights
+    before      the learner whose texts are this one's prompts; None: prompts are the run's
+    name        of the model in metrics, checkpoints and folders; "" if rewards score its samples
+    template    the text that `before` gets, with {prompt} for the prompt
     loss_weight factor of the loss
     """
 
@@ -58,12 +57,12 @@ class Learner:
 
     @property
     def chain(self) -> "tuple[Learner, ...]":
-        """The models of a sample in the order of sampling; this one is the last."""
+        """The models that produce a sample, in the order of sampling; this one is the last."""
         return (*(() if self.before is None else self.before.chain), self)
 
     @property
     def learns(self) -> bool:
-        """Whether the model has weights to train: one that is only sampled from has none."""
+        """Whether the model has weights to train, or is only sampled from."""
         return bool(self.policies.parameters)
 
     def named(self, metric: str) -> str:
@@ -79,14 +78,14 @@ class Learner:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Run the modules of the chain with the weights of evaluations, merged where set."""
+        """Run the modules of the chain with the weights of evaluations, merged if set."""
         with self.using(evaluated(self.run)), ExitStack() as stack:
             for each in self.chain:
                 stack.enter_context(each.merging.evaluation())
             yield
 
     def save(self, folder: Path) -> None:
-        """Write the weights of the chain's trained models, each named one to its subfolder."""
+        """Write the weights of the chain's trained models; a named model's go to its subfolder."""
         for each in self.chain:
             if each.learns:
                 each.policy.save(folder / each.name)
@@ -101,8 +100,8 @@ class Learner:
         how = sharding(accelerator)  # before weights are loaded, since it may refuse
         if how is not None and run.before is not None:
             raise UserError(
-                "recipe joint: the weights of two models are not sharded: leave FSDP2 out, and "
-                "each process holds both"
+                "recipe joint: sharding the weights of two models is not supported: leave FSDP2 "
+                "out, so that each process holds both"
             )
         own = cls._one(run, folder, accelerator, how, run.learns)
         if run.before is None:
@@ -165,8 +164,8 @@ class Learner:
 
     @property
     def old(self) -> str:
-        """Name of the policy that evaluates `old` where rows lack it: the one that sampled, or the
-        proximal one, the weights with which the update begins (`train.recompute_old` and a
+        """Name of the policy that evaluates `old` for rows without it: the sampling policy, or the
+        proximal policy, with the weights at the start of the update (`train.recompute_old` and a
         lag)."""
         return "current" if self.decouples else self.sampler
 
@@ -198,7 +197,7 @@ class Learner:
 def load_policy(
     run: Run, device: torch.device, folder: Path | None = None, learns: bool = True
 ) -> Policy:
-    """Load the model with new adapters, or with all weights trainable; as it is if it does not
+    """Load the model with new adapters, or with all weights trainable; unchanged if it does not
     learn."""
     m = run.model
     policy = open_model(run, device, folder)
@@ -222,7 +221,7 @@ def load_policy(
 
 
 def load_models(run: Run, device: torch.device) -> Policy | RewrittenPolicy:
-    """The run's model as commands open it: of a joint run both, with their trained parts."""
+    """The run's model as commands open it: in a joint run both models, with their trained parts."""
     own = load_policy(run, device, learns=run.learns)
     if run.before is None or run.joint is None or run.model.rewriter is None:
         return own

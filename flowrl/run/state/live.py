@@ -1,4 +1,4 @@
-"""Parts of a run that come from Python and not from its file: rewards, callbacks, prompts, weights.
+"""Parts of a run that come from Python instead of its file: rewards, callbacks, prompts, weights.
 
 Prompts and weights are files that move into the run's folder, so its run.yaml names them. A reward
 that no file can name has a name in run.yaml that says so: see `flowrl.settings.data.IN_PYTHON`.
@@ -21,14 +21,14 @@ CALLBACK = "in a callback of the run"  # the note of an error, which then propag
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a run, for its callbacks.
+    """An event of a run, for its callbacks.
 
     kind       iteration: its metrics, without the evaluation's
                evaluation: `held_out/...` metrics; iteration 0 is the base model
                checkpoint: no metrics
     iteration  iterations done
     metrics    as in the line of `metrics.jsonl`, which is written before
-    folder     the run's folder; of a checkpoint, the checkpoint's own
+    folder     the run's folder; for a checkpoint, the checkpoint's own
     """
 
     kind: Moment
@@ -52,7 +52,8 @@ class Live:
     """Parts of a run that were passed from Python.
 
     rewards    by label
-    files      a folder whose contents move into the run's folder; the settings name them in here
+    files      a folder whose contents move into the run's folder; until then the settings name them
+               there
     """
 
     rewards: Mapping[str, Reward] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class Live:
     files: Path | None = None
 
     def call(self, event: Event) -> None:
-        """Call all callbacks, and mark errors as theirs."""
+        """Call all callbacks, and mark their errors as such."""
         for callback in self.callbacks:
             try:
                 callback(event)
@@ -90,7 +91,7 @@ def of_callback(error: BaseException) -> bool:
 
 
 def _moved(value: Any, old: str, new: str) -> Any:
-    """The tree with all paths below `old` moved to below `new`."""
+    """The tree with all paths below `old` moved below `new`."""
     if isinstance(value, dict):
         return {key: _moved(each, old, new) for key, each in value.items()}
     if isinstance(value, list):

@@ -10,7 +10,7 @@ from flowrl.settings import Train
 
 
 def update_settings(optimizer: torch.optim.Optimizer, t: Train) -> None:
-    """Apply the file's settings over those in a restored optimizer state."""
+    """Apply the run file's settings to a restored optimizer state."""
     for group in optimizer.param_groups:
         group["betas"], group["weight_decay"] = t.betas, t.weight_decay
 

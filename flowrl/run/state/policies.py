@@ -1,8 +1,9 @@
-"""The policies of a run: the trained one, its start, its slow averages, and loaded teachers.
+"""The policies of a run: the trained policy, the initial one, its slow averages, and loaded
+teachers.
 
-Only this file changes weights outside of the optimizer. All policies are the same modules with
-other values in the trainable parameters: adapters, or all weights. `using(name)` swaps them in and
-out, so the reference of a LoRA run costs one adapter, not a second model.
+Only this file changes weights outside the optimizer. All policies are the same modules with other
+values in the trainable parameters: adapters, or all weights. `using(name)` swaps them in and out,
+so the reference of a LoRA run costs one adapter, not a second model.
 """
 
 import math
@@ -25,16 +26,16 @@ TOGETHER = 64  # tensors of one comparison, which makes a copy of them
 
 
 class Policies:
-    """Weights of all policies: "current", "ref" (the frozen start), the `averages`, and `loaded`
-    weights.
+    """Weights of all policies: "current", "ref" (the frozen initial policy), the `averages`, and
+    `loaded` weights.
 
     `keep_start` is false if nothing reads "ref": full weights are then held once.
     The optimizer and the averages follow `parameters`: float32 masters where the network's own
     weights, `network`, have half precision. `changed` is called after every change of the
-    network's weights. Under FSDP2 each process holds its own shards only.
+    network's weights. Under FSDP2 each process holds only its own shards.
 
-    `switch` turns adapters on or off. Where they add 0 at the start, "ref" is the network without
-    them: the same numbers without the adapters' products.
+    `switch` turns adapters on or off. If adapters initially add 0, "ref" is the network without
+    them: the same numbers at a lower cost.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class Policies:
 
     @torch.no_grad()
     def put(self, name: str) -> None:
-        """Activate a policy, whichever is active now. Only `flowrl.processes.lockstep` calls this
-        directly; others call `using`."""
+        """Activate a policy, whichever policy is active now. Only `flowrl.processes.lockstep` calls
+        this directly; others call `using`."""
         if name == self.inside:
             return
         if self._switch is not None and "ref" in (name, self.inside):
@@ -133,9 +134,9 @@ class Policies:
 
     @torch.no_grad()
     def equal_to_current(self, names: Collection[str]) -> set[str]:
-        """Averages among `names` whose weights at sampling are bit-identical to the current ones
+        """Averages among `names` whose weights at sampling are bit-identical to the current weights
         on this process: NFT's average follows without lag at first, for 75 steps with the settings
-        for OCR. Waits for a GPU once for each of them."""
+        for OCR. Waits for a GPU once per average."""
         averages = [each.name for each in self.averages if each.name in names]
         return {name for name in averages if self._is_current(name)}
 
@@ -156,8 +157,8 @@ class Policies:
         }
 
     def keep_sampled(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Keep the weights, by policy, that sampled what is learned from next; nothing if all are
-        what they were then."""
+        """Keep the weights, by policy, that sampled the next samples to learn from; nothing if they
+        are unchanged."""
         kept = {name: own for name, own in self._weights.items() if not name.startswith(SAMPLED)}
         for name, old in weights.items():
             pairs = ((key, old[key].to(p.device), p) for key, p in self.network.items())
@@ -169,8 +170,8 @@ class Policies:
         return SAMPLED + name if SAMPLED + name in self._weights else name
 
     def state(self) -> dict[str, Tensor]:
-        """CPU copies of all weights as `policy/parameter` -> whole tensor, except the start and
-        the teachers, which are loaded again. Collective: all processes call it."""
+        """CPU copies of all weights as `policy/parameter` -> whole tensor, except the initial
+        policy and the teachers, which are loaded again. Collective: all processes call it."""
         averages = {each.name: self._weights[each.name] for each in self.averages}
         kept = {"current": self.parameters, **averages}
         return {
@@ -180,14 +181,14 @@ class Policies:
         }
 
     def local(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """This process's part of the weights: all of them unless blocks are sharded."""
+        """This process's part of the weights: all weights unless blocks are sharded."""
         if not self.sharded:
             return weights
         return {name: local_shard(weight.detach()) for name, weight in weights.items()}
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this process's part of every weight that changes, with a name for messages:
-        trained weights first, then averages."""
+        """Yield this process's part of every weight that changes, with a name for messages: first
+        trained weights, then averages."""
         network = self.local(self.network)
         for name, p in self.local(self.parameters).items():
             yield f"weight {name}", p
@@ -208,8 +209,8 @@ class Policies:
 
 
 def same_values(own: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Whether tensors are equal once `other` is rounded to their types. On a GPU, TOGETHER of them
-    are compared in two kernels, with a single wait."""
+    """Whether tensors are equal once `other` is rounded to their types. On a GPU, groups of
+    TOGETHER tensors are compared in two kernels, with a single wait."""
     pairs = [(p.detach(), w.detach()) for p, w in zip(own, other, strict=True) if p.numel()]
     if all(p.device.type == "cpu" for p, _ in pairs):  # needs no copy
         return all(bool((p == w.to(p.dtype)).all()) for p, w in pairs)
@@ -217,7 +218,7 @@ def same_values(own: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 
 def _differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The largest difference of each pair of tensors, in the first one's type."""
+    """The largest difference of each pair of tensors, in the first tensor's type."""
     largest: list[Tensor] = []
     for k in range(0, len(pairs), TOGETHER):
         mine = [p for p, _ in pairs[k : k + TOGETHER]]
@@ -228,8 +229,8 @@ def _differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _adds_nothing(network: Mapping[str, Tensor]) -> bool:
-    """Whether these are the weights of adapters that add 0: B of B A is 0. Shards are not asked,
-    since processes would have to agree."""
+    """Whether these are the weights of adapters that add 0 (B of B A is 0). False for shards, since
+    processes would have to agree."""
     ends = [p for name, p in network.items() if ".lora_B." in name]
     known = all(".lora_A." in name or ".lora_B." in name for name in network)
     if not ends or not known or any(isinstance(p, DTensor) for p in ends):
@@ -247,7 +248,7 @@ def _whole(weight: Tensor) -> Tensor:
 
 
 def whole_copy(weight: Tensor) -> Tensor:
-    """A copy on the CPU of every process, gathered if it is sharded."""
+    """A copy on the CPU of every process, gathered if sharded."""
     return (weight.full_tensor() if isinstance(weight, DTensor) else weight).to("cpu", copy=True)
 
 

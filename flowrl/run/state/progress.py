@@ -1,8 +1,8 @@
 """Counters and results of a run, and earlier scores that a resumed run cannot compare with its own.
 
 A gain over the base, the best weights and the alarms of held-out scores compare evaluations of the
-same prompts, noise and rewards. Settings of these may change before a resume; then the next
-evaluation takes the base's place, for the rewards that the change concerns.
+same prompts, noise and rewards. Their settings may change before a resume; then the next evaluation
+replaces the base's, for the affected rewards.
 """
 
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ MODEL = ("height", "width", "call", "sigmas", "system", "stop", "environment")
 class Incomparable:
     """Scores before a checkpoint with which later evaluations cannot be compared.
 
-    every   all of them, and the statistics: other prompts, noise or samples
-    labels  of held-out rewards that are gone, or score otherwise now
-    best    the score that decides on the best weights is among them
+    every   all scores and statistics: prompts, noise or samples have changed
+    labels  of held-out rewards that were removed or have changed
+    best    whether the score that decides on the best weights is among them
     """
 
     every: bool = False
@@ -59,11 +59,16 @@ class Incomparable:
 
     def __str__(self) -> str:
         if self.every:
-            return "the evaluation has changed: later scores are compared with the next one's"
+            return (
+                "the evaluation has changed: later scores are compared with the next evaluation's"
+            )
         if self.labels:
             names = ", ".join(sorted(self.labels))
-            return f"the held-out rewards {names} have changed: their earlier scores are forgotten"
-        return "another held-out reward decides on the best weights: the next ones are kept"
+            return f"the held-out rewards {names} have changed: their earlier scores are dropped"
+        return (
+            "another held-out reward decides on the best weights: the next evaluated weights "
+            "count as the best"
+        )
 
     def __bool__(self) -> bool:
         return self.every or bool(self.labels) or self.best
@@ -75,7 +80,7 @@ class Incomparable:
 
 @dataclass
 class Progress:
-    """Counters and results of a run, all of which every checkpoint holds."""
+    """Counters and results of a run, which every checkpoint stores."""
 
     iteration: int = 0  # iterations done
     optimizer_steps: int = 0
@@ -92,7 +97,7 @@ class Progress:
         return self.named_skipped.get(model, 0) if model else self.skipped_in_a_row
 
     def skip(self, model: str, count: int) -> None:
-        """Set the number of optimizer steps in a row that a model has skipped."""
+        """Set the number of consecutive optimizer steps that a model has skipped."""
         if model:
             self.named_skipped[model] = count
         else:
@@ -109,7 +114,7 @@ class Progress:
 
 
 def _trial(run: Run) -> tuple[Any, ...]:
-    """All settings that a sample of an evaluation depends on beside the weights."""
+    """All settings that an evaluation's samples depend on, besides the weights."""
     e, tree = run.evaluate, dump(run)
     own = [getattr(e, name) for name in EVALUATE]
     model = [tree["model"][name] for name in MODEL]
@@ -122,7 +127,7 @@ def _scoring(spec: RewardSpec | None) -> tuple[str, dict[str, Any]] | None:
 
 
 def _sources(spec: RewardSpec) -> Iterator[str]:
-    """The user's files of a reward. Files of flowrl change with its version, which is named."""
+    """The user's files of a reward. Flowrl's own files are covered by its version."""
     own = Path(rewards.__file__).parent
     named = files_named([spec.name, spec.settings])
     return (name for name, path in named if not path.is_relative_to(own))

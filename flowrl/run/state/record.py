@@ -44,8 +44,8 @@ class JsonlTracker(GeneralTracker):
 def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
     """Keep only lines up to an iteration, since later ones will be repeated.
 
-    A line that cannot be read is left out with a warning, except the last one: a killed process
-    may leave it torn, and its iteration is done again. UserError if the file cannot be read.
+    An unreadable line is left out with a warning, except the last line: a killed process may leave
+    it incomplete, and its iteration is repeated. UserError if the file cannot be read.
     """
     path = folder / METRICS
     if not path.exists():

@@ -1,4 +1,4 @@
-"""The objects of a run, built once: the learner, its prompts, its rewards, where results go."""
+"""The objects of a run, built once: the learner, its prompts, its rewards, its outputs."""
 
 import ctypes
 import os
@@ -50,7 +50,7 @@ class Session:
     held_out: PromptSet | None
     rewards: Mapping[str, Reward]
     judges: Mapping[str, Reward]  # the rewards of evaluations
-    intermediate_rewards: Mapping[str, Reward]  # those of clean images on the way
+    intermediate_rewards: Mapping[str, Reward]  # of predicted clean images
     terminal: Terminal
     tracker: Tracker | None
     spending: Rationed | None
@@ -70,13 +70,13 @@ class Session:
 
     @cached_property
     def before(self) -> "Session | None":
-        """The same for the model that writes the prompts; None: they are as given."""
+        """The session of the model that writes the prompts; None if prompts are used as given."""
         before = self.learner.before
         return None if before is None else replace(self, learner=before, tracker=None)
 
     @property
     def template(self) -> str:
-        """The text around a prompt that a rewriter is given."""
+        """The text around a prompt that a rewriter gets."""
         return self.learner.template
 
     @property
@@ -91,7 +91,7 @@ class Session:
         return in_turn and self.parallel.device != "cuda"
 
     def drawn(self, samples: Samples) -> Samples:
-        """The samples as pages show them: tensors of a user's own model as images."""
+        """The samples as pages show them: tensors of a user's own model become images."""
         return shown_by(self.learner.policy, samples)
 
     def weights(self, iteration: int) -> torch.Tensor:
@@ -105,8 +105,8 @@ class Session:
 
 def score_once(parallel: Parallel, rewards: Mapping[str, Reward], samples: Samples) -> Scores:
     """Score samples. Only the leader of a context-parallel group calls the rewards, since its
-    members have the same samples; the others get unscored ones, which `Parallel.every` leaves
-    out. No rewards have no columns: others score the samples."""
+    members have the same samples; the others get unscored samples, which `Parallel.every` leaves
+    out. Without rewards the result has no columns: other processes score the samples."""
     if parallel.leads and rewards:
         return score_all(rewards, samples)
     nothing = torch.zeros(len(samples.prompts), len(rewards), dtype=torch.float64)
@@ -127,8 +127,8 @@ def check_reward_sources(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE)
 def load_rewards(
     specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE, elsewhere: Mapping[str, Reward] = {}
 ) -> dict[str, Reward]:
-    """Load rewards by label; Python objects are already loaded, and those of `elsewhere` are other
-    processes'. UserError if one cannot be loaded or reached."""
+    """Load rewards by label; Python objects are already loaded, and rewards in `elsewhere` belong
+    to other processes. UserError if a reward cannot be loaded or reached."""
     rewards = {}
     for spec in specs:
         if spec.label in elsewhere:
@@ -146,8 +146,8 @@ def load_rewards(
 def prove_rewards(
     rewards: Mapping[str, Reward], run: Run, prompts: PromptSet, form: MediaForm
 ) -> Iterator[str]:
-    """Test rewards on samples of the form that the model makes: a sentence for each that passes;
-    UserError, or a warning, for others."""
+    """Test rewards on samples of the form that the model generates. Returns a sentence for each
+    reward that passes; UserError, or a warning, for others."""
     if run.train.self_test == "off":
         return
     shown = Prompts(prompts.texts, prompts.meta, *form)
@@ -170,7 +170,7 @@ def prove_rewards(
         except Exception as error:
             if (what := blamed(error)) is None:
                 raise
-            raise UserError(f"{what}, at the first samples that it was shown") from error
+            raise UserError(f"{what}, for the first test samples") from error
 
 
 def open_session(
@@ -180,8 +180,8 @@ def open_session(
     live: Live = NOTHING_LIVE,
     elsewhere: Mapping[str, Reward] = {},
 ) -> Session:
-    """Load the model, prompts and rewards of a run; rewards of `elsewhere` are other processes'.
-    UserError if they cannot run."""
+    """Load the model, prompts and rewards of a run; rewards in `elsewhere` belong to other
+    processes. UserError if they cannot run."""
     learner, p = Learner.open(run, folder, accelerator), run.prompts
     rewards, tracker = load_rewards(run.rewards, live, elsewhere), learner.algorithm.tracker
     return Session(
@@ -233,9 +233,9 @@ def open_accelerator(run: Run, folder: Path) -> Accelerator:
 def keep_freed_memory() -> None:
     """Make the process keep freed blocks of up to 32 MiB.
 
-    Otherwise glibc returns them to the system, and every call of the network gets them again page
-    by page: 150,000 page faults in an iteration of 600 MB of activations. Do nothing without
-    glibc, or if the user has set glibc's environment variables."""
+    Otherwise glibc returns them to the system, and every network call requests them again page by
+    page: 150,000 page faults in an iteration with 600 MB of activations. Do nothing without glibc,
+    or if the user has set glibc's environment variables."""
     own = ("MALLOC_", "GLIBC_TUNABLES")
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(own) for name in os.environ):
         return

@@ -15,12 +15,12 @@ AGAIN = 3.0  # seconds
 
 
 class Interrupt:
-    """Remembers the first signal inside `with Interrupt() as i:`; a second signal stops the
-    program at once.
+    """Remembers the first signal inside `with Interrupt() as i:`; a second signal stops the program
+    at once.
 
-    A launcher forwards a signal that its processes have already received from the terminal or the
-    cluster: that one does not count as a second. Python sets handlers in the main thread alone: a
-    run in another thread has none, and the caller's stay.
+    A launcher may forward a signal that its processes have already received from the terminal or
+    the cluster: this does not count as a second signal. Python sets handlers only in the main
+    thread, so a run in another thread has none, and the caller's handlers stay.
     """
 
     def __init__(self) -> None:
@@ -48,6 +48,6 @@ class Interrupt:
             os.write(1, b"\nfinishing this iteration, then saving; once more to stop at once\n")
 
     def pending(self, accelerator: Accelerator) -> int | None:
-        """The signal that any process received, if any: all must leave the loop together."""
+        """The signal that any process received, if any, since all must leave the loop together."""
         del accelerator  # gathering uses the state that it set up
         return max((s for s in gather_object([self.signal]) if s is not None), default=None)

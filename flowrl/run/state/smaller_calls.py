@@ -25,10 +25,10 @@ def with_smaller_calls(
 ) -> T:
     """Call `do`, and restart it with fewer rows per call of `policy` while it runs out of memory.
 
-    Results depend on the sizes alone, so a run that is resumed with the lowered sizes of its
-    checkpoint has the same bits. All processes lower and repeat together: `Parallel.together`
-    raises the error on all of them. CallTooLarge where that is impossible (inside a collective
-    call, or after an optimizer step), and where a call has one row.
+    Results depend only on the sizes, so a run that is resumed with its checkpoint's lowered sizes
+    has the same bits. All processes lower the sizes and repeat together: `Parallel.together` raises
+    the error on all of them. CallTooLarge if that is impossible (inside a collective call, or after
+    an optimizer step), or if a call already has one row.
     """
     sizes = (learner.policy if policy is None else policy).sizes
     while True:
@@ -43,12 +43,14 @@ def with_smaller_calls(
             if False in lowered:
                 raise
             reason = str(error).split(". ")[0].splitlines()[0][:200]
-        terminal.warn(f"out of memory ({reason}); rows per call are now {sizes}, before {before}")
+        terminal.warn(
+            f"out of memory ({reason}); rows per call are now {sizes}, previously {before}"
+        )
         _free()
 
 
 def _free() -> None:
-    """Let go of what the failed calls hold: the error that held it is gone."""
+    """Free the memory of failed calls, once no error refers to it."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """The record of a run's start: settings, base weights, prompts, and source files.
 
-Every checkpoint holds one. A resume compares it with the present files: `flowrl.settings.base` says
-which settings may change. Large files are sampled, so that the check reads a few megabytes.
+Every checkpoint contains one. A resume compares it with the current files: `flowrl.settings.base`
+says which settings may change. Large files are sampled, so that the check reads a few megabytes.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class StartRecord:
 
     @classmethod
     def of(cls, run: Run, processes: int) -> "StartRecord":
-        """Create the record now. Files that are not on this machine are left out."""
+        """Create the record. Files that are not on this machine are left out."""
         folder = None if run.model.own is not None else local_folder(run.model.source)
         return cls(
             settings=dump(run),
@@ -81,14 +81,14 @@ def source_digests(run: Run) -> dict[str, str]:
 def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[str]:
     """Compare a run with its checkpoint; returns one sentence per difference.
 
-    UserError for a change with which a run cannot resume.
+    UserError for a change that prevents a resume.
     """
     before, now = StartRecord.read(checkpoint), StartRecord.of(run, processes)
     iterations = int(checkpoint.name)
     if run.train.iterations < iterations:
         raise UserError(
-            f"train.iterations: {run.train.iterations}, but {folder} has done {iterations}; "
-            f"set at least {iterations}"
+            f"train.iterations: {run.train.iterations}, but {folder} has already done "
+            f"{iterations}; set at least {iterations}"
         )
     if before is None:
         unknown = (
@@ -104,23 +104,23 @@ def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[st
     if before.processes != processes:
         lines.append(
             f"processes: {processes} now, {before.processes} before; sums are taken in another "
-            "order, so results agree to rounding and not to the bit"
+            "order, so results agree up to rounding, not to the bit"
         )
     return lines
 
 
 def _moved(before: StartRecord | None, run: Run) -> Iterator[str]:
-    """Lines where an older version took this run's samples in other steps or calls."""
+    """Lines about an older version that assigned this run's samples to other steps or calls."""
     if run.algorithm().text and not (before and before.texts_by_length):
         yield (
-            "the checkpoint is from an older version: calls of the update now have texts of like "
-            "lengths, so results differ from those of an uninterrupted run by rounding"
+            "the checkpoint is from an older version: calls of the update now group texts of "
+            "similar lengths, so results differ from those of an uninterrupted run by rounding"
         )
     plans = [plan for plan in run.algorithm().plans if isinstance(plan, Plan)]
     if not (before and before.shared_states) and any(plan.shares_states for plan in plans):
         yield (
-            "the checkpoint is from an older version: samples that continue from one state now "
-            "stay in one optimizer step, so results differ from those of an uninterrupted run"
+            "the checkpoint is from an older version: samples that continue from the same state "
+            "now stay in one optimizer step, so results differ from those of an uninterrupted run"
         )
 
 
@@ -153,8 +153,8 @@ def _files(before: StartRecord, now: StartRecord, run: Run, folder: Path) -> Ite
         revisions = before.revision, now.revision
         which = f" (revisions {revisions[0]} and {revisions[1]})" if None not in revisions else ""
         raise UserError(
-            f"the base model {run.model.source} is not the one with which "
-            f"{folder} was started: {', '.join(sorted(changed)[:3])} differs{which}; restore it, "
+            f"the base model {run.model.source} is not the one that {folder} was started with: "
+            f"{', '.join(sorted(changed)[:3])} differs{which}; restore it, "
             "or start a new run"
         )
     if before.base and not now.base:
@@ -163,8 +163,8 @@ def _files(before: StartRecord, now: StartRecord, run: Run, folder: Path) -> Ite
         if before.prompts.get(name, digest) != digest:
             if name == "prompts.train" and remembers_prompts(run):
                 raise UserError(
-                    f"{name}: the prompts have changed, but this run remembers scores by the "
-                    "place of a prompt; restore them, or start a new run"
+                    f"{name}: the prompts have changed, but this run stores scores by prompt "
+                    "index; restore the prompts, or start a new run"
                 )
             yield f"the prompts of {name}"
     for name, digest in now.sources.items():
@@ -173,7 +173,7 @@ def _files(before: StartRecord, now: StartRecord, run: Run, folder: Path) -> Ite
 
 
 def remembers_prompts(run: Run) -> bool:
-    """Whether the budget or the credit keeps numbers by a prompt's place in the file."""
+    """Whether the budget or the credit stores numbers by the index of a prompt in the file."""
     b = run.budget
     by_rate = b.order == "uncertain" or b.rates is not None or b.repeat > 1 or b.replay > 0
     return by_rate or run.algorithm().tracker is not NoTracker
@@ -226,7 +226,7 @@ def _own_base(run: Run) -> dict[str, str]:
 
 
 def _adapters(run: Run) -> Iterator[tuple[str, str]]:
-    """Digests of the adapters, the rewriter and the quantized file that a run begins with, by
+    """Digests of the adapters, the rewriter and the quantized file that a run starts with, by
     their setting."""
     folder = None if run.before is None else local_folder(run.before.model.source)
     for name, digest in _base(folder) if folder else ():
@@ -244,7 +244,7 @@ def _adapters(run: Run) -> Iterator[tuple[str, str]]:
 
 def prompt_digests(run: Run) -> Iterator[tuple[str, str]]:
     """Digests of prompt files and of the chosen rows of hub data sets, which may have a new
-    revision. Those that are not on this machine are left out."""
+    revision. Files that are not on this machine are left out."""
     for place in run.prompts.given:
         parts = []
         for each in getattr(run.prompts, place):
@@ -278,8 +278,8 @@ def _hash(text: str) -> str:
 
 
 def _sources(run: Run) -> Iterator[tuple[str, Path]]:
-    """Find the files of rewards, also of those in a reward's settings, of the recipe, its parts and
-    the levels, of the environment, and the weights of teachers."""
+    """Find the files of rewards (including rewards in a reward's settings), of the recipe, its
+    parts and the levels, of the environment, and the weights of teachers."""
     for folder in () if run.teachers is None else run.teachers.folders.values():
         for path in sorted(find(folder).rglob("*.safetensors")):
             yield str(Path(folder) / path.relative_to(find(folder))), path
@@ -315,7 +315,8 @@ def files_named(value: Any, rewards_too: bool = True) -> Iterator[tuple[str, Pat
 
 
 def _digest(path: Path) -> str:
-    """Digest a file: whole, or its size, the header of safetensors and BLOCKS sampled blocks."""
+    """Digest a file: completely if small, otherwise its size, the safetensors header and BLOCKS
+    sampled blocks."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:

@@ -1,4 +1,5 @@
-"""Loaded teachers: further weights of the run's policy, and the rows that each of them judges."""
+"""Loaded teachers: additional weights of the run's policy, and the rows that each of them
+judges."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ def load_teachers(run: Run, policy: Policy) -> dict[str, NamedWeights]:
         return {}
     from flowrl.models.diffusers.teacher_weights import teacher_weights
 
-    assert isinstance(policy, PipelinePolicy), "opd is a recipe of images and videos"
+    assert isinstance(policy, PipelinePolicy), "opd is a recipe for images and videos"
     return {
         policy_name(task): teacher_weights(policy, find(folder), f"teachers.folders.{task}")
         for task, folder in run.teachers.folders.items()
@@ -35,7 +36,7 @@ def policy_name(task: str) -> str:
 
 @torch.no_grad()
 def judged_by_teachers(learner: Any, policy: Any, rows: Rows, tasks: Sequence[str]) -> Evaluation:
-    """Evaluate each row with its prompt's teacher. `tasks`: those of the batch's prompts."""
+    """Evaluate each row with its prompt's teacher. `tasks`: the tasks of the batch's prompts."""
     prompts: list[int] = rows.prompt.tolist()
     own = [tasks[place] for place in prompts]
     parts, places = list[Evaluation](), list[Tensor]()

@@ -1,7 +1,7 @@
-"""Units: whole draws that are encoded, sampled, decoded and scored in calls of their own.
+"""Units: whole draws that are encoded, sampled, decoded and scored in their own calls.
 
-A sample's noise belongs to its draw, so that where a unit is sampled changes nothing, and how draws
-are cut into units changes numbers by rounding only.
+A sample's noise belongs to its draw, so results do not depend on where a unit is sampled, and
+depend on the cut into units only by rounding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +22,9 @@ LAG = "workers/lag"  # the metric: iterations between the weights that sampled a
 
 @dataclass(frozen=True)
 class SamplingUnit:
-    """Draws of an iteration: their ids and their rows of the prompt file. `first` is the place of
+    """Draws of an iteration: their ids and their rows of the prompt file. `first` is the index of
     its first draw among the process's draws, `texts` are as in `Draws`, and `by` is the policy that
-    samples them: None is the algorithm's own."""
+    samples them (None: the algorithm's own)."""
 
     iteration: int
     ids: tuple[int, ...]
@@ -34,7 +34,7 @@ class SamplingUnit:
     by: str | None = None
 
     def cut(self, size: int) -> "list[SamplingUnit]":
-        """Cut into units of `size` draws; the last one may have fewer."""
+        """Cut into units of `size` draws; the last unit may have fewer."""
         starts = range(0, len(self.ids), size)
         parts = [(at, slice(at, at + size)) for at in starts]
         return [replace(self, ids=self.ids[s], rows=self.rows[s], first=at) for at, s in parts]
@@ -42,9 +42,9 @@ class SamplingUnit:
 
 @dataclass(frozen=True)
 class StoredSamples:
-    """Samples whose media stay where they were made. `take` brings those that are shown here.
+    """Samples whose media stay on their workers. `take` fetches the samples that are shown here.
 
-    parts  number of samples, and a function that brings them, of each unit
+    parts  number of samples, and a function that fetches them, per unit
     """
 
     parts: tuple[tuple[int, Callable[[], Samples]], ...]
@@ -62,7 +62,7 @@ class StoredSamples:
         kind: str,
         bring: Callable[[], Samples],
     ) -> "StoredSamples":
-        """A unit's samples; `rows` of its draws in the prompt file."""
+        """A unit's samples; `rows` are those of its draws in the prompt file."""
         group = on_host(rollout.prompt)
         texts, meta = prompts.take([rows[i] for i in group.tolist()])
         return cls(((len(group), bring),), texts, group, meta, kind)
@@ -98,9 +98,9 @@ class StoredSamples:
 class UnitSamples:
     """Samples of a unit, by plan.
 
-    looked       intermediate samples that were scored: to steer, to guide, or for credit
-    evaluations  evaluations of the network, as `Meter` counts them
-    reports      numbers that rewards report of their calls, where another process made these
+    looked       number of intermediate samples that were scored: to steer, to guide, or for credit
+    evaluations  evaluations of the network, as counted by `Meter`
+    reports      numbers that rewards report on their calls, if another process made the calls
     """
 
     rollouts: tuple[RolloutLike, ...]
@@ -117,7 +117,7 @@ class UnitSource(Protocol):
     """Samples units outside the training process."""
 
     def begin(self, iteration: int) -> None:
-        """Take the weights with which an iteration begins, and start the sampling that they allow:
+        """Take the weights at the start of an iteration, and start the sampling that they allow:
         the draws of the iteration `workers.lag` later."""
         ...
 
@@ -135,7 +135,7 @@ class UnitSource(Protocol):
         ...
 
     def state(self, iteration: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return what a checkpoint keeps after this many iterations: numbers and weights."""
+        """Return the numbers and weights that a checkpoint stores after this many iterations."""
         ...
 
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None: ...

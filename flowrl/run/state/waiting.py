@@ -1,4 +1,4 @@
-"""Whether rewards wait: for servers, or beside each other."""
+"""Whether rewards wait for servers, or can run concurrently."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,8 @@ def asks_server(reward: Reward) -> bool:
 
 
 def scores_in_turn(rewards: Mapping[str, Reward], plans: int) -> bool:
-    """Whether one plan's rewards have nothing to wait beside: neither a server nor each other."""
+    """Whether one plan's rewards gain nothing from concurrency: no reward waits for a server, and
+    no two can overlap."""
     asked = any(map(asks_server, rewards.values()))
     several = len(rewards) > 1 and any(map(may_overlap, rewards.values()))
     return plans == 1 and not asked and not several

@@ -1,4 +1,4 @@
-"""Files of a run, written in a thread while the run goes on."""
+"""Write a run's files in a thread while the run continues."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,8 +14,8 @@ WAITING = 1  # writes that wait for the one under way: more would hold more copi
 class FileWriter:
     """Writes files in the order of the calls, one at a time.
 
-    A write must hold all that it writes: copies of what the run changes afterwards. Outside of
-    `beside` it is done at once. A failure is kept, and raised by the next `check` or `wait`.
+    A write must hold all of its data, as copies, since the run changes the originals. Outside
+    `beside` it is done at once. A failure is stored, and raised by the next `check` or `wait`.
     """
 
     def __init__(self) -> None:
@@ -24,8 +24,8 @@ class FileWriter:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Write in a thread inside the body. On exit all writes are completed; after Ctrl-C or an
-        exit, only the current one."""
+        """Write in a thread inside the body. At its end all writes are completed; after Ctrl-C or
+        an exit, only the current one."""
         with ThreadPoolExecutor(1, thread_name_prefix="files") as pool:
             self._pool, hurried = pool, True
             try:

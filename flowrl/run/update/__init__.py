@@ -1,1 +1,1 @@
-"""Optimizer steps on what an iteration learned from."""
+"""Optimizer steps on the samples of an iteration."""

@@ -1,8 +1,9 @@
 """Assign rows to optimizer steps and calls.
 
-Rows that share an input of the network, such as the children of one state, are dealt together, so
-that the input is evaluated once. Each draw deals its own inputs, by a shuffle that is keyed by
-(seed, iteration, draw, rollout and step): neither the order of rows nor the processes change it.
+Rows that share an input of the network, such as the children of one state, stay together, so that
+the input is evaluated once. Each draw's inputs are shuffled by themselves, keyed by (seed,
+iteration, draw, rollout and step), so the assignment depends neither on the order of rows nor on
+the processes.
 """
 
 from collections.abc import Sequence
@@ -30,10 +31,10 @@ from samplers.untyped import integers
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of one call. They are copied only when needed, so that states are held once.
+    """Rows of one call. They are copied only when needed, so that states are in memory once.
 
     device     that calls run on
-    old        the evaluation of the policy that sampled, if the update has computed it
+    old        the evaluation of the sampling policy, if the update has computed it
     uncertain  marks of tokens, if the update has set them
     """
 
@@ -45,7 +46,7 @@ class Chunk:
 
     @property
     def mask(self) -> Bool[Tensor, "m t"]:
-        """On the CPU."""
+        """Mask of the rows, on the CPU."""
         return on_host(self.whole.mask)[on_host(self.index)]
 
     @property
@@ -79,7 +80,7 @@ class RowAssignment:
         self, rows: Rows, inputs: Int[Tensor, " b"], draws: Sequence[int], place: int, unit: int
     ) -> Int[Tensor, " b"]:
         """Optimizer step of each row. `inputs` come from `input_of`, on the CPU; `place` is the
-        rows' place in the iteration."""
+        index of the rows in the iteration."""
         prompt = on_host(rows.prompt)[first_rows(inputs)]
         dealt = torch.empty_like(prompt)
         for at, draw in enumerate(draws):
@@ -122,11 +123,11 @@ def shares_of(learner: Learner, experience: Experience, iteration: int) -> list[
 class TextCalls:
     """The rule that sorts texts by length, longest first, and cuts them into calls.
 
-    most      inputs of a call, if all have `length` tokens
-    tokens    shorter texts: as many more as have those tokens, at most MOST_TEXTS
+    most      maximum inputs of a call, if all have `length` tokens
+    tokens    whether a call takes more of shorter texts, up to the same tokens and MOST_TEXTS
 
-    A call ends too where more than PADDING of its positions, of at least FEW_TOKENS, would be
-    padding. Calls are a pure function of lengths; texts of one length stay in their order.
+    A call also ends where more than the share PADDING of its positions, if at least FEW_TOKENS,
+    would be padding. Calls are a pure function of lengths; texts of one length stay in their order.
     """
 
     most: int
@@ -136,7 +137,8 @@ class TextCalls:
     def of(
         self, index: Int[Tensor, " m"], inputs: Int[Tensor, " b"], ends: Sequence[int]
     ) -> list[Int[Tensor, " _"]]:
-        """Cut the rows `index`, each input with all of its rows. `ends`: tokens of each row."""
+        """Cut the rows `index` into calls, each input with all of its rows. `ends`: number of
+        tokens of each row."""
         rows = dict[int, list[int]]()
         for row, number in zip(integers(index), integers(inputs[index]), strict=True):
             rows.setdefault(number, []).append(row)

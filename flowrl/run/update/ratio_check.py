@@ -1,4 +1,4 @@
-"""Self-check before the first update: the trainer must see the densities that the sampler saw."""
+"""Self-check before the first update: the trainer must reproduce the sampler's densities."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ UNCLIPPED = 0.01  # noise of log-ratios that a loss without a clip range takes w
 def noise_floor(learner: Learner, experience: Experience) -> float | None:
     """Largest |log-ratio| between recomputed and stored densities in the first step.
 
-    None where rows carry no stored densities: matching losses evaluate old and new together.
+    None if rows have no stored densities: matching losses evaluate old and new together.
     """
     largest = None
     likelihood = learner.algorithm.likelihood
@@ -38,10 +38,10 @@ def noise_floor(learner: Learner, experience: Experience) -> float | None:
 
 
 def uncompiled_above(learner: Learner, experience: Experience, terminal: Terminal) -> Experience:
-    """Stop compiling (`model.compile: auto`) if the noise floor is above the clip range.
+    """Switch off compilation (`model.compile: auto`) if the noise floor is above the clip range.
 
-    The rows of this iteration, which compiled blocks sampled, then lose their stored densities: the
-    update recomputes them.
+    The rows of this iteration, which were sampled with compiled blocks, then lose their stored
+    densities: the update recomputes them.
     """
     roots = learner.policy.roots().values()
     if learner.run.model.compile != "auto" or not savings.are_compiled(roots):
@@ -55,7 +55,8 @@ def uncompiled_above(learner: Learner, experience: Experience, terminal: Termina
         return experience
     savings.uncompile(roots)
     terminal.say(
-        f"model.compile: auto: off, since compiled blocks move log-densities by {floor:.1e}, which "
+        f"model.compile: auto: off, since compiled blocks change log-densities by {floor:.1e}, "
+        "which "
         f"is above {most:g}; this iteration's old log-densities are recomputed"
     )
     return replace(experience, rows=tuple(map(without_old, experience.rows)))
@@ -70,7 +71,7 @@ def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) ->
         terminal.say(sentence)
         if not close:
             terminal.warn(
-                "the loss uses a score's gradient that differs from the logged score: see "
+                "the loss uses a differentiable score that differs from the logged score: see "
                 "`differentiable` in docs/own_rewards.md"
             )
         return None
@@ -81,17 +82,21 @@ def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) ->
     loss, recomputed = learner.algorithm.loss, learner.run.recomputes_old
     clip = loss.clip if isinstance(loss, ClipsRatio) else None
     beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"
-    then = "; the update uses the recomputed ones, so the first ratio is 1" if recomputed else ""
+    then = (
+        ("; the update uses the recomputed densities, so the first ratio is 1")
+        if recomputed
+        else ""
+    )
     if lag := learner.run.workers.lag:
-        then += f"; later samples are of weights {lag} iterations older (workers.lag)"
+        then += f"; later samples come from weights that are {lag} iterations older (workers.lag)"
     terminal.say(
         f"self-check: stored log-densities recomputed, largest difference {floor:.1e}{beside}{then}"
     )
     if recomputed:
         return floor
     advice = (
-        "set train.recompute_old: true (old log-densities at the training batch's shape), "
-        "or a model.dtype with more digits, or a wider clip"
+        "set train.recompute_old: true (old log-densities at the training batch's shape), a "
+        "model.dtype with higher precision, or a wider clip"
     )
     if clip is None:
         if floor > UNCLIPPED and "old" in loss.roles:

@@ -34,7 +34,8 @@ SKIPPED_STEPS = 3  # optimizer steps in a row without a finite gradient
 
 @dataclass
 class Tally:
-    """Sums over masked entries, from which means over chunks, steps and processes are exact."""
+    """Sums over masked entries, from which means over chunks, steps and processes are computed
+    exactly."""
 
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class Tally:
     waiting: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # on the device
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """Keep values until `settle`, because reading them would wait for a GPU."""
+        """Store values until `settle`, because reading them would wait for a GPU."""
         self.waiting.append((name, values.detach().expand(mask.shape), mask))
 
     def settle(self, *numbers: Tensor) -> list[float]:
@@ -91,7 +92,7 @@ class Updated:
     """Metrics and values of an iteration's optimizer steps.
 
     metrics  over all processes
-    values   of all entries in the loss, where something shows them
+    values   of all entries in the loss, if an observer shows them
     """
 
     metrics: dict[str, float]
@@ -103,8 +104,8 @@ def update(
 ) -> Updated:
     """Take the iteration's optimizer steps.
 
-    NotFiniteError after SKIPPED_STEPS steps in a row without a finite gradient; `progress` counts
-    them, over iterations and resumed runs.
+    NotFiniteError after SKIPPED_STEPS consecutive steps without a finite gradient; `progress`
+    counts them, over iterations and resumed runs.
     """
     tally, seen = Tally(), IterationValues() if keep_values else None
     meter = Meter(frozen=experience.reference_evaluations)
@@ -148,7 +149,7 @@ def update(
 
 
 def averages_in_use(learner: Learner) -> frozenset[str]:
-    """Averages that the loss reads or that sample, while they equal the trained weights on all
+    """Averages used by the loss or for sampling, while they equal the trained weights on all
     processes."""
     read = {*learner.algorithm.loss.roles, learner.algorithm.behaviour}
     if read.isdisjoint({average.name for average in learner.policies.averages}):
@@ -183,7 +184,7 @@ def add_gradients(
 
 @torch.no_grad()
 def with_old(learner: Learner, experience: Experience, chunks: Chunks) -> Chunks:
-    """Evaluate the sampling policy, or the proximal one, for rows that lack its evaluation."""
+    """Evaluate the sampling policy, or the proximal one, for rows without its evaluation."""
     if "old" not in learner.algorithm.loss.roles:
         return chunks
     likelihood = learner.algorithm.likelihood
@@ -204,9 +205,9 @@ def evaluated_old(likelihood: Likelihood, experience: Experience, rows: Rows) ->
 def with_uncertain(
     learner: Learner, experience: Experience, shares: list[Chunks], part: float
 ) -> list[Chunks]:
-    """Mark the most uncertain tokens of the iteration under the policy that sampled; the loss
-    learns from a share of them. They are chosen once, so that neither chunks nor processes change
-    the choice."""
+    """Mark the most uncertain tokens of the iteration under the policy that sampled; if the loss
+    trains only on a share of them. They are chosen once, so that the choice depends neither on
+    chunks nor on processes."""
     chunks = [chunk for share in shares for chunk in share]
     using = learner.policies.using(learner.sampler)
     with learner.parallel.together(), bounded_call("training"), using:
@@ -222,7 +223,7 @@ def with_uncertain(
 
 
 def _entropies(learner: Learner, experience: Experience, rows: Rows) -> Tensor:
-    """The entries of `old` where it was recomputed, and a new evaluation's where it was stored."""
+    """Entropies from `old` if it was recomputed, and from a new evaluation if it was stored."""
     if rows.old is not None and rows.old.out is not None:
         return rows.old.out
     return entropies(learner.algorithm.likelihood.evaluate(experience.policy, rows))
@@ -233,8 +234,8 @@ def chunk_loss(
 ) -> tuple[Entries, Tensor]:
     """Loss of a chunk: evaluate every policy that the loss reads, the trained one last.
 
-    equal: the policies whose weights are still the trained ones; None once an optimizer step was
-           taken since the samples were drawn. They are not evaluated: they share the trained one's
+    equal: the policies whose weights still equal the trained ones; None once an optimizer step was
+    taken since sampling. They are not evaluated, but share the trained policy's evaluation
     """
     algorithm, policies = learner.algorithm, learner.policies
     likelihood, loss = algorithm.likelihood, algorithm.loss
@@ -280,8 +281,8 @@ def mismatch_metric(
     """`mismatch`: |log p_trainer - log p_sampler| of each entry, in nats, under the sampling
     weights.
 
-    stored: compare log-probabilities that rows carry as `old` with the trained weights, which are
-    still those that sampled
+    stored: compare the log-probabilities in the rows' `old` with those of the trained weights,
+    which are still the sampling weights
     """
     if (sampled := sampled_elsewhere(chunk)) is not None:
         difference = evaluations["old"].logp - sampled
@@ -299,8 +300,9 @@ def denominators(learner: Learner, share: Chunks) -> Counts:
 
 
 def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
-    """Sum gradients over processes, clip and step. A norm that is not finite skips the step. The
-    only wait for a GPU: the norm, verdicts of decoders and the values in `tally` are read at once.
+    """Sum gradients over processes, clip and step. A norm that is not finite skips the step. This
+    is the only wait for a GPU: the norm, the decoders' checks and the values in `tally` are read at
+    once.
     """
     parameters, scale = learner.policies.parameters, learner.scaler.get_scale()
     learner.parallel.sum_gradients(parameters)
@@ -319,13 +321,14 @@ def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
     progress.skip(learner.name, skipped)
     if skipped >= SKIPPED_STEPS:  # all processes have this norm, and stop here
         raise NotFiniteError(
-            "no finite gradient in three optimizer steps; lower train.lr or use model.dtype: "
+            "no finite gradient in three consecutive optimizer steps; lower train.lr or use "
+            "model.dtype: "
             "float32"
         )
     return norm
 
 
 def _skipped(before: int, norm: float, scale: float) -> int:
-    """Count skipped steps in a row, with this one. An overflow at a loss scale above 1 does not
-    count: the scale falls instead."""
+    """Count consecutive skipped steps, including this one. An overflow at a loss scale above 1 does
+    not count, since the scale is lowered instead."""
     return 0 if math.isfinite(norm) else before + (scale <= 1)

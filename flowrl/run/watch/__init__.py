@@ -1,1 +1,1 @@
-"""Records, the panel and alarms: they read what an iteration made."""
+"""Alarms, histograms and facts about texts: they read an iteration's results."""

@@ -1,6 +1,6 @@
 """Alarms: signs in a run's metrics of collapse, reward hacking or lost scores.
 
-docs/alarms.md has the reasons and what to do, docs/results/alarms.md the runs that decide.
+docs/alarms.md has the reasons and the remedies, docs/results/alarms.md the test runs.
 """
 
 import math
@@ -19,7 +19,7 @@ _ITERATION = "iteration"
 
 
 class Unclear(str):
-    """A clause about samples that change without a judge to say whether they improve."""
+    """A clause about samples that change without a judge that could tell whether they improve."""
 
 
 class Sign(NamedTuple):
@@ -48,7 +48,7 @@ class Thresholds:
 
 
 class Gain(NamedTuple):
-    """A held-out score against the base's."""
+    """A held-out score compared with the base model's."""
 
     name: str
     base: float
@@ -60,7 +60,8 @@ class Gain(NamedTuple):
 
 @dataclass
 class Alarms:
-    """Compares evaluations with the base's, and training with its beginning and its best state.
+    """Compares evaluations with the base model's, and training with its beginning and its best
+    state.
 
     The state is plain numbers, for checkpoints.
     """
@@ -75,7 +76,7 @@ class Alarms:
     flat: dict[str, int] = field(default_factory=dict)  # iterations in a row without any spread
 
     def constant(self, metrics: Metrics) -> list[str]:
-        """Names of rewards with the same score for `window` iterations; each is returned once.
+        """Names of rewards with a constant score for `window` iterations; each is returned once.
 
         Reads `reward_std/NAME` and `reward/NAME`.
         """
@@ -93,7 +94,7 @@ class Alarms:
 
     def unscored(self, metrics: Metrics) -> list[str]:
         """A clause for the alarm if too many samples of the window's iterations are unscored. The
-        present iteration counts too: `watch` adds it to `recent` later."""
+        current iteration counts too: `watch` adds it to `recent` later."""
         shares = [row["unscored_share"] for row in self.recent[1 - self.at.window :]]
         share = fmean([*shares, metrics.get("unscored_share", 0.0)])
         if share <= self.at.unscored:
@@ -103,7 +104,7 @@ class Alarms:
     def watch(self, metrics: Metrics, iteration: int) -> list[str]:
         """Add an iteration of training; returns new signs, each as a clause.
 
-        Without a reward, where all samples are given, there is nothing to compare.
+        Returns nothing if all samples are given, since there is no reward to compare.
         """
         if "reward" not in metrics:
             return []
@@ -125,9 +126,9 @@ class Alarms:
         """Add an evaluation and compare it with the first and the previous one; returns new signs
         as clauses.
 
-        `judges` are the held-out rewards that are not trained on; None: all of them. A gain of one
-        excuses changed samples. One of a training reward excuses nothing, since a hacked reward
-        rises too: where no other judges, such changes are `Unclear`.
+        `judges` are the held-out rewards that are not trained on; None: all held-out rewards. If a
+        judge's score rises, changed samples raise no sign. A rising training reward proves nothing,
+        since a hacked reward rises too: without another judge, such changes are `Unclear`.
         """
         now = {name: value for name, value in metrics.items() if name.startswith("held_out")}
         if not now:  # a run without held-out prompts
@@ -151,7 +152,7 @@ class Alarms:
         return [sign.text for sign in fresh]
 
     def _judges(self, now: Metrics) -> list[str]:
-        """Held-out rewards that the base was scored by too; a resumed run may have others."""
+        """Held-out rewards that also scored the base; a resumed run may have others."""
         names = [name.removeprefix(_ERROR) for name in now if name.startswith(_ERROR)]
         return [name for name in names if f"held_out_std/{name}" in self.base]
 
@@ -164,7 +165,8 @@ class Alarms:
 
     def _just_gained(self, iteration: int) -> bool:
         """Whether a held-out score was above the base's within the last `window` iterations. A plan
-        that moves over the run, like a window's, changes what training samples score."""
+        that changes during the run, like a moving window, changes the scores of training
+        samples."""
         if not self.last or iteration - self.last[_ITERATION] > self.at.window:
             return False
         return any(self._gain(name, self.last).size > 0 for name in self._judges(self.last))
@@ -196,7 +198,7 @@ class Alarms:
         return [Sign("shifts", ", ".join(shifted))]
 
     def _speed(self, before: Metrics, gains: Sequence[Gain]) -> list[Sign]:
-        """Statistics of held-out images that have changed fast since the evaluation `before`."""
+        """Statistics of held-out images that have changed quickly since the evaluation `before`."""
         moved = [
             abs(self.last[f"held_out/{name}"] - before[f"held_out/{name}"]) / spread
             for name in LOOKS
@@ -227,7 +229,8 @@ class Alarms:
         return [*signs, Sign("shifts", f"the samples have changed: {', '.join(shifted)}")]
 
     def _alike(self, first: Metrics, last: Metrics) -> list[Sign]:
-        """Samples of a group that become alike, and texts that no longer end by themselves."""
+        """Signs that the samples of a group become alike, or that texts no longer end by
+        themselves."""
         least = dict.fromkeys(DIVERSITY, self.at.alike) | {"text/stopped": self.at.stopped}
         return [
             Sign(name, f"{name} fell from {first[name]:.3f} to {last[name]:.3f}")
@@ -268,7 +271,7 @@ class Alarms:
         return True
 
     def check(self, iteration: int) -> None:
-        """ValueError for a state after `iteration` whose parts contradict each other."""
+        """ValueError for a state after `iteration` with inconsistent parts."""
         if len({frozenset(row) for row in (*self.start, *self.recent)}) > 1:
             raise ValueError("state.json: alarms has iterations with different statistics")
         for name in self.base:
@@ -283,12 +286,12 @@ class Alarms:
 
 
 def _changed(sign: Sign, risen: bool, judged: bool) -> Sign:
-    """A sign of changed samples. `risen`: a training reward gains; `judged`: another reward judges,
-    and gains nothing."""
+    """A sign of changed samples. `risen`: a training reward rises; `judged`: another reward judges
+    the samples and does not rise."""
     if risen and not judged:
         return Sign(f"unclear/{sign.name}", Unclear(sign.text))
     what = "held-out scores that are not trained on" if risen else "held-out scores"
-    return Sign(sign.name, f"{what} gain nothing, and {sign.text}")
+    return Sign(sign.name, f"{what} do not rise, and {sign.text}")
 
 
 def _held_out(std: str) -> str:

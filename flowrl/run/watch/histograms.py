@@ -84,7 +84,7 @@ def _summed(parts: Sequence[Histogram]) -> Histogram:
 
 def histogram_image(histograms: Mapping[str, Histogram]) -> Image.Image:
     """One RGB image of all histograms, one below the other: a line with the name, the number of
-    values, minimum and maximum, and a bar per bin, relative to the fullest one."""
+    values, minimum and maximum, and a bar per bin, relative to the fullest bin."""
     each_tall = _TALL + 2 * _TEXT
     image = Image.new("RGB", (BINS * _BAR, max(1, len(histograms)) * each_tall), "white")
     draw, font = ImageDraw.Draw(image), ImageFont.load_default()

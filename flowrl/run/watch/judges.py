@@ -7,8 +7,8 @@ from flowrl.settings import Run
 
 CANNOT_TELL = (
     "the training reward rises, and without a judge this run cannot tell whether the samples are "
-    "better or the reward is hacked. Look at the samples, and name a reward that is not trained on "
-    "in held_out_rewards"
+    "better or the reward is hacked. Look at the samples, and add a reward that is not trained on "
+    "to held_out_rewards"
 )
 
 
@@ -20,23 +20,23 @@ def judges(run: Run) -> tuple[str, ...]:
 
 
 def no_judge(run: Run) -> Iterator[str]:
-    """A sentence for a run whose samples are scored only by its training rewards."""
+    """A warning for a run whose samples are scored only by its training rewards."""
     if judges(run) and run.prompts.held_out is not None:
         return
     lacks = "a reward that is not trained on (held_out_rewards)"
     if run.prompts.held_out is None:
         lacks = f"prompts.held_out and {lacks}"
     yield (
-        "no judge: a reward that is hacked rises like one that is learned, and nothing else scores "
-        f"this run's samples; name {lacks}"
+        "no judge: a hacked reward rises like a learned one, and nothing else scores this run's "
+        f"samples; set {lacks}"
     )
 
 
 def seen_in_training(prompts: PromptSet, held_out: PromptSet | None) -> Iterator[str]:
-    """A sentence if every held-out prompt is also a training prompt."""
+    """A warning if every held-out prompt is also a training prompt."""
     seen = {str(text) for text in prompts.texts}
     if held_out is not None and all(str(text) in seen for text in held_out.texts):
         yield (
-            "warning: every prompt of prompts.held_out is in prompts.train too, so held-out scores "
-            "say nothing of new prompts"
+            "warning: every prompt of prompts.held_out is also in prompts.train, so held-out "
+            "scores say nothing about new prompts"
         )

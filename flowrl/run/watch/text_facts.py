@@ -1,5 +1,5 @@
-"""Facts of a run's texts before it starts: tokens per prompt or per completion, and the samples'
-kind. They need the model's configuration and no weights."""
+"""Facts about a run's texts before it starts: tokens per prompt or per completion, and the kind of
+the samples. They need the model's configuration but no weights."""
 
 import inspect
 import json
@@ -16,10 +16,10 @@ PADDED = "max_sequence_length"  # diffusers' name
 
 def text_length(run: Run, prompts: PromptSet | None) -> Iterator[str]:
     """A line about text tokens: the length to which every prompt is padded or cut, if the pipeline
-    is on this machine; for a language model, the longest completion and what happens at that
-    length.
+    is on this machine; for a language model, the maximum length of a completion and what happens at
+    that length.
 
-    `prompts`: those of training, if they can be read.
+    `prompts`: the training prompts, if they can be read.
     """
     if run.model.language is not None:
         yield _completions(run)
@@ -42,13 +42,13 @@ def _longest(prompts: PromptSet) -> str:
 def _completions(run: Run) -> str:
     algorithm = run.algorithm()
     what = "completion" if run.model.environment is None else "completion, all turns and replies"
-    end = "scored as it is"
+    end = "scored unchanged"
     if isinstance(algorithm.likelihood, Token):
         trained = {"train": "and trained on", "mask": "and left out of the loss (cut: mask)"}
         end = f"{end}, {trained[algorithm.likelihood.cut]}"
     return (
-        f"text: at most {algorithm.steps} tokens per {what} (recipe.length); one that has not "
-        f"ended by then is cut off there, {end}"
+        f"text: at most {algorithm.steps} tokens per {what} (recipe.length); a longer one is cut "
+        f"off there, {end}"
     )
 
 
@@ -65,7 +65,7 @@ def pipeline_call(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
 
 
 def likely_form(run: Run) -> MediaForm:
-    """The form of a pipeline's samples, by its class, or of a language model's."""
+    """The form of a model's samples: by the class of a pipeline, or text for a language model."""
     if run.model.language is not None:
         return MediaForm("text")
     name, parameters = pipeline_call(run)

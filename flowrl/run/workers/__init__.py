@@ -1,1 +1,1 @@
-"""Sampling and scoring by other processes than the one that trains, on Ray."""
+"""Sampling and scoring in other processes than the training process, on Ray."""

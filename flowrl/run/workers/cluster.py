@@ -1,4 +1,4 @@
-"""Ray as a run uses it: started on this machine or joined, with the replicas of rewards."""
+"""Ray for a run: started on this machine or joined, with the replicas of rewards."""
 
 import uuid
 from collections.abc import Mapping
@@ -47,8 +47,8 @@ class Cluster:
                 ray.init(address=address, namespace=namespace, **RAY_OPTIONS)
             except (ConnectionError, ValueError) as error:
                 raise UserError(
-                    f"workers.address: {address} leads to no Ray cluster ({first_line(error)}); "
-                    "begin one with `ray start --head`, or leave workers.address out"
+                    f"workers.address: {address} is not a Ray cluster ({first_line(error)}); "
+                    "start one with `ray start --head`, or leave workers.address out"
                 ) from error
         tree, threads = dump(self.run), torch.get_num_threads()
         for label, how in self.run.workers.rewards.items():
@@ -64,7 +64,7 @@ class Cluster:
         return f"{ray.get_runtime_context().gcs_address} {namespace}"
 
     def _rewards(self, namespace: str) -> dict[str, ReplicatedReward]:
-        """The rewards that have replicas. UserError for one that cannot be opened."""
+        """The rewards that have replicas. UserError for a reward that cannot be opened."""
         found: dict[str, ReplicatedReward] = {}
         for label, how in self.run.workers.rewards.items():
             names = [f"{label}-{number}" for number in range(how.replicas)]
@@ -83,7 +83,7 @@ class Cluster:
         except RayError as error:
             raise UserError(
                 f"workers.rewards: no replica of {label} has started in {limit:g} s "
-                f"({first_line(error)}); see `ray status` for what the cluster lacks"
+                f"({first_line(error)}); see `ray status` for missing resources"
             ) from error
 
     def close(self) -> None:
@@ -96,21 +96,21 @@ class Cluster:
 
 
 def actor(kind: type, gpus: float, **more: Any) -> Any:
-    """An actor class that Ray spreads over nodes, and starts again wherever it dies."""
+    """An actor class that Ray spreads over nodes, and restarts after a crash."""
     return ray.remote(kind).options(  # type: ignore[reportUnknownMemberType]
         num_cpus=0, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=-1, **more
     )
 
 
 def why_not_started(error: RayActorError) -> str:
-    """The cause that an actor's constructor raised, or what Ray says."""
+    """The error that an actor's constructor raised, or Ray's message."""
     cause: Any = getattr(error, "cause", None)
     found: Any = getattr(cause, "cause", cause)
     return str(found) if isinstance(found, UserError) else first_line(error)
 
 
 def versions_differ(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
-    """A sentence if packages differ."""
+    """A sentence if package versions differ."""
     for name, version in here.items():
         if there.get(name) != version:
             return (

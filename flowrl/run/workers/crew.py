@@ -1,4 +1,5 @@
-"""The sampling workers of one training process: who has joined, who is asked next, who is lost."""
+"""The sampling workers of one training process: which have joined, which is next, which are
+lost."""
 
 import math
 import time
@@ -23,8 +24,8 @@ SAME = 1e-3  # largest difference of a worker's first draw, of the size of its n
 
 
 class Crew:
-    """Sampling workers join when they have started, which they may at any iteration, and after
-    they were lost; each is compared with this process first."""
+    """Sampling workers join once they have started, at any iteration, and again after they were
+    lost; each is first compared with this process."""
 
     def __init__(self, session: Session, cluster: Cluster) -> None:
         run, parallel = session.run, session.parallel
@@ -47,34 +48,36 @@ class Crew:
         with session.parallel.together():
             self.own = all_tensors(brought_to(trial(session), torch.device("cpu")))
         self.join(self.settings.limit)
-        away = "to the bit" if self.worst == 0 else f"but for {self.worst:.1e} of its size"
-        compared = f"a first draw as here {away}" if self.own else "first draws not compared"
+        away = "to the bit" if self.worst == 0 else f"up to {self.worst:.1e} of its size"
+        compared = (
+            (f"first draws equal this process's {away}") if self.own else "first draws not compared"
+        )
         session.terminal.say(
             f"workers: {len(self.joined)} of {len(self.actors)} sample on Ray, {compared}; "
             f"lag {self.settings.lag}"
         )
 
     def next(self) -> Any:
-        """The worker whose turn it is; waits for one if all are lost."""
+        """The next worker in turn; waits for a worker if all are lost."""
         if not self.joined:
             self.join(self.settings.limit)
         self.turn += 1
         return self.joined[self.turn % len(self.joined)]
 
     def lost(self, worker: Any, why: str) -> None:
-        """Take out a worker that has died or was ended. Ray starts it again, and it may join."""
+        """Remove a worker that has died or was ended. Ray restarts it, and it may join again."""
         if worker not in self.joined:  # another of its units has said so
             return
         self.restarts += 1
         self.session.terminal.warn(
-            f"workers: one is lost ({why}); its draws are sampled by another one"
+            f"workers: a worker was lost ({why}); another one samples its draws"
         )
         self.joined.remove(worker)
         self._ask(worker)
 
     def join(self, patience: float = 0) -> None:
-        """Take in the workers that have started by now. With a patience, wait so many seconds for
-        one of them if there is none; UserError after that."""
+        """Take in the workers that have started. With `patience`, wait that many seconds if there
+        is none; UserError afterwards."""
         end = time.monotonic() + patience
         self._take_in(0)
         while patience and not self.joined:
@@ -86,7 +89,8 @@ class Crew:
                 )
 
     def _take_in(self, patience: float) -> bool:
-        """Compare those that have started, after waiting for one. Returns whether one has."""
+        """Compare the workers that have started, after waiting for one. Returns whether any has
+        started."""
         waiting = [*self.joining]
         if not waiting:
             return False
@@ -97,7 +101,7 @@ class Crew:
         return bool(done)
 
     def _ask(self, worker: Any) -> None:
-        """Ask a worker for its first draw, which it answers once it has started."""
+        """Ask a worker for its first draw, which it returns once it has started."""
         self.joining[worker.trial.options(max_task_retries=-1).remote()] = worker
 
     def _compare(self, result: Any, worker: Any) -> None:
@@ -118,11 +122,11 @@ class Crew:
         away = relative_distance(self.own, all_tensors(rollouts))
         if wrong is None and not away <= SAME:
             wrong = (
-                f"a draw that a worker sampled differs from this process's by {away:.1e} of its "
+                f"a worker's draw differs from this process's by {away:.1e} of its "
                 "size: use the same kind of device, dtype and model files everywhere"
             )
         if wrong is not None and self.settings.differing == "raise":
-            raise UserError(f"workers: {wrong}; workers.differing: warn takes it anyway")
+            raise UserError(f"workers: {wrong}; workers.differing: warn accepts it anyway")
         if wrong is not None:
             self.session.terminal.warn(f"workers: {wrong}")
         self.worst = max(self.worst, away)
@@ -135,7 +139,7 @@ class Crew:
 
 
 def relative_distance(own: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """The largest difference of two draws' tensors, of the size of their numbers."""
+    """The largest difference of two draws' tensors, relative to the size of their numbers."""
     worst = 0.0
     for here, there in zip(own, other, strict=True):
         if here.shape != there.shape:

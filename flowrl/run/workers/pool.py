@@ -1,7 +1,8 @@
-"""Sampling workers on Ray: units go out, samples come back in order, and deaths change no number.
+"""Sampling workers on Ray: units are sent out, samples return in order, and lost workers change no
+number.
 
-A unit's samples are a function of its draws and of a version of the weights, so that a unit whose
-worker is lost is sampled again by another one, to the same bits.
+A unit's samples are a function of its draws and of a version of the weights, so the unit of a lost
+worker is sampled again by another one, with the same bits.
 """
 
 import time
@@ -40,7 +41,7 @@ from rewards import Samples, Scores
 
 @dataclass(frozen=True)
 class Sent:
-    """A unit that a worker was asked for: references of what it makes, and of its scores."""
+    """A unit requested from a worker: references to its results and to its scores."""
 
     worker: Any
     made: Any
@@ -50,9 +51,9 @@ class Sent:
 
 @dataclass
 class Started:
-    """An iteration that was given to workers.
+    """An iteration that workers are sampling.
 
-    version  of the weights that sample: the iteration that began with them
+    version  of the sampling weights: the iteration that started with them
     more     metrics of the choice of draws
     """
 
@@ -81,8 +82,8 @@ class SamplingPool:
     # The weights of an iteration, and what is sampled of them
 
     def begin(self, iteration: int) -> None:
-        """Keep the weights with which an iteration begins, and start the one that is `lag` later;
-        at first all up to that one. Then hand the policies the weights that sampled."""
+        """Keep the weights at the start of an iteration, and start the iteration `lag` later; at
+        first, all iterations up to it. Then give the policies the sampling weights."""
         began, session = time.perf_counter(), self.session
         last = session.run.train.iterations - 1
         self.crew.join()
@@ -126,7 +127,7 @@ class SamplingPool:
             each.sent = [self._ask(unit, each.version) for unit in each.units]
 
     def _ask(self, unit: SamplingUnit, version: int) -> Sent:
-        """Give a unit to the workers in turn, and its samples to the replicas of rewards."""
+        """Give a unit to the next worker, and its samples to the replicas of rewards."""
         if version not in self.placed:
             sampling = self.weights[version][self.session.algorithm.behaviour]
             self.placed[version] = ray.put(sampling)
@@ -140,7 +141,7 @@ class SamplingPool:
 
     def _reward(self, label: str) -> ReplicatedReward:
         reward = self.session.rewards[label]
-        assert isinstance(reward, ReplicatedReward), "`later_rewards` names no others"
+        assert isinstance(reward, ReplicatedReward), "`later_rewards` names only these"
         return reward
 
     def _count(self, kind: str, size: int) -> None:
@@ -153,7 +154,7 @@ class SamplingPool:
         return None if found is None else found.draws
 
     def samples(self, units: list[SamplingUnit], seconds: dict[str, float]) -> list[UnitSamples]:
-        """Wait for an iteration's samples, in order. An error of a worker is raised here."""
+        """Wait for an iteration's samples, in order. Errors of workers are raised here."""
         known = self.started[units[0].iteration]
         if known.units != units:  # a later round, of draws that scores chose
             known = Started(known.draws, known.version, units)
@@ -181,7 +182,7 @@ class SamplingPool:
         }
 
     def _result(self, known: Started, place: int, seconds: dict[str, float]) -> UnitSamples:
-        """A unit's samples, scored. One whose worker is lost is asked for again."""
+        """A unit's samples, scored. A unit whose worker is lost is requested again."""
         why = ""
         for _ in range(WORKERS_ASKED):
             sent, began = known.sent[place], time.perf_counter()
@@ -208,7 +209,7 @@ class SamplingPool:
         )
 
     def _get(self, known: Started, place: int, reference: Any) -> Any:
-        """A result of a worker. RayError if it is lost, or late: then the worker is ended."""
+        """A worker's result. RayError if it is lost or late; a late worker is ended."""
         try:
             return ray.get(reference, timeout=self.settings.limit)
         except GetTimeoutError:
@@ -224,7 +225,8 @@ class SamplingPool:
     def _whole(
         self, known: Started, place: int, made: MadeUnit, later: Mapping[str, Any]
     ) -> UnitSamples:
-        """A unit with the scores of all rewards; media stay where they are until someone asks."""
+        """A unit with the scores of all rewards; media stay where they are until they are
+        requested."""
         found, names = made.found, tuple(self.session.rewards)
         columns = zip(*(part for part, *_ in later.values()), strict=True) if later else None
         scores = found.scores
@@ -249,7 +251,7 @@ class SamplingPool:
         return replace(found, samples=samples, scores=scores, reports=reports)
 
     def _fetch(self, known: Started, place: int, plan: int) -> Samples:
-        """The samples of a unit with their media, which a page or a tracker shows."""
+        """The samples of a unit with their media, for a page or a tracker."""
         for _ in range(WORKERS_ASKED):
             try:
                 samples = self._get(known, place, known.sent[place].samples)[plan]

@@ -1,4 +1,5 @@
-"""The body of a sampling worker: a session without an optimizer, which takes weights by version."""
+"""The process of a sampling worker: a session without an optimizer, which loads weights by
+version."""
 
 import platform
 import tempfile
@@ -32,8 +33,8 @@ COMPARED = ("flowrl", "torch", "diffusers", "transformers", "peft")
 class Asked:
     """A unit, and everything besides the settings that its samples depend on.
 
-    version  of the weights: the iteration that began with them
-    sizes    rows per call, as the training process has them by now
+    version  of the weights: the iteration that started with them
+    sizes    rows per call, as currently used by the training process
     later    rewards whose replicas score the samples once they are done
     """
 
@@ -45,9 +46,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class MadeUnit:
-    """A unit without its samples, which are an object of their own.
+    """A unit without its samples, which are a separate object.
 
-    found    its scores are those of rewards that the worker has asked itself
+    found    its scores, from rewards that the worker has called itself
     kind     of the samples
     seconds  by phase
     sizes    bytes of `found`, and of the samples
@@ -60,7 +61,7 @@ class MadeUnit:
 
 
 def facts() -> dict[str, str]:
-    """Versions on which samples depend."""
+    """Versions of packages on which samples depend."""
     return {"python": platform.python_version(), **{name: version(name) for name in COMPARED}}
 
 
@@ -121,20 +122,21 @@ class SamplingWorker:
         return MadeUnit(found, samples[0].kind, seconds, sizes), samples
 
     def trial(self) -> tuple[dict[str, str], tuple[RolloutLike, ...]]:
-        """Versions, and the draw that the opened model made before it took other weights."""
+        """Package versions, and the draw that the opened model sampled before it loaded other
+        weights."""
         return facts(), self.first
 
 
 def later_rewards(session: Session, iteration: int) -> tuple[str, ...]:
-    """Rewards whose replicas score beside sampling: all that have some, unless sampling itself
-    reads scores on the way."""
+    """Rewards whose replicas score during sampling: all rewards with replicas, unless sampling
+    itself reads intermediate scores."""
     if session.algorithm.guided or not cuttable(session, iteration):
         return ()
     return tuple(n for n, each in session.rewards.items() if isinstance(each, ReplicatedReward))
 
 
 def trial(session: Session) -> tuple[RolloutLike, ...]:
-    """Sample the first draw of a run, unscored; nothing where sampling reads scores on the way."""
+    """Sample the first draw of a run, unscored; None if sampling reads intermediate scores."""
     if not cuttable(session, 0):
         return ()
     algorithm, seed = session.algorithm, session.run.train.seed

@@ -1,4 +1,4 @@
-"""Scoring workers: replicas of a reward, each in a process of its own."""
+"""Scoring workers: replicas of a reward, each in its own process."""
 
 import itertools
 import os
@@ -38,7 +38,7 @@ Scored = tuple[list[RewardColumn], dict[str, float], float]  # by plan; reports;
 
 
 def begin_worker(settings: Mapping[str, Any], threads: int) -> Run:
-    """Make this process a worker of a run: no member of its launcher's group, which it would
+    """Make this process a worker of a run, outside its launcher's process group, which it would
     inherit. Returns the run's settings."""
     for name in [*os.environ]:
         if name in LAUNCHERS or name.startswith(OF_LAUNCHERS):
@@ -58,13 +58,13 @@ class ScoringWorker:
         self.label, self.rewards = label, load_rewards([spec])
         if next(parts_of(self.rewards, FindsAnswers), None) is not None:
             raise UserError(
-                f"workers.rewards: {label} finds answers in texts, which the processes that sample "
-                "ask it for; leave it out there"
+                f"workers.rewards: {label} finds answers in texts, which sampling processes need "
+                "locally; leave it out there"
             )
 
     def score(self, samples: Sequence[Samples]) -> Scored:
-        """Scores of each plan's samples, NaN where there is none, what the reward reports, and the
-        seconds that it took."""
+        """Scores of each plan's samples (NaN where unscored), the reward's reports, and the seconds
+        taken."""
         began = time.perf_counter()
         with blamed_in_words():
             columns = [scored(self.label, self.rewards[self.label], each) for each in samples]
@@ -73,7 +73,7 @@ class ScoringWorker:
 
 @contextmanager
 def blamed_in_words() -> Iterator[None]:
-    """Turn an exception of a reward into a UserError, since frames do not travel."""
+    """Turn an exception of a reward into a UserError, since traceback frames cannot be sent."""
     try:
         yield
     except Exception as error:
@@ -84,17 +84,18 @@ def blamed_in_words() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A result that a replica was asked for."""
+    """A result requested from a replica."""
 
     reference: Any
     replica: Any
 
 
 class ReplicatedReward:
-    """A reward whose replicas are other processes: it gives them samples in turn.
+    """A reward whose replicas are other processes, which get samples in turn. When called as a
+    reward, it waits for the scores.
 
-    As a reward it waits for the scores of the samples that it is called with. Samples may also be
-    named by a reference, so that their media go to a replica without passing this process.
+    Samples can also be given by a reference, so that their media go to a replica without passing
+    through this process.
     """
 
     concurrent = True
@@ -123,14 +124,14 @@ class ReplicatedReward:
         return reported
 
     def ask(self, samples: Any) -> Waiting:
-        """Ask the next replica to score the samples that a reference names."""
+        """Ask the next replica to score the samples of a reference."""
         with self.lock:
             replica = next(self.turns)
         return Waiting(replica.score.remote(samples), replica)
 
     def result(self, asked: Waiting, samples: Any) -> Scored:
-        """Wait for scores. Ray repeats what a replica that died was asked; one that does not answer
-        in time is ended, and the next one is asked. RayError if the samples are lost."""
+        """Wait for scores. Ray repeats the request of a replica that died; a replica that does not
+        answer in time is ended, and the next one is asked. RayError if the samples are lost."""
         for _ in range(WORKERS_ASKED):
             try:
                 return ray.get(asked.reference, timeout=self.limit)
@@ -146,7 +147,7 @@ class ReplicatedReward:
 
 
 def cause_of(error: RayTaskError) -> Exception:
-    """The error of a worker as this process would have raised it; RayError if something that it
+    """The error of a worker as this process would have raised it; RayError if an object that it
     needed is lost."""
     cause: Any = error.cause
     if isinstance(cause, UserError | CallTooLarge | RayError):

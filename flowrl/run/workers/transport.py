@@ -1,4 +1,4 @@
-"""Move samples between devices and processes, with all that they are made of."""
+"""Move samples and everything inside them between devices and processes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def brought_to(value: T, device: torch.device) -> T:
-    """The same value with its tensors on a device. Tensors that are shared stay shared."""
+    """The same value with its tensors on a device. Shared tensors stay shared."""
     known: dict[int, Tensor] = {}
 
     def move(tensor: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def all_tensors(value: Any) -> list[Tensor]:
 
 
 def bytes_of(value: Any) -> int:
-    """Bytes of a value's tensors; one that is shared is sent, and counted, once."""
+    """Bytes of a value's tensors; a shared tensor is sent, and counted, once."""
     distinct = {id(each): each for each in all_tensors(value)}
     return sum(each.numel() * each.element_size() for each in distinct.values())
 
@@ -67,8 +67,8 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def send_tensors_whole() -> None:
-    """Have Ray send a tensor's own numbers: pickled, a view would bring along all of the memory
-    that it looks at."""
+    """Make Ray send only a tensor's own numbers: a pickled view would include all of its base
+    tensor."""
     from ray.util import register_serializer  # type: ignore[reportMissingImports]  # an extra
 
     register_serializer(Tensor, serializer=as_bytes, deserializer=of_bytes)
@@ -84,7 +84,7 @@ def as_bytes(tensor: Tensor) -> TensorBytes:
 
 
 def of_bytes(sent: TensorBytes) -> Tensor:
-    """The tensor of `as_bytes`, in memory of its own."""
+    """The tensor of `as_bytes`, in its own memory."""
     numbers, dtype, shape = sent
     made = torch.empty(shape, dtype=dtype)
     if made.numel():  # a copy, since Ray's memory is read-only
@@ -93,8 +93,8 @@ def of_bytes(sent: TensorBytes) -> Tensor:
 
 
 def distinct_states(rollout: RolloutLike) -> RolloutLike:
-    """The rollout with each state once: parents that children of one state share, and those that
-    the step before has led to, are left out. `all_states` brings them back, to the bit."""
+    """The rollout with each state once: parents shared by children of one state, and parents that
+    are the results of the previous step, are left out. `all_states` restores them, to the bit."""
     if not isinstance(rollout, Rollout):
         return rollout
     edges, before = list[Edges](), None
@@ -112,7 +112,7 @@ def distinct_states(rollout: RolloutLike) -> RolloutLike:
 
 
 def all_states(rollout: RolloutLike) -> RolloutLike:
-    """The rollout whose states `distinct_states` has thinned, as it was."""
+    """The original rollout from the result of `distinct_states`."""
     if not isinstance(rollout, Rollout):
         return rollout
     edges = list[Edges]()
@@ -123,6 +123,6 @@ def all_states(rollout: RolloutLike) -> RolloutLike:
 
 
 def _children(parents: Tensor, edge: Edges) -> Tensor:
-    """Each state once for each of its children, which are equally many."""
+    """Repeat each state for each of its children, whose number is the same for all."""
     count = len(edge.x_next) // max(1, len(parents))
     return parents if count == 1 else parents.repeat_interleave(count, 0)

@@ -43,7 +43,7 @@ def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserEr
 class its_own(AbstractContextManager[None]):  # noqa: N801 it reads as a word
     """Turns errors in a pipeline's own code into UserErrors that name its arguments.
 
-    Some pipelines raise a plain Exception: it counts here, its subclasses do not.
+    Some pipelines raise a plain Exception: it is turned as well, but its subclasses are not.
     """
 
     owner: str
@@ -62,12 +62,12 @@ def refuse_class(kind: type) -> None:
     for argument in ("prompt", "num_inference_steps", "output_type"):
         if argument not in parameters:
             raise UserError(
-                f"{name} takes no `{argument}`: its loop cannot be entered from outside"
+                f"{name} takes no `{argument}`: its loop cannot be started at a given state"
             )
     if "latents" not in parameters and "prepare_latents" not in dir(kind):
         raise UserError(
-            f"{name} has neither an argument `latents` nor prepare_latents: it cannot be given "
-            "a state"
+            f"{name} has neither an argument `latents` nor prepare_latents: a state cannot be "
+            "passed to it"
         )
     if not set(ENCODERS) & set(dir(kind)):
         raise UserError(f"{name} has no encode_prompt: prompts cannot be encoded once")
@@ -110,13 +110,14 @@ def prediction(scheduler: Any, owner: str) -> ModelOutput:
     for setting in ("clip_sample", "thresholding"):
         if config.get(setting):
             raise UserError(
-                f"{owner}: {kind} has {setting} on, which changes the predicted clean sample: set "
+                f"{owner}: {kind} has {setting} enabled, which changes the predicted clean "
+                "sample: set "
                 f"{setting} to false in scheduler/scheduler_config.json"
             )
     if kind == "PNDMScheduler" and not config.get("skip_prk_steps"):
         raise UserError(
-            f"{owner}: {kind} begins with Runge-Kutta steps of four calls each, which no plan of "
-            "steps has: set skip_prk_steps to true in scheduler/scheduler_config.json"
+            f"{owner}: {kind} begins with Runge-Kutta steps of four calls each, which plans do "
+            "not support: set skip_prk_steps to true in scheduler/scheduler_config.json"
         )
     if says in ("epsilon", "v_prediction", "sample") and "alphas_cumprod" in vars(scheduler):
         return says
@@ -131,7 +132,7 @@ def prediction(scheduler: Any, owner: str) -> ModelOutput:
 def scheduler_of(pipe: Any, levels: UserLevels | None) -> Any:
     """Scheduler for driven calls: the pipeline's own, or a copy with the user's levels.
 
-    Raises UserError if those cannot be set.
+    Raises UserError if these levels cannot be set.
     """
     if levels is None:
         return pipe.scheduler
@@ -141,9 +142,10 @@ def scheduler_of(pipe: Any, levels: UserLevels | None) -> Any:
 
 
 def needed_images(parameters: Parameters) -> list[list[str]]:
-    """Sets of images that a pipeline may require, the most likely first.
+    """Sets of images that a pipeline may require, the most likely first:
 
-    Those without a default; one image, one video, with a mask or a control; all that it takes.
+    the images without a default; one image or one video, with a mask or a control; all images that
+    it takes.
     """
     names = images(parameters)
     empty = [name for name in names if parameters[name].default is inspect.Parameter.empty]
@@ -164,8 +166,8 @@ def needed_images(parameters: Parameters) -> list[list[str]]:
 def guidance_argument(parameters: Parameters, denoisers: Sequence[nn.Module]) -> str | None:
     """Name of the argument that `guidance` sets; None if there is none.
 
-    Models with an embedded scale take it as `guidance_scale`; beside them `true_cfg_scale` is the
-    classifier-free one (FLUX, Qwen-Image).
+    Models with an embedded scale take it as `guidance_scale`; such pipelines have `true_cfg_scale`
+    for classifier-free guidance (FLUX, Qwen-Image).
     """
     embedded = any(denoiser.config.get("guidance_embeds") for denoiser in denoisers)  # type: ignore
     names = ("guidance_scale",) if embedded else ("true_cfg_scale", "guidance_scale")
@@ -192,8 +194,8 @@ def arguments(
             )
         if key.startswith(("prompt_embeds", "pooled_prompt_embeds")) and call[key] is not None:
             raise UserError(
-                f"{owner}: {key!r} in `call` would apply to every prompt: leave it out, and "
-                "give the prompts themselves"
+                f"{owner}: {key!r} in `call` would apply to every prompt: leave it out, and put "
+                "it into the prompts instead"
             )
         if "ip_adapter" in key:
             raise UserError(f"{owner}: conditioning on {key!r} is not supported")
@@ -204,7 +206,7 @@ def arguments(
             and key not in {*call, *OURS, *images(parameters)}
             and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ):
-            raise UserError(f"{owner} cannot be called without {key!r}: give it in `call`")
+            raise UserError(f"{owner} cannot be called without {key!r}: set it in `call`")
     return dict(call)
 
 

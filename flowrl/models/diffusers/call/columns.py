@@ -1,7 +1,7 @@
-"""A prompt's own arguments: columns of its file named like arguments of the pipeline.
+"""A prompt's own arguments: columns of the prompt file named like arguments of the pipeline.
 
-`negative_prompt`, `prompt_2` and their like are texts; `image`, `mask_image`, `control_image`,
-`video` and their like are paths, lists of paths (several reference images, the frames of a video)
+`negative_prompt`, `prompt_2` and similar ones are texts; `image`, `mask_image`, `control_image`,
+`video` and similar ones are paths, lists of paths (several reference images, the frames of a video)
 or images. Only rewards read the other columns. `call` may hold arguments that all rows share.
 """
 
@@ -33,10 +33,10 @@ def images(names: Iterable[str]) -> list[str]:
 
 
 def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tuple[Extra, ...]:
-    """Arguments from each prompt's row. A text that the row lacks but others have is None.
+    """Arguments from each prompt's row. A text that the row lacks but other rows have is None.
 
-    Raises UserError, with the row's place in the prompt file, for an image that cannot be read and
-    for a row without an image that others have.
+    Raises UserError, with the row's place in the prompt file, for an image that cannot be read, and
+    for a row that lacks an image that other rows have.
     """
     names = list(parameters)
     pictures = [name for name in images(names) if any(row.get(name) for row in rows)]
@@ -65,7 +65,7 @@ def _value(name: str, value: Any, place: str) -> Any:
     if TEXT_COLUMNS.fullmatch(name):
         return value or None
     if value is None or (isinstance(value, str | list | tuple) and not value):
-        raise UserError(f"{place} has no {name}, but others do")
+        raise UserError(f"{place} has no {name}, but other prompts do")
     try:
         if isinstance(value, str | Path):
             return open_image(str(value))
@@ -80,7 +80,7 @@ def open_image(path: str) -> Image.Image:
     """Open an image. The same path returns the same object, by which rows are grouped, until the
     file changes.
 
-    Transparent parts are white, as rewards and the page of a run read them.
+    Transparent parts become white, as for rewards and the page of a run.
     Raises ValueError, one sentence with the path, for a file that `open_image_file` refuses.
     """
     return _opened(path, file_stamp(path))
@@ -104,7 +104,7 @@ def _all_opened(paths: tuple[str, ...], stamps: tuple[Stamp | None, ...]) -> lis
 
 def by_image(extras: Sequence[Extra], together: Sequence[str] = ()) -> list[list[int]]:
     """Group rows with the same images, in order of their first row; for the columns `together`,
-    images of the same form are enough."""
+    images of the same form suffice."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, extra in enumerate(extras):
         names = [name for name in extra if not TEXT_COLUMNS.fullmatch(name)]
@@ -137,7 +137,7 @@ def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
 
 
 def another_image(value: Any) -> Any:
-    """Noise in the form of an image, or of each of several; other values unchanged."""
+    """Noise in the form of an image, or of each of several; other values are returned unchanged."""
     if isinstance(value, list):
         return [another_image(each) for each in value]
     if not isinstance(value, Image.Image):

@@ -1,7 +1,7 @@
-"""Outputs of a pipeline's `encode_prompt`, cut into rows, for any family.
+"""Split the outputs of a pipeline's `encode_prompt` into rows, for any model family.
 
-No name such as `prompt_embeds` is hard-coded. A few probes at load show which outputs have a
-row per prompt, which follow the length of the prompts, and which are masks of tokens.
+No name such as `prompt_embeds` is hard-coded. A few probes at load show which outputs have a row
+per prompt, which depend on the length of the prompts, and which are token masks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,9 +53,9 @@ SINGLE = EncodingLayout((), (Slot(listed=True),))
 class Conditioning:
     """Encoded rows of a batch of prompts. Row i belongs to prompt i.
 
-    `extras` are the arguments of the pipeline's call that a row has for itself: a negative prompt,
-    a conditioning image. Rows have the same names, or there are no extras. `plain` holds the same
-    prompts encoded without guidance, for pipelines whose outputs then have another layout.
+    `extras` are per-row arguments of the pipeline's call: a negative prompt, a conditioning image.
+    All rows have the same names, or there are no extras. `plain` holds the same prompts encoded
+    without guidance, for pipelines whose outputs then have another layout.
     """
 
     layout: EncodingLayout
@@ -72,8 +72,8 @@ class Conditioning:
         return len(self.prompts)
 
     def take(self, rows: Tensor | Sequence[int]) -> "Conditioning":
-        """Select rows in the given order; rows may repeat. Of rows on a device, whose numbers the
-        host knows, nothing is copied there again."""
+        """Select rows in the given order; rows may repeat. Rows that are already on a device with
+        host-known indices are not copied there again."""
         given = torch.as_tensor(rows, dtype=torch.long)
         index = on_host(given)
         places = index.tolist()
@@ -144,7 +144,7 @@ def _form(value: Any) -> Any:
 
 
 def check_constants(layout: EncodingLayout, values: Sequence[Any], owner: str) -> None:
-    """Raise UserError for a tensor where no probe returned one, since its rows are unknown."""
+    """Raise UserError for a tensor where no probe returned a tensor, since its rows are unknown."""
     for i, (slot, value) in enumerate(zip(layout.slots, values, strict=True)):
         if slot.absent and value is not None:
             raise UserError(
@@ -154,7 +154,7 @@ def check_constants(layout: EncodingLayout, values: Sequence[Any], owner: str) -
 
 
 def learn(encode: Callable[[Sequence[str]], Calls], owner: str) -> EncodingLayout:
-    """Probe `encode` with 1, 2 and 3 equal prompts, with a short one, and with prompts of two
+    """Probe `encode` with 1, 2 and 3 equal prompts, with a short prompt, and with prompts of two
     lengths.
 
     Raises UserError for an output that is neither constant nor one row per prompt.
@@ -181,7 +181,7 @@ def learn(encode: Callable[[Sequence[str]], Calls], owner: str) -> EncodingLayou
 
 
 def _slot(column: Sequence[Any], name: str) -> Slot:
-    """Return the cut of one output, from the five probes of `learn`."""
+    """Return the split of one output, from the five probes of `learn`."""
     one, mixed = column[0], column[-1]
     equal = column[:3]
     if isinstance(mixed, Tensor) and all(v is None for v in equal):

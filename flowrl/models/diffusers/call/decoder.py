@@ -1,7 +1,8 @@
-"""Decoded media: finite before a pipeline clamps it, and the result of a call as tensors.
+"""Decoded media: check that they are finite before a pipeline clamps them, and convert them to
+tensors.
 
-Infinity would become white. A decoder of a gradient method runs in the update, which waits for a
-GPU once per optimizer step: verdicts on the device are kept until then, and read with the rest.
+Infinity would become white. With gradient methods the decoder runs in the update, which waits for a
+GPU once per optimizer step: results of the check stay on the device until then.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,8 @@ _unread: list[tuple[Tensor, Callable[[], NoReturn]]] = []  # verdicts, and who r
 
 @dataclass(frozen=True)
 class LateVerdicts:
-    """Verdicts of decoders, on the device, each with the function that raises its error."""
+    """Results of the decoders' checks, on the device, each with the function that raises its
+    error."""
 
     flags: Sequence[Tensor]
     refuse: Sequence[Callable[[], NoReturn]]
@@ -33,13 +35,13 @@ class LateVerdicts:
 
 
 def late_verdicts() -> LateVerdicts:
-    """Verdicts since the last call."""
+    """Results of the checks since the last call."""
     late, _unread[:] = tuple(_unread), []
     return LateVerdicts([flag for flag, _ in late], [refuse for _, refuse in late])
 
 
 def finite_decoder(pipe: Any) -> list[Patch]:
-    """Patches of each component's `decode` that raise NotFinitePartError for NaN or infinity."""
+    """Patches for each component's `decode` that raise NotFinitePartError for NaN or infinity."""
     parts = {n: part for n, part in pipe.components.items() if isinstance(part, nn.Module)}
     decoders = {n: part for n, part in parts.items() if callable(getattr(part, "decode", None))}
     return [Patch(part, "decode", _checked(pipe, n, part)) for n, part in decoders.items()]
@@ -51,7 +53,7 @@ def _checked(pipe: Any, name: str, part: Any) -> Any:
     def refuse() -> NoReturn:
         refuse_weights(type(pipe).__name__, {name: part})
         raise NotFinitePartError(
-            f"{type(pipe).__name__}: its decoder {name} makes NaN or infinity, which would be "
+            f"{type(pipe).__name__}: its decoder {name} outputs NaN or infinity, which would be "
             "white or black: lower train.lr, or decode in float32 (model.dtype: float32)"
         )
 
@@ -80,8 +82,8 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 def media_of(result: Any, double: bool = False) -> Tensor:
     """Images as tensors; some pipelines return channels-last arrays for everything but PIL.
 
-    A list has the images of each row (layers of one). What is transparent is shown on white.
-    `double` keeps float64, which is float32 otherwise.
+    A list has the images of each row (layers of one image). Transparent parts become white.
+    `double` keeps float64, which otherwise becomes float32.
     """
     if isinstance(result, np.ndarray):
         result = torch.from_numpy(result).movedim(-1, -3)

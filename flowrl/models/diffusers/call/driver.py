@@ -1,19 +1,20 @@
-"""Runs a pipeline's own loop up to a state and a timestep, and returns what a step would integrate.
+"""Run a pipeline's own loop up to a state and a timestep, and return the arguments of its scheduler
+step.
 
-The pipeline's `__call__` runs as it is. Two ways lead to a timestep: *pinned*, the loop's
-`timesteps` is that one value; *forward*, the full list stays, and a stubbed denoiser returns zeros
-until the wanted index. `step()` ends the call by an exception. Pipelines share no other interface,
-so this takes three tricks, which each call undoes:
+The pipeline's `__call__` runs unchanged. There are two ways to reach a timestep: *pinned*, the
+loop's `timesteps` is that one value; *forward*, the full list stays, and a stubbed denoiser returns
+zeros until the wanted index. `step()` ends the call with an exception. Pipelines share no other
+interface, so this takes three tricks, which each call undoes:
 
 Swapped classes   The scheduler is replaced by a deep copy whose class is a subclass of its own, so
-                  that `isinstance`, its config, signatures and later settings still hold
-                  (`scheduler_standin.stand_in`). `placed` does the same to the pipeline.
+                  that `isinstance`, its config, signatures and later settings still work
+                  (`scheduler_standin.stand_in`). `placed` does the same with the pipeline.
 Patched members   `forward` of denoisers, `encode_prompt`, `prepare_latents`, `randn_tensor` and
-                  their like are set in `vars(owner)` for one call (`scheduler_standin.Patch`): the
-                  setattr of a pipeline or module would rewrite its config or refuse them.
-A shared control  Some pipelines deep-copy their scheduler. So its mode is no attribute of it: the
-                  members of the swapped class close over one `Control`, which copies share, and
-                  each call writes its own settings into that object.
+similar members are set in `vars(owner)` for one call (`scheduler_standin.Patch`): a pipeline's or
+module's own setattr would rewrite its config or refuse them. A shared control  Some pipelines
+deep-copy their scheduler. So the mode is not stored in the scheduler: the members of the swapped
+class close over one `Control`, which copies share, and each call writes its settings into that
+object.
 """
 
 import inspect
@@ -73,8 +74,8 @@ class PipelineCall:
 
 
 class Driver:
-    """Runs a pipeline's `__call__` with a stand-in for `scheduler`, which may differ from its own,
-    and always restores the pipeline."""
+    """Runs a pipeline's `__call__` with a stand-in for `scheduler`, which may differ from the
+    pipeline's own, and always restores the pipeline."""
 
     def __init__(self, pipe: Any, scheduler: Any) -> None:
         self.pipe, self.real = pipe, scheduler
@@ -110,7 +111,7 @@ class Driver:
         """Arguments of the loop's first `step`; the denoiser is stubbed.
 
         Noise comes from `draws`. With `native_scale` the real scheduler scales the noise and the
-        denoiser's input, as in the pipeline's own call, and `state` is that input.
+        denoiser's input, as in the pipeline's own call, and `state` is this input.
         """
         control = Control(native_scale=native_scale)
         stop = self._driven(call, control, draws.patches(self.pipe), until=NEVER_STOP)
@@ -127,7 +128,7 @@ class Driver:
     def received(self, call: PipelineCall, target: Target | None) -> Received:
         """Arguments of `step` at the target, or at the first step without a target.
 
-        Where the target is None the denoiser is a stub: only the state is of interest.
+        If the target is None the denoiser is a stub: only the state matters.
         """
         if target is None:
             stop = self._driven(call, Control(), [], until=NEVER_STOP)
@@ -146,10 +147,10 @@ class Driver:
         return stop.received
 
     def finished(self, call: PipelineCall, *, decodes_in_loop: bool, graded: bool = False) -> Any:
-        """Result of a call whose state never moves, so that the given state is decoded.
+        """Result of a call whose state never changes, so that the given state is decoded.
 
-        The loop is skipped, or runs with stubbed denoisers where a pipeline needs that. `graded`
-        keeps the gradient to the state.
+        The loop is skipped, or runs with stubbed denoisers if a pipeline needs that. `graded` keeps
+        the gradient with respect to the state.
         """
         with torch.set_grad_enabled(graded):
             if decodes_in_loop:
@@ -160,7 +161,7 @@ class Driver:
         """Arguments of all steps of the loop, in order; afterwards the scheduler's own lists are
         set.
 
-        Denoisers are stubbed, states do not move, and noise comes from `draws`.
+        Denoisers are stubbed, states do not change, and noise comes from `draws`.
         """
         with torch.no_grad():
             control = Control("visit")
@@ -170,14 +171,14 @@ class Driver:
     def recorded(self, arguments: Mapping[str, Any]) -> tuple[list[Received], Any, bool]:
         """Run the pipeline's own call with its own scheduler.
 
-        Return all that `step` saw, the result, and whether a step made twice had equal results.
+        Return all arguments of `step`, the result, and whether a repeated step had equal results.
         """
         control = Control("own")
         result = self._run(type(self.pipe).__call__, self._seeded(arguments), control, [])
         return control.records, result, control.repeatable
 
     def find_entry(self, call: PipelineCall, shape: tuple[int, ...]) -> Entry:
-        """Find the way to make a step receive a given state [1 *shape]."""
+        """Find a way to pass a given state [1 *shape] to a step."""
         return injected(
             lambda x, entry: self.received(replace(call, x=x, entry=entry), None).folded(1).sample,
             lambda: self.prepared(call),
@@ -198,7 +199,7 @@ class Driver:
         return True
 
     def prepared(self, call: PipelineCall) -> list[Any]:
-        """Outputs of the calls of prepare_latents, if there are any, without a given state."""
+        """Outputs of the calls of prepare_latents, if any, without a given state."""
         if "prepare_latents" not in dir(self.pipe):
             return []
         patch, outputs = self._kept("prepare_latents")
@@ -206,7 +207,8 @@ class Driver:
         return outputs
 
     def _kept(self, method: str) -> tuple[Patch, list[Any]]:
-        """A patch of one of the pipeline's methods that keeps its outputs, and their list."""
+        """A patch for one of the pipeline's methods that records its outputs, and the list of
+        them."""
         outputs: list[Any] = []
         real = getattr(self.pipe, method)
 
@@ -219,7 +221,7 @@ class Driver:
     def _driven(
         self, call: PipelineCall, control: Control, patches: Sequence[Patch], *, until: int = 0
     ) -> Any:
-        """One call, its denoisers stubbed until the step `until` if the call allows stubs."""
+        """One call, with denoisers stubbed until the step `until` if the call allows stubs."""
         arguments = self._seeded(call.arguments)
         stubs = self.stubs.patches(self.control, until) if until and call.stubs else []
         patches = [*patches, *stubs, self._hand_back(call.encoded)]
@@ -280,14 +282,14 @@ class Driver:
         def stub(*_: Any, **__: Any) -> Any:
             if not queue:
                 raise UserError(
-                    f"{type(self.pipe).__name__} encodes prompts more often than it did at load"
+                    f"{type(self.pipe).__name__} encodes prompts more often than at load"
                 )
             return queue.pop(0)
 
         return Patch(self.pipe, self.encoder, stub)
 
     def _whole_list(self) -> list[Patch]:
-        """Let a `strength` cut the real list of timesteps, and not the pinned one."""
+        """Let a `strength` cut the real list of timesteps instead of the pinned one."""
         real = getattr(self.pipe, "get_timesteps", None)
         if real is None:
             return []
@@ -307,5 +309,5 @@ class Driver:
             if isinstance(denoiser, CacheMixin) and denoiser.is_cache_enabled:
                 raise UserError(
                     f"{type(self.pipe).__name__}.{name} keeps a cache between calls, so "
-                    f"velocities would depend on earlier ones: call pipe.{name}.disable_cache()"
+                    f"velocities would depend on earlier calls: call pipe.{name}.disable_cache()"
                 )

@@ -1,7 +1,7 @@
-"""Experts of a pipeline (two denoisers, as in Wan 2.2): those that are not called rest on the CPU.
+"""Experts of a pipeline (two denoisers, as in Wan 2.2): unused experts stay on the CPU.
 
-Adapters, and whatever else takes a gradient, stay on the device: optimizers and averages refer to
-them. So a change of expert moves frozen weights only.
+Adapters, and all other weights with gradients, stay on the device, since optimizers and averages
+refer to them. So a change of expert moves only frozen weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ class Expert:
     graded: int = 0  # calls whose gradients were not computed yet
 
     def resting(self) -> Iterator[Tensor]:
-        """Tensors that are moved with an expert. Its first parameter stays and marks the module's
+        """Tensors that are moved with an expert. Its first parameter stays, to mark the module's
         device."""
         first, *others = self.module.parameters()
         del first
@@ -42,7 +42,7 @@ def move_weight(tensor: Tensor, device: torch.device) -> None:
 @dataclass
 class RestingExperts:
     """Moves an expert to the device before it is called, and all others back to the CPU. An expert
-    whose graph waits for `backward` stays, since backward needs its weights."""
+    with a pending backward pass stays, since that needs its weights."""
 
     device: torch.device = CPU
     experts: list[Expert] = field(default_factory=list[Expert])
@@ -64,7 +64,7 @@ class RestingExperts:
         return made
 
     def settle(self) -> None:
-        """Move everything that stays to the device: call this again after adding adapters."""
+        """Move everything that stays on the device there; call this again after adding adapters."""
         for expert in self.experts:
             rests = {id(tensor) for tensor in expert.resting()}
             for tensor in (*expert.module.parameters(), *expert.module.buffers()):
@@ -93,5 +93,5 @@ class RestingExperts:
             first.register_hook(lambda _: self.done(own))
 
     def done(self, own: Expert) -> None:
-        """Count the start of an expert's backward pass, which ends before the next call."""
+        """Mark an expert's backward pass as started; it will end before the next call."""
         own.graded -= 1

@@ -1,9 +1,9 @@
 """A cache of encoded conditioning images with one fixed sample per posterior.
 
-A pipeline encodes its image in every call, and several draw a new sample of the posterior each
-time: the ratio of new to old would not be 1. While a pipeline is driven (and for the call that the
-proof compares with), `vae.encode` and image encoders keep their outputs image by image; a
-posterior's noise is drawn from its image's content, so it is the same in every process and run.
+A pipeline encodes its image in every call, and several pipelines draw a new sample of the posterior
+each time, so the ratio of new to old would not be 1. While a pipeline is driven (and in the call
+that the proof compares with), `vae.encode` and image encoders cache their outputs per image; a
+posterior's noise is seeded by the image's content, so it is the same in every process and run.
 """
 
 import hashlib
@@ -88,7 +88,7 @@ class Memo:
         return remembering
 
     def _bound(self, used: int) -> None:
-        """Forget the encodings that were not used for longest. This call's stay."""
+        """Drop the least recently used encodings, except this call's."""
         while len(self.kept) > used and (
             len(self.kept) > CACHED_ENCODINGS or self.bytes > CACHED_BYTES
         ):
@@ -115,7 +115,7 @@ def _fixed(leaf: Any, key: str) -> Any:
 
 
 def _stack(rows: list[Any]) -> Any:
-    """Join outputs of single rows into the output of all."""
+    """Join the outputs of single rows into one output."""
     flat = [tree_flatten(row) for row in rows]
     leaves = [_joined(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)]
     return tree_unflatten(leaves, flat[0][1])

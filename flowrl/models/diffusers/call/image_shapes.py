@@ -13,9 +13,9 @@ from flowrl.models.diffusers.call.signature import Loop
 
 
 def fit_images(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) -> None:
-    """Set the shape of latents from the first row's images, if images alone set it.
+    """Set the shape of latents from the first row's images, if only images determine it.
 
-    UserError, with the row's place, for a row whose images give another shape.
+    UserError, with the row's place, for a row whose images lead to another shape.
     """
     if not sized_by_images(loop):
         return
@@ -33,29 +33,30 @@ def fit_images(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) -> No
             loop.fit({name: extra[name] for name in names})
         elif own != known:
             raise UserError(
-                f"{place}: {loop.name} takes no height and width, and makes latents "
-                f"{list(own)} of this image, {list(known)} of others: give all images one size"
+                f"{place}: {loop.name} takes no height and width, and makes latents {list(own)} "
+                f"from this image but {list(known)} from others: use images of one size"
             )
         seen.add(form)
 
 
 def sized_by_images(loop: Loop) -> bool:
-    """Whether an image alone sets the shape of latents, because no argument does."""
+    """Whether an image alone determines the shape of latents, because no argument does."""
     parameters = loop.driver.parameters
     return bool(columns.images(parameters)) and not {"height", "width"} & set(parameters)
 
 
 def _form(value: Any) -> Any:
-    """Size and mode of an image, or shape of an array, or those of each in a list."""
+    """Size and mode of an image, or shape of an array, or a list of these for a list."""
     if isinstance(value, list | tuple):
         return tuple(map(_form, value))
     return (value.size, value.mode) if isinstance(value, Image.Image) else tuple(value.shape)
 
 
 def follows_pictures(loop: Loop, extra: Extra) -> bool:
-    """Whether images of other shapes give latents of other shapes; never if a size is given.
+    """Whether images of other shapes lead to latents of other shapes; never if a size is given.
 
-    Tried with `columns.RATIOS`: lists of allowed sizes tell wide images from tall ones.
+    Tried with `columns.RATIOS`, since lists of allowed sizes distinguish wide images from tall
+    ones.
     """
     names = columns.images(extra)
     sized = {"height", "width"} <= set(loop.call)

@@ -1,8 +1,8 @@
-"""The start of a loop: at noise alone, or at an image with noise on it (image to image).
+"""The start of a loop: pure noise, or a noised image (image to image).
 
 A `strength` below 1 cuts the list of steps and starts from the given image, noised to the first
-level. Our plans draw that noise themselves, so this file finds the image's part: the first state of
-a call whose noise is 0. The rest must be noise of the level's size.
+level. Our plans draw that noise themselves, so this file finds the image's part, which is the first
+state of a call with zero noise. The rest must be noise of the level's size.
 """
 
 import math
@@ -45,7 +45,7 @@ class RecordedNoise:
 
 
 class GivenNoise(RecordedNoise):
-    """The same, but every draw is `noise`: of one step of a scheduler."""
+    """The same, but every draw is `noise`, the noise of one scheduler step."""
 
     def __init__(self, noise: Tensor):
         super().__init__(1.0)
@@ -78,8 +78,8 @@ def clean_part(
 ) -> CleanPart | None:
     """Clean part of the flow state at `sigma`; None if the loop starts from noise alone.
 
-    `first` returns the loop's first state [1 *d] under some draws. Raises UserError if that is
-    no sum of an image and of noise as large as the level says.
+    `first` returns the loop's first state [1 *d] under some draws. Raises UserError unless this is
+    the sum of an image and of noise of the level's size.
     """
     nothing = first(RecordedNoise(0.0))
     if not bool(nothing.any()):
@@ -90,7 +90,7 @@ def clean_part(
     away = (first(twice) - nothing - 2 * noise).abs().max()
     if not drawn or float(away) > NEAR_STATE * float(noise.abs().max()):
         raise UserError(
-            f"{owner} starts from an image, but without the noise that our samplers draw"
+            f"{owner} starts from an image, but without the noise that our samplers add"
         )
     size = float(noise.float().std() / drawn[-1].float().std())
     # of a flow, of alpha x0 + s noise, of x0 + (s / alpha) noise
@@ -99,7 +99,7 @@ def clean_part(
     if not any(math.isclose(size, one, rel_tol=NEAR_STATE) for one in known):
         raise UserError(
             f"{owner} starts from an image with noise of size {size:.4g} at the level "
-            f"{sigma:.4g}: our samplers would start elsewhere"
+            f"{sigma:.4g}: our samplers would start from another state"
         )
     return CleanPart(nothing * (sigma / size), sigma / size)
 
@@ -107,8 +107,8 @@ def clean_part(
 def noise_sizes(first: Tensor, seen: Tensor, drawn: Sequence[Tensor]) -> tuple[float, float]:
     """Size of the pipeline's noise, and of the denoiser's first input relative to it.
 
-    `first` is the loop's first state on a stand-in that scales nothing, `seen` what the denoiser
-    sees in the pipeline's own call, both of the draws `drawn`. Measured, not derived: schedulers
+    `first` is the loop's first state with a stand-in that does not scale, `seen` the denoiser's
+    input in the pipeline's own call, both for the draws `drawn`. This is measured, since schedulers
     scale their noise by 1, by their highest sigma, or by sqrt(sigma^2 + 1).
     """
     same = [values for values in drawn if values.numel() == first.numel()]
@@ -122,7 +122,8 @@ def noise_sizes(first: Tensor, seen: Tensor, drawn: Sequence[Tensor]) -> tuple[f
 
 
 def _ratio(drawn: Tensor, first: Tensor) -> float | None:
-    """Return the factor between the drawn numbers and the first state's, in any order, or None."""
+    """Return the factor between the drawn numbers and the first state's numbers, in any order, or
+    None."""
     a, b = (
         drawn.cpu().double().flatten().sort().values,
         first.cpu().double().flatten().sort().values,

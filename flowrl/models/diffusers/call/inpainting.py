@@ -1,8 +1,9 @@
-"""The blend of inpainting with weights that know no mask: a part of the state follows the image.
+"""The blend of inpainting with weights not trained for masks: part of the state follows the image.
 
 After each step such a loop replaces the entries outside the mask by the image's latents, noised to
 the next level with the noise of the first state. Mask and image are found by two calls whose first
-step returns 0 and 1 everywhere: the next step receives (1 - mask) image and that plus the mask.
+step returns 0 and 1 everywhere: the next step receives (1 - mask) image, and the same plus the
+mask.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ BLEND_TOLERANCE = 1e-4  # of a state's size, between the loop's next state and o
 def held_entries(loop: Loop, conditioning: Conditioning, steps: int) -> Held | None:
     """The entries of each row's states that the loop takes from its image; None if there are none.
 
-    UserError for masks with soft edges, whose states would have a part of each.
+    UserError for masks with soft edges, where states would mix both.
     """
     extras = conditioning.extras
     if not extras or not any("mask" in name for name in columns.images(extras[0])):
@@ -45,8 +46,8 @@ def held_entries(loop: Loop, conditioning: Conditioning, steps: int) -> Held | N
         mask = one - nothing
         if not bool(((mask == 0) | (mask == 1)).all()):
             raise UserError(
-                f"{loop.name}: the mask has soft edges, and its loop keeps a part of the image in "
-                "them: give masks of black and white, with edges on the grid of the latents"
+                f"{loop.name}: the mask has soft edges, where the loop would mix the image into "
+                "the state: use black-and-white masks with edges on the grid of the latents"
             )
         if bool(mask.all()):
             return None
@@ -65,7 +66,8 @@ def held_entries(loop: Loop, conditioning: Conditioning, steps: int) -> Held | N
 
 
 def _after_first(loop: Loop, conditioning: Conditioning, steps: int, value: float) -> Tensor:
-    """The second step's state [1 *d] if the first returns `value` everywhere; without noise."""
+    """The second step's state [1 *d] if the first step returns `value` everywhere, without
+    noise."""
     call = loop.traits.trial_call(conditioning, steps)
     with torch.no_grad(), checks.its_own(loop.name, loop.call):
         found = loop.driver.after_first(call, RecordedNoise(0.0), value)
@@ -74,8 +76,8 @@ def _after_first(loop: Loop, conditioning: Conditioning, steps: int, value: floa
 
 
 def blends(loop: Loop, own: Sequence[Received], conditioning: Conditioning, steps: int) -> bool:
-    """Whether the changes of a recorded call's states between its steps are those of held entries,
-    to rounding."""
+    """Whether the states of a recorded call change between steps only as held entries do, up to
+    rounding."""
     held = held_entries(loop, conditioning, steps)
     if held is None:
         return False

@@ -1,9 +1,9 @@
-"""Entry of a state into a pipeline's loop: by `latents`, or in the output of prepare_latents.
+"""Pass a state into a pipeline's loop: by `latents`, or in the output of prepare_latents.
 
-Most pipelines take `latents` as their loop sees them. Others pack their input, or step only a part
-of the state (an image fixes the first frame of a video). There the state replaces the output of
-`prepare_latents`, and the numbers that no step moves stay as the pipeline made them: our states do
-not have them, so neither do noise, density and KL.
+Most pipelines take `latents` in the form that their loop uses. Others pack their input, or step
+only part of the state (an image fixes the first frame of a video). For these the state replaces the
+output of `prepare_latents`, and the numbers that no step changes stay as the pipeline made them:
+our states exclude them, and so do noise, density and KL.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ BASE = 128  # digits below it are exact in bfloat16
 
 @dataclass(frozen=True)
 class Entry:
-    """Entry of a state into the loop. `place` None: the argument `latents`; otherwise the output of
-    prepare_latents that is the state.
+    """Entry of a state into the loop. `place` None: the argument `latents`; otherwise the index of
+    the prepare_latents output that is the state.
 
-    `index` says where in a row of that output each number of a row of ours goes; None: all are
-    the same, in the same order. `size` is that of the data in `latents`.
+    `index` maps each number of one of our rows to its position in a row of that output; None: the
+    same numbers in the same order. `size` is the size of the data in `latents`.
     """
 
     place: int | None = None
@@ -35,10 +35,10 @@ class Entry:
     def around(
         self, prepare: Callable[..., Any], x: Tensor, dtype: torch.dtype | None = None
     ) -> Callable[..., Any]:
-        """A replacement for prepare_latents that returns x [n *d] as the state, in a given dtype
-        if there is one.
+        """A replacement for prepare_latents that returns x [n *d] as the state, in `dtype` if
+        given.
 
-        Without a place, x is among its arguments already.
+        Without a place, x is already among its arguments.
         """
 
         def put(*args: Any, **named: Any) -> Any:
@@ -79,8 +79,8 @@ def injected(
 ) -> Entry:
     """Find the entry through which the first step receives exactly the given state.
 
-    `step` returns what the first step sees [1 *shape] of a state that an entry puts in; `prepared`
-    returns the outputs of each call of prepare_latents; `size` is that of the data in the
+    `step` returns what the first step receives [1 *shape] if an entry passes a state in; `prepared`
+    returns the outputs of each call of prepare_latents; `size` is the size of the data in the
     scheduler's states. Raises UserError if there is no such entry.
     """
     # other numbers than any pipeline draws with the generator that it is given
@@ -100,7 +100,8 @@ def injected(
                     continue
             return entry
     raise UserError(
-        f"{owner}: no state can be put into its loop: its steps see neither `latents` nor the "
+        f"{owner}: no state can be passed into its loop: its steps receive neither `latents` nor "
+        "the "
         "output of prepare_latents"
     )
 
@@ -116,7 +117,8 @@ def _same(step: Callable[[Tensor, Entry], Tensor], x: Tensor, entry: Entry) -> b
 def _places(
     step: Callable[[Tensor, Entry], Tensor], prepared: Tensor, entry: Entry
 ) -> Tensor | None:
-    """Return the place in a prepared row of each number that the step sees, digit by digit."""
+    """Return the position in a prepared row of each number that the step receives, digit by
+    digit."""
     places = torch.arange(prepared[0].numel())
     found, power = torch.zeros(0), 1
     while power == 1 or power < len(places):

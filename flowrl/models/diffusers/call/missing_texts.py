@@ -1,8 +1,8 @@
 """Texts that some rows of a prompt file lack, such as a negative prompt.
 
-Beside rows that have such a text a call needs one for every row. A row's sample must not depend on
-the rows beside it, so it gets the text that the pipeline itself takes where there is none: that of
-`model.call`, else what encodes to the same numbers as a call without it. No name is hard-coded.
+If some rows have such a text, a call needs one for every row. A row's sample must not depend on the
+other rows, so it gets the text that the pipeline uses by default: the one in `model.call`, or else
+a text that encodes to the same numbers as a call without it. No name is hard-coded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ EMPTY, PROMPT = "", "prompt"  # beside the names of other texts of the row
 
 
 class MissingTexts:
-    """Texts for rows that lack them; the choice is made once for each set of texts."""
+    """Texts for rows that lack them, chosen once for each set of texts."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -60,8 +60,8 @@ class MissingTexts:
         return {**extra, **{name: given[name] for name in lacking}}
 
     def _source(self, traits: Traits, given: Sequence[str], name: str) -> str | None:
-        """The text that encodes as none does: EMPTY, PROMPT, or one of the names `given`. None
-        where it is not known which."""
+        """The text that encodes like a missing one: EMPTY, PROMPT, or one of the names `given`.
+        None if unknown."""
         words = LONG_PROMPT.split()
         texts = {other: " ".join(words[: i + 2]) for i, other in enumerate(given)}
         tried = {EMPTY: EMPTY, PROMPT: LONG_PROMPT, **texts}

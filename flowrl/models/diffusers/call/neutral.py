@@ -1,7 +1,7 @@
-"""The scale at which a pipeline does not guide, and the evaluations of its network for one row.
+"""The scale at which a pipeline applies no guidance, and the network evaluations for one row.
 
-Both are measured. Most pipelines mix neg + g (pos - neg), where 1 is no guidance; some mix
-pos + g (pos - neg) wherever g is above 0, so that 0 is none and 1 is what is 2 elsewhere.
+Both are measured. Most pipelines mix neg + g (pos - neg), where 1 is no guidance; some mix pos + g
+(pos - neg) if g is above 0, so that 0 is no guidance and 1 corresponds to 2 elsewhere.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,8 +44,8 @@ def counted_rows(denoisers: Mapping[str, nn.Module]) -> Iterator[list[int]]:
 def neutral_scale(driver: Driver, traits: Traits) -> float | None:
     """The cheapest guidance scale at which the negative prompt has no effect.
 
-    None for a pipeline without an argument for it. A model that takes the scale as an input, in
-    one evaluation, has 1. Raises UserError if no scale is without guidance.
+    None for a pipeline without an argument for it; 1 for a model that takes the scale as an input,
+    in one evaluation. Raises UserError if guidance cannot be switched off.
     """
     if traits.guidance is None:
         rows = _first_velocity(driver, traits, None)[1]
@@ -77,7 +77,7 @@ def neutral_scale(driver: Driver, traits: Traits) -> float | None:
 
 
 def _unguided_rows(driver: Driver, traits: Traits, scale: float) -> int | None:
-    """Evaluations per row at a scale; None where a negative prompt has an effect there."""
+    """Evaluations per row at a scale; None if a negative prompt has an effect at that scale."""
     velocity, rows = _first_velocity(driver, traits, scale)
     if rows == 1:
         return rows

@@ -16,9 +16,9 @@ class Waking(ModelHook):
     """A hook that moves its module to the device when it is called; `OffloadedParts.rest` moves it
     back.
 
-    accelerate's CpuOffload sends it back when the next module of a fixed sequence is called. Here
-    parts are called in chunks and in any order. diffusers reads `execution_device` to place inputs,
-    and calls the hook for `encode` and `decode` of a VAE too.
+    accelerate's CpuOffload moves it back when the next module of a fixed sequence is called, but
+    here parts are called in chunks and in any order. diffusers reads `execution_device` to place
+    inputs, and also calls the hook for `encode` and `decode` of a VAE.
     """
 
     def __init__(self, device: torch.device):
@@ -44,7 +44,7 @@ class OffloadedParts:
     ) -> "OffloadedParts":
         """Move the denoisers to the device if requested, and add hooks to all other modules.
 
-        A call of a denoiser moves these back to the CPU, too.
+        Calling a denoiser also moves these back to the CPU.
         """
         modules = {n: m for n, m in pipe.components.items() if isinstance(m, nn.Module)}
         frozen = cls({n: (m, Waking(device)) for n, m in modules.items() if n not in denoisers})
@@ -56,7 +56,7 @@ class OffloadedParts:
         return frozen
 
     def rest(self) -> None:
-        """Move parts that were used back to the CPU."""
+        """Move the used parts back to the CPU."""
         for module, hook in self.parts.values():
             if hook.awake:
                 module.to("cpu")

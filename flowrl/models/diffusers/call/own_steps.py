@@ -1,9 +1,9 @@
-"""The steps of a pipeline's own scheduler as a kernel, measured at the scheduler itself.
+"""The steps of a pipeline's own scheduler as a kernel, measured with that scheduler.
 
-The step of every sampler of few-step models is x' = a x + b output + c noise: a boundary scaling
-(LCM), a share of kept noise (TCD's gamma) or angles (TrigFlow) change the numbers, not the form. So
-no formula of a scheduler is here. Its own `step` is called with known states, outputs and noise,
-which gives a, b and c of every step; another call with random ones must then agree.
+Every sampler of few-step models takes steps x' = a x + b output + c noise: a boundary scaling
+(LCM), a share of kept noise (TCD's gamma) or angles (TrigFlow) change the numbers but not the form.
+So there is no scheduler's formula here. Its own `step` is called with known states, outputs and
+noise, which determines a, b and c of every step; another call with random values must then agree.
 """
 
 import copy
@@ -66,7 +66,7 @@ class MeasuredScheduler:
         return type(self.real).__name__
 
     def kernel(self) -> Scheduler:
-        """UserError for steps that are no such sum, or that another level than the next follows."""
+        """UserError for steps of another form, or that do not end at the next level."""
         affine, sigmas = self.affine(), self.schedule.sigmas
         if len(affine) != len(sigmas) - 1:
             raise UserError(f"{self._refused}: it visits a level more than once")
@@ -81,7 +81,7 @@ class MeasuredScheduler:
         return Scheduler(tuple(found), sigmas)
 
     def affine(self) -> list[Affine]:
-        """The numbers of each step. UserError for another form."""
+        """The numbers a, b and c of each step. UserError for another form."""
         zero, large = torch.zeros(self._shape), torch.full(self._shape, LARGE)
         noise = [torch.randn(self._shape, generator=_generator(k)) for k in range(self._count)]
         fresh, states, outputs = (
@@ -107,8 +107,8 @@ class MeasuredScheduler:
             size = float(ended.abs().max()) + abs(a.of_x) + abs(a.of_output)
             if not float((ours - ended).abs().max()) <= NEAR * size:
                 raise UserError(
-                    f"{self._refused}: its step {k} is no sum of its state, its prediction and one "
-                    "draw of noise (it reads earlier steps, or clips)"
+                    f"{self._refused}: its step {k} is not a sum of its state, its prediction and "
+                    "one draw of noise (it reads earlier steps, or clips)"
                 )
         return found
 
@@ -141,7 +141,7 @@ class MeasuredScheduler:
         return ended
 
     def factor(self, k: int) -> float:
-        """The scheduler's state for a flow state at step k, as a factor."""
+        """Factor from a flow state to the scheduler's state at step k."""
         if not self.schedule.preserving:
             return 1.0
         unit = torch.ones(self._shape)
@@ -166,8 +166,7 @@ class MeasuredScheduler:
 
 
 def own_kernel(loop: Loop, steps: int) -> Scheduler:
-    """The kernel whose steps are those of the pipeline's scheduler. UserError if it has no such
-    steps."""
+    """The kernel with the steps of the pipeline's scheduler. UserError if it has no such steps."""
     if steps not in loop.own_kernels:
         loop.own_kernels[steps] = MeasuredScheduler.of(loop, steps).kernel()
     return loop.own_kernels[steps]
@@ -185,8 +184,9 @@ def own_plans(loop: Loop, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]
 def renews_noise(loop: Loop, steps: int) -> bool:
     """Whether the scheduler's steps renew a share of the noise that does not shrink with the step.
 
-    Such a sampler belongs to a few-step model, and no ODE has its samples. The steps of a process
-    (DDPM, ancestral Euler) renew the less the shorter they are, and an ODE has their marginals.
+    Such a sampler belongs to a few-step model, and no ODE reproduces its samples. Steps of a
+    diffusion process (DDPM, ancestral Euler) renew less noise the shorter they are, and an ODE has
+    the same marginals.
     """
     try:
         here = _shares(own_kernel(loop, steps))
@@ -202,7 +202,7 @@ def renews_noise(loop: Loop, steps: int) -> bool:
 
 
 def _shares(kernel: Scheduler) -> list[float]:
-    """Fresh noise of the steps as a share of the next level's, without the last."""
+    """Fresh noise of each step as a share of the next level's noise, except the last step."""
     assert kernel.coefficients is not None and kernel.sigmas is not None
     each = zip(kernel.coefficients[:-1], kernel.sigmas[1:-1], strict=True)
     return [abs(std) / level for (_, _, std), level in each]

@@ -1,4 +1,4 @@
-"""Conditions on a pipeline's own call, for our samplers to stand in for its scheduler."""
+"""Conditions on a pipeline's own call under which our samplers can replace its scheduler."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
@@ -41,7 +41,7 @@ def finite(owner: str, parts: Mapping[str, Any], predicted: Sequence[Tensor]) ->
 
 
 def refuse_weights(owner: str, parts: Mapping[str, Any]) -> None:
-    """UserError that names the first weight that is not finite, if there is one."""
+    """UserError that names the first weight that is not finite, if any."""
     modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
     for name, module in modules.items():
         for place, weight in chain(module.named_parameters(), module.named_buffers()):
@@ -53,8 +53,8 @@ def refuse_weights(owner: str, parts: Mapping[str, Any]) -> None:
 
 
 def unbroken(owner: str, own: Sequence[Received]) -> str | None:
-    """Why a loop is no chain of steps: it changes its state between them. UserError for a loop of
-    several states."""
+    """Why a loop is not a chain of steps: it changes its state between them. UserError for a loop
+    with several states."""
     for step, (received, after) in enumerate(pairwise(own)):
         assert received.following is not None
         shapes = tuple(received.following.shape), tuple(after.sample.shape)
@@ -67,7 +67,7 @@ def unbroken(owner: str, own: Sequence[Received]) -> str | None:
         if away != 0:
             return (
                 f"{owner} changes its state between steps (by {away:.3g} after step {step}), and "
-                "not as inpainting does; our samplers would omit that"
+                "not as inpainting does; our samplers would skip this change"
             )
     return None
 

@@ -1,4 +1,4 @@
-"""Rows of a batch in calls of bounded size, whose results come back in the rows' own order."""
+"""Process the rows of a batch in calls of bounded size, with results in the original row order."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -26,7 +26,7 @@ def rows_by_call(
 ) -> list[torch.Tensor]:
     """Group rows by call: same images, one sigma unless `mixed`, and at most `size` rows.
 
-    Of the columns `together`, rows with images of the same form share a call.
+    For the columns `together`, rows with images of the same form share a call.
     """
     alike = by_image(extras, together) if extras else [list(range(len(sigma)))]
     groups = [torch.tensor(rows, dtype=torch.long) for rows in alike]
@@ -62,7 +62,7 @@ def velocity_in_calls(
 ) -> Velocity:
     """(x [n *d], sigma [n], prompt [n]) -> v [n *d] in `dtype`, with gradients.
 
-    `prompt` are rows of the conditioning; `most` bounds the rows of a call by how many there are.
+    `prompt` are rows of the conditioning; `most` maps the number of rows to the limit per call.
     """
     own, take = conditioning.extras, conditioning.take
 
@@ -95,7 +95,8 @@ def decoded_in_calls(
     *,
     graded: bool,
 ) -> Tensor:
-    """Decode x0 [n *d] in calls of at most `size` rows. Without gradients no part is held twice."""
+    """Decode x0 [n *d] in calls of at most `size` rows. Without gradients no part is held in memory
+    twice."""
     extras = conditioning.extras
     if not extras and len(x0) <= size:
         return decode(x0, conditioning)
@@ -106,7 +107,7 @@ def decoded_in_calls(
 
 
 def _in_order(groups: Sequence[Tensor], parts: Iterator[Tensor], graded: bool) -> Tensor:
-    """Rows of all groups in their places."""
+    """Rows of all groups in their original order."""
     first = next(parts)
     if len(groups) == 1:
         return first

@@ -2,7 +2,7 @@
 
 The rest of flowrl sees every model as a flow. A model that predicts the noise, v or the clean
 sample of a variance-preserving process has the flow's level s / (alpha + s) (`samplers.adapt`);
-any form of scheduler's list is read as such levels.
+any form of a scheduler's list is converted to such levels.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ ModelOutput = Literal["flow", "inverted"] | Prediction
 class PipelineSchedule:
     """The scheduler's own lists for a resolution and number of steps, including dynamic shifting.
 
-    sigmas     steps + 1 falling noise levels; the last is where the scheduler ends, 0 for flows
-    timesteps  [steps] the values that the loop passes for them, in its own dtype
+    sigmas     steps + 1 decreasing noise levels; the last is where the scheduler ends, 0 for flows
+    timesteps  [steps] the values that the loop passes for these levels, in its own dtype
     train      timesteps per unit of sigma (of a flow)
     visits     the level at each call of `scheduler.step`: some solvers visit a level twice
-    levels     of a model of a variance-preserving process: its level by integer time, rising
+    levels     for a model of a variance-preserving process: its levels by integer time, increasing
     inverted   the loop's own sigma is 1 - ours
     trig       times are angles of a variance-preserving process (TrigFlow, arXiv:2410.11081):
                alpha = cos t, s = sin t
@@ -45,7 +45,7 @@ class PipelineSchedule:
 
     @property
     def preserving(self) -> bool:
-        """Whether the model is one of a variance-preserving process."""
+        """Whether the model belongs to a variance-preserving process."""
         return self.trig or self.levels is not None
 
     @classmethod
@@ -85,13 +85,13 @@ class PipelineSchedule:
         return cls(sigmas, passed[first], train, tuple(visits), levels, kind == "inverted", trig)
 
     def index(self, sigma: Tensor) -> Tensor:
-        """Index [n] of each sigma in the list, -1 for others."""
+        """Index [n] of each sigma in the list, -1 if it is not there."""
         found = [self._places.get(s, -1) for s in sigma.detach().float().tolist()]
         return torch.tensor(found, dtype=torch.long)
 
     @cached_property
     def _places(self) -> dict[float, int]:
-        """The place of each level, as float32 has it."""
+        """The index of each level, rounded to float32."""
         known = torch.tensor(self.sigmas[:-1], dtype=torch.float32)
         return {s: k for k, s in enumerate(known.tolist())}
 
@@ -109,10 +109,11 @@ class PipelineSchedule:
         return torch.where(index >= 0, self.timesteps[index.clamp(min=0)], free)
 
     def _free(self, sigma: Tensor) -> Tensor:
-        """Return timesteps of levels that are not in the list.
+        """Return timesteps for levels that are not in the list.
 
-        For a flow sigma train, else between the times of the two nearest levels, whole where the
-        loop's are. Below the lowest level the first time; above the highest an error.
+        For a flow this is sigma train, otherwise interpolated between the two nearest levels, as an
+        integer if the loop's are. Below the lowest level it is the first time; above the highest it
+        is an error.
         """
         if self.trig:
             return torch.atan2(sigma.double(), 1 - sigma.double())
@@ -135,15 +136,14 @@ class PipelineSchedule:
         ours, times = (1 - known if self.inverted else known) * self.train, self.timesteps.float()
         if bool(((ours - times).abs() > 1).any()):
             raise UserError(
-                f"the loop's timesteps {times.tolist()} are not a multiple of its sigmas, so it "
-                "has velocities only at its own levels: choose matching times from the plan's "
-                "grid"
+                f"the loop's timesteps {times.tolist()} are not a multiple of its sigmas, so "
+                "velocities exist only at its own levels: use levels from the plan's grid"
             )
         return 1 - sigma if self.inverted else sigma
 
 
 def _last_level(scheduler: Any, before: float, levels: Tensor | None) -> float:
-    """The level that the scheduler's last step ends on.
+    """The level at which the scheduler's last step ends.
 
     SD1.5's common DDIM (set_alpha_to_one false) ends at alpha_0, and its decoder sees that state.
     """
@@ -160,8 +160,8 @@ def _last_level(scheduler: Any, before: float, levels: Tensor | None) -> float:
 
 
 def _angle_levels(passed: Tensor) -> list[float]:
-    """Levels sin t / (sin t + cos t) of angles. SANA-Sprint's first one, 1.5708, is 4e-6 above the
-    right angle, which counts as pure noise."""
+    """Levels sin t / (sin t + cos t) of angles. SANA-Sprint's first angle, 1.5708, is 4e-6 above pi
+    / 2 and counts as pure noise."""
     angles = passed.double()
     return (angles.sin() / (angles.sin() + angles.cos())).clamp(max=1.0).tolist()
 
@@ -201,8 +201,8 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float
 class Start:
     """First state of the loop: its schedule, and the shape [*d], dtype and device of a row.
 
-    `noise` is the size of that state for standard normal noise, as a flow state: a model of a
-    variance-preserving process is handed N(0, 1), which is alpha + s times a flow state. `scale`
+    `noise` is the size of that state, as a flow state, for standard normal noise: a model of a
+    variance-preserving process receives N(0, 1), which is alpha + s times a flow state. `scale`
     turns the loop's unscaled first state into a flow state. The pipeline must be on its device
     before this is made.
     """

@@ -1,4 +1,4 @@
-"""The stand-in for a pipeline's scheduler during a driven call, and what its `step` receives."""
+"""The stand-in for a pipeline's scheduler during a driven call, and the arguments of its `step`."""
 
 import copy
 import inspect
@@ -64,7 +64,7 @@ OURS_OF_STEP = ("model_output", "timestep", "sample", "generator", "return_dict"
 
 def data_size(scheduler: Any) -> float:
     """The size of the data in the scheduler's states and predictions: sigma_data of TrigFlow
-    (arXiv:2410.11081), else 1. Everything outside the stand-in has data of size 1."""
+    (arXiv:2410.11081), otherwise 1. Outside the stand-in, data has size 1 everywhere."""
     trig = scheduler.config.get("prediction_type") == "trigflow"
     return float(scheduler.config["sigma_data"]) if trig else 1.0
 
@@ -92,7 +92,7 @@ class PerRow(Tensor):
     """A vector of timesteps in place of the loop's scalar `t`.
 
     Most loops broadcast `t` by `expand` to the rows that the denoiser sees. Here `expand` repeats
-    the vector instead, so that guidance's doubled batch gets each row's own time twice.
+    the vector instead, so that in guidance's doubled batch both copies of a row get its time.
     """
 
     @staticmethod
@@ -108,7 +108,7 @@ class PerRow(Tensor):
 
 
 class OneStep(list):
-    """A one-step loop whose timestep is a vector: for a tensor of shape [1]."""
+    """A one-step loop with a vector as its timestep, in place of a tensor of shape [1]."""
 
     shape = (1,)
 
@@ -116,7 +116,7 @@ class OneStep(list):
 class Unmoved(tuple):
     """Result of a step that leaves the state unchanged, in every form that pipelines read.
 
-    CogVideoX's takes two values: the state, and the last prediction of the clean sample.
+    CogVideoX reads two values: the state, and the last prediction of the clean sample.
     """
 
     def __new__(cls, sample: Tensor) -> "Unmoved":
@@ -134,9 +134,9 @@ class Control:
     """Mode of the stand-in, shared with copies that a pipeline makes of its scheduler.
 
     own    the real scheduler steps, and each step's arguments and result are recorded
-    stop   the call ends at step number `stop_at`; states do not move before it, or are `moved`
+    stop   the call ends at step number `stop_at`; states do not change before it, or are `moved`
            everywhere
-    visit  the loop runs to its end, its steps are recorded, states do not move
+    visit  the loop runs to its end, its steps are recorded, states do not change
     """
 
     mode: Literal["own", "stop", "visit"] = "stop"
@@ -157,7 +157,8 @@ def stand_in(real: Any, control: Control) -> Any:
     """A deep copy of the scheduler, with its class replaced by a subclass that `control` steers.
 
     `isinstance`, the config, the signatures and settings made after construction (a shift) all
-    hold. Outside its own call latents are handed through as the denoiser sees them, never scaled.
+    still work. Outside mode `own`, latents are passed through as the denoiser receives them, never
+    scaled.
     """
     kind, size = type(real), data_size(real)
     first_sigma = inspect.getattr_static(kind, "init_noise_sigma", None)
@@ -191,7 +192,7 @@ def stand_in(real: Any, control: Control) -> Any:
 
 
 def _step(kind: Any, control: Control, size: float) -> Any:
-    """The stand-in's `step`, with the signature of the real one, which pipelines ask for."""
+    """The stand-in's `step`, with the signature of the real one, which pipelines inspect."""
     signature = inspect.signature(kind.step)
     names = tuple(signature.parameters)[1:]
 
@@ -222,8 +223,8 @@ def _step(kind: Any, control: Control, size: float) -> Any:
 
 
 def _set_timesteps(kind: Any, control: Control) -> Any:
-    """The real one. Its lists stay on the CPU where a pinned time stands for them: nothing of the
-    loop's step reads them, and to copy them would make a GPU wait in every call."""
+    """Call the real one. With a pinned time, its lists stay on the CPU: the loop's step never reads
+    them, and copying them would make a GPU wait in every call."""
     real = kind.set_timesteps
 
     @wraps(real)
@@ -265,14 +266,14 @@ def _own_step(
 
 
 def _as_seen(scheduler: Any, kind: Any, sample: Tensor, timestep: Any) -> Tensor:
-    """Return the sample as the real scheduler hands it to the denoiser."""
+    """Return the sample as the real scheduler passes it to the denoiser."""
     if "scale_model_input" not in dir(kind):
         return sample
     return kind.scale_model_input(scheduler, sample, timestep)
 
 
 def _clean(scheduler: Any, seen: Received, result: Any) -> Tensor | None:
-    """Return the clean sample as the scheduler itself reads it from the prediction, or None.
+    """Return the clean sample that the scheduler itself computes from the prediction, or None.
 
     LCM blends it with the state near the data (the boundary scalings); the blend is undone.
     """
@@ -299,8 +300,8 @@ def placed(pipe: Any, device: torch.device) -> Iterator[None]:
     silent progress bar.
 
     diffusers searches every module for hooks each time that it reads this property, several times
-    per call: for a model of 500 modules that costs more than the rest of driving. A bar costs 0.07
-    ms to make, shown or not.
+    per call: for a model with 500 modules this costs more than the rest of driving. Creating a bar
+    costs 0.07 ms, whether or not it is shown.
     """
     kind = type(pipe)
     pipe.__class__ = _placed(kind, device)
@@ -330,9 +331,9 @@ class Patch:
 
 @contextmanager
 def patched(patches: Iterable[Patch]) -> Iterator[None]:
-    """Set attributes in the body, then restore what was there, which may be nothing.
+    """Set attributes in the body, then restore the previous ones, or remove them.
 
-    Through `vars`: a pipeline's own setattr would also rewrite its config.
+    Through `vars`, since a pipeline's own setattr would also rewrite its config.
     """
     before: list[tuple[dict[str, Any], str, Any]] = []
     try:

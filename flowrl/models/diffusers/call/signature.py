@@ -1,7 +1,7 @@
-"""A pipeline's denoising loop from outside: states and prompts in, velocities and media out.
+"""A pipeline's denoising loop as a function: states and prompts in, velocities and media out.
 
 No model family is named here. The pipeline's traits are discovered once by trial calls
-(`flowrl.models.diffusers.call.traits`); everything else is a function of them.
+(`flowrl.models.diffusers.call.traits`); everything else follows from them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,8 +57,8 @@ class Loop:
     """Calls the loop of one pipeline. UserError, with the reason, for a pipeline that cannot be
     driven.
 
-    `traits` is a frozen record. It is replaced when prompts first bring other arguments of their
-    own, and by what only the pipeline's own call shows (see `Traits`).
+    `traits` is a frozen record. It is replaced when prompts first have new arguments of their own,
+    and when the pipeline's own call shows more traits (see `Traits`).
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Loop:
         return self.traits.arguments(prompts, steps, guidance, extras)
 
     def _encoding(self, extras: Sequence[Extra]) -> Encoding:
-        """The form of encodings for rows with own arguments like the first one's."""
+        """The form of encodings for rows with the same own arguments as the first row."""
         extra: Extra = extras[0] if extras else {}
         if tuple(extra) not in self.traits.encodings:
             encoding = discover_encoding(self.driver, self.traits, extra)
@@ -99,7 +99,7 @@ class Loop:
         return self.traits.encodings[tuple(extra)]
 
     def encode(self, prompts: Sequence[str], extras: Sequence[Extra]) -> Conditioning:
-        """Encode prompts in one call. If there are rows of `extras`, they share their images."""
+        """Encode prompts in one call. Rows of `extras`, if given, share their images."""
         with checks.its_own(self.name, self.call):
             form = self._encoding(extras)
             whole = self._cut(form.layout, prompts, extras, TRIAL_GUIDANCE)
@@ -125,7 +125,7 @@ class Loop:
         """Arguments of each prompt: columns of its row, and images that all prompts share.
 
         Raises UserError if a required image is missing, and for a text that only other rows have
-        and that nothing can replace.
+        and that cannot be replaced.
         """
         found: Sequence[Extra] = ()
         if not self._columns.isdisjoint(set[str]().union(*meta)):
@@ -147,7 +147,7 @@ class Loop:
         return tuple({**extra, **pictures} for extra in extras)
 
     def fit(self, images: Extra) -> None:
-        """Take the form of states from these images, where no argument of the call sets it."""
+        """Take the form of states from these images, if no argument of the call sets it."""
         with checks.its_own(self.name, self.call):
             self.traits = with_images(self.driver, self.traits, images)
         self._starts.clear()
@@ -183,7 +183,7 @@ class Loop:
         return self._starts[steps]
 
     def _trial(self, conditioning: Conditioning, steps: int) -> PipelineCall:
-        """A call of which only the states matter."""
+        """A call in which only the states matter."""
         if conditioning.extras:
             self._encoding(conditioning.extras)
         return self.traits.trial_call(conditioning, steps)
@@ -232,9 +232,10 @@ class Loop:
         return CleanPart(torch.cat([parts[i] for i in range(len(conditioning))]), scale)
 
     def _noise_alone(self, conditioning: Conditioning, steps: int) -> bool:
-        """Whether first states hold nothing of the images; found once for each set of arguments.
+        """Whether first states are independent of the images; found once for each set of arguments.
 
-        Two rows, as in the trial that found the encoding: so a stub knows what to return.
+        With two rows, as in the trial that found the encoding, so that stubs know the form of their
+        output.
         """
         names = tuple(conditioning.extras[0]), steps
         if names not in self._noise:
@@ -250,7 +251,7 @@ class Loop:
 
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
         """Velocities v [n *d] at flow states x [n *d], sigma [n]; rows share their images, or have
-        images of one size if the way allows it."""
+        images of one size if `way` allows it."""
         state, levels = self.state(x, sigma), on_host(sigma)
         return self.read(state, self.received(state, levels, conditioning, way).output, sigma)
 
@@ -275,8 +276,8 @@ class Loop:
             index = set(places.tolist())
             if len(index) != 1 or -1 in index:
                 raise UserError(
-                    f"{self.name} with {self.call} depends on the step's index: it has "
-                    f"velocities only at its own {way.steps} sigmas, one per call, not at "
+                    f"{self.name} with {self.call} depends on the step's index: velocities exist "
+                    f"only at its own {way.steps} sigmas, one per call, not at "
                     f"{sigma.tolist()}"
                 )
             target = Target(torch.empty(0), start.schedule.place(index.pop()))

@@ -1,4 +1,4 @@
-"""Stubs that stand for denoisers while only a loop's states matter: they return zeros."""
+"""Stubs that replace denoisers while only a loop's states matter: they return zeros."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,8 +1,8 @@
 """Discovery of a pipeline's traits: everything that later calls depend on, found by trial calls.
 
 No model family is named here. Trial calls show what a pipeline needs (an image, one prompt per
-call, a packed state): each works or fails in the pipeline's own code. All trials are here, each
-ends at its first step or before it, and the result is one frozen record.
+call, a packed state): each works or fails in the pipeline's own code. All trials are here. Each
+ends at its first step or earlier, and the result is one frozen record.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ class Encoding:
     """Form of calls that pass the same kind of extra arguments with each row (a negative prompt,
     an image).
 
-    layout  the cut of the outputs of `encode_prompt` into rows
+    layout  the split of the outputs of `encode_prompt` into rows
     plain   the same without guidance, if it differs: older pipelines return negative prompts and
             prompts as one tensor, or prompts alone
     each    images are passed once per row, not once per call
@@ -66,21 +66,21 @@ class Traits:
     call       the user's arguments without images
     shared     the user's images, which all rows share
     kind       the quantity that its model predicts
-    guidance   the argument that sets the guidance scale; None if it has none
+    guidance   the argument that sets the guidance scale; None without such an argument
     steps      of a trial call
-    required   placeholders for the images that it cannot be called without
-    encodings  by the names of a row's own arguments
-    blank      one short prompt, for calls of which only the states matter
-    stubs      its loop runs with denoisers that return zeros
+    required   placeholders for required images
+    encodings  encodings by the names of a row's own arguments
+    blank      a call with one short prompt, for when only the states matter
+    stubs      whether its loop runs with denoisers that return zeros
     entry      the place where a state enters its loop
     levels     the user's noise levels; None for the pipeline's own
 
     Some traits show only in the pipeline's own call with two prompts. That call runs all steps, so
-    it is no trial: the proof makes it and settles these four.
+    it is not a trial: the proof makes it and sets these four.
 
     single     one prompt per call, because it takes no batch
-    form       `output_type`: "np" where a pipeline scales tensors otherwise than images
-    sign       -1 if the loop hands minus the flow's velocity to its scheduler
+    form       `output_type`: "np" if a pipeline scales tensors differently from images
+    sign       -1 if the loop passes minus the flow's velocity to its scheduler
     later      dtype of the states after the first step, if a prediction depends on it (HunyuanVideo
                rounds its timesteps to it); None: that of the first state
     """
@@ -117,8 +117,8 @@ class Traits:
     ) -> dict[str, Any]:
         """Arguments of the pipeline's own call that make one sample per prompt.
 
-        `extras` are arguments per row, whose encoding is known. Raises UserError for guidance of a
-        pipeline that has none.
+        `extras` are arguments per row, whose encoding is known. Raises UserError for guidance with
+        a pipeline that takes none.
         """
         assert len(extras) in (0, len(prompts))
         given = dict(self.call)
@@ -140,7 +140,7 @@ class Traits:
         return given
 
     def trial_call(self, conditioning: Conditioning, steps: int) -> PipelineCall:
-        """A call for trials with their guidance: only its states are read, not its result."""
+        """A call for trials, at their guidance scale: only its states are read, not its result."""
         rows = conditioning.prompts, steps, self.trial_guidance, conditioning.extras
         return PipelineCall(self.arguments(*rows), conditioning.calls(), stubs=self.stubs)
 
@@ -175,7 +175,7 @@ def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None)
 
 
 def with_images(driver: Driver, traits: Traits, images: Extra) -> Traits:
-    """The same traits with the form of states that these images give, not placeholders."""
+    """The same traits with the form of states from these images instead of placeholders."""
     traits = replace(traits, required=images)
     return _with_entry(driver, traits.knowing(images, discover_encoding(driver, traits, images)))
 
@@ -199,9 +199,9 @@ def encoded(
 
 
 def _with_required(driver: Driver, traits: Traits) -> Traits:
-    """Find the images that the pipeline requires, and how rows that have them are encoded.
+    """Find the images that the pipeline requires, and how rows with these images are encoded.
 
-    A pipeline that takes no batch in any way is called with one prompt at a time.
+    A pipeline that does not accept batches is called with one prompt at a time.
     """
     width, height = (traits.call.get(name, TRIAL_SIZE) for name in ("width", "height"))
     frames = traits.call.get("num_frames", TRIAL_FRAMES)
@@ -218,10 +218,10 @@ def _with_required(driver: Driver, traits: Traits) -> Traits:
 
 
 def _with_entry(driver: Driver, traits: Traits) -> Traits:
-    """Find the blank call, the entry of a state, and whether stubs may stand for the denoisers.
+    """Find the blank call, the entry of a state, and whether stubs can replace the denoisers.
 
-    A loop that looks into its denoisers (for attention maps, for keys and values) fails with stubs,
-    though not while they run once to learn the form of their outputs.
+    A loop that reads inside its denoisers (attention maps, keys and values) fails with stubs, but
+    not during the one run that records the form of the outputs.
     """
     extras = (traits.required,) if traits.required else ()
     shape = traits.encodings[tuple(traits.required)].shape
@@ -240,7 +240,8 @@ def _with_entry(driver: Driver, traits: Traits) -> Traits:
 def _encoding(driver: Driver, traits: Traits, extra: Extra, each: bool) -> Encoding:
     """Probe the encoder with prompts, and the denoiser with two rows.
 
-    Every text argument takes the probes' lengths: a mask may be left out where none differ.
+    Every text argument takes the probes' lengths, since a pipeline may omit a mask if all lengths
+    are equal.
     """
     traits = traits.knowing(extra, Encoding(SINGLE, None, each, ()))  # for the arguments
     texts = [name for name in extra if columns.TEXT_COLUMNS.fullmatch(name)]

@@ -1,8 +1,8 @@
-"""Noise levels of the user's (`model.sigmas`) in a pipeline's own call.
+"""The user's noise levels (`model.sigmas`) in a pipeline's own call, where they are the argument
+`sigmas`.
 
-They are the call's argument `sigmas`. Its scheduler would shift them once more, so calls are made
-with a copy of it whose shift is off: the model is called at the levels of the list. The pipeline's
-own scheduler stays as it is, in exports too.
+The scheduler would shift them once more, so calls use a copy of it without a shift: the model is
+called at exactly these levels. The pipeline's own scheduler stays unchanged, also in exports.
 """
 
 import inspect
@@ -29,8 +29,8 @@ _NEAR = 1e-6  # rounding to float32
 
 @dataclass(frozen=True)
 class UserLevels:
-    """Noise levels of the user. `at` maps a number of steps to levels without the final 0; `trial`
-    is a number of steps that it accepts, for trial calls."""
+    """The user's noise levels. `at` maps a number of steps to levels without the final 0; `trial`
+    is a number of steps that `at` accepts, for trial calls."""
 
     at: Callable[[int], tuple[float, ...]]
     trial: int
@@ -38,12 +38,12 @@ class UserLevels:
     def scheduler(self, real: Any, kind: ModelOutput, owner: str) -> Any:
         """A copy of the scheduler that visits exactly these levels.
 
-        UserError for one that takes no levels, and for models that are no flows.
+        UserError for a scheduler that takes no levels, and for models that are not flows.
         """
         name = type(real).__name__
         if kind != "flow":
             raise UserError(
-                f"model.sigmas: {owner} predicts {kind}, so its levels are those of its {name}: "
+                f"model.sigmas: {owner} predicts {kind}, so its levels come from its {name}: "
                 "leave sigmas out"
             )
         if "sigmas" not in inspect.signature(type(real).set_timesteps).parameters:
@@ -67,8 +67,8 @@ def refuse_levels(owner: str, parameters: Mapping[str, Any]) -> None:
     """UserError for a pipeline whose call takes no `sigmas`."""
     if "sigmas" not in parameters:
         raise UserError(
-            f"model.sigmas: the call of {owner} takes no `sigmas`, so its levels are its "
-            "scheduler's: leave sigmas out"
+            f"model.sigmas: the call of {owner} takes no `sigmas`, so its levels come from its "
+            "scheduler: leave sigmas out"
         )
 
 

@@ -1,5 +1,5 @@
-"""Adapters that somebody else made: merged into the base below the trained weights
-(`model.adapters`), or where training begins (`model.lora.from`). diffusers reads their files."""
+"""Existing adapters: merged into the base weights (`model.adapters`), or used as the start of
+training (`model.lora.from`). diffusers reads their files."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ FROZEN = "frozen"
 def merge_adapters(pipe: Any, adapters: Sequence[FrozenAdapter]) -> None:
     """Add adapters to the pipeline's weights, as its `fuse_lora` does, in the given order.
 
-    UserError, naming the setting, for a file that is missing or that the pipeline does not take
-    as a whole.
+    UserError, naming the setting, for a file that is missing or that the pipeline does not load
+    completely.
     """
     for i, each in enumerate(adapters):
         place = f"model.adapters, {i + 1}"
@@ -45,7 +45,7 @@ def merge_adapters(pipe: Any, adapters: Sequence[FrozenAdapter]) -> None:
 
 
 def begin_from(pipe: Any, denoisers: Mapping[str, nn.Module], source: str) -> None:
-    """Add the adapters of a file to the denoisers as the trained ones, with the file's ranks.
+    """Add a file's adapters to the denoisers as the trained adapters, with the file's ranks.
 
     UserError for adapters that a run could not train or save.
     """
@@ -60,8 +60,8 @@ def begin_from(pipe: Any, denoisers: Mapping[str, nn.Module], source: str) -> No
     for name, module in _loadable(pipe).items():
         if name not in denoisers and _layers(module):
             raise UserError(
-                f"{place}: {source} has adapters of {name} too, which a run does not train: name "
-                "it in model.adapters, and train new adapters"
+                f"{place}: {source} also has adapters of {name}, which a run does not train: put "
+                "it into model.adapters, and train new adapters"
             )
     for name, denoiser in denoisers.items():
         if not _layers(denoiser):
@@ -72,7 +72,7 @@ def begin_from(pipe: Any, denoisers: Mapping[str, nn.Module], source: str) -> No
 
 
 def load_whole(pipe: Any, source: str, adapter: str, place: str, *, second: bool = False) -> None:
-    """Load one file of adapters. UserError unless every tensor in it finds its layer."""
+    """Load one adapter file. UserError unless every tensor in it has a matching layer."""
     kind, path = type(pipe).__name__, find(source)
     if "load_lora_weights" not in dir(pipe):
         raise UserError(f"{place}: {kind} takes no adapters")
@@ -109,18 +109,18 @@ def _layers(module: nn.Module) -> list[BaseTunerLayer]:
 
 
 def _count(pipe: Any) -> int:
-    """The number of adapters' tensors in the pipeline."""
+    """The number of adapter tensors in the pipeline."""
     parts = _loadable(pipe).values()
     return sum(".lora_" in name for module in parts for name, _ in module.named_parameters())
 
 
 def _check_saving(pipe: Any, denoiser: nn.Module, place: str) -> None:
-    """UserError for a scale that this pipeline's files cannot hold."""
+    """UserError for a scale that this pipeline's files cannot store."""
     assert isinstance(denoiser, PeftAdapterMixin)
     scales = {x.scaling[ADAPTER] for x in _layers(denoiser) if isinstance(x, LoraLayer)}
     takes = inspect.signature(pipe.save_lora_weights).parameters
     if scales != {1.0} and not any(name.endswith("_lora_adapter_metadata") for name in takes):
         raise UserError(
             f"{place}: {type(pipe).__name__} loses alpha when it saves adapters, and the file's "
-            "differs from its rank: name it in model.adapters, and train new adapters"
+            "alpha differs from its rank: put it into model.adapters, and train new adapters"
         )

@@ -39,8 +39,8 @@ class Spec:
 def add_lora(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
     """Freeze the denoisers and add float32 adapters: A ~ N(0, 1 / rank^2), B = 0.
 
-    A is drawn by parameter name from the seed, so that neither earlier draws nor the device nor
-    the order of modules changes it. Raises UserError for targets that name nothing.
+    A is keyed by the seed and the parameter name, so it does not depend on earlier draws, the
+    device or the order of modules. Raises UserError for targets that match nothing.
     """
     if spec.rank < 1:
         raise UserError(f"lora rank must be at least 1, not {spec.rank}")
@@ -73,7 +73,7 @@ def has_lora(denoisers: Mapping[str, nn.Module]) -> bool:
 
 
 def default_targets(denoiser: nn.Module) -> list[str]:
-    """Names, within a block, of the attention and feed-forward linears."""
+    """Names of the attention and feed-forward linear layers within a block."""
     lists = [name for name, module in denoiser.named_modules() if isinstance(module, nn.ModuleList)]
     blocks = [a for a in lists if not any(a.startswith(b + ".") for b in lists)]
     inside = {}
@@ -87,16 +87,17 @@ def default_targets(denoiser: nn.Module) -> list[str]:
 
 
 def _shortest(denoiser: nn.Module, ends: list[str], linears: Iterable[str]) -> list[str]:
-    """Ends of names, if they name these linears and nothing else; else their whole names.
+    """Name endings, if they match these linear layers and nothing else; otherwise the full names.
 
-    In FLUX.2 `attn.to_out` is a linear of one kind of block, and a list of modules in another.
+    In FLUX.2 `attn.to_out` is a linear layer in one kind of block, and a list of modules in
+    another.
     """
     named = {name for name, _ in denoiser.named_modules() if _ends(name, ends)}
     return ends if named == set(linears) else sorted(linears)
 
 
 def save_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
-    """Write files, alpha included, that a plain pipeline's `load_lora_weights` reads.
+    """Write files, including alpha, that a plain pipeline's `load_lora_weights` reads.
 
     One file, or one for each expert (`SECOND`).
     """
@@ -148,7 +149,7 @@ def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> No
 
 
 def prepare_adapters(denoiser: nn.Module) -> None:
-    """Make adapters trainable, in float32 at least: half-precision weights would lose small
+    """Make adapters trainable, in at least float32: half-precision weights would lose small
     steps."""
     for name, parameter in denoiser.named_parameters():
         if ".lora_" in name:
@@ -170,7 +171,7 @@ def _targets(denoiser: nn.Module, wanted: Sequence[str] | None) -> list[str]:
 
 
 def _matches(denoiser: nn.Module, ends: Sequence[str]) -> list[str]:
-    """As peft matches target_modules."""
+    """Whether a name matches, as peft matches target_modules."""
     return [
         name
         for name, module in denoiser.named_modules()
@@ -183,7 +184,7 @@ def _ends(name: str, ends: Sequence[str]) -> bool:
 
 
 def _check_saving(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
-    """Raise UserError, before the training, for adapters that cannot be saved."""
+    """Raise UserError, before training, for adapters that cannot be saved."""
     owner = type(pipe).__name__
     if "save_lora_weights" not in dir(pipe):
         raise UserError(f"{owner} cannot save adapters: train its full weights (lora: null)")

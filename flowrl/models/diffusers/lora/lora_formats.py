@@ -1,7 +1,8 @@
 """Adapter files in diffusers', ComfyUI's and kohya's formats, written and read back.
 
     diffusers  transformer.LAYER.lora_A.weight, lora_B.weight, with alpha in the file's metadata
-    comfyui    diffusion_model.ORIGINAL_LAYER.lora_A.weight, lora_B.weight, alpha; of UNets kohya's
+    comfyui    diffusion_model.ORIGINAL_LAYER.lora_A.weight, lora_B.weight, alpha; for UNets kohya's
+               format
     kohya      lora_unet_ORIGINAL_LAYER.lora_down.weight, lora_up.weight, alpha, dots as underscores
 
 An adapter changes its layer's weight by (alpha / rank) B A, with A [rank in] and B [out rank].
@@ -63,7 +64,7 @@ def read_adapter(file: Path) -> AdapterLayers:
 def write_adapter(file: Path, adapter: AdapterLayers, denoiser: nn.Module, form: KeyFormat) -> None:
     """Write the adapter in ComfyUI's or kohya's format. `denoiser` may be on the meta device.
 
-    UserError for a model or a layer without a known name there.
+    UserError for a model or layer without a known name in that format.
     """
     tensors = dict[str, Tensor]()
     for layer in original_layers(denoiser, list(adapter)):
@@ -76,10 +77,10 @@ def write_adapter(file: Path, adapter: AdapterLayers, denoiser: nn.Module, form:
 
 
 def fused(layer: OriginalLayer, adapter: AdapterLayers, denoiser: nn.Module) -> AdapterLayer:
-    """Join adapters into one for a fused layer: their ranks side by side, with `up` block by
-    block.
+    """Join adapters into one for a fused layer: their ranks are concatenated, and `up` is
+    block-diagonal.
 
-    The parts' scales must be one, as they are in an adapter of one rank and alpha.
+    The parts must have the same scale, as in an adapter with one rank and alpha.
     """
     present = [adapter[part] for part in layer.parts if part in adapter]
     if len(layer.parts) == 1:
@@ -97,7 +98,7 @@ def fused(layer: OriginalLayer, adapter: AdapterLayers, denoiser: nn.Module) -> 
 
 
 def _heights(layer: OriginalLayer, denoiser: nn.Module) -> list[int]:
-    """Outputs of each part."""
+    """Number of outputs of each part."""
     found = list[int]()
     for part in layer.parts:
         module = denoiser.get_submodule(part)
@@ -107,7 +108,7 @@ def _heights(layer: OriginalLayer, denoiser: nn.Module) -> list[int]:
 
 
 def _keys(denoiser: nn.Module, form: KeyFormat) -> KeyFormat:
-    """ComfyUI reads UNets in kohya's format."""
+    """Key names of a format; ComfyUI reads UNets in kohya's format."""
     return "kohya" if type(denoiser).__name__ == "UNet2DConditionModel" else form
 
 
@@ -123,7 +124,7 @@ def check_written(
     """Read a written file back and compare its weight changes layer by layer.
 
     Returns the largest difference, relative to a layer's largest change. UserError for a file that
-    lacks a layer, has another one, or differs by more than rounding.
+    lacks a layer, has an extra one, or differs by more than rounding.
     """
     tensors, worst = load_file(file), 0.0
     down, up = KEY_SUFFIXES[_keys(denoiser, form)]

@@ -2,12 +2,12 @@
 
 diffusers names the layers of a denoiser in its own way, and splits layers that the original code
 has fused: `attn.to_q`, `to_k` and `to_v` are rows of one `attn.qkv`. Adapters of such parts become
-one adapter of the fused layer, with the ranks beside each other and zeros elsewhere, which is the
-same change of the weight, exactly.
+one adapter of the fused layer, with concatenated ranks and zeros elsewhere, which changes the
+weight by exactly the same amount.
 
 Sources: diffusers' `loaders/lora_conversion_utils.py` (0.42), ComfyUI's `comfy/lora.py` and
-`comfy/utils.py` (`mmdit_to_diffusers`, `flux_to_diffusers`, `unet_to_diffusers`), kohya-ss
-sd-scripts' and musubi-tuner's networks, by their names of modules.
+`comfy/utils.py` (`mmdit_to_diffusers`, `flux_to_diffusers`, `unet_to_diffusers`), the module names
+in the networks of kohya-ss' sd-scripts and musubi-tuner.
 """
 
 import re
@@ -21,7 +21,7 @@ from flowrl.errors import UserError
 
 class OriginalLayer(NamedTuple):
     """A layer of the original code. `parts` are the diffusers layers that form its rows, in order;
-    just one if nothing is fused."""
+    a single one if nothing is fused."""
 
     name: str
     parts: tuple[str, ...]
@@ -128,8 +128,9 @@ def _layer(rules: Sequence[KeyRule], name: str) -> OriginalLayer | None:
 
 
 def _unet(denoiser: nn.Module, name: str) -> str:
-    """Stable Diffusion XL's attention blocks by the numbers of the original code; other names as
-    they are. kohya's tools train 1.5 with diffusers' names, and XL with the original ones."""
+    """Stable Diffusion XL's attention blocks with the numbers of the original code; other names
+    stay unchanged. kohya's tools train 1.5 with diffusers' names, and XL with the original
+    names."""
     config = vars(denoiser).get("_internal_dict") or {}
     if config.get("addition_embed_type") != "text_time":
         return name
@@ -141,6 +142,6 @@ def _unet(denoiser: nn.Module, name: str) -> str:
     if match := re.match(r"up_blocks\.(\d+)\.attentions\.(\d+)\.(.*)", name):
         return f"output_blocks.{stride * int(match[1]) + int(match[2])}.1.{match[3]}"
     raise UserError(
-        f"the adapted layer {name} is in no attention block, but ComfyUI's and kohya's formats "
-        "here only name layers of those: export with --formats diffusers"
+        f"the adapted layer {name} is in no attention block, but for ComfyUI's and kohya's "
+        "formats only names of attention blocks are known: export with --formats diffusers"
     )

@@ -1,1 +1,1 @@
-"""Proof by replay: velocities of a driven pipeline against its own call."""
+"""Proof by replay: velocities of a driven pipeline compared with its own call."""

@@ -2,12 +2,12 @@
 
 Two claims differ. The pipeline's own scheduler, stepped with flowrl's velocities from
 flowrl's first state, reproduces its latents and media: shown by the first state, every prediction
-and the decoder. Flowrl's own solver does so too only where its steps are the scheduler's.
+and the decoder. Flowrl's own solver does so too only if its steps equal the scheduler's.
 `whole_proof` compares whole samples.
 
-Not covered: steps of a scheduler that draws noise (only the reading of its prediction is compared);
-a rounded list of levels, which is named; negative prompts by themselves, which are compared after
-guidance has combined them with the prompt's prediction.
+Not covered: steps of a scheduler that draws noise (only how it interprets the prediction is
+compared); a rounded list of levels, which is reported; negative prompts by themselves, which are
+compared after guidance has combined them with the prompt's prediction.
 """
 
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ from flowrl.models.diffusers.replay.replay import Replay
 class Subject:
     """A loop to prove, with two prompts (and their images), steps and guidance.
 
-    `complete`: also check what is the same at every guidance, the first state, and that rows do
-    not depend on each other. `gradient`: also check that a gradient comes through.
+    `complete`: also check the first state and the independence of rows, which hold for every
+    guidance scale. `gradient`: also check that a gradient reaches the weights.
     """
 
     loop: Loop
@@ -55,10 +55,10 @@ class Subject:
     def prove(self) -> Replay:
         """Prove a pipeline by replaying every step of its own call.
 
-        Raises UserError if neither way reproduces what the pipeline's own steps received, where
+        Raises UserError if neither way reproduces the arguments of the pipeline's own steps, where
         the first state or the decoder differs, where the state changes between steps, where rows
-        depend on each other, where the prediction is not what the scheduler takes it for, where
-        guidance has no effect, and where no gradient comes through.
+        depend on each other, where the scheduler interprets the prediction differently, where
+        guidance has no effect, and where no gradient reaches the weights.
         """
         changes = proof_checks.unbroken(self.loop.name, self.own)
         if changes and not blends(self.loop, self.own, self.conditioning, self.steps):
@@ -70,8 +70,8 @@ class Subject:
         first = steps.first()
         if not (steps.quiet or self.loop.own_sampler) and renews_noise(self.loop, self.steps):
             raise UserError(
-                f"{self.loop.name}: every step of its {type(steps.scheduler).__name__} puts fresh "
-                "noise on the predicted sample, as few-step models do, so steps without noise "
+                f"{self.loop.name}: every step of its {type(steps.scheduler).__name__} adds fresh "
+                f"noise to the predicted sample, as few-step models do, so steps without noise "
                 "would sample another distribution: set recipe: {plan: {kernel: scheduler}}"
             )
         if self.complete:
@@ -153,13 +153,14 @@ class Subject:
             return self._way()
         raise UserError(
             f"{self.loop.name} cannot be driven with {self.loop.call}, guidance "
-            f"{self.guidance}, {self.steps} steps: driven from outside, its steps receive other "
-            f"values ({'; '.join(reasons)}). Leave arguments out one by one to find the cause, "
+            f"{self.guidance}, {self.steps} steps: when driven, its steps receive other values "
+            f"({'; '.join(reasons)}). Leave arguments out one by one to find the cause, "
             "or use another pipeline"
         )
 
     def _takes_later(self) -> bool:
-        """Let states after the first have the dtype that the own call has there, if it is another.
+        """Give states after the first the dtype that they have in the pipeline's own call, if it
+        differs.
 
         FlowMatchEulerDiscreteScheduler rounds its result to the network's dtype.
         """
@@ -187,7 +188,8 @@ class Subject:
         return None
 
     def _padding(self, way: Way) -> float | None:
-        """Share of a prediction due to prompts encoded beside its own; UserError if rows mix."""
+        """Share of a prediction due to other prompts encoded in the same call; UserError if rows
+        mix."""
         if not self.complete or self.loop.traits.single:
             return None
         states = []
@@ -206,20 +208,22 @@ class Subject:
         return OtherImages(self.loop, self.prompts, self.extras, states, way).shared()
 
     def _check_sizes(self) -> None:
-        """Images that decide the size of the latents would be of several sizes in a batch.
+        """Refuse pipelines in which images decide the size of the latents, since a batch could have
+        several sizes.
 
-        Tried with the first row's image in five shapes, square, wide and tall. A pipeline that maps
-        all of them to one size passes; an image of a shape between or beyond them that it maps to
-        another ends the run with a sentence.
+        Tried with the first row's image in five shapes: square, wide and tall. A pipeline that maps
+        all of them to one size passes; if another image shape later leads to another size, the run
+        ends with an error.
         """
         if self.extras and follows_pictures(self.loop, self.extras[0]):
             raise UserError(
-                f"{self.loop.name} makes latents in its image's shape, so images of different "
-                "shapes could not be trained on together: set height and width"
+                f"{self.loop.name} makes latents in the shape of its image, so images of "
+                "different shapes could not be trained on together: set height and width"
             )
 
     def _mixes(self, way: Way) -> bool:
-        """Whether rows of several steps in one call predict what each does in its own."""
+        """Whether rows of several steps in one call have the same predictions as in separate
+        calls."""
         count, rows = len(self.own), len(self.prompts)
         if count < 2 or rows < 2:
             return False
@@ -241,7 +245,8 @@ class Subject:
         return True
 
     def _decoder(self, way: Way) -> bool:
-        """Whether decoding needs the loop to run; UserError if both ways differ."""
+        """Whether decoding needs the loop to run; UserError if the result differs both with and
+        without it."""
         last, reasons = self.own[-1].following, []
         assert last is not None
         for through in (False, True):
@@ -265,7 +270,7 @@ class Subject:
             reasons.append(f"is off by {away:.3g}")
         raise UserError(
             f"{self.loop.name}: decoding its own last state {reasons[0]}, and after a loop that "
-            f"moves nothing it {reasons[1]}"
+            f"changes nothing it {reasons[1]}"
         )
 
     def _evaluations(self, way: Way) -> float:
@@ -278,7 +283,8 @@ class Subject:
         return max(counts)
 
     def _check_guidance(self, way: Way) -> None:
-        """Refuse guidance without effect (a missing negative prompt): it is a mistake."""
+        """Refuse guidance without effect (from a missing negative prompt), since it is a
+        mistake."""
         if way.guidance is None or way.guidance <= 1:
             return
         more = Way(way.steps, way.guidance + 1, forward=way.forward, mixed=False)

@@ -1,8 +1,8 @@
 """Whether rows with different conditioning images of one size may share a call.
 
 A call takes one image for all its rows, or a list with one per row; some pipelines read a list as
-several references of every row. So two rows with two images are compared, to the bit, with two
-calls of the same size that have one of the images each: shapes are equal, and with them kernels.
+several references of every row. So a call of two rows with two images is compared, to the bit, with
+two calls of the same size, each with one of the images: equal shapes lead to the same kernels.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from flowrl.models.diffusers.call.signature import Loop
 
 @dataclass(frozen=True)
 class OtherImages:
-    """Two rows with the same images. `extras` are their arguments; `states` are [2 *d] of the
-    loop, with their levels."""
+    """Two rows with the same images. `extras` are their arguments; `states` are states [2 *d] of
+    the loop, with their levels."""
 
     loop: Loop
     prompts: Sequence[str]
@@ -36,8 +36,8 @@ class OtherImages:
         """The columns of images if rows with different images can share a call; otherwise none,
         and each image needs its own calls.
 
-        Predictions and media must equal the ones from calls with one image. Predictions must also
-        depend on the image: where they do not (a loop that only begins at it), equality shows
+        Predictions and media must equal the results of calls with one image. Predictions must also
+        depend on the image: where they do not (a loop that only starts from it), equality proves
         nothing.
         """
         names = tuple(name for name in self.extras[0] if not columns.TEXT_COLUMNS.fullmatch(name))
@@ -57,7 +57,7 @@ class OtherImages:
         return names if same and matters else ()
 
     def _made(self, others: Sequence[Extra]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Predictions at each state, then media: of both images, of the first, of the second."""
+        """Predictions at each state, then media: for both images, for the first, for the second."""
         first, second = (self.loop.encode(self.prompts, own) for own in (self.extras, others))
         both = Conditioning.cat([first.take([0]), second.take([1])])
         made: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -1,9 +1,9 @@
 """Whether a row's prediction depends on the other rows of its batch.
 
-Another batch is another computation, so two predictions of one row differ by rounding, which deep
-networks in half precision and guidance amplify. The bound is measured, not chosen: the effect of
-one unit of rounding in the state, and of another place in a batch of equal rows. A clearly larger
-difference is a dependence.
+A different batch is a different computation, so two predictions for one row differ by rounding,
+which guidance and deep half-precision networks amplify. The bound is measured: the effect of one
+rounding unit in the state, and of another position in a batch of equal rows. A clearly larger
+difference means dependence.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ SAME_SHAPES = 1 / 8  # times one unit of rounding, where shapes, and so kernels,
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Three rows in one call. `states` are [3 *d] of the loop, with their levels; `extras` come
-    from the prompt's row."""
+    """Three rows in one call. `states` are states [3 *d] of the loop, with their levels; `extras`
+    come from the prompt's row."""
 
     loop: Loop
     prompt: str
@@ -42,8 +42,9 @@ class Neighbours:
     def check(self) -> float | None:
         """Share of a prediction that depends on the other prompts encoded with it.
 
-        That is diffusers' own padding to the longest prompt without a mask (CogView4); None where
-        it is rounding. Raises UserError if the network mixes rows.
+        Such a share comes from diffusers' own padding to the longest prompt without a mask
+        (CogView4); None if the difference is only rounding. Raises UserError if the network mixes
+        rows.
         """
         joint, alone = self.joint(), self.loop.encode([self.prompt], self.extras[:1])
         x, sigma = self.states[0]
@@ -67,7 +68,7 @@ class Neighbours:
 
     def check_place(self, away: float, limit: float, size: float) -> None:
         if not away <= limit:
-            self.refuse("its place in the batch and the batch's size", away, size)
+            self.refuse("its position in the batch and the batch size", away, size)
 
     def joint(self) -> Conditioning:
         """A short prompt, the given one and a long one, encoded together."""
@@ -79,7 +80,7 @@ class Neighbours:
     def changed(self, joint: Conditioning) -> tuple[float, Tensor]:
         """(change of the other rows if the first row changes, prediction for the first state).
 
-        The longest row stays, so that shapes, and with them kernels, are unchanged.
+        The longest row stays, so that shapes, and therefore kernels, are unchanged.
         """
         same, away, beside = [1, 1, 2], [], []
         for x, sigma in self.states:

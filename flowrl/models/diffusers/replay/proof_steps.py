@@ -1,4 +1,5 @@
-"""The scheduler's side of the proof: first state, reading of the prediction, flowrl's solver."""
+"""The scheduler's part of the proof: first state, interpretation of the prediction, flowrl's
+solver."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class StepProof:
     def check_start(self, conditioning: Conditioning, steps: int) -> None:
         """UserError if flowrl's first state differs from the one in the pipeline's own call.
 
-        Both are made of the same noise; the difference allowed is rounding.
+        Both are made from the same noise and may differ only by rounding.
         """
         flow = self.loop.first_flow(conditioning, steps)
         sigma = torch.full((len(flow),), self.schedule.sigmas[0])
@@ -71,16 +72,17 @@ class StepProof:
         size = float(theirs.abs().max())
         if not away <= ROUNDINGS * torch.finfo(theirs.dtype).eps * size:
             raise UserError(
-                f"{self.loop.name}: flowrl's first state is {away:.3g} away from the one that "
+                f"{self.loop.name}: flowrl's first state is {away:.3g} away from the state that "
                 f"its own call passes to its network, for states of size {size:.3g}"
             )
 
     def first(self) -> float | None:
         """Distance of the scheduler's first step from ours, relative to the state.
 
-        None where its step draws noise, or visits its first level twice. Raises UserError for a
-        prediction that is not what it is taken for: a first step is of first order, so it is ours,
-        unless the scheduler rounds its levels (then its own clean sample must be ours).
+        None if its step draws noise, or visits its first level twice. Raises UserError for a
+        prediction of another kind than assumed: every scheduler's first step is of first order, so
+        it must equal ours, unless the scheduler rounds its levels (then its own clean sample must
+        equal ours).
         """
         if not self.quiet or len(set(self.schedule.visits[:2])) < 2:
             return None
@@ -95,16 +97,16 @@ class StepProof:
         if away > self.tolerance * size or turned < away:
             raise UserError(
                 f"{self.loop.name}: the first step of {type(self.scheduler).__name__} is "
-                f"{away:.3g} away from the flow's, in states of size {size:.3g}: its prediction is "
-                f"not the {self.loop.traits.kind} that it is taken for"
+                f"{away:.3g} away from the flow's, in states of size {size:.3g}: its prediction "
+                f"is not the assumed {self.loop.traits.kind}"
             )
         return away / size
 
     def reading(self) -> float | None:
-        """Distance of the scheduler's own clean sample from ours, relative to it.
+        """Relative distance of the scheduler's own clean sample from ours.
 
-        It shows how the prediction is read where the step draws noise. None where the scheduler
-        does not return its clean sample. Raises UserError for another reading.
+        It shows how the prediction is interpreted if the step draws noise. None if the scheduler
+        does not return its clean sample. Raises UserError for another interpretation.
         """
         clean, state = self.own[0].clean, self.own[0].state
         if self.quiet or clean is None or state is None:
@@ -112,9 +114,9 @@ class StepProof:
         away, size = self.clean_difference(clean, state)
         if away > self.tolerance * size:
             raise UserError(
-                f"{self.loop.name}: {type(self.scheduler).__name__} reads a clean sample from the "
-                f"prediction that is {away:.3g} away from ours, of size {size:.3g}: the prediction "
-                f"is not the {self.loop.traits.kind} that it is taken for"
+                f"{self.loop.name}: {type(self.scheduler).__name__} computes a clean sample from "
+                f"the prediction that is {away:.3g} away from ours, of size {size:.3g}: the "
+                f"prediction is not the assumed {self.loop.traits.kind}"
             )
         return away / size
 
@@ -127,7 +129,7 @@ class StepProof:
         return away <= self.tolerance * size
 
     def clean_difference(self, clean: Tensor, state: Tensor) -> tuple[float, float]:
-        """(largest difference of our clean sample from the scheduler's, size of it)."""
+        """(largest difference of our clean sample from the scheduler's, its size)."""
         sigma = torch.full((len(state),), self.schedule.visits[0])
         v = self.loop.read(state, self.own[0].output, sigma).float().cpu()
         x = state.float().cpu()
@@ -138,8 +140,8 @@ class StepProof:
     def euler(self) -> float | None:
         """Largest difference of our Euler steps from the scheduler's own, relative to the state.
 
-        None for a scheduler whose steps are others. Raises UserError for a flow's Euler scheduler
-        in a loop that steps by something else.
+        None for schedulers with other steps. Raises UserError for a flow's Euler scheduler in a
+        loop that steps differently.
         """
         if not self.quiet or type(self.scheduler) not in (FLOW_EULER, *EULER):
             return None

@@ -1,4 +1,4 @@
-"""The result of a proof: what was compared, what stands in, and how near it is."""
+"""The result of a proof: the comparisons made, the replaced parts, and the differences."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +15,9 @@ EXACT = 1e-4  # of the state: Euler steps this near are the scheduler's own, but
 class Replay:
     """Result of a proof, for one pipeline, dtype, number of steps and guidance.
 
-    Predictions and decoder differ by 0 from the pipeline's own call and the first state by
-    rounding, or there is no Replay. The first step of a scheduler that draws no noise is of first
-    order, so it must be our Euler step up to rounding: that proves how the prediction is read.
+    A Replay exists only if predictions and decoder equal the pipeline's own call exactly, and the
+    first state up to rounding. The first step of a scheduler that draws no noise is of first order,
+    so it must equal our Euler step up to rounding: this proves how the prediction is interpreted.
     """
 
     pipeline: str
@@ -82,15 +82,16 @@ class Replay:
         if self.noisy:
             read = "is not shown" if self.reading is None else f"agrees to {self.reading:.1g}"
             return (
-                f"{name} draws noise in its steps, and Euler steps without noise stand in; its "
-                f"reading of the prediction {read}"
+                f"{name} draws noise in its steps, and Euler steps without noise replace them; "
+                f"its interpretation of the prediction {read}"
             )
         if self.euler is None:
             begins = "" if self.first is None else f", whose first step is {self.first:.1g} away"
-            return f"Euler steps stand in for {name}{begins}"
+            return f"Euler steps replace those of {name}{begins}"
         if self.own_steps:
             return f"Euler steps are {name}'s own (to {self.euler:.1g})"
         return (
-            f"Euler steps stand in for {name}, which rounds its levels, or steps to others than "
-            f"the next of its list (DDIM: t - 1000 / n): its own steps differ by {self.euler:.1g}"
+            f"Euler steps replace those of {name}, which rounds its levels, or steps to other "
+            f"levels than the next of its list (DDIM: t - 1000 / n): its own steps differ by "
+            f"{self.euler:.1g}"
         )

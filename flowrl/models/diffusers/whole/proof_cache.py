@@ -1,19 +1,19 @@
-"""Proofs of earlier starts, kept by digest, so that later starts need not repeat them.
+"""A cache of proofs by digest, so that later starts need not repeat them.
 
-The digest holds everything that a proof depends on:
+The digest covers everything that a proof depends on:
 
 configurations  of the pipeline and every component, with their classes; the source files of classes
-                that are not from a released library (a pipeline or attention processor of your own)
+                outside released libraries (your own pipeline or attention processor)
 versions        of torch, diffusers, transformers and peft, and flowrl's own code of models and
                 samplers, file by file
 settings        the model's, dtype, steps, guidance, the processes, the device
-prompts         those that the proof uses, with their images, pixel by pixel
-weights         of the base, as the digests that a run records of its files. They change no
-                structure, but the effect of rounding, which sets the bounds on neighbours and on
-                whole samples; other weights are proven again
+prompts         the prompts that the proof uses, with their images, pixel by pixel
+weights         of the base, as the file digests that a run records. They do not change the
+structure, but the effect of rounding, which sets the bounds for independent rows and whole samples;
+other weights are proven again
 
-Trained weights are not in it: a proof is about the base, and a resumed run uses it too. Refusals
-are not kept. An entry that is damaged or cannot be read counts as none.
+Trained weights are not part of it: a proof is about the base, and resumed runs use it too. Refusals
+are not cached. A damaged or unreadable entry counts as missing.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ class CachedProof:
         return cls(made, tuple(sentences), replays, _traits(policy.loop), tuple(whole))
 
     def use(self, policy: PipelinePolicy) -> None:
-        """Bring a policy into its state after these proofs."""
+        """Put a policy into its state after these proofs."""
         _settle(policy.loop, self.traits)
         for replay in self.replays:
             policy.known_proofs[replay.steps, replay.guidance] = replay
@@ -105,7 +105,7 @@ def read(digest: str) -> CachedProof | None:
 
 
 def keep(digest: str, proof: CachedProof) -> None:
-    """Store a proof, completely or not at all. A folder that cannot be written stores none."""
+    """Store a proof, completely or not at all. Does nothing if the folder cannot be written."""
     path, plain = _file(digest), json.loads(json.dumps(asdict(proof)))
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with suppress(OSError):
@@ -123,7 +123,7 @@ def digest(
     prompts: Sequence[str],
     meta: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Digest of a start. `settings`: everything that the policy itself does not show."""
+    """Digest of a start. `settings`: everything that is not part of the policy itself."""
     loop, classes = policy.loop, {type(policy.pipe)}
     parts: dict[str, Any] = {}
     for name, component in policy.pipe.components.items():
@@ -179,7 +179,7 @@ def _settle(loop: Loop, traits: Mapping[str, Any]) -> None:
 
 
 def _processors(module: nn.Module) -> Iterator[Any]:
-    """Attention processors, which are no modules."""
+    """Attention processors, which are not modules."""
     for inner in module.modules():
         if (processor := vars(inner).get("processor")) is not None:
             yield processor
@@ -201,7 +201,8 @@ def _class(kind: type) -> str:
 
 
 def _sources(kinds: set[type]) -> Iterator[str]:
-    """Digests of the files that classes outside of the libraries come from, bases included."""
+    """Digests of the source files of classes outside the libraries, including their base
+    classes."""
     for kind in {base for each in kinds for base in each.__mro__}:
         if kind.__module__.partition(".")[0] in (*LIBRARIES, *sys.stdlib_module_names):
             continue
@@ -229,7 +230,7 @@ def _sum(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Values that JSON does not have: images and tensors by their content, others as text."""
+    """Convert values that JSON does not have: images and tensors to digests, others to text."""
     if isinstance(value, Image.Image):
         return [value.mode, value.size, hashlib.sha256(value.tobytes()).hexdigest()]
     if isinstance(value, Tensor):

@@ -1,18 +1,18 @@
-"""The proof over a whole sample: flowrl's latents and media beside the pipeline's own.
+"""The proof over a whole sample: flowrl's latents and media against the pipeline's own.
 
-The proof at load compares every step by itself, from the pipeline's own states. Here errors may add
-up over all steps, as they do in a run. Two claims, kept separate:
+The proof at load compares every step by itself, from the pipeline's own states. Here errors can
+accumulate over all steps, as they do in a run. Two claims, kept separate:
 
 (a)  the pipeline's own scheduler, stepped with flowrl's velocities from flowrl's first state,
      reproduces its latents and media;
-(b)  flowrl's own Euler steps do, where the scheduler's are Euler's (`Replay.own_steps`).
+(b)  flowrl's own Euler steps do, if the scheduler's steps are Euler's (`Replay.own_steps`).
 
-The effect of rounding is measured, not chosen: the pipeline's own call is repeated from a first
-state that is off by one unit of rounding of the network.
+The effect of rounding is measured: the pipeline's own call is repeated from a first state that
+differs by one rounding unit of the network.
 
 Not covered: claim (a) of a scheduler that draws noise, in a pipeline that takes no `latents` (one
-generator serves both draws, so they cannot be repeated); claim (b) of schedulers that flowrl's
-steps stand in for: the difference is printed, with no bound.
+generator serves both draws, so they cannot be repeated); claim (b) for schedulers whose steps
+flowrl's steps replace: the difference is printed, without a bound.
 """
 
 import math
@@ -58,11 +58,12 @@ class Deviation:
 class WholeProof:
     """Proof of a whole sample at one number of steps and one guidance scale.
 
-    own       claim (a); None where the scheduler's draws are not known
+    own       claim (a); None if the scheduler's draws are unknown
     flowrl    claim (b)
-    own_steps whether flowrl's steps are the scheduler's own; else (b) is printed with no bound
-    alone     a row sampled alone, beside the same row in the batch; None for a single row
-    rounding  what one unit of rounding in the first state does to the own call
+    own_steps whether flowrl's steps are the scheduler's own; otherwise (b) is printed without a
+    bound
+    alone     a row sampled alone, compared with the same row in the batch; None for a single row
+    rounding  effect of one rounding unit in the first state on the pipeline's own call
     unit      that unit
     repeated  whether the pipeline's own call, made twice, is equal to the bit
     """
@@ -84,11 +85,12 @@ class WholeProof:
             return "the pipeline's own call, made twice, differs from itself"
         for away in (self.rounding.latents, self.rounding.media):
             if not away <= LARGEST_ROUNDING:  # nor where it is not a number
-                return f"one unit of rounding in the first state changes its own call by {away:.2g}"
+                return f"one rounding unit in the first state changes its own call by {away:.2g}"
         return None
 
     def failure(self) -> str | None:
-        """A sentence on a claim that does not hold; None if all hold or none can be shown."""
+        """A sentence on a claim that does not hold; None if all claims hold, or no claim can be
+        tested."""
         if self.unshown is not None:
             return None
         claims = {"its own scheduler with flowrl's velocities makes": (self.own, 1.0)}
@@ -100,8 +102,8 @@ class WholeProof:
                 if not ours <= times * (ROUNDING_MARGIN * rounding + max(WHOLE_FLOOR, self.unit)):
                     return (
                         f"over {self.steps} steps at guidance {self.guidance}, {name} {what} that "
-                        f"are {ours:.3g} away from the pipeline's own, and rounding explains "
-                        f"{rounding:.3g}"
+                        f"are {ours:.3g} away from the pipeline's own, while rounding explains "
+                        f"only {rounding:.3g}"
                     )
         return None
 
@@ -126,9 +128,9 @@ def prove_whole(
     meta: Sequence[Mapping[str, object]],
     replay: Replay,
 ) -> WholeProof:
-    """Sample some prompts in one batch, with the first one's images, both ways.
+    """Sample some prompts in one batch both ways, with the first prompt's images.
 
-    `replay` is the proof of the steps and the guidance.
+    `replay` is the proof for these steps and this guidance.
     """
     prompts, meta = (prompts[:1], meta[:1]) if policy.loop.traits.single else (prompts, meta)
     extras = _extras(policy, meta, prompts)

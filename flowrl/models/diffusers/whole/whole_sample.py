@@ -1,7 +1,6 @@
-"""A whole sample of the same first state, three times: the pipeline's own, and two by flowrl.
+"""Sample in three ways from the same first state, for `whole_proof` to compare.
 
-The pipeline's own call is one. Its own scheduler stepped with flowrl's velocities is another, and
-flowrl's own steps the third. `whole_proof` compares them.
+The pipeline's own call; its own scheduler, stepped with flowrl's velocities; flowrl's own steps.
 """
 
 import copy
@@ -54,7 +53,7 @@ class WholeSample:
 
     @cached_property
     def noise(self) -> Tensor:
-        """[n *d], in the shape that the loop's steps see."""
+        """Noise [n *d], in the shape that the loop's steps receive."""
         keys = [(self.seed, 0, draw, "root", 0) for draw in self.rows.tolist()]
         return normal(keys, self.policy.shape(self.batch.steps))
 
@@ -69,8 +68,8 @@ class WholeSample:
 
     @cached_property
     def given(self) -> Tensor | None:
-        """The argument `latents`; None if a call cannot be given its noise and draws it from its
-        seed."""
+        """The argument `latents`; None if noise cannot be passed to a call, which then draws it
+        from its seed."""
         try:
             return self.latents
         except ValueError:
@@ -80,8 +79,8 @@ class WholeSample:
     def latents(self) -> Tensor:
         """The value of `latents` for which the loop's first state is `noise`, unscaled.
 
-        That is the noise itself, prepare_latents' own output with the noise in it (fixed frames),
-        or the noise as it is before it is packed. ValueError if there is none.
+        This is the noise itself, prepare_latents' own output with the noise inside (fixed frames),
+        or the noise before it is packed. ValueError if there is no such value.
         """
         draws, loop, shape = RecordedNoise(1.0), self.policy.loop, self.noise.shape
         entry = loop.traits.entry
@@ -92,7 +91,7 @@ class WholeSample:
             # Z-Image noises the held entries with another draw where it is given `latents`
             or self.policy.held(self.conditioning, steps) is not None
         ):
-            raise ValueError(f"{loop.traits.name} takes no latents that hold only the noise")
+            raise ValueError(f"{loop.traits.name} does not take latents that are pure noise")
         assert self._seen(None, draws).shape == shape
         if entry.place is None:
             return self.noise
@@ -115,8 +114,8 @@ class WholeSample:
     def own(self, unit: float = 0.0) -> tuple[Tensor, Tensor]:
         """(latents, media) of the pipeline's own call.
 
-        With `unit` it starts from latents that are off by it (`nudged`), or steps from such ones
-        where it takes none.
+        With `unit` it starts from latents that differ by it (`nudged`), or steps from such states
+        if the call takes no latents.
         """
 
         def step(real: Any, given: inspect.BoundArguments, index: int) -> Any:
@@ -187,7 +186,7 @@ class WholeSample:
     def _own_call(self, step: StepCall, unit: float = 0.0) -> tuple[Tensor, Tensor]:
         """(latents, media) of the pipeline's own call, with `step` around its scheduler's.
 
-        On a twin that shares all modules, so that the pipeline's scheduler stays as it is.
+        Uses a copy that shares all modules, so that the pipeline's scheduler stays unchanged.
         """
         twin, states = copy.copy(self.policy.pipe), [torch.empty(0)]
         scheduler = copy.deepcopy(self.policy.loop.driver.real)
@@ -221,7 +220,7 @@ class WholeSample:
         return self._blended(last if last.shape == shape else last.reshape(shape)), media
 
     def _blended(self, last: Tensor) -> Tensor:
-        """The loop's last state: that of its last step, with the entries that it holds."""
+        """The loop's last state: the result of its last step, with its held entries."""
         held = self.policy.held(self.conditioning, self.batch.steps)
         if held is None:
             return last
@@ -229,15 +228,16 @@ class WholeSample:
         return flow.put(last, last, self.rows, None)
 
     def _step_noise(self, step: int) -> "GivenNoise | None":
-        """The noise of flowrl's step, if its steps are the scheduler's; else the scheduler
-        draws."""
+        """The noise of flowrl's step if its steps are the scheduler's; otherwise the scheduler
+        draws it."""
         if not self.policy.loop.own_sampler:
             return None
         keys = [(self.seed, 0, draw, "step", 0, step, 0) for draw in self.rows.tolist()]
         return GivenNoise(normal(keys, self.noise.shape[1:]))
 
     def _prediction(self, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
-        """The model output that the scheduler reads as a flow velocity v at flow states x."""
+        """The model output that the scheduler interprets as the flow velocity v at flow states
+        x."""
         kind, s = self.policy.loop.traits.kind, per_row(sigma, x)
         if kind in ("flow", "inverted"):
             return self.policy.loop.traits.sign * v
