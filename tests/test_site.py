@@ -154,6 +154,12 @@ def test_bars_in_code_of_a_table_lose_their_backslash_and_no_others(hook: Module
     assert hook.bars(r"no table: `a \| b`") == r"no table: `a \| b`"
 
 
+def test_a_docstring_wraps_at_any_width_and_keeps_its_columns(hook: ModuleType) -> None:
+    block = "```text\none\ntwo\n\nkept\n  a  b\n```"
+    assert hook.flowing(block) == "```text\none two\n\nkept\n  a  b\n```"
+    assert hook.flowing("```bash\na\nb\n```") == "```bash\na\nb\n```"
+
+
 def test_names_in_cells_may_break_and_keep_their_text(hook: ModuleType) -> None:
     page = '<p><code>a_b</code></p><td><code>x.y_z</code> <a href="p_q.html">r/s.py:3</a></td>'
     broken = hook.on_page_content(page)

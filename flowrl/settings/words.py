@@ -11,131 +11,139 @@ from typing import Any
 
 from flowrl.settings.strict_yaml import short_repr
 
-PEERS = ("flow_grpo", "DanceGRPO", "Flow-Factory", "TRL", "diffusers")
+PEERS = ("flow_grpo", "DanceGRPO", "Flow-Factory", "TRL", "verl", "diffusers")
 # setting: meaning, then the peers' names for it, one cell per library of PEERS
 _TABLE = """
 model.pipeline: the image or video model: a diffusers folder, or a hub name
-    pretrained.model | pretrained_model_name_or_path | model.model_name_or_path | |
+    pretrained.model | pretrained_model_name_or_path | model.model_name_or_path | | |
     pretrained_model_name_or_path
 model.language: the language model: a transformers folder, or a hub name
-    | | | model_name_or_path, model |
+    | | | model_name_or_path, model | |
 model.dtype: type of the frozen weights and of the arithmetic
-    mixed_precision | mixed_precision | mixed_precision | bf16, fp16, torch_dtype | torch_dtype,
+    mixed_precision | mixed_precision | mixed_precision | bf16, fp16, torch_dtype | | torch_dtype,
     dtype
 model.lora: adapters; null trains all weights
-    use_lora | use_lora | model.finetune_type | use_peft, peft_config | peft_config
+    use_lora | use_lora | model.finetune_type | use_peft, peft_config | | peft_config
 model.lora.rank: rank of the adapters
-    | lora_rank | model.lora_rank | lora_r, peft_config.r | rank
+    | lora_rank | model.lora_rank | lora_r, peft_config.r | model.lora_rank | rank
 model.lora.alpha: scale of the adapters, relative to the rank
-    | lora_alpha | model.lora_alpha | lora_alpha | lora_alpha
+    | lora_alpha | model.lora_alpha | lora_alpha | | lora_alpha
 model.lora.targets: linear layers that get an adapter
-    | | model.target_modules | lora_target_modules | target_modules
+    | | model.target_modules | lora_target_modules | | target_modules
 model.guidance.sample: scale of classifier-free guidance in sampling; `none` is without
-    sample.guidance_scale | cfg_infer | train.guidance_scale | | guidance_scale, true_cfg_scale
+    sample.guidance_scale | cfg_infer | train.guidance_scale | | | guidance_scale, true_cfg_scale
 model.guidance.train: scale of classifier-free guidance in training; `none` is without
-    train.cfg | | | |
+    train.cfg | | | | |
 model.height: height of a sample in pixels
-    resolution | h | train.resolution | | height
+    resolution | h | train.resolution | | | height
 model.width: width of a sample in pixels
-    resolution | w | train.resolution | | width
+    resolution | w | train.resolution | | | width
 model.call.num_frames: frames of a video
-    frames | t, num_latent_t | train.num_frames | | num_frames
+    frames | t, num_latent_t | train.num_frames | | | num_frames
 model.call.max_sequence_length: tokens that a prompt is padded or cut to
-    | | | max_prompt_length | max_sequence_length
+    | | | max_prompt_length | | max_sequence_length
 model.offload: encoders and VAE wait on the CPU
-    | | | | enable_model_cpu_offload
+    | | | | | enable_model_cpu_offload
 model.vae.tiling: decode one tile at a time
-    | | | | enable_vae_tiling
+    | | | | | enable_vae_tiling
 model.vae.slicing: decode one sample at a time
-    | | | | enable_vae_slicing
+    | | | | | enable_vae_slicing
 model.attention: attention backend
-    | | model.attn_backend | attn_implementation | set_attention_backend
+    | | model.attn_backend | attn_implementation | | set_attention_backend
 model.server.url: server that generates the completions
-    | | | vllm_server_base_url, vllm_server_host, use_vllm |
+    | | | vllm_server_base_url, vllm_server_host, use_vllm | |
 recipe.group: samples per prompt that are compared with each other
-    sample.num_image_per_prompt | num_generations | train.group_size | num_generations |
+    sample.num_image_per_prompt | num_generations | train.group_size | num_generations | rollout.n |
     num_images_per_prompt
 recipe.steps: denoising steps of a training sample (num inference steps)
-    sample.num_steps | sampling_steps | train.num_inference_steps | | num_inference_steps
+    sample.num_steps | sampling_steps | train.num_inference_steps | | | num_inference_steps
 recipe.length: most tokens of a completion
-    | | | max_completion_length, max_new_tokens | max_new_tokens
+    | | | max_completion_length, max_new_tokens | data.max_response_length | max_new_tokens
 recipe.eta: noise of a sampling step
-    sample.noise_level | eta | scheduler.noise_level | | eta
+    sample.noise_level | eta | scheduler.noise_level | | | eta
 recipe.fraction: share of the steps that are trained
-    train.timestep_fraction | timestep_fraction | | |
+    train.timestep_fraction | timestep_fraction | | | |
 recipe.kl: weight of the KL divergence from the start (KL coefficient)
-    train.beta | kl_coeff | train.kl_beta | beta |
+    train.beta | kl_coeff | train.kl_beta | beta | actor.kl_loss_coef |
 recipe.clip: clip range of the ratio: [1 - clip, 1 + clip]
-    train.clip_range | clip_range | train.clip_range | epsilon |
+    train.clip_range | clip_range | train.clip_range | epsilon | actor.clip_ratio_low,
+    actor.clip_ratio_high |
 recipe.temperature: temperature of text
-    | | | temperature |
+    | | | temperature | rollout.temperature |
 recipe.top_p: share of the likeliest tokens that are sampled
-    | | | top_p |
+    | | | top_p | rollout.top_p |
 recipe.top_k: number of the likeliest tokens that are sampled
-    | | | top_k |
+    | | | top_k | rollout.top_k |
 recipe.min_p: least probability of a sampled token, relative to the likeliest
-    | | | min_p |
+    | | | min_p | |
 model.stop: texts that end a completion
-    | | | stop, stop_strings |
+    | | | stop, stop_strings | rollout.stop |
 prompts.train: file of the training prompts
-    dataset | data_json_path | data.dataset_dir | dataset_name, train_dataset |
+    dataset | data_json_path | data.dataset_dir | dataset_name, train_dataset | data.train_files |
 prompts.held_out: file of the evaluation's prompts
-    | | | eval_dataset |
+    | | | eval_dataset | data.val_files |
+prompts.column: column of the prompts
+    | | | | data.prompt_key |
 prompts.per_iteration: prompts per iteration, over all devices
     sample.num_batches_per_epoch, sample.train_batch_size | train_batch_size |
     train.unique_sample_num_per_epoch | generation_batch_size, steps_per_generation |
-    train_batch_size
+    data.train_batch_size | train_batch_size
 train.rows_per_call: rows per call of the model, on one device
     train.batch_size, train.gradient_accumulation_steps | gradient_accumulation_steps |
     train.per_device_batch_size, train.gradient_accumulation_steps | per_device_train_batch_size,
-    gradient_accumulation_steps, batch_size | gradient_accumulation_steps
+    gradient_accumulation_steps, batch_size | actor.ppo_micro_batch_size_per_gpu |
+    gradient_accumulation_steps
 train.updates: optimizer steps per pass over an iteration's samples
-    | | train.gradient_step_per_epoch | |
+    | | train.gradient_step_per_epoch | | actor.ppo_mini_batch_size |
 train.epochs: passes over an iteration's samples
     train.num_inner_epochs | | train.num_inner_epochs | num_iterations, num_ppo_epochs |
+    actor.ppo_epochs |
 train.iterations: iterations: each samples, scores and updates once
     num_epochs | max_train_steps | train.max_epochs | max_steps, num_train_epochs |
-    max_train_steps
+    trainer.total_training_steps, trainer.total_epochs | max_train_steps
 train.lr: learning rate
-    train.learning_rate | learning_rate | train.learning_rate | learning_rate | learning_rate
+    train.learning_rate | learning_rate | train.learning_rate | learning_rate | optim.lr |
+    learning_rate
 train.schedule.name: schedule of the learning rate
-    | lr_scheduler | | lr_scheduler_type | lr_scheduler
+    | lr_scheduler | | lr_scheduler_type | | lr_scheduler
 train.schedule.warmup: iterations of linear warm-up
-    | lr_warmup_steps | | warmup_steps, warmup_ratio | lr_warmup_steps
+    | lr_warmup_steps | | warmup_steps, warmup_ratio | optim.lr_warmup_steps | lr_warmup_steps
 train.optimizer: adamw, or adamw8bit of bitsandbytes
-    train.use_8bit_adam | | | optim | use_8bit_adam
+    train.use_8bit_adam | | | optim | | use_8bit_adam
 train.betas: decay of Adam's two averages
-    train.adam_beta1, train.adam_beta2 | | train.adam_betas | adam_beta1, adam_beta2 | adam_beta1,
+    train.adam_beta1, train.adam_beta2 | | train.adam_betas | adam_beta1, adam_beta2 | | adam_beta1,
     adam_beta2
 train.weight_decay: weight decay
-    train.adam_weight_decay | weight_decay | train.adam_weight_decay | weight_decay |
+    train.adam_weight_decay | weight_decay | train.adam_weight_decay | weight_decay | |
     adam_weight_decay
 train.max_grad_norm: largest norm of a gradient
-    train.max_grad_norm | max_grad_norm | train.max_grad_norm | max_grad_norm | max_grad_norm
+    train.max_grad_norm | max_grad_norm | train.max_grad_norm | max_grad_norm | actor.grad_clip |
+    max_grad_norm
 train.gradient_checkpointing: compute activations again for gradients, to save memory
     activation_checkpointing | gradient_checkpointing | train.enable_gradient_checkpointing |
-    gradient_checkpointing | gradient_checkpointing
+    gradient_checkpointing | | gradient_checkpointing
 train.seed: seed of the noise and of the prompts' order
-    seed | seed | train.seed | seed | generator, seed
+    seed | seed | train.seed | seed | | generator, seed
 rewards: what scores the samples, with settings and weights
-    reward_fn | reward_model | reward_model | reward_funcs, reward_model_path |
+    reward_fn | reward_model | reward_model | reward_funcs, reward_model_path | reward_model,
+    custom_reward_function |
 evaluate.every: iterations between evaluations
-    eval_freq | | eval.eval_freq | eval_steps |
+    eval_freq | | eval.eval_freq | eval_steps | trainer.test_freq |
 evaluate.steps: denoising steps of an evaluation
-    sample.eval_num_steps | | eval.num_inference_steps | | num_inference_steps
+    sample.eval_num_steps | | eval.num_inference_steps | | | num_inference_steps
 evaluate.average: decay of the averaged weights that are evaluated and saved
-    train.ema, train.ema_decay | use_ema, ema_decay | train.ema_decay | | use_ema, ema_decay
+    train.ema, train.ema_decay | use_ema, ema_decay | train.ema_decay | | | use_ema, ema_decay
 checkpoint.every: iterations between checkpoints
-    save_freq | checkpointing_steps | log.save_freq | save_steps | checkpointing_steps
+    save_freq | checkpointing_steps | log.save_freq | save_steps | | checkpointing_steps
 checkpoint.keep: checkpoints that stay
-    num_checkpoint_limit | checkpoints_total_limit | | save_total_limit | checkpoints_total_limit
+    num_checkpoint_limit | checkpoints_total_limit | | save_total_limit | | checkpoints_total_limit
 track.with: trackers of the metrics: tensorboard, wandb, ...
-    use_wandb | tracker_project_name | log.logging_backend | report_to | report_to
+    use_wandb | tracker_project_name | log.logging_backend | report_to | trainer.logger | report_to
 --folder: the run's folder, an option of `flowrl train`
-    save_dir, logdir, run_name | output_dir | log.save_dir, log.run_name | output_dir, run_name |
+    save_dir, logdir, run_name | output_dir | log.save_dir, log.run_name | output_dir, run_name | |
     output_dir
 --resume: the run to continue, an option of `flowrl train`
-    resume_from | resume_from_checkpoint | model.resume_path | resume_from_checkpoint |
+    resume_from | resume_from_checkpoint | model.resume_path | resume_from_checkpoint | |
 """
 
 
@@ -146,14 +154,14 @@ class WordRow:
 
     setting: str
     meaning: str
-    peers: tuple[str, str, str, str, str]
+    peers: tuple[str, ...]
 
     @classmethod
     def read(cls, entry: str) -> "WordRow":
         line, _, cells = entry.partition("\n    ")
         setting, _, meaning = line.partition(": ")
-        a, b, c, d, e = (" ".join(cell.split()) for cell in cells.split("|"))
-        return cls(setting, meaning, (a, b, c, d, e))
+        peers = tuple(" ".join(cell.split()) for cell in cells.split("|"))
+        return cls(setting, meaning, peers)
 
     @property
     def names(self) -> set[str]:
@@ -164,8 +172,6 @@ class WordRow:
 
 WORDS_OF_HABIT = {  # further names: of Flow-Factory, and of habit
     "model_name": ("model.pipeline", "model.language"),
-    "ppo_epochs": ("train.epochs",),
-    "ppo_mini_batch_size": ("train.updates",),
     "delta": ("recipe.loss.dual",),
     "clip_ratio_c": ("recipe.loss.dual",),
     "steps": ("recipe.steps", "evaluate.steps", "train.iterations"),

@@ -80,9 +80,11 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         relative = posixpath.relpath(there, posixpath.dirname(here) or ".")
         return f"{found[1]}{relative}{mark}{anchor}{found[3]}"
 
+    described = here == "recipes.md" or here.startswith("methods/")
     parts, at = [], 0
     for fence in FENCE.finditer(markdown):
-        parts += [bars(LINK.sub(rewritten, markdown[at : fence.start()])), fence[0]]
+        block = flowing(fence[0]) if described else fence[0]
+        parts += [bars(LINK.sub(rewritten, markdown[at : fence.start()])), block]
         at = fence.end()
     return "".join(parts) + bars(LINK.sub(rewritten, markdown[at:]))
 
@@ -104,6 +106,17 @@ def bars(text: str) -> str:
         CODE.sub(lambda code: code[0].replace("\\|", "|"), line) if line[:1] == "|" else line
         for line in lines
     )
+
+
+def flowing(fence: str) -> str:
+    """A docstring's block with a line per paragraph, to wrap at any width; a paragraph with an
+    indented line keeps its lines."""
+    head, _, rest = fence.partition("\n")
+    if head != "```text":
+        return fence
+    body = rest.removesuffix("\n```").split("\n\n")
+    joined = [part if "\n " in f"\n{part}" else part.replace("\n", " ") for part in body]
+    return "\n".join([head, "\n\n".join(joined), "```"])
 
 
 def repository_folder(page: str) -> str:

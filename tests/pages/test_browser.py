@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from flowrl.pages.compare_page import write_comparison
+from flowrl.pages.records import write_record
 from flowrl.pages.run_page import write_report
-from tests.support.page_runs import write_long_run, write_run
+from tests.support.page_runs import group, write_long_run, write_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -112,6 +113,14 @@ def test_a_page_in_the_browser(tmp_path, kind, width):
     assert seen["tree"].startswith(("step 0, node 1", "part 1, node 1"))
     assert bool(seen["images"]) == (kind != "text")
     assert seen.get("motion") == (["Pause videos", "Play videos"] if kind == "video" else None)
+
+
+def test_a_page_without_a_tree_runs_its_whole_script(tmp_path):
+    run = write_run(tmp_path / "run")
+    for iteration in (1, 2, 4):
+        write_record(run, group(iteration))
+    seen = facts(write_report(run))
+    assert seen["failures"] == [] and "tree" not in seen
 
 
 def test_two_runs_are_compared_without_scrolling(tmp_path):

@@ -28,7 +28,7 @@ from flowrl.pages.records import (
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.run_page import gain_of, run_page, shown_evaluations, write_report
 from flowrl.pages.stack import number
-from tests.support.page_runs import ALARM, LONG, RTL, SETTINGS, evaluation, tree, write_run
+from tests.support.page_runs import ALARM, LONG, RTL, SETTINGS, evaluation, group, tree, write_run
 from tests.support.runs import flowrl
 
 VOID = {"meta", "link", "img", "input", "br", "hr"}
@@ -135,9 +135,7 @@ def test_a_tree_shows_values_advantages_and_what_is_not_learned_from(tmp_path):
 
 def test_a_group_without_branches_is_no_tree(tmp_path):
     run = write_run(tmp_path / "run")
-    alone = [replace(each, node=[0, 1, 2, 3], values=[1.0] * 4, advantages=[0.5, None, -1.0, 2.0])
-             for each in tree(4).levels]  # fmt: skip
-    write_record(run, replace(tree(4), roots=4, levels=alone))
+    write_record(run, group(4))
     page = check(run_page(RunFolder.read(run)))
     said = "No step branches: 4 independent samples of one prompt, each from its own noise."
     assert said in page.text and "A group of training" in page.text

@@ -33,8 +33,8 @@ def test_every_word_is_a_setting_or_an_option_of_train():
 def test_the_table_is_markdown_with_a_row_per_word():
     head, line, *rows = words_table().splitlines()
     assert head.split(" | ")[2:] == [*PEERS[:-1], f"{PEERS[-1]} |"]
-    assert line == "|---|---|---|---|---|---|---|" and len(rows) == len(WORDS)
-    assert all(row.count(" | ") == 6 for row in rows)
+    assert line == "|---|---|---|---|---|---|---|---|" and len(rows) == len(WORDS)
+    assert all(row.count(" | ") == 7 for row in rows)
     assert any("`train.lr`" in row and "`learning_rate`" in row for row in rows)
 
 
@@ -54,6 +54,8 @@ def test_the_table_is_markdown_with_a_row_per_word():
         ("train", "num_inner_epochs", "did you mean train.epochs?"),
         ("train", "gradient_accumulation_steps", "did you mean train.rows_per_call?"),
         ("track", "report_to", "did you mean track.with?"),
+        ("train", "ppo_mini_batch_size", "did you mean train.updates?"),
+        ("prompts", "train_files", "did you mean prompts.train?"),
         ("train", "output_dir", "did you mean --folder?"),
     ],
 )

@@ -1,6 +1,7 @@
 """Folders of runs for tests of pages: written by hand, with prompts that mean harm."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -73,6 +74,16 @@ def tree(iteration: int, kind: str = "image") -> TreeRecord:
     ]
     leaves = [sample(i, score, kind) for i, score in enumerate(totals)]
     return TreeRecord(iteration, kind, SCRIPT, 1, 1, levels, leaves, totals)
+
+
+def group(iteration: int) -> TreeRecord:
+    """Four samples that share no state."""
+    values, advantages = [1.0] * 4, [0.5, None, -1.0, 2.0]
+    alone = [
+        replace(each, node=[0, 1, 2, 3], values=values, advantages=advantages)
+        for each in tree(iteration).levels
+    ]
+    return replace(tree(iteration), roots=4, levels=alone)
 
 
 def metrics(iteration: int) -> dict[str, float]:

@@ -92,7 +92,7 @@ for (const figure of document.querySelectorAll(".chart")) {
 }
 
 // Trees: the node under the pointer, or the one chosen by the arrow keys.
-for (const tree of document.querySelectorAll(".tree")) {
+for (const tree of document.querySelectorAll(".tree:has(svg)")) {
   const svg = tree.querySelector("svg");
   const output = tree.querySelector("output");
   const nodes = [...svg.querySelectorAll("[data-tip]")];
