@@ -51,7 +51,7 @@ def test_one_that_only_the_working_folder_has_is_named(
     run = read_run(file)
     assert run.rewards[0].name == "own.py:bright"
     said = capsys.readouterr().err
-    assert f"own.py is not in {file.parent}: {Path.cwd() / 'own.py'} is taken" in said
+    assert f"own.py is not in {file.parent}: using {Path.cwd() / 'own.py'}" in said
 
 
 def test_two_that_differ_are_refused_and_equal_ones_are_not(
