@@ -33,8 +33,10 @@ def filled_rows(
     rows: int, value: int | float, dtype: torch.dtype, device: str | torch.device
 ) -> Tensor:
     """A tensor with the same number in every row, whose value `on_host` knows."""
-    there, here = (torch.full((rows,), value, dtype=dtype, device=at) for at in (device, _CPU))
-    return remembered(there, here)
+    there = torch.full((rows,), value, dtype=dtype, device=device)
+    if there.device == _CPU:
+        return there
+    return remembered(there, torch.full((rows,), value, dtype=dtype))
 
 
 def remembered(there: Tensor, here: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ The arithmetic is float32 or better: a bfloat16 velocity is converted before use
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -130,8 +130,15 @@ def renoise(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, std: Tensor
     return Gaussian(per_row(1 - sigma_next, x) * x0 + per_row(keep, x) * noise, std)
 
 
+class AnyLevels:
+    """A kernel whose formula needs no list of noise levels."""
+
+    def bound(self, sigmas: Sequence[float]) -> Self:
+        return self
+
+
 @dataclass(frozen=True)
-class FlowSDE:
+class FlowSDE(AnyLevels):
     """Flow-GRPO's kernel, g = eta sqrt(sigma / (1 - sigma)): arXiv:2505.05470, eq. 8-9.
 
     Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
@@ -148,12 +155,9 @@ class FlowSDE:
         finite = torch.where(sigma > PURE_NOISE, sigma_next, sigma)
         return reverse_sde(x, v, sigma, sigma_next, self.eta * (sigma / (1 - finite)).sqrt())
 
-    def bound(self, sigmas: Sequence[float]) -> "FlowSDE":
-        return self
-
 
 @dataclass(frozen=True)
-class ConstantSDE:
+class ConstantSDE(AnyLevels):
     """DanceGRPO's kernel, g = eta: arXiv:2505.07818.
 
     Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
@@ -164,9 +168,6 @@ class ConstantSDE:
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
         return reverse_sde(x, v, sigma, sigma_next, torch.full_like(sigma, self.eta))
-
-    def bound(self, sigmas: Sequence[float]) -> "ConstantSDE":
-        return self
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class WanSDE:
 
 
 @dataclass(frozen=True)
-class CPS:
+class CPS(AnyLevels):
     """Coefficients-preserving step with std = sigma_next sin(eta pi / 2): Flow-CPS,
     arXiv:2509.05952.
 
@@ -213,9 +214,6 @@ class CPS:
         std = sigma_next * math.sin(0.5 * math.pi * self.eta)
         return renoise(x, v, sigma, sigma_next, std)
 
-    def bound(self, sigmas: Sequence[float]) -> "CPS":
-        return self
-
 
 def _ancestral(sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor]:
     """(std of DDPM's posterior at x_next, share of fresh noise 1 - abar / abar_next).
@@ -230,7 +228,7 @@ def _ancestral(sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class DDIM:
+class DDIM(AnyLevels):
     """DDIM with noise `eta` (arXiv:2010.02502, eq. 12 and 16), for models trained on epsilon or v.
 
     Formula: x' = (1 - s') x0 + sqrt(s'^2 - std^2) noise_hat + std noise, s' = sigma_next,
@@ -246,12 +244,9 @@ class DDIM:
         std = self.eta * _ancestral(sigma, sigma_next)[0]
         return renoise(x, v, sigma, sigma_next, std)
 
-    def bound(self, sigmas: Sequence[float]) -> "DDIM":
-        return self
-
 
 @dataclass(frozen=True)
-class DDPM:
+class DDPM(AnyLevels):
     """DDPM's posterior mean (arXiv:2006.11239, eq. 7) with the small or the large variance.
 
     "small" is the posterior's own variance, which is DDIM at eta = 1; "large" is that of the
@@ -268,12 +263,9 @@ class DDPM:
         scale = ((1 - sigma_next) ** 2 + sigma_next**2).sqrt()  # 1 / (alpha + sigma) there
         return Gaussian(mean, scale * fresh.sqrt())
 
-    def bound(self, sigmas: Sequence[float]) -> "DDPM":
-        return self
-
 
 @dataclass(frozen=True)
-class Churn:
+class Churn(AnyLevels):
     """A deterministic step to below the next level, then fresh noise back up to it: FDFO,
     arXiv:2603.12893.
 
@@ -296,9 +288,6 @@ class Churn:
         up = 1 + self.gamma * low
         std = low * math.sqrt((1 + self.gamma) ** 2 - 1) / up
         return Gaussian(euler(x, v, sigma, low) / per_row(up, x), std)
-
-    def bound(self, sigmas: Sequence[float]) -> "Churn":
-        return self
 
 
 def mean_log_prob(

@@ -100,11 +100,11 @@ class Plan:
         if problem := _misplaced(self):
             raise ValueError(problem)
 
-    @property
+    @cached_property
     def sigmas(self) -> tuple[float, ...]:
         return (*(s.sigma for s in self.steps), self.steps[-1].sigma_next)
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[int, ...]:
         """Nodes per draw after each step; the last entry is the group size."""
         branches = [s.branch for s in self.steps]
@@ -129,7 +129,7 @@ class Plan:
         """Whether step k draws noise, in the kernel or in the solver."""
         return self.steps[k].noisy or (self.solver.random and k >= self.solve_from)
 
-    @property
+    @cached_property
     def states(self) -> tuple[int, ...]:
         """Distinct states per draw before each step, and at the end.
 

@@ -29,7 +29,13 @@ class Rollout:
 
     `seed`, `iteration`, `draws` and `index` (of the plan among the iteration's plans) key all noise
     of these samples. `seen` are predicted clean samples, if the plan asks for them.
+
+    Unlike a rollout of texts it has no `nodes`, `exists` and `states`: trees of steps are uniform,
+    so the node that a sample passed follows from its index; every sample has every step; and the
+    plan determines which samples of a tree share states.
     """
+
+    nodes = exists = states = None
 
     plan: Plan
     x0: Float[Tensor, "n *d"]
@@ -52,21 +58,6 @@ class Rollout:
     def lengths(self) -> Int[Tensor, " n"]:
         """Number of trained decisions per sample: noisy steps here, tokens in text."""
         return filled_rows(len(self.prompt), len(self.edges), torch.long, self.prompt.device)
-
-    @property
-    def nodes(self) -> None:
-        """Trees of steps are uniform, so the node that a sample passed follows from its index."""
-        return None
-
-    @property
-    def exists(self) -> None:
-        """Every sample has every step."""
-        return None
-
-    @property
-    def states(self) -> None:
-        """None: only samples of one tree share states, and the plan determines which ones."""
-        return None
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,8 @@ class Walk:
         point = self.point(plan, index, k, at)
         x, new = plan.solver_at(k)(point, at.past)
         x = self.rounded(plan, self.blended(plan, k, x.to(at.x.dtype), at.root))
-        return State(x, self.remember(plan, at, point, new), root=at.root)
+        past = self.remember(plan, at, point, new) if plan.solver.memory else ()
+        return State(x, past, root=at.root)
 
     def completed(self, plan: Plan, k: int, at: State) -> Seen:
         """Predict the clean samples of the states before step k with the plan's ODE."""
@@ -251,8 +252,7 @@ class Walk:
     def remember(
         self, plan: Plan, at: State, point: Point, new: Past | None = None
     ) -> tuple[Past, ...]:
-        memory = plan.solver.memory
-        return (new or point.past, *at.past)[:memory] if memory else ()
+        return (new or point.past, *at.past)[: plan.solver.memory]
 
     def step_noise(self, plan: Plan, index: int, k: int) -> Tensor:
         """Noise for the children of step k; siblings' noise is correlated if the plan has

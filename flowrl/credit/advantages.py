@@ -91,8 +91,9 @@ class Standardize:
         self, value: Float[Tensor, "g m r"], mask: Bool[Tensor, "g m r"]
     ) -> Float[Tensor, "g m r"]:
         """Standardise g groups of m values each."""
-        kept = self._untrimmed(value, mask)
-        centre, scale = (1 if part == "group" else (0, 1) for part in (self.centre, self.scale))
+        kept = mask if self.trim == 0 else self._untrimmed(value, mask)
+        centre = 1 if self.centre == "group" else (0, 1)
+        scale = 1 if self.scale == "group" else (0, 1)
         spread = masked_std(value, mask, centre, 0) > 0
         centred = torch.where(spread, value - masked_mean(value, kept, centre), 0.0)
         if self.scale is not None:
@@ -106,8 +107,6 @@ class Standardize:
         return centred
 
     def _untrimmed(self, value: Tensor, mask: Tensor) -> Tensor:
-        if self.trim == 0:
-            return mask
         count = mask.sum(1, keepdim=True)
         drop = torch.minimum((count * self.trim).floor().long(), (count - 1).clamp(min=0))
         rank = value.masked_fill(~mask, torch.inf).argsort(dim=1, stable=True).argsort(1)
@@ -303,5 +302,6 @@ class Estimator:
         credit = summed
         for transform in self.chain[first:]:
             credit = transform(credit, context)
-        credit = existing(credit, context)
+        if context.turns is not None:
+            credit = existing(credit, context)
         return credit.value[..., 0], credit.mask[..., 0]

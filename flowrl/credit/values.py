@@ -170,7 +170,8 @@ def by_column(credit: Credit, context: Context, rule: Rule) -> Credit:
         )
     for k, nodes in enumerate(columns.nodes):
         if context.nodes is None:
-            value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)
+            value = at_nodes(credit.value[:, k], nodes, columns.group)
+            mask = at_nodes(credit.mask[:, k], nodes, columns.group)
             done.append(at_leaves(rule(value, mask) * mask, columns.group))
         else:
             level = NodeLevel.of(context.nodes[:, k], columns.group)

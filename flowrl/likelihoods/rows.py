@@ -269,7 +269,7 @@ def take(rows: T, index: Int[Tensor, " m"]) -> T:
             at = there[value.device]
             return value[at] if isinstance(value, TokenSupport) else picked(value, at)
         if isinstance(value, Evaluation):
-            return Evaluation(*(pick(part) for part in value))
+            return Evaluation(*map(pick, value))
         return value
 
     assert is_dataclass(rows) and not isinstance(rows, type)

@@ -12,6 +12,7 @@ evaluations. It never sees a reward; a loss never sees a model.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -160,7 +161,8 @@ class Transition:
         assert kernel is not None and (edges.mean is not None or not self.keep_mean)
         nodes, device = len(x), edges.logp.device
         # the leaves of a node agree, so its first one is enough
-        credit, kept = (a[:, edges.step].reshape(nodes, -1)[:, :1] for a in (advantage, mask))
+        credit = advantage[:, edges.step].reshape(nodes, -1)[:, :1]
+        kept = mask[:, edges.step].reshape(nodes, -1)[:, :1]
         return TransitionRows(
             prompt=edges.prompt,
             advantage=sent(credit.to(edges.logp.dtype), device),
@@ -176,7 +178,7 @@ class Transition:
         )
 
     def evaluate(self, policy: Velocity, rows: TransitionRows) -> Evaluation:
-        g = Gaussian(*once_per_state(rows, lambda once: _step(policy, once)))
+        g = Gaussian(*once_per_state(rows, partial(_step, policy)))
         return Evaluation(mean_log_prob(g, rows.x_next, rows.free)[:, None], g.mean)
 
     def log_ratio(

@@ -7,6 +7,7 @@ optimizer step and all processes, so that the result depends neither on chunks n
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -19,7 +20,6 @@ from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Likelihood
 from samplers.host import host_copy
-from samplers.untyped import integers
 
 Denominator = Literal["tokens", "rows", "sequences"] | int
 """The average of unmasked values, over the B rows with any:
@@ -62,7 +62,8 @@ class Counts(NamedTuple):
         here = [host_copy(mask) for mask in masks]
         masks = masks if any(mask is None for mask in here) else [m for m in here if m is not None]
         counts = [torch.stack([mask.any(1).sum(), mask.sum()]) for mask in masks]
-        return cls(*map(float, integers(torch.stack(counts).sum(0))))  # one transfer
+        rows, tokens = torch.stack(counts).sum(0).cpu().unbind()  # one transfer
+        return cls(float(rows), float(tokens))
 
 
 def reduced(entries: Entries, mask: Bool[Tensor, "b t"], counts: Counts) -> Float[Tensor, ""]:
@@ -216,7 +217,7 @@ class RatioLoss(ABC):
                 "a loss can select tokens by entropy only once: remove the other selections"
             )
 
-    @property
+    @cached_property  # of every chunk
     def roles(self) -> frozenset[str]:
         return roles(self.anchors, "old")
 

@@ -100,7 +100,7 @@ class Parallel:
         share.
         """
         place, places = self.rank // self.members, self.processes // self.members
-        first, end = (-(-count * r // places) for r in (place, place + 1))
+        first, end = -(-count * place // places), -(-count * (place + 1) // places)
         return (range(first, end), True) if end > first else (range(1), False)
 
     def gatherer(self, count: int) -> Callable[[Tensor], Tensor]:

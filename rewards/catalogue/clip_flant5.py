@@ -37,8 +37,7 @@ from rewards.perception.embedding import (
     DtypeName,
     Placement,
     image_processor,
-    in_batches,
-    pil_images,
+    in_pair_batches,
 )
 from rewards.perception.frames import Aggregate, Frames, OverFrames
 from rewards.perception.hub import HubName, fetched, model_path
@@ -87,8 +86,7 @@ class ClipFlanT5:
     batch: int
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        pairs = list(zip(pil_images(samples), samples.prompts, strict=True))
-        return in_batches(self._score, pairs, self.batch)
+        return in_pair_batches(self._score, samples, self.batch)
 
     @torch.no_grad()
     def _score(self, pairs: Sequence[tuple[Image.Image, str]]) -> Float[Tensor, " m"]:

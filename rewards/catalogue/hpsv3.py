@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from rewards.judging.published_texts import PublishedText
-from rewards.perception.embedding import in_batches, pil_images
+from rewards.perception.embedding import in_pair_batches
 from rewards.perception.frames import Aggregate, Frames, OverFrames
 from rewards.perception.hub import HubName, model_path, weights_file
 from rewards.perception.qwen import QwenBackbone, QwenSettings, Turn, image_patches
@@ -51,8 +51,7 @@ class Hpsv3:
     batch: int
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        pairs = list(zip(pil_images(samples), samples.prompts, strict=True))
-        return in_batches(self._score, pairs, self.batch)
+        return in_pair_batches(self._score, samples, self.batch)
 
     def _score(self, pairs: Sequence[tuple[Image.Image, str]]) -> Float[Tensor, " m"]:
         field = PublishedText.field

@@ -26,8 +26,7 @@ from rewards.perception.embedding import (
     OPENAI_STD,
     Placement,
     clip_normalised,
-    in_batches,
-    pil_images,
+    in_pair_batches,
     tokenize,
 )
 from rewards.perception.hub import HubName, model_path, weights_file
@@ -151,8 +150,7 @@ class ImageReward:
     batch: int
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        pairs = list(zip(pil_images(samples), samples.prompts, strict=True))
-        return in_batches(self._score, pairs, self.batch)
+        return in_pair_batches(self._score, samples, self.batch)
 
     def differentiable(
         self, media: Float[Tensor, "n 3 h w"], samples: Samples

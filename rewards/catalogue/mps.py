@@ -33,8 +33,7 @@ from torch.nn import functional
 from rewards.perception.embedding import (
     Placement,
     image_processor,
-    in_batches,
-    pil_images,
+    in_pair_batches,
     tokenize,
 )
 from rewards.perception.hub import HubName, model_path
@@ -133,8 +132,7 @@ class Mps:
     condition: str
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        pairs = list(zip(pil_images(samples), samples.prompts, strict=True))
-        return in_batches(lambda one: self._score(*one[0])[None], pairs, 1)
+        return in_pair_batches(lambda one: self._score(*one[0])[None], samples, 1)
 
     @torch.no_grad()
     def _score(self, image: Image.Image, prompt: str) -> Float[Tensor, ""]:

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from rewards.catalogue.vqascore import QUESTION
-from rewards.perception.embedding import Placement, in_batches, pil_images
+from rewards.perception.embedding import Placement, in_pair_batches
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
 from rewards.types import Inline, Reward, Samples
@@ -32,8 +32,7 @@ class YesNo:
     batch: int
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        pairs = list(zip(pil_images(samples), samples.prompts, strict=True))
-        return in_batches(self._score, pairs, self.batch)
+        return in_pair_batches(self._score, samples, self.batch)
 
     @torch.no_grad()
     def _score(self, pairs: Sequence[tuple[Image.Image, str]]) -> Float[Tensor, " m"]:

@@ -256,6 +256,15 @@ def in_batches(
     return torch.cat([compute(inputs[start : start + batch]).cpu() for start in starts])
 
 
+def in_pair_batches(
+    compute: Callable[[Sequence[tuple[Image.Image, str]]], Float[Tensor, " m"]],
+    samples: Samples,
+    batch: int,
+) -> Float[Tensor, " n"]:
+    """Apply `compute` to the images of n > 0 samples with their prompts, `batch` at a time."""
+    return in_batches(compute, list(zip(pil_images(samples), samples.prompts, strict=True)), batch)
+
+
 @dataclass(frozen=True)
 class Cosine:
     """The score factor * max(cos(image, prompt), floor). Repeated prompts are encoded once."""

@@ -25,13 +25,8 @@ from flowrl.api.untouched import untouched
 from flowrl.errors import UserError
 from flowrl.run import train as training
 from tests.support.runs import flowrl as command_line
-from tests.support.runs import lines, write, write_pipeline
+from tests.support.runs import lines, write
 from tests.support.warm import agree, small
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pipeline(tmp_path_factory.mktemp("api") / "pipeline")
 
 
 @pytest.fixture(scope="module")

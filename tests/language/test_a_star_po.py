@@ -24,14 +24,9 @@ from flowrl.run.update.update import update
 from flowrl.settings.read import check_plan, run_from
 from rewards import Scores
 from samplers import Columns
-from tests.support import runs, text_runs, tiny_lm
+from tests.support import runs, text_runs
 
 RECIPE = {"name": "text_a_star_po", "length": 8, "samples": 5, "soft": 0.3, "beta": 0.05}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 def context(prompts: list[int]) -> Context:

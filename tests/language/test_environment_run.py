@@ -12,14 +12,9 @@ from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.settings.read import check_run, run_from
-from tests.support import text_runs, tiny_lm
+from tests.support import text_runs
 from tests.support.environments import RECIPE, WARPED, session, tree
 from tests.support.runs import flowrl, lines, write
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 def test_a_run_says_who_answers_and_counts_turns(model, tmp_path, capsys):

@@ -30,7 +30,7 @@ from flowrl.settings.read import run_from
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, Forks, Segments
 from samplers.forks import Forking
-from tests.support import text_runs, tiny_lm
+from tests.support import text_runs
 from tests.support.runs import same_weights
 
 KL, HEAT = 0.5, 0.7
@@ -41,11 +41,6 @@ CENTRED = PLUS | {"baseline": True}
 REMAX = {"name": "text_remax", "length": 6, "group": 2, "temperature": HEAT}
 OFF = {"kl": KL, "kl_in": "reward"}
 FLAT = "\n\ndef flat(samples):\n    return [1.0] * len(samples.prompts)\n"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 def opened(

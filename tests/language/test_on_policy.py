@@ -19,15 +19,10 @@ from flowrl.run.state.learner import Learner
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.update import ratio_check, update
-from tests.support import every_recipe, runs, tiny_lm
+from tests.support import every_recipe, runs
 from tests.support.runs import opened
 
 ROUNDING = {"float32": 1e-6, "float64": 1e-12}  # of a gradient, as a share of its norm
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 @pytest.fixture

@@ -20,18 +20,13 @@ from flowrl.run.update import update as updating
 from flowrl.run.watch.alarms import Alarms
 from tests.budget.test_budget_run import EVERYTHING, equal
 from tests.language.test_kl_in_reward import NEAR, agree, by_hand, move, plus
-from tests.support import environments, runs, tiny_lm
+from tests.support import environments, runs
 
 HEAT = {"temperature": 0.7}
 TURNS = {"name": "text_grpo", "length": 24, "group": 4, "kl": 0.0, **HEAT}
 KL = {"name": "text_reinforce", "length": 24, "group": 4, "baseline": False, **HEAT}
 OFF = {"kl": 0.5, "kl_in": "reward"}
 GROUP, PROMPTS = 4, 3
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 def settings(

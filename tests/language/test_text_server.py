@@ -2,7 +2,6 @@
 and the formula of the correction where it has not."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.settings import CorrectionSettings
 from samplers.generate import Sampler, TokenRequest
-from tests.support import tiny_lm
 from tests.support.completion_servers import (
     GRPO,
     PROMPTS,
@@ -28,11 +26,6 @@ from tests.support.completion_servers import (
     tree,
 )
 from tests.support.runs import flowrl, lines, write
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 @pytest.fixture(autouse=True)

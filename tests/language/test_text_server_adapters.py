@@ -1,8 +1,6 @@
 """A server's adapters over its own life and over a run's: restarts, lost answers, and what is left
 of them at an end."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,14 +12,8 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from rewards.serving.requests import Patience
-from tests.support import tiny_lm
 from tests.support.completion_servers import PROMPTS, CompletionsServer, only, opened, tree
 from tests.support.runs import flowrl, write
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 @pytest.fixture(autouse=True)

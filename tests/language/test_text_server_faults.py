@@ -1,8 +1,6 @@
 """What a server of completions may do wrong, and settings that it cannot carry out: one sentence
 each."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,13 +12,8 @@ from flowrl.models.language.served_adapters import fingerprint
 from flowrl.models.language.server import CompletionChoice, CompletionLogprobs
 from flowrl.run.experience.collect import collect
 from flowrl.settings.read import check_run, run_from
-from tests.support import text_runs, tiny_lm
+from tests.support import text_runs
 from tests.support.completion_servers import GRPO, PROMPTS, CompletionsServer, only, opened, tree
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,8 @@ pytest.importorskip("httpx")
 from flowrl.run.experience.collect import collect
 from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
-from tests.support import environments, tiny_lm
+from tests.support import environments
 from tests.support.completion_servers import CompletionsServer, only, opened, tree
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 def settings(server: CompletionsServer, folder: Path, recipe: str) -> dict:

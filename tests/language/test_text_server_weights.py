@@ -2,7 +2,6 @@
 of whole groups."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,11 +17,6 @@ from flowrl.run.train import iterate
 from flowrl.settings.read import run_from
 from tests.support import tiny_lm
 from tests.support.completion_servers import CompletionsServer, only, opened, tree
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 @pytest.fixture(autouse=True)

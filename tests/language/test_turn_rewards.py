@@ -10,7 +10,7 @@ from flowrl.errors import UserError
 from flowrl.models.language.environment import read_reply
 from flowrl.run.experience.collect import collect
 from flowrl.run.state.session import Session
-from tests.support import runs, text_runs, tiny_lm
+from tests.support import runs, text_runs
 from tests.support.environments import GUESS, tree
 
 SCORED = """
@@ -20,11 +20,6 @@ def scored(prompt, meta, turns):
     return {"reply": said, "reward": len(turns[-1]) / 10 + (said is None)}
 """
 GAMMA = 0.6
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 def opened(model, folder, recipe) -> Session:

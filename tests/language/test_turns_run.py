@@ -14,7 +14,7 @@ from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
-from tests.support import text_runs, tiny_lm
+from tests.support import text_runs
 from tests.support.environments import GUESS, tree
 from tests.support.runs import flowrl, same_weights, write
 
@@ -26,11 +26,6 @@ RECIPES = {
     "turns": {"name": "text_turns", **SHARED},
     "rebn": {"name": "text_rebn", **SHARED, "gamma": 0.6},
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 def opened(model, folder, recipe, budget=None, **train) -> Session:

@@ -11,7 +11,7 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.state.progress import Progress
 from flowrl.run.update.minibatches import shares_of
 from flowrl.run.update.update import update
-from tests.support import runs, text_runs, tiny_lm
+from tests.support import runs, text_runs
 
 LR, GROUP = 0.01, 6
 
@@ -104,11 +104,6 @@ CASES = {
         clipped,
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
 
 
 def keys(rows):

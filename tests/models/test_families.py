@@ -12,6 +12,7 @@ from torch import Tensor
 from flowrl.models.diffusers.call import columns
 from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.replay.own_call import record
 from flowrl.recipes import RECIPES
 from tests.support.driving import PROMPTS, STEPS, learn
 from tests.support.tiny_pipelines import NAMED
@@ -136,5 +137,5 @@ def test_a_family_learns_and_its_adapter_is_read(name: str, picture: str, tmp_pa
         PipelinePolicy(family.build(), call=family.call),
     ):
         extras = columns.extras(rows, policy.loop.driver.parameters)
-        images.append(policy.loop.record(PROMPTS, extras, STEPS, None)[1])
+        images.append(record(policy.loop, PROMPTS, extras, STEPS, None)[1])
     assert torch.equal(images[0], images[1]) and not torch.equal(images[0], images[2])

@@ -12,7 +12,7 @@ from PIL import Image
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call import columns, image_cache
 from flowrl.models.diffusers.call.image_cache import Memo, Posterior
-from flowrl.models.diffusers.call.scheduler_standin import patched
+from flowrl.models.diffusers.call.patches import patched
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
 from rewards.perception.files import read_images

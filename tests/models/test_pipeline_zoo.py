@@ -14,6 +14,7 @@ from flowrl.models.diffusers.call import columns, proof_checks
 from flowrl.models.diffusers.call.decoder import media_of
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise, clean_part
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.replay.own_call import record
 from samplers import Latents, Ode, roll
 from tests.support.driving import PROMPTS, STEPS, own, policy
 from tests.support.tiny_pipelines import SQUARE, sd3
@@ -88,7 +89,7 @@ def test_a_loop_that_begins_at_a_picture() -> None:
         sigma = torch.full((2,), made.schedule(STEPS).sigmas[0])
         assert sigma[0] < 1
         noise = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(0))
-        steps, _, _ = made.loop.record(PROMPTS, pictures, STEPS, None)
+        steps, _, _ = record(made.loop, PROMPTS, pictures, STEPS, None)
         state = steps[0].state
         assert state is not None
         if made.loop.traits.kind != "flow":

@@ -40,11 +40,6 @@ def write_pairs(folder, count=6):
     )
 
 
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory):
-    return runs.write_pipeline(tmp_path_factory.mktemp("pipeline"))
-
-
 def settings(pipeline, folder, recipe, given, **train):
     write_pairs(folder)
     tree = runs.tree(pipeline, folder, recipe, **train)

@@ -12,14 +12,9 @@ from flowrl.run.evaluate.evaluate import Trial, evaluate_held_out
 from flowrl.run.show import page_records
 from flowrl.run.start import resume, start
 from flowrl.settings.read import run_from, run_of
-from tests.support.runs import lines, opened, tree, write_pipeline
+from tests.support.runs import lines, opened, tree
 
 BRANCH = {"name": "branch_grpo", "steps": 4, "at": [0, 2], "eta": 0.7, "clip": 0.2}
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory):
-    return write_pipeline(tmp_path_factory.mktemp("pipeline") / "sd3")
 
 
 def settings(pipeline, folder, iterations):

@@ -3,7 +3,6 @@ still, and the adapters' products where the start has none."""
 
 from collections import Counter
 
-import pytest
 import torch
 
 from flowrl.models.diffusers.lora import lora
@@ -16,11 +15,6 @@ from tests.support import runs
 NFT = runs.NFT | {"kl": 1e-2}
 # its loss has an average of its own
 AWM = {"name": "awm", "steps": 4, "group": 4, "levels_per_sample": 2}
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory):
-    return runs.write_pipeline(tmp_path_factory.mktemp("pipeline"))
 
 
 def stepped(pipeline, folder, alike: bool, recipe=NFT):

@@ -14,11 +14,6 @@ from flowrl.settings.read import run_from
 from tests.support import runs
 
 
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory):
-    return runs.write_pipeline(tmp_path_factory.mktemp("pipeline"))
-
-
 def stored(experience) -> int:
     names = ("x", "x_next", "x0", "noise")
     parts = [getattr(rows, name, None) for rows in experience.rows for name in names]

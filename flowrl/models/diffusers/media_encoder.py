@@ -20,7 +20,8 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES, Patch, patched
+from flowrl.models.diffusers.call.patches import Patch, patched
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from flowrl.models.diffusers.policy import PipelinePolicy
 from samplers.noise import generator
 

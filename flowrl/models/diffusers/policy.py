@@ -7,14 +7,12 @@ own call, with the user's arguments, before it is used (`flowrl.models.diffusers
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flowrl.errors import UserError
-from flowrl.models import savings
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call import checks, columns, row_calls
@@ -31,9 +29,9 @@ from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.signature import Loop
 from flowrl.models.diffusers.call.user_levels import UserLevels
 from flowrl.models.diffusers.encoding_cache import EncodingCache
-from flowrl.models.diffusers.lora import given_adapters, lora
+from flowrl.models.diffusers.lora import given_adapters
+from flowrl.models.diffusers.lora.weights import DenoiserWeights
 from flowrl.models.diffusers.replay import proof
-from flowrl.models.quantization import refuse_quantized
 from flowrl.settings.model import FrozenAdapter, GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
 from samplers.held import Held
@@ -41,7 +39,7 @@ from samplers.scheduler import unbound
 from samplers.storage import Storage
 
 
-class PipelinePolicy:
+class PipelinePolicy(DenoiserWeights):
     """Velocities, decoded samples and trainable weights of one diffusers pipeline.
 
     `call` holds arguments of the pipeline's own `__call__` (height, width, negative_prompt, ...).
@@ -121,12 +119,6 @@ class PipelinePolicy:
         """
         if not any(map(unbound, plans)) and not self.loop.own_sampler:
             return tuple(plans)
-        if not all(map(unbound, plans)):
-            raise UserError(
-                f"{self.name} samples with the steps of its own scheduler (kernel: scheduler), "
-                "but this plan has other steps"
-            )
-        self.loop.own_sampler = True
         return own_plans(self.loop, plans, steps)
 
     def automatic(self, steps: int) -> int:
@@ -141,18 +133,14 @@ class PipelinePolicy:
         The independence of rows is checked at the higher scale, which also uses negative prompts.
         """
         scales = sorted(set(self.guidance), key=lambda scale: math.inf if scale is None else scale)
-        found = [
-            self.prove(
-                prompts[:2],
-                steps=steps,
-                guidance=scale,
-                meta=meta[:2],
-                complete=scale == scales[-1],
-                gradient=scale == self.guidance.train,
+        found: list[str] = []
+        for scale in scales:
+            whole, trained = scale == scales[-1], scale == self.guidance.train
+            replay = self.prove(
+                prompts, steps=steps, guidance=scale, meta=meta, complete=whole, gradient=trained
             )
-            for scale in scales
-        ]
-        return list(map(str, found))
+            found.append(str(replay))
+        return found
 
     def scale(self, guidance: GuidanceScale) -> float | None:
         """The pipeline's own scale for a setting; `none` is the scale at which it applies no
@@ -232,6 +220,8 @@ class PipelinePolicy:
 
     def held(self, conditioning: Conditioning, steps: int) -> Held | None:
         """The entries of states that follow a given image (inpainting); None if all are sampled."""
+        if not conditioning.extras:
+            return None
         last = self.last_held
         if last is None or last[0] is not conditioning or last[1] != steps:
             last = conditioning, steps, held_entries(self.loop, conditioning, steps)
@@ -263,17 +253,16 @@ class PipelinePolicy:
 
         `prompt` are rows of the conditioning. Proves the pipeline first, unless that was done.
         """
-        proof, own = self.known_proofs.get((steps, guidance)), conditioning.extras
-        if proof is None:
-            proof = self._prove([SHORT_PROMPT, LONG_PROMPT], own[:1] * 2, steps, guidance)
+        replay = self.known_proofs.get((steps, guidance))
+        if replay is None:
+            tried = self.loop.tried(conditioning.extras[:1] * 2)
+            prompts = [SHORT_PROMPT, LONG_PROMPT]
+            replay = self._prove(proof.Subject(self.loop, prompts, tried, steps, guidance))
         for denoiser in self.denoisers:  # dropout would make the ratio of new to old differ from 1
             if any(module.training for module in denoiser.modules()):
                 denoiser.eval()
-        loop, way, dtype = self.loop, proof.to_way, self.arithmetic
-
-        def most(rows: int) -> int:
-            return self.sizes.rows(kind, rows)
-
+        loop, way, dtype = self.loop, replay.to_way, self.arithmetic
+        most = partial(self.sizes.rows, kind)
         velocity = row_calls.velocity_in_calls(loop.velocity, conditioning, way, most, dtype)
         held = self.held(conditioning, steps)
         if held is None:
@@ -295,12 +284,9 @@ class PipelinePolicy:
         to x0.
         """
         assert len(x0) == len(conditioning), "decode takes one row of conditioning per sample"
-        proof = self.known_proofs.get((steps, guidance))
-        way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
-
-        def decode(x: Tensor, rows: Conditioning) -> Tensor:
-            return self.loop.decode(x, rows, way, graded)
-
+        replay = self.known_proofs.get((steps, guidance))
+        way = Way(steps, guidance, forward=False, mixed=False) if replay is None else replay.to_way
+        decode = partial(self.loop.decode, way=way, graded=graded)
         size = self.sizes.rows("decoding", len(x0))
         whole = row_calls.decoded_in_calls(
             decode, x0, conditioning, size, way.together, graded=graded
@@ -325,69 +311,15 @@ class PipelinePolicy:
         """
         prompts, meta = [*prompts, *prompts][:2], [*meta, *meta][:2]
         extras = columns.extras(meta, self.loop.driver.parameters)
-        extras = self._extras(meta, prompts) if extras else ()
-        return self._prove(prompts, extras, steps, guidance, complete=complete, gradient=gradient)
+        tried = self.loop.tried(self._extras(meta, prompts) if extras else ())
+        return self._prove(
+            proof.Subject(self.loop, prompts, tried, steps, guidance, complete, gradient)
+        )
 
-    def _prove(
-        self,
-        prompts: Sequence[str],
-        extras: Sequence[Extra],
-        steps: int,
-        guidance: float | None,
-        *,
-        complete: bool = True,
-        gradient: bool = True,
-    ) -> proof.Replay:
-        tried = self.loop.tried(extras)
-        subject = proof.Subject(self.loop, prompts, tried, steps, guidance, complete, gradient)
-        self.known_proofs[steps, guidance] = subject.prove()
+    def _prove(self, subject: proof.Subject) -> proof.Replay:
+        found = self.known_proofs[subject.steps, subject.guidance] = subject.prove()
         self.frozen.rest()
-        return self.known_proofs[steps, guidance]
-
-    def add_lora(
-        self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
-    ) -> None:
-        """Add adapters to every denoiser. None: to attention and feed-forward linear layers."""
-        lora.add_lora(self.pipe, self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
-        self.experts.settle()
-
-    def begin_from(self, source: str) -> None:
-        """Add a file's adapters to the denoisers, as the start of training."""
-        given_adapters.begin_from(self.pipe, self.loop.driver.denoisers, source)
-        self.experts.settle()
-
-    def roots(self) -> dict[str, nn.Module]:
-        return self.loop.driver.denoisers
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """The adapters' parameters if there are any, otherwise all parameters of the denoisers."""
-        named = {
-            f"{component}.{name}": parameter
-            for component, denoiser in self.loop.driver.denoisers.items()
-            for name, parameter in denoiser.named_parameters()
-        }
-        return {name: p for name, p in named.items() if ".lora_" in name} or named
-
-    def train_all(self) -> None:
-        """Train all weights: every parameter of every denoiser gets a gradient."""
-        for name, denoiser in self.loop.driver.denoisers.items():
-            refuse_quantized(denoiser, name)
-            denoiser.requires_grad_(True)
-
-    def checkpoint_gradients(self) -> None:
-        savings.checkpoint_denoisers(self.denoisers)
-        savings.checkpoint_decoder(self.pipe)
-
-    def save(self, folder: Path) -> None:
-        """Save files that plain diffusers loads: with `load_lora_weights` or `from_pretrained`."""
-        if lora.has_lora(self.loop.driver.denoisers):
-            lora.save_lora(self.pipe, self.loop.driver.denoisers, folder)
-        else:
-            self.pipe.save_pretrained(folder)
-
-    def load_weights(self, folder: Path) -> None:
-        """Load weights that `save` wrote, into a policy with the same base model."""
-        lora.load_lora(self.pipe, self.loop.driver.denoisers, folder)
+        return found
 
     def close(self) -> None:
         """Do nothing, since the policy holds nothing outside this process."""

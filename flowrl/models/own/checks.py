@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.own.policy import OwnConditioning, OwnPolicy
+from flowrl.models.own.calls import OwnConditioning
+from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.precision import HALF
 from samplers.noise import normal
 

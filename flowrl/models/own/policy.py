@@ -1,16 +1,12 @@
 """A user's own model as a flow policy, with the same batches, plans and losses as a pipeline."""
 
 import math
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from PIL.Image import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
@@ -24,42 +20,21 @@ from flowrl.models.adapters import (
     peft_adapter,
     save_adapters,
 )
-from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize, out_of_memory
+from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
+from flowrl.models.own.calls import ModelCalls, OwnConditioning
 from flowrl.models.own.lora import add_own_lora
-from flowrl.models.own.protocol import Decodes, Drawable, EncodedPrompts, OwnModel, Trains
+from flowrl.models.own.protocol import OwnModel, Trains
 from flowrl.models.own.schedule import Levels, Scheduled
 from flowrl.settings.checks import refuse_scheduler
 from flowrl.settings.model import GuidanceScale
-from flowrl.settings.part_trials import own_error
 from rewards import Samples
 from rewards.types import MediaForm
 from samplers import Begin, Ode, Plan, Velocity
-from samplers.host import on_host
 from samplers.storage import Storage
 
 MODEL_FILE = "model.safetensors"  # of all weights
-
-
-@dataclass(frozen=True)
-class OwnConditioning:
-    """n encoded prompts: tensors [n *c] by name, with the name "" for a single tensor."""
-
-    parts: Mapping[str, Tensor]
-    extras: tuple[Any, ...] = ()  # no columns that the rows of a call must share
-
-    @property
-    def encoded(self) -> EncodedPrompts:
-        """The rows as `encode` returned them."""
-        return self.parts.get("", self.parts)
-
-    def __len__(self) -> int:
-        return len(next(iter(self.parts.values())))
-
-    def take(self, rows: Tensor) -> "OwnConditioning":
-        at = on_host(rows)
-        return OwnConditioning({n: part[at.to(part.device)] for n, part in self.parts.items()})
 
 
 class OwnPolicy:
@@ -79,6 +54,7 @@ class OwnPolicy:
                 ", rows) and forward(x, sigma, encoded); see docs/own_models.md"
             )
         self.model: Any = model.eval()
+        self.calls = ModelCalls(self.name, self.model)
         self.sizes = CallSizes()
         self.guidance = Scales(None, None)  # a model guides itself, if it does
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -164,18 +140,7 @@ class OwnPolicy:
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]] = ()
     ) -> OwnConditioning:
         """Encode prompts. UserError for anything but tensors with one row per prompt."""
-        rows = list(meta) or [{} for _ in prompts]
-        with self._named("encode"):
-            encoded = self.model.encode(list(prompts), rows)
-        parts = encoded if isinstance(encoded, Mapping) else {"": encoded}
-        for name, part in parts.items():
-            if not isinstance(part, Tensor) or part.ndim < 1 or len(part) != len(prompts):
-                what = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
-                of = f" {name!r}" if name else ""
-                raise UserError(
-                    f"{self.name}.encode:{of} expected a tensor with one row for each of "
-                    f"{len(prompts)} prompts, not {what}"
-                )
+        parts = self.calls.encode(prompts, list(meta) or [{} for _ in prompts])
         return OwnConditioning({name: part.to(self.device) for name, part in parts.items()})
 
     def bind(
@@ -195,7 +160,7 @@ class OwnPolicy:
 
         def part(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
             state, time = self.scheduled.asked(x, sigma, schedule)
-            predicted = self.call(state.to(dtype), time, conditioning.take(prompt))
+            predicted = self.calls.forward(state.to(dtype), time, conditioning.take(prompt))
             return self.scheduled.velocity(x, sigma, predicted.to(x.dtype))
 
         def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
@@ -206,18 +171,6 @@ class OwnPolicy:
             return torch.cat([part(*each) for each in rows])
 
         return velocity
-
-    def call(self, x: Tensor, sigma: Tensor, conditioning: OwnConditioning) -> Tensor:
-        """Call `forward` once. UserError if it raises, or returns another shape."""
-        with self._named("forward"):
-            made = self.model(x, sigma, conditioning.encoded)
-        if not isinstance(made, Tensor) or made.shape != x.shape:
-            what = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
-            raise UserError(
-                f"{self.name}.forward: expected a prediction with the states' shape "
-                f"{list(x.shape)}, not {what}"
-            )
-        return made
 
     def decode(
         self,
@@ -235,43 +188,11 @@ class OwnPolicy:
         parts: list[Tensor] = []
         with torch.set_grad_enabled(graded):
             for at in torch.arange(len(x0)).split(size):
-                there = x0[at.to(x0.device)]
-                if isinstance(self.model, Decodes):
-                    with self._named("decode"):
-                        there = self.model.decode(there.to(dtype), conditioning.take(at).encoded)
-                    self._check_media(there, len(at))
+                there = self.calls.decode(x0[at.to(x0.device)], conditioning.take(at), dtype)
                 parts.append(there.to(torch.promote_types(there.dtype, torch.float32)))
         media = torch.cat(parts) if parts else x0
-        self.form = self.form or self._formed(media)
+        self.form = self.form or self.calls.form(media)
         return media
-
-    def _check_media(self, media: Any, rows: int) -> None:
-        if not isinstance(media, Tensor) or media.ndim < 2 or len(media) != rows:
-            what = list(media.shape) if isinstance(media, Tensor) else type(media).__name__
-            raise UserError(f"{self.name}.decode: expected a tensor [{rows} ...], not {what}")
-
-    def _formed(self, media: Tensor) -> MediaForm:
-        try:
-            return MediaForm.of(media[0])
-        except ValueError as error:
-            raise UserError(f"{self.name}: its samples: {error}") from error
-
-    def image(self, sample: Tensor) -> Image | None:
-        """The model's own image of a sample; None if it does not draw images."""
-        return self.model.image(sample) if isinstance(self.model, Drawable) else None
-
-    @contextmanager
-    def _named(self, method: str) -> Iterator[None]:
-        """Turn an exception of the user's method into a UserError with its line. Out-of-memory
-        errors stay, since calls can be made smaller."""
-        try:
-            yield
-        except Exception as error:  # the user's code
-            if isinstance(error, UserError) or out_of_memory(error):
-                raise
-            file = vars(sys.modules[type(self.model).__module__]).get("__file__") or ""
-            said = own_error(f"{file}:{self.name}.{method}", error)
-            raise UserError(said.removeprefix(f"{file}:")) from error
 
     # what a `Policy` is, beside
 
@@ -373,7 +294,7 @@ class OwnPolicy:
 
 def shown_by(policy: Any, samples: Samples) -> Samples:
     """Samples as pages show them: tensors of a user's own model as images."""
-    return drawn(samples, policy.image) if isinstance(policy, OwnPolicy) else samples
+    return drawn(samples, policy.calls.image) if isinstance(policy, OwnPolicy) else samples
 
 
 def automatic_rows(numbers: int) -> int:

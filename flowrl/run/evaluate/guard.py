@@ -42,7 +42,7 @@ def raised_by_training(
         for name in constant
     ]
     texts = [f"{'; '.join(lost)}. {UNSCORED}"] if lost else []
-    return Raised(notes, [*texts, *_collapse(session, signs)])
+    return Raised(notes, texts + _collapse(session, signs) if signs else texts)
 
 
 def raised_by_evaluation(
@@ -55,12 +55,11 @@ def raised_by_evaluation(
     signs = [text for text in found if not isinstance(text, Unclear)]
     metrics["alarms"] = metrics.get("alarms", 0.0) + len(signs)
     unclear = "; ".join(text for text in found if isinstance(text, Unclear))
-    return Raised([f"{unclear}: {CANNOT_TELL}"] if unclear else [], _collapse(session, signs))
+    notes = [f"{unclear}: {CANNOT_TELL}"] if unclear else []
+    return Raised(notes, _collapse(session, signs) if signs else [])
 
 
 def _collapse(session: Session, signs: Sequence[str]) -> list[str]:
-    if not signs:
-        return []
     return [
         f"the run may be collapsing: {'; '.join(signs)}. Look at the samples. Lower train.lr "
         f"(now {session.run.train.lr:g}; try a third), reduce train.updates, add a KL penalty to "

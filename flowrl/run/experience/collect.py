@@ -147,9 +147,8 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     statistics = rounds.first.found.statistics
     own_means = (statistics.means, statistics.size) if rounds.first.counts else None
     metrics = merged_means([each for each in every(own_means) if each is not None])
-    metrics |= _mean(every(_guided(rounds))) | _mean(
-        every(reports(session.rewards) | dict(rounds.first.found.reports))
-    )
+    reported = reports(session.reporting) | dict(rounds.first.found.reports)
+    metrics |= _mean(every(_guided(rounds) | reported))
     metrics["count/sampling"] = float(sum(sum(every(r.found.evaluations)) for r in rounds.each))
     if session.algorithm.samples_start:
         metrics["count/start"] = float(rounds.start_samples)
@@ -161,8 +160,11 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
 def scored_samples(rounds: Sequence[Any]) -> int:
     """Number of samples and predicted clean images that this process scored. Rounds without its own
     draws, in which it only follows the other processes, do not count."""
-    counted = [each for each in rounds if each.counts]
-    return sum(r.found.looked + sum(len(p.rollout.prompt) for p in r.parts) for r in counted)
+    scored = 0
+    for each in rounds:
+        if each.counts:
+            scored += each.found.looked + sum(len(part.rollout.prompt) for part in each.parts)
+    return scored
 
 
 def _summed(rows: list[dict[str, float]]) -> dict[str, float]:

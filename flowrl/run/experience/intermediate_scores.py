@@ -1,6 +1,6 @@
 """Score the predicted clean samples of intermediate states."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,13 +66,9 @@ def intermediate_scores(
     return IntermediateScores(values, known)
 
 
-def with_turns(rollouts: Iterable[RolloutLike], scores: Iterable[Scores]) -> tuple[Scores, ...]:
+def with_turns(rollout: RolloutLike, scores: Scores) -> Scores:
     """Add an environment's rewards of single turns as scores of decision points: column
     k is the reward of turn k."""
-    return tuple(_with_turns(*pair) for pair in zip(rollouts, scores, strict=True))
-
-
-def _with_turns(rollout: RolloutLike, scores: Scores) -> Scores:
     if not isinstance(rollout, TextRollout) or rollout.rewards is None:
         return scores
     given = rollout.rewards[..., None]

@@ -62,11 +62,12 @@ def sample_round(
     """Sample and score a round's draws. Adds the time of each phase to `seconds`. `by`: see
     `SamplingUnit`; such samples are scored but not trained on."""
     mine, counts = session.parallel.share(len(draws.ids))
-    ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
-    with session.parallel.together(), whole_weights(session, by):
+    share = slice(mine.start, mine.stop)
+    whole = whole_weights(session, by) if session.parallel.units else nullcontext()
+    with session.parallel.together(), whole:
         session.writer.check()
-        texts = draws.texts[mine.start : mine.stop]
-        unit = SamplingUnit(iteration, ids, rows, texts=texts, by=by)
+        texts = draws.texts[share]
+        unit = SamplingUnit(iteration, draws.ids[share], draws.rows[share], texts=texts, by=by)
         batch, found = sample_units(session, unit, seconds)
     each = zip(found.rollouts, found.samples, found.scores, strict=True)
     learned = by is None

@@ -124,7 +124,7 @@ class Rounds:
         """This process's part, per round, of columns over all samples."""
         cuts, start = [], 0
         for r in self.each:
-            share = slice(*((start + end) * group for end in (r.mine.start, r.mine.stop)))
+            share = slice((start + r.mine.start) * group, (start + r.mine.stop) * group)
             cuts.append(tuple(column[share] for column in columns))
             start += len(r.draws.ids)
         return cuts

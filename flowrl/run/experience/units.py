@@ -110,14 +110,12 @@ def sample_unit(
         if algorithm.guided:
             guiding = RewardPath.guiding(session, batch, rows, iteration)
             slope = guiding.intermediate_slope
-        keep = algorithm.likelihood.keep_mean
-        sampling = Sampling(keep, lookahead, slope, *hooks)
         learner, seed = session.learner, session.run.train.seed
         merges = learner.merging.when in ("untrained", "sampling")
         merging = learner.merging.sampling() if merges else nullcontext()
         behaving = learner.policies.using(unit.by or algorithm.behaviour)
         with behaving, merging as aside, timed(seconds, "sample"), bounded_call("sampling"):
-            sampling = replace(sampling, aside=aside)
+            sampling = Sampling(algorithm.likelihood.keep_mean, lookahead, slope, *hooks, aside)
             rollouts = batch.rollouts(
                 algorithm.plan, unit.ids, seed=seed, iteration=iteration, sampling=sampling
             )
@@ -135,8 +133,10 @@ def sample_unit(
             with timed(seconds, "way"):
                 asked = IntermediateScorer(session, iteration, decode)
                 scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
+    if isinstance(rollouts[0], TextRollout):
+        scores = [*map(with_turns, rollouts, scores)]
     statistics, meter = batch.statistics(rollouts[0], decoded[0].media), batch.meter
-    made = (tuple(rollouts), tuple(decoded), with_turns(rollouts, scores), statistics, looked)
+    made = tuple(rollouts), tuple(decoded), tuple(scores), statistics, looked
     return batch, UnitSamples(*made, meter.graded + meter.frozen)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import NoReturn
 
 import torch
@@ -28,17 +29,18 @@ def refuse(what: str, plural: bool = False) -> NoReturn:
 @torch.no_grad()
 def first_not_finite(named: Named) -> str | None:
     """Name of the first tensor that contains NaN or infinity. Waits for a GPU once per dtype."""
-    parts = ((name, tensor.detach()) for name, tensor in named)
-    held = [(name, part) for name, part in parts if part.numel() and part.is_floating_point()]
     kinds: dict[tuple[torch.device, torch.dtype], list[tuple[str, Tensor]]] = {}
-    for name, part in held:
-        kinds.setdefault((part.device, part.dtype), []).append((name, part))
-    finite: dict[str, bool] = {}
+    finite: dict[str, bool] = {}  # in the order of the tensors
+    for name, tensor in named:
+        part = tensor.detach()
+        if part.numel() and part.is_floating_point():
+            kinds.setdefault((part.device, part.dtype), []).append((name, part))
+            finite[name] = True
     for alike in kinds.values():
         flags = _largest([part for _, part in alike]).isfinite()
         for (name, _), flag in zip(alike, flags.tolist(), strict=True):
-            finite[name] = flag and finite.get(name, True)
-    return next((name for name, _ in held if not finite[name]), None)
+            finite[name] = finite[name] and flag
+    return next((name for name, good in finite.items() if not good), None)
 
 
 def _largest(values: list[Tensor]) -> Tensor:
@@ -71,8 +73,7 @@ def check_iteration(
         there = name in metrics  # an iteration whose groups are all flat has no loss
         if there and not skipped and not math.isfinite(metrics[name]):
             refuse(f"{what} of iteration {iteration}")
-    tensors = [*_sampled(rows), *((f"the {name}", weight) for name, weight in weights)]
-    verdicts = gather_object([first_not_finite(tensors)])
+    verdicts = gather_object([first_not_finite(chain(_sampled(rows), weights))])
     name = next((verdict for verdict in verdicts if verdict is not None), None)
     if name is not None:
         refuse(f"{name} after iteration {iteration}")

@@ -191,12 +191,12 @@ class Policies:
         trained weights, then averages."""
         network = self.local(self.network)
         for name, p in self.local(self.parameters).items():
-            yield f"weight {name}", p
+            yield f"the weight {name}", p
             if self.parameters[name] is not self.network[name]:
-                yield f"weight {name} in the model's dtype", network[name]
+                yield f"the weight {name} in the model's dtype", network[name]
         for average in self.averages:
             for weight in self.local(self._weights[average.name]).values():
-                yield f"average {average.name}", weight
+                yield f"the average {average.name}", weight
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:

@@ -5,6 +5,7 @@ same prompts, noise and rewards. Their settings may change before a resume; then
 replaces the base's, for the affected rewards.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,15 +94,17 @@ class Progress:
     last: dict[str, float] | None = None
     base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
 
-    def skipped_of(self, model: str) -> int:
-        return self.named_skipped.get(model, 0) if model else self.skipped_in_a_row
-
-    def skip(self, model: str, count: int) -> None:
-        """Set the number of consecutive optimizer steps that a model has skipped."""
+    def count_skipped(self, model: str, norm: float, scale: float) -> int:
+        """Count an optimizer step of a model. Returns the number of consecutive steps that it has
+        skipped, including this one. An overflow at a loss scale above 1 does not count, since the
+        scale is lowered instead."""
+        before = self.named_skipped.get(model, 0) if model else self.skipped_in_a_row
+        skipped = 0 if math.isfinite(norm) else before + (scale <= 1)
         if model:
-            self.named_skipped[model] = count
+            self.named_skipped[model] = skipped
         else:
-            self.skipped_in_a_row = count
+            self.skipped_in_a_row = skipped
+        return skipped
 
     def forget(self, old: Incomparable) -> None:
         """Drop scores with which later evaluations cannot be compared."""

@@ -31,7 +31,7 @@ from rewards import Reward, Samples, Scores, load, score_all
 from rewards.checks.self_test import Prompts, check_sum, self_test
 from rewards.combine import blamed
 from rewards.load import check_sources
-from rewards.types import MediaForm
+from rewards.types import MediaForm, Reports, parts_of
 
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt in glibc's malloc.h
@@ -89,6 +89,12 @@ class Session:
         beside which rewards run."""
         in_turn = scores_in_turn(self.rewards, len(self.algorithm.plans))
         return in_turn and self.parallel.device != "cuda"
+
+    @cached_property
+    def reporting(self) -> Mapping[str, Reward]:
+        """The rewards that report numbers for the log, or have a member that does."""
+        found = self.rewards.items()
+        return {label: each for label, each in found if [*parts_of(each, Reports)]}
 
     def drawn(self, samples: Samples) -> Samples:
         """The samples as pages show them: tensors of a user's own model become images."""

@@ -107,6 +107,7 @@ def update(
     NotFiniteError after SKIPPED_STEPS consecutive steps without a finite gradient; `progress`
     counts them, over iterations and resumed runs.
     """
+    learner.optimizer.zero_grad(set_to_none=True)  # of an update that ran out of memory
     tally, seen = Tally(), IterationValues() if keep_values else None
     meter = Meter(frozen=experience.reference_evaluations)
     experience = replace(experience, policy=meter(experience.policy))
@@ -317,8 +318,7 @@ def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
         learner.policies.publish()
     learner.scaler.update()
     learner.optimizer.zero_grad(set_to_none=True)
-    skipped = _skipped(progress.skipped_of(learner.name), norm, scale)
-    progress.skip(learner.name, skipped)
+    skipped = progress.count_skipped(learner.name, norm, scale)
     if skipped >= SKIPPED_STEPS:  # all processes have this norm, and stop here
         raise NotFiniteError(
             "no finite gradient in three consecutive optimizer steps; lower train.lr or use "
@@ -326,9 +326,3 @@ def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
             "float32"
         )
     return norm
-
-
-def _skipped(before: int, norm: float, scale: float) -> int:
-    """Count consecutive skipped steps, including this one. An overflow at a loss scale above 1 does
-    not count, since the scale is lowered instead."""
-    return 0 if math.isfinite(norm) else before + (scale <= 1)

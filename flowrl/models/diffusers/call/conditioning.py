@@ -6,6 +6,7 @@ per prompt, which depend on the length of the prompts, and which are token masks
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -67,18 +68,14 @@ class Conditioning:
     def __len__(self) -> int:
         return len(self.prompts)
 
-    @property
-    def rows(self) -> int:
-        return len(self.prompts)
-
     def take(self, rows: Tensor | Sequence[int]) -> "Conditioning":
         """Select rows in the given order; rows may repeat. Rows that are already on a device with
         host-known indices are not copied there again."""
         given = torch.as_tensor(rows, dtype=torch.long)
         index = on_host(given)
         places = index.tolist()
-        if places and not 0 <= min(places) <= max(places) < self.rows:
-            raise IndexError(f"rows {places} are not all among the {self.rows} rows")
+        if places and not 0 <= min(places) <= max(places) < len(self.prompts):
+            raise IndexError(f"rows {places} are not all among the {len(self.prompts)} rows")
         pairs = zip(self.layout.slots, self.values, strict=True)
         there = {index.device: index, given.device: given}
         values = tuple(_take(s, v, index, there) for s, v in pairs)
@@ -115,19 +112,17 @@ class Conditioning:
             (alone,) = self.values[0]
             return alone
         values = iter(self.values)
-        return tuple(
-            [
-                next(values) if count is None else tuple([next(values) for _ in range(count)])
-                for count in self.layout.counts
-            ]
-        )
+        counts = self.layout.counts
+        return tuple([next(values) if n is None else tuple(islice(values, n)) for n in counts])
 
 
 def flatten(calls: Calls) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
     """Number of outputs per call, and all outputs in one tuple."""
-    counts = tuple(len(call) if isinstance(call, tuple) else None for call in calls)
-    values = [v for call in calls for v in (call if isinstance(call, tuple) else (call,))]
-    return counts, tuple(values)
+    counts, values = list[int | None](), list[Any]()
+    for call in calls:
+        counts.append(len(call) if isinstance(call, tuple) else None)
+        values += call if isinstance(call, tuple) else (call,)
+    return tuple(counts), tuple(values)
 
 
 def same_form(a: Calls, b: Calls) -> bool:

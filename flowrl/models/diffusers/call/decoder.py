@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flowrl.models.diffusers.call.patches import Patch
 from flowrl.models.diffusers.call.proof_checks import NotFinitePartError, refuse_weights
-from flowrl.models.diffusers.call.scheduler_standin import Patch
 
 _unread: list[tuple[Tensor, Callable[[], NoReturn]]] = []  # verdicts, and who raises them
 

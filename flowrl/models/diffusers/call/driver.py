@@ -8,13 +8,13 @@ interface, so this takes three tricks, which each call undoes:
 
 Swapped classes   The scheduler is replaced by a deep copy whose class is a subclass of its own, so
                   that `isinstance`, its config, signatures and later settings still work
-                  (`scheduler_standin.stand_in`). `placed` does the same with the pipeline.
+                  (`scheduler_standin.stand_in`). `patches.placed` does the same with the pipeline.
 Patched members   `forward` of denoisers, `encode_prompt`, `prepare_latents`, `randn_tensor` and
-similar members are set in `vars(owner)` for one call (`scheduler_standin.Patch`): a pipeline's or
-module's own setattr would rewrite its config or refuse them. A shared control  Some pipelines
-deep-copy their scheduler. So the mode is not stored in the scheduler: the members of the swapped
-class close over one `Control`, which copies share, and each call writes its settings into that
-object.
+                  similar members are set in `vars(owner)` for one call (`patches.Patch`): a
+                  pipeline's or module's own setattr would rewrite its config or refuse them.
+A shared control  Some pipelines deep-copy their scheduler. So the mode is not stored in the
+                  scheduler: the members of the swapped class close over one `Control`, which
+                  copies share, and each call writes its settings into that object.
 """
 
 import inspect
@@ -33,17 +33,15 @@ from flowrl.models.diffusers.call.conditioning import Calls
 from flowrl.models.diffusers.call.image_cache import Memo
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise
 from flowrl.models.diffusers.call.latents import Entry, injected
+from flowrl.models.diffusers.call.patches import Patch, patched, placed
 from flowrl.models.diffusers.call.scheduler_standin import (
     FAILURES,
     Control,
     OneStep,
-    Patch,
     PerRow,
     Received,
     Stop,
     data_size,
-    patched,
-    placed,
     stand_in,
 )
 from flowrl.models.diffusers.call.stubs import Stubs

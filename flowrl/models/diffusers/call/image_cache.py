@@ -16,7 +16,7 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from flowrl.models.diffusers.call.scheduler_standin import Patch
+from flowrl.models.diffusers.call.patches import Patch
 from samplers.noise import generator
 
 CACHED_ENCODINGS = 512  # encodings

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.scheduler_standin import Patch
+from flowrl.models.diffusers.call.patches import Patch
 
 NEAR_STATE = 5e-3  # of the noise's size from the level's: some schedulers round their timesteps
 

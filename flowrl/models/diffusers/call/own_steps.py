@@ -22,7 +22,7 @@ from flowrl.models.diffusers.call.scheduler_standin import FAILURES, Received, d
 from flowrl.models.diffusers.call.signature import Loop
 from samplers import Plan, Scheduler
 from samplers.adapt import scale
-from samplers.scheduler import bound_to
+from samplers.scheduler import bound_to, unbound
 
 LARGE = 4096.0  # of a known state, beside which the noise is rounding
 NEAR = 2e-5  # of a step's size: rounding of float32 and of a scheduler's own table
@@ -173,7 +173,13 @@ def own_kernel(loop: Loop, steps: int) -> Scheduler:
 
 
 def own_plans(loop: Loop, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]:
-    """Plans with the scheduler's own steps. UserError if they do not fit it."""
+    """Plans with the scheduler's own steps. UserError if they do not fit it, or have other ones."""
+    if not all(map(unbound, plans)):
+        raise UserError(
+            f"{loop.name} samples with the steps of its own scheduler (kernel: scheduler), but "
+            "this plan has other steps"
+        )
+    loop.own_sampler = True
     kernel = own_kernel(loop, steps)
     try:
         return tuple(bound_to(plan, kernel) for plan in plans)

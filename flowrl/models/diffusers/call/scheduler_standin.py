@@ -2,18 +2,14 @@
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
-_ABSENT = object()
-SILENT = tqdm(disable=True)
 # errors of a pipeline's own code when it cannot be called in some way
 FAILURES = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
@@ -199,7 +195,7 @@ def _step(kind: Any, control: Control, size: float) -> Any:
     def step(self: Any, *args: Any, **named: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | named
         more = {name: value for name, value in given.items() if name not in OURS_OF_STEP}
-        output, sample = (_over(given[name], size) for name in ("model_output", "sample"))
+        output, sample = _over(given["model_output"], size), _over(given["sample"], size)
         seen = Received(output, given["timestep"], sample, more=more)
         index, control.count = control.count, control.count + 1
         if control.mode == "stop" and index == control.stop_at:
@@ -292,59 +288,3 @@ def _clean(scheduler: Any, seen: Received, result: Any) -> Tensor | None:
 
 def _moved(result: Any) -> Tensor:
     return result[0] if isinstance(result, tuple) else result.prev_sample
-
-
-@contextmanager
-def placed(pipe: Any, device: torch.device) -> Iterator[None]:
-    """For one call, fix the pipeline's `_execution_device` by replacing its class, and use a
-    silent progress bar.
-
-    diffusers searches every module for hooks each time that it reads this property, several times
-    per call: for a model with 500 modules this costs more than the rest of driving. Creating a bar
-    costs 0.07 ms, whether or not it is shown.
-    """
-    kind = type(pipe)
-    pipe.__class__ = _placed(kind, device)
-    try:
-        yield
-    finally:
-        pipe.__class__ = kind
-
-
-@lru_cache
-def _placed(kind: Any, device: torch.device) -> type:
-    def progress_bar(self: Any, iterable: Any = None, total: Any = None) -> Any:
-        return kind.progress_bar(self, iterable) if total is None else SILENT
-
-    members = {"_execution_device": device, "progress_bar": progress_bar}
-    return type(kind.__name__, (kind,), members)
-
-
-@dataclass(frozen=True)
-class Patch:
-    """An instance attribute that is replaced during one call."""
-
-    owner: Any
-    name: str
-    value: Any
-
-
-@contextmanager
-def patched(patches: Iterable[Patch]) -> Iterator[None]:
-    """Set attributes in the body, then restore the previous ones, or remove them.
-
-    Through `vars`, since a pipeline's own setattr would also rewrite its config.
-    """
-    before: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for patch in patches:
-            held = vars(patch.owner)
-            before.append((held, patch.name, held.get(patch.name, _ABSENT)))
-            held[patch.name] = patch.value
-        yield
-    finally:
-        for held, name, value in reversed(before):
-            if value is _ABSENT:
-                del held[name]
-            else:
-                held[name] = value

@@ -29,8 +29,9 @@ from flowrl.models.diffusers.call.image_to_image import (
     noise_sizes,
 )
 from flowrl.models.diffusers.call.missing_texts import MissingTexts
+from flowrl.models.diffusers.call.patches import patched
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
-from flowrl.models.diffusers.call.scheduler_standin import Received, patched
+from flowrl.models.diffusers.call.scheduler_standin import Received
 from flowrl.models.diffusers.call.traits import (
     TRIAL_GUIDANCE,
     UNGUIDED,
@@ -304,42 +305,6 @@ class Loop:
             loops = way.decodes_in_loop
             result = self.driver.finished(call, decodes_in_loop=loops, graded=graded)[0]
         return media_of(result, double=graded)
-
-    def record(
-        self, prompts: Sequence[str], extras: Sequence[Extra], steps: int, guidance: float | None
-    ) -> tuple[list[Received], Tensor, bool]:
-        """Make the pipeline's own call, as a user would.
-
-        Return its steps, its media, and whether its scheduler's step draws no noise.
-        """
-        if self.traits.single and len(prompts) > 1:
-            each = [
-                self.record([p], extras[i : i + 1], steps, guidance) for i, p in enumerate(prompts)
-            ]
-            records, media, repeatable = zip(*each, strict=True)
-            joined = [Received.joined(step) for step in zip(*records, strict=True)]
-            return joined, torch.cat(media), all(repeatable)
-        with checks.its_own(self.name, self.call):
-            given = self.arguments(prompts, steps, guidance, extras)
-            try:
-                records, result, repeatable = self.driver.recorded(given)
-                media = media_of(result[0])
-            except torch.OutOfMemoryError:
-                raise
-            except checks.FAILURES:
-                if len(prompts) < 2:
-                    raise
-                self._split_rows()
-                return self.record(prompts, extras, steps, guidance)
-            return [r.folded(len(prompts)) for r in records], media, repeatable
-
-    def _split_rows(self) -> None:
-        """Fall back to one row per call: the decoder (HunyuanVideo 1.5), else the call."""
-        vae = vars(self.pipe).get("vae")
-        if vae is not None and vars(vae).get("use_slicing") is False:
-            vae.use_slicing = True
-        else:
-            self.traits = replace(self.traits, single=True, encodings={})
 
     def _at(self, x: Tensor, conditioning: Conditioning, way: Way) -> PipelineCall:
         start, traits, guidance = self.start(way.steps), self.traits, way.guidance

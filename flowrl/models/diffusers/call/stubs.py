@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from flowrl.models.diffusers.call.scheduler_standin import Control, Patch
+from flowrl.models.diffusers.call.patches import Patch
+from flowrl.models.diffusers.call.scheduler_standin import Control
 
 
 @dataclass(frozen=True)

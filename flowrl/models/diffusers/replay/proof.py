@@ -30,6 +30,7 @@ from flowrl.models.diffusers.call.proof_checks import largest_difference, shown
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Way
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES, Received
 from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.replay.proof_images import OtherImages
 from flowrl.models.diffusers.replay.proof_neighbours import Neighbours
 from flowrl.models.diffusers.replay.proof_steps import StepProof
@@ -114,15 +115,15 @@ class Subject:
     @cached_property
     def recorded(self) -> tuple[list[Received], Tensor, bool]:
         """The pipeline's own call: its steps, its media, and whether it draws no noise."""
-        call = (self.prompts, self.extras, self.steps, self.guidance)
-        steps, media, repeatable = self.loop.record(*call)
+        call = (self.loop, self.prompts, self.extras, self.steps, self.guidance)
+        steps, media, repeatable = record(*call)
         predicted = [media, *(step.output for step in steps)]
         proof_checks.finite(self.loop.name, self.loop.pipe.components, predicted)
         if not shown(media) and self.loop.traits.form == "pt":
             self.loop.traits = replace(
                 self.loop.traits, form="np"
             )  # some pipelines scale to 0..1 only there
-            steps, media, repeatable = self.loop.record(*call)
+            steps, media, repeatable = record(*call)
         visits, rows = len(self.schedule.visits), len(self.prompts)
         proof_checks.check_states(self.loop.name, steps, self.steps, visits, rows)
         return steps, media, repeatable

@@ -18,7 +18,8 @@ from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.decoder import media_of
 from flowrl.models.diffusers.call.driver import PipelineCall
 from flowrl.models.diffusers.call.image_to_image import GivenNoise, RecordedNoise
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES, data_size, patched
+from flowrl.models.diffusers.call.patches import patched
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES, data_size
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_neighbours import nudged
 from samplers import Latents, roll

@@ -1,0 +1,55 @@
+"""The pipeline's own call, as a user would make it: what a replay is compared with."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flowrl.models.diffusers.call import checks
+from flowrl.models.diffusers.call.columns import Extra
+from flowrl.models.diffusers.call.decoder import media_of
+from flowrl.models.diffusers.call.scheduler_standin import Received
+from flowrl.models.diffusers.call.signature import Loop
+
+
+def record(
+    loop: Loop,
+    prompts: Sequence[str],
+    extras: Sequence[Extra],
+    steps: int,
+    guidance: float | None,
+) -> tuple[list[Received], Tensor, bool]:
+    """Make the pipeline's own call.
+
+    Return its steps, its media, and whether its scheduler's step draws no noise.
+    """
+    if loop.traits.single and len(prompts) > 1:
+        rows = [([p], extras[i : i + 1]) for i, p in enumerate(prompts)]
+        records, media, repeatable = zip(
+            *(record(loop, *row, steps, guidance) for row in rows), strict=True
+        )
+        joined = [Received.joined(step) for step in zip(*records, strict=True)]
+        return joined, torch.cat(media), all(repeatable)
+    with checks.its_own(loop.name, loop.call):
+        given = loop.arguments(prompts, steps, guidance, extras)
+        try:
+            records, result, repeatable = loop.driver.recorded(given)
+            media = media_of(result[0])
+        except torch.OutOfMemoryError:
+            raise
+        except checks.FAILURES:
+            if len(prompts) < 2:
+                raise
+            _split_rows(loop)
+            return record(loop, prompts, extras, steps, guidance)
+        return [r.folded(len(prompts)) for r in records], media, repeatable
+
+
+def _split_rows(loop: Loop) -> None:
+    """Fall back to one row per call: the decoder (HunyuanVideo 1.5), else the call."""
+    vae = vars(loop.pipe).get("vae")
+    if vae is not None and vars(vae).get("use_slicing") is False:
+        vae.use_slicing = True
+    else:
+        loop.traits = replace(loop.traits, single=True, encodings={})
