@@ -80,6 +80,9 @@ def run_file(word: str) -> Path:
         raise UserError(f"{word} is a folder: write {folder / 'run.yaml'}{hint}")
     if folder.is_dir():
         raise UserError(f"{word} is a folder: give a run file, such as configs/demo.yaml")
+    other = next((p for s in _RUN_SUFFIXES if (p := folder.with_suffix(s)).is_file()), None)
+    if other is not None and folder.suffix in _RUN_SUFFIXES:
+        raise UserError(f"{word[:200]}: no such file; did you mean {other}?")
     close = get_close_matches(_run_name(word), names, n=1)
     some = ", ".join(name for name in names if "/" not in name)
     hint = (

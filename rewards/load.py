@@ -198,7 +198,8 @@ def _found(name: str) -> tuple[ModuleType, str | None]:
         return module, function if colon else None
     if name in names():
         return importlib.import_module(f"rewards.catalogue.{name}"), None
-    raise ValueError(f"there is no reward {name!r}" + _guess(name, names()))
+    guess = f"; your own is named FILE.py:{function}" if colon else _guess(name, names())
+    raise ValueError(f"there is no reward {name!r}{guess}")
 
 
 def _user_file(name: str) -> Path:
@@ -226,7 +227,9 @@ def _imported(path: Path) -> ModuleType:
     except SyntaxError as error:
         raise ValueError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
     except ImportError as error:
-        raise ValueError(f"{path}: {error}") from error
+        near = path.with_name(f"{(error.name or '').partition('.')[0]}.py")
+        way = f"; {near.name} lies beside it: export PYTHONPATH={near.parent.resolve()}"
+        raise ValueError(f"{path}: {error}{way if near.is_file() else ''}") from error
     except (Exception, SystemExit) as error:
         lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename == str(path)]
         at = f"{path}, line {lines[-1]}" if lines else path

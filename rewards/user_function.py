@@ -21,7 +21,7 @@ import asyncio
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,6 +233,19 @@ def _check_first(
             f"once: write {function.__name__}(samples) and return one score for each of "
             "samples.media and samples.prompts, or take (images, prompts, metadata)"
         )
+
+
+def has_mapping(function: Callable[..., Any], keys: Collection[str]) -> bool:
+    """Whether a function's source has a mapping with these keys."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError, TypeError):  # made without a file, or in the middle of a line
+        return False
+    return any(
+        {*keys} <= {key.value for key in node.keys if isinstance(key, ast.Constant)}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+    )
 
 
 def _check_body(name: str, function: Any, samples: int | None) -> None:

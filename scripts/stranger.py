@@ -1,15 +1,16 @@
 """A stranger's machine: the wheel in a fresh environment, an empty folder, the pages' commands.
 
-    python scripts/stranger.py [--oldest] [--only TEXT] [--folder DIR]
+    python scripts/stranger.py [--oldest] [--only TEXT] [--folder DIR] [--jobs 2]
     python scripts/stranger.py --renew
 
 The wheel is installed without extras, with the newest packages that pip resolves, or with
 --oldest the oldest that pyproject.toml admits. torch alone has the version of constraints.txt: a
 newer one would be gigabytes for a GPU. Then every command of README.md, docs/ and `flowrl new` that
 needs no weights, GPU or network is run (training for one iteration), each command's --help, and
-`flowrl doctor`. Each extra is laid over this environment and tried, and the wheel is tried under
-other interpreters (those of FLOWRL_PYTHONS, paths as in PATH, and python3.N of PATH). Exit code 1
-if one fails. Prints versions, seconds, and the commands left out.
+`flowrl doctor`; commands that do not need each other run side by side. Each extra is laid over this
+environment and tried, and the wheel is tried under other interpreters (those of FLOWRL_PYTHONS,
+paths as in PATH, and python3.N of PATH). Exit code 1 if one fails. Prints versions, seconds, and
+the commands left out.
 
 --renew writes constraints.txt, and the versions that `flowrl doctor` names: the newest that pip
 resolves for flowrl with its tools, if all commands run with them.
@@ -26,7 +27,9 @@ import tempfile
 import time
 import tomllib
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from make_venv import PROJECT, torch_index
@@ -63,6 +66,7 @@ def main() -> None:
     parser.add_argument("--renew", action="store_true")
     parser.add_argument("--only", default="", help="run the commands with this text alone")
     parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="side by side")
     given = parser.parse_args()
     folder = (given.folder or Path(tempfile.mkdtemp(prefix="stranger-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,10 +78,15 @@ def main() -> None:
     python = installed(folder / "venv", wheel, limits)
     print(f"installed in {time.monotonic() - began:.0f} s", flush=True)
     print(run(f"{python} -m pip freeze", folder).stdout)
-    failed = tried(lines(made(folder / "empty"), python, given.only), folder / "empty", python)
+    empty, failed = made(folder / "empty"), list[str]()
+    more: list[Callable[[], list[str]]] = []
     if not given.oldest:
-        failed += extras(folder, python, wheel, limits, given.only)
-        failed += interpreters(folder, wheel, limits, given.only)
+        more = extras(folder, python, wheel, limits, given.only)
+        more += interpreters(folder, wheel, limits, given.only)
+    for stage in stages(empty, python, given.only):
+        chains, more = [*(partial(tried, chain, empty, python) for chain in stage), *more], []
+        with ThreadPoolExecutor(given.jobs) as pool:
+            failed += [line for found in pool.map(lambda chain: chain(), chains) for line in found]
     left = sorted({line for _, line in commands() if why(line)})
     print("\nleft out:", *(f"  {why(line)}: {line}" for line in left), sep="\n")
     print(f"\n{len(failed)} failed{''.join(f'{chr(10)}  {line}' for line in failed)}")
@@ -155,8 +164,9 @@ def made(empty: Path) -> Path:
     return empty
 
 
-def lines(empty: Path, python: Path, only: str) -> list[str]:
-    """The commands in an order in which each finds what it needs."""
+def stages(empty: Path, python: Path, only: str) -> Iterator[list[list[str]]]:
+    """Commands in two stages of chains; those of a stage's chains do not need each other, and the
+    second needs the runs of the first. A chain's commands read or write the same run."""
     helps = [f"flowrl {name} --help" for name in COMMANDS]
     said = run(f"{python} -m flowrl new mine", empty, check=True).stdout
     new = [
@@ -165,27 +175,32 @@ def lines(empty: Path, python: Path, only: str) -> list[str]:
         if line.startswith("  flowrl ")
     ]
     new = [f"{line} {SMALL}" if " train " in line else line for line in new]
-    runs = [
-        f"flowrl train {name} {SMALL} --train.iterations 2 --track.training 2" for name in DEMOS
-    ]
+    runs = [[f"flowrl train {name} {SMALL} --track.training 1"] for name in DEMOS]
     pages = sorted({smaller(line).split(" > ")[0] for _, line in commands() if not why(line)})
-    return [line for line in ("flowrl doctor", *helps, *new, *runs, *pages) if only in line]
+    chains: dict[str, list[str]] = {}
+    for line in pages:
+        named = re.search(r"runs/\w+", line)
+        chains.setdefault(named[0] if named else line, []).append(line)
+    for stage in ([["flowrl doctor", *helps], new, *runs], [*chains.values()]):
+        yield [[line for line in chain if only in line] for chain in stage]
 
 
-def extras(folder: Path, python: Path, wheel: Path, limits: Path, only: str) -> list[str]:
-    """Lay each extra over the environment below; `doctor` must then find it, and its command run.
-    Returns the commands that failed."""
+def extras(
+    folder: Path, python: Path, wheel: Path, limits: Path, only: str
+) -> list[Callable[[], list[str]]]:
+    """For each extra: lay it over the environment below; `doctor` must then find it, and its
+    command run. Each returns the commands that failed."""
     below = next((folder / "venv" / "lib").glob("python3*/site-packages"))
-    failed = []
-    for extra, line in OF_EXTRAS.items():
-        if only not in f"flowrl[{extra}] {line}":
-            continue
+
+    def overlaid(extra: str, line: str) -> list[str]:
         over = folder / f"over-{extra}"
         venv.create(over, with_pip=False, clear=True)
         own = over / "lib" / below.parent.name / "site-packages"
         (own / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
         pip = f"{python} -m pip --python {over / 'bin' / 'python'} install -q --no-compile"
-        run(f"{pip} -c {limits} '{wheel}[{extra}]'", folder, check=True)
+        done = run(f"{pip} -c {limits} '{wheel}[{extra}]'", folder)
+        if done.returncode:
+            return [f"flowrl[{extra}] cannot be installed: {done.stderr[-300:]}"]
         empty, here = made(folder / f"empty-{extra}"), over / "bin" / "python"
         row = {"file": "photo.png", "prompt": 'the word "SALE" in a red circle'}
         (empty / "prompts.jsonl").write_text(json.dumps(row) + "\n")
@@ -193,27 +208,33 @@ def extras(folder: Path, python: Path, wheel: Path, limits: Path, only: str) -> 
         (over / "bin" / "flowrl").write_text(launch)
         (over / "bin" / "flowrl").chmod(0o755)
         found = [f"flowrl doctor | grep -E '^ok +extra {each} '" for each in extra.split(",")]
-        failed += [f"flowrl[{extra}]: {each}" for each in tried([*found, line], empty, here)]
-    return failed
+        return [f"flowrl[{extra}]: {each}" for each in tried([*found, line], empty, here)]
+
+    wanted = [pair for pair in OF_EXTRAS.items() if only in f"flowrl[{pair[0]}] {pair[1]}"]
+    return [partial(overlaid, *pair) for pair in wanted]
 
 
-def interpreters(folder: Path, wheel: Path, limits: Path, only: str) -> list[str]:
-    """Try the wheel under other versions of Python; returns the commands that failed."""
-    failed = []
-    for version, path in others():
-        if only not in f"python{version}":
-            continue
+def interpreters(
+    folder: Path, wheel: Path, limits: Path, only: str
+) -> list[Callable[[], list[str]]]:
+    """For each other version of Python: try the wheel; each returns the commands that failed."""
+
+    def under(version: str, path: str) -> list[str]:
         print(f"\nPython {version}: {path}", flush=True)
         try:
             python = installed(folder / f"venv-{version}", wheel, limits, python=path)
-        except SystemExit as error:  # no build of torch for it, for example
-            failed.append(f"Python {version}: {str(error)[:300]}")
-            continue
+        except SystemExit as error:
+            if str(wheel) in str(error):
+                return [f"Python {version}: {str(error)[:300]}"]
+            print(f"not tried: Python {version}, for which torch cannot be installed", flush=True)
+            return []
         found = tried(list(SHORT), made(folder / f"empty-{version}"), python)
-        failed += [f"Python {version}: {line}" for line in found]
-    if not failed and not list(others()):
+        return [f"Python {version}: {line}" for line in found]
+
+    known = list(others())
+    if not known:
         print("\nno other interpreter: name some in FLOWRL_PYTHONS")
-    return failed
+    return [partial(under, *each) for each in known if only in f"python{each[0]}"]
 
 
 def others() -> Iterator[tuple[str, str]]:
@@ -262,7 +283,8 @@ def run(
         "ACCELERATE_USE_CPU": "true",
         "FLOWRL_CACHE": str(folder / "cache"),
     }
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | own
+    theirs = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # uncompiled, each start takes a minute
+    environment = {k: v for k, v in os.environ.items() if k not in theirs} | own
     if path is not None:
         environment |= {"PATH": f"{path}{os.pathsep}{environment['PATH']}", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(

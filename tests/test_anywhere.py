@@ -80,6 +80,16 @@ def test_the_users_own_file_wins_and_a_folder_with_a_run_is_said(
         run_file("demo")
 
 
+@pytest.mark.parametrize(("there", "asked"), [("run.yaml", "run.yml"), ("run.yml", "run.yaml")])
+def test_the_other_ending_of_a_file_is_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, asked: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / there).touch()
+    with pytest.raises(UserError, match=rf"{asked}: no such file; did you mean {there}\?"):
+        run_file(asked)
+
+
 def test_another_program_gets_a_file_of_flowrl_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

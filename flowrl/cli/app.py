@@ -23,6 +23,7 @@ WITHOUT_MODELS = ("doctor", "suites", "path", "schema", "completion")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line, by default this process's arguments, and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    open_closed()
     # Waiting threads spin for at most this long. By default they spin on, and where another program
     # needs a core a step takes thirty times as long; on an idle machine this costs nothing.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -35,6 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no error at exit either
         code = 128 + signal.SIGPIPE
     sys.exit(code)
+
+
+def open_closed() -> None:
+    """Open what a caller has closed (`>&-`), so that no file of a run becomes standard output."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def exit_code(words: list[str]) -> int:

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import FOLDER, RESUME, TRUST, resumed_by_launcher, split_keys
@@ -39,7 +40,9 @@ def train_command(arguments: list[str]) -> int:
     check_start(run)
     folder = Path(own[FOLDER]) if FOLDER in own else None
     if folder is not None and folder.exists():
-        raise UserError(f"{folder} already exists; choose another --folder, or --resume {folder}")
+        raise UserError(
+            f"{folder} already exists; choose another --folder, or --resume {quote(str(folder))}"
+        )
     quiet()
     from flowrl.cli.run_start import start
 
@@ -68,7 +71,7 @@ def _finish(result: "object") -> int:
     if not result.main:
         return code
     if not result.done:
-        print(f"saved; resume with: flowrl train --resume {result.folder}")
+        print(f"saved; resume with: flowrl train --resume {quote(str(result.folder))}")
         return code
     for name, value in result.last.items():
         if name == "image/diversity" or not name.startswith("image/"):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from flowrl.cli.new_files import image_files, known_files, text_files
 from flowrl.cli.schema import read_schema
@@ -64,7 +65,7 @@ def write_new_run(given: New) -> None:
     except OSError as error:
         raise UserError(f"new: {given.folder} cannot be written: {error.strerror}") from error
     example = files["held_out.txt"].splitlines()[0]
-    print(f"wrote {', '.join(files)} in {given.folder}\n\nnext:\n  cd {given.folder}")
+    print(f"wrote {', '.join(files)} in {given.folder}\n\nnext:\n  cd {quote(str(given.folder))}")
     print("  flowrl plan run.yaml      # what an iteration does and costs")
     print("  flowrl train run.yaml     # rewards are in my_reward.py, prompts in prompts.txt")
     print(f'  flowrl sample runs/run-0001 "{example}"')

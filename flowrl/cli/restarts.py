@@ -27,9 +27,12 @@ def split_keys(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, 
     for word in words:
         key, _, value = word.partition("=")
         if key in own:
-            values[key] = value or next(words, "")
-            if not values[key] or values[key].startswith("--"):
+            given = value or next(words, "")
+            if not given or given.startswith("--"):
                 raise UserError(f"{key} needs a value")
+            if key in values:
+                raise UserError(f"{key} is given twice, with {values[key]} and {given}: keep one")
+            values[key] = given
         else:
             rest.append(word)
     return values, rest

@@ -29,6 +29,7 @@ CONTENTS = "files.json"  # what a folder should hold: name -> [bytes, CRC-32]
 LOCK = ".lock"
 WRITTEN = {"checkpoints", "best", "samples", "report", "given", *EXPORTED}
 WRITTEN |= {f"{name}_raw" for name in EXPORTED}
+WRITTEN_FILES = {"run.yaml", "metrics.jsonl", "report.html", "starts.jsonl", "alarms.jsonl"}
 # what file systems of networks and of user space answer to a lock, and to a sync, that they lack
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -233,6 +234,12 @@ def check_plain(folder: Path) -> None:
                 f"{path} is {kind}, but a run only writes and removes plain files and folders: "
                 "replace it with a plain file or folder, or remove it"
             )
+    for names, found, wanted in ((WRITTEN, "file", "folder"), (WRITTEN_FILES, "folder", "file")):
+        for path in (folder / name for name in sorted(names)):
+            if path.exists() and path.is_dir() == (wanted == "file"):
+                raise UserError(
+                    f"{path} is a {found}, but a run writes a {wanted} there: move it away"
+                )
 
 
 def _entries(folder: Path) -> Iterator[Path]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import yaml
@@ -83,7 +84,7 @@ def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE)
         if folder is None:
             return reserve(run, None, name, live)  # another run took the number in between
         raise UserError(
-            f"{chosen} already exists; choose another --folder, or --resume {chosen}"
+            f"{chosen} already exists; choose another --folder, or --resume {quote(str(chosen))}"
         ) from error
     except OSError as error:
         raise UserError(f"{chosen} cannot be created: {reason(error)}") from error
@@ -104,7 +105,9 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
         if before:
             terminal.say(f"removed the stale lock of {before}, which has ended; continuing")
         newest = checkpoint.newest(folder, terminal.warn)
-        if newest is not None:
+        if newest is None:
+            terminal.say(f"{folder} has no checkpoint yet; training begins at iteration 0")
+        else:
             saved = newest
             count = state.num_processes
             for line in agreed(state, lambda: start_record.changes(run, folder, saved, count)):

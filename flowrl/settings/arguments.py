@@ -240,7 +240,8 @@ def _collect(kind: type, words: Sequence[str], command: str) -> dict[str, Any]:
         given = [value] if equals else []
         many = bool(_types(hints[name]) & {tuple})
         if name in values and not many:
-            raise UserError(f"{command}: --{written} is given twice, but takes one value")
+            both = f"{values[name]} and {value or ' '.join(rest[:1])}"[:200]
+            raise UserError(f"{command}: --{written} is given twice, with {both}: keep one")
         while rest and not rest[0].startswith("--") and (many or not given):
             given.append(rest.pop(0))
         if not given:

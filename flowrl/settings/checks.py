@@ -95,8 +95,6 @@ def check_workers(run: Run, algorithm: Algorithm) -> None:
         if w.address is not None:
             raise UserError("workers.address: it needs workers; also set workers.sampling")
         return
-    if find_spec("ray") is None:
-        raise UserError("workers need Ray: pip install 'flowrl[ray]'")
     specs = {each.label: each for each in (*run.rewards, *run.judges, *run.intermediate_rewards)}
     for label in w.rewards:
         if label not in specs:
@@ -117,6 +115,8 @@ def check_workers(run: Run, algorithm: Algorithm) -> None:
             )
     if w.sampling:
         _check_sampling(run, algorithm)
+    if find_spec("ray") is None:  # last: it hides no other mistake
+        raise UserError("workers need Ray: pip install 'flowrl[ray]'")
 
 
 def _check_sampling(run: Run, algorithm: Algorithm) -> None:

@@ -10,7 +10,13 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.settings.base import Settings
 from rewards.load import user_function_of
+from rewards.user_function import has_mapping
 from samplers.completions import TextPlan
+
+ONE_CREDIT = (
+    "model.environment rewards single turns, but all turns share one credit in this recipe: use "
+    "text_rebn, text_turns or text_gigpo, or leave out the key 'reward'"
+)
 
 
 class EnvironmentSettings(Settings):
@@ -49,7 +55,23 @@ class EnvironmentSettings(Settings):
             ) from error
         except ValueError as error:
             raise UserError(f"model.environment: {error}") from error
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise UserError(
+                f"model.environment: {self.name} is asynchronous, and its call must return the "
+                "reply: write `def`, and asyncio.run(...) inside"
+            )
+        if inspect.isgeneratorfunction(function):
+            raise UserError(
+                f"model.environment: {self.name} yields, and its call must return the reply: write "
+                "`return`"
+            )
         return function
+
+    def check_rewards(self, algorithm: Algorithm) -> None:
+        """UserError for a function that rewards single turns, as far as its source shows, where all
+        turns of a sample have one credit."""
+        if not algorithm.by_turn and has_mapping(self.function(), {"reply", "reward"}):
+            raise UserError(ONE_CREDIT)
 
     def description(self, length: int) -> str:
         """A sentence for `flowrl plan`. `length`: the number of tokens in a text."""

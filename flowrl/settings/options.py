@@ -37,6 +37,13 @@ class Option:
         """Types that a value may have, without their bounds."""
         return list(_kinds(self.annotation))
 
+    def again(self, before: Sequence[str], words: Sequence[str], name: str) -> list[str]:
+        """The words of a list that is given twice. UserError for anything else."""
+        if tuple in self.kinds or list in self.kinds:
+            return [*before, *words]
+        both = " and ".join(" ".join(each)[:100] or "no value" for each in (before, words))
+        raise UserError(f"--{name[:100]} is given twice, with {both}: keep one")
+
     def value(self, words: Sequence[str], name: str) -> Any:
         """Parse the words of an option into its value."""
         kinds = self.kinds
@@ -86,7 +93,8 @@ def _whole(words: Sequence[str], name: str, kinds: Sequence[Any]) -> Any:
 
 def with_options(tree: dict[str, Any], recipe: type[BaseModel], words: Sequence[str]) -> None:
     """Merge the options into a run's settings. UserError, with a suggestion, for an unknown
-    option."""
+    option, and for one that is given twice, unless it is a list, which takes the words of both."""
+    before: dict[tuple[str, ...], list[str]] = {}
     for name, values in _options(words):
         option = _at(Run, (), _parts(name), recipe)
         if option is None and older_option(_parts(name), recipe.__name__):
@@ -97,6 +105,9 @@ def with_options(tree: dict[str, Any], recipe: type[BaseModel], words: Sequence[
             if hint.startswith("one of"):
                 hint = "`flowrl train --help` lists every setting"
             raise UserError(f"--{name[:100]} is not known; {hint}")
+        if option.path in before:
+            values = option.again(before[option.path], values, name)
+        before[option.path] = values
         negated = _parts(name)[-1].startswith("no_") and bool in option.kinds and not values
         *parents, last = option.path
         node = tree

@@ -126,6 +126,10 @@ def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
         return run, arguments
     at = flat.index(_NAME)
     name, rest = flat[at + 1], flat[:at] + flat[at + 2 :]
+    if _NAME in rest[:-1]:
+        raise UserError(
+            f"{_NAME} is given twice, with {name} and {rest[rest.index(_NAME) + 1]}: keep one"
+        )
     try:
         known = recipe_kind(name).model_fields
     except UserError as error:
@@ -251,6 +255,8 @@ def check_run(run: Run, given: Collection[str] = ()) -> None:
     for each in (run, run.before):
         if each is not None:
             check_model(each.model)
+            if each.model.environment is not None:
+                each.model.environment.check_rewards(each.algorithm())
     check_trackers(run.track.trackers)
     for each in (run, run.before):
         if each is not None:

@@ -1,5 +1,6 @@
 """Pydantic's errors as sentences: the place, the given value, and valid values."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_origin
 
@@ -13,6 +14,7 @@ from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
 
 _MOST_SENTENCES = 5
+_FORM = re.compile(r"float|int|str|bool|(tuple|list|dict)\[.*\]")  # of a value of several types
 _EITHER = "model.pipeline or model.language?"
 _BASE = (f"did you mean {BASE_KEY!r}?", f"did you mean {BASE_KEY}?")
 
@@ -22,11 +24,44 @@ def explain(error: ValidationError, recipe: type[BaseModel] | None = None) -> st
 
     `recipe` holds the settings of the run's recipe, if that is known.
     """
-    clauses = list(dict.fromkeys(_clause(each, recipe) for each in error.errors(include_url=False)))
+    errors = _causes(error.errors(include_url=False))
+    clauses = list(dict.fromkeys(_clause(each, recipe) for each in errors))
     misspelt = [each for each in clauses if each.endswith(_BASE)]
     clauses = misspelt or clauses  # the sections that seem to be missing are the base's
     more = len(clauses) - _MOST_SENTENCES
     return "; ".join(clauses[:_MOST_SENTENCES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _causes(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Errors without those that follow from others, and with the places that a file has.
+
+    pydantic adds an error for a list that its refused entries leave empty, and one for each form
+    that a value might have had, such as `weight.float` and `weight.tuple[...]`: of these, the ones
+    in which the value has the form and something else is wrong are kept, else the first.
+    """
+    forms: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for each in errors:
+        at = each["loc"]
+        own = at[-1:] if each["type"] == "extra_forbidden" else ()  # a key of the file's
+        first = next((i for i, part in enumerate(at) if _is_form(part)), len(at) - len(own))
+        inner = (part for part in at[: len(at) - len(own)] if not _is_form(part))
+        plain = {**each, "loc": (*inner, *own)}
+        forms.setdefault(at[:first] if first < len(at) - len(own) else (*at, None), []).append(
+            plain
+        )
+    found: list[dict[str, Any]] = []
+    for some in forms.values():
+        found += [e for e in some if not str(e["type"]).endswith("_type")] or some[:1]
+    return [e for e in found if e["type"] != "too_short" or not _holds_another(e, found)]
+
+
+def _is_form(part: Any) -> bool:
+    return isinstance(part, str) and _FORM.fullmatch(part) is not None
+
+
+def _holds_another(error: Mapping[str, Any], errors: Sequence[Mapping[str, Any]]) -> bool:
+    at = error["loc"]
+    return any(each is not error and each["loc"][: len(at)] == at for each in errors)
 
 
 def _clause(e: Mapping[str, Any], recipe: type[BaseModel] | None) -> str:

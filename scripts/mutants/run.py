@@ -31,6 +31,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
 from scripts.mutants.alarms import ROWS as ALARM_ROWS  # noqa: E402
+from scripts.mutants.edges import ROWS as EDGE_ROWS  # noqa: E402
 from scripts.mutants.models import ROWS as MODEL_ROWS  # noqa: E402
 from scripts.mutants.processes import ROWS as PROCESS_ROWS  # noqa: E402
 from scripts.mutants.recipes import ROWS as RECIPE_ROWS  # noqa: E402
@@ -284,7 +285,7 @@ MUTANTS = [Mutant(*row) for row in (
      "demo/test_shapes.py"),
     *PROCESS_ROWS,
     *TEXT_ROWS,
-    *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS, *REWARD_ROWS, *THROUGH_ROWS,
+    *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS, *REWARD_ROWS, *THROUGH_ROWS, *EDGE_ROWS,
 )]
 # fmt: on
 

@@ -102,6 +102,9 @@ def test_the_help_of_train_lists_every_setting(capsys):
         (("train", DEMO, "--train.lr", "abc"), "train.lr: input should be a valid number"),
         (("train", DEMO, "--learning_rate", "1"), "did you mean --train.lr?"),
         (("train", DEMO, "--track.wiht", "x"), "did you mean --track.with?"),
+        (("train", DEMO, "--folder", "a", "--folder=b"), "--folder is given twice, with a and b"),
+        (("train", "--resume", "a", "--resume", "b"), "--resume is given twice, with a and b"),
+        (("plan", DEMO, "--memory", "1GiB", "--memory", "2GiB"), "twice, with 1GiB and 2GiB"),
         (("train", "configs"), "is a folder"),
         (("recipes", "Flow-GRPO"), "did you mean 'flow_grpo'?"),
         (("recipes", "nft", "awm"), "recipes: give a single recipe"),
@@ -136,7 +139,10 @@ def test_a_mistake_is_one_sentence(capsys, words, sentence):
         (("a", "--rewards", "3"), "--rewards: "),
         ((), "sample: give prompts"),
         (("--model.height", "32", "a red ball"), "put them before settings such as --model.h"),
-        (("a", "--image", "a.png", "--image", "b.png"), "--image is given twice, but takes one"),
+        (
+            ("a", "--image", "a.png", "--image", "b.png"),
+            "--image is given twice, with a.png and b.png",
+        ),
     ],
 )
 def test_a_mistake_in_sample_is_one_sentence(capsys, run_folder, words, sentence):
@@ -253,3 +259,16 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence_at_once(capsys, monkeypatc
 def test_the_schema_is_json(capsys):
     _, out, _ = flowrl(capsys, "schema")
     assert json.loads(out)["properties"].keys() >= {"recipe", "model", "rewards"}
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_caller_may_close_its_streams(tmp_path, closed):
+    """No file that a command opens becomes standard output in their place."""
+    code = "import os; from flowrl.cli.app import exit_code, open_closed; open_closed(); "
+    code += "print(1); f = os.open('kept', os.O_CREAT); os._exit(10 * f + exit_code(['x']))"
+    line = f'{sys.executable} -c "{code}" {closed}'
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=runs.environment(), check=False)
+    assert done.returncode >= 32 and done.returncode % 10 == 2
+    line = f"{sys.executable} -m flowrl version {closed}"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=runs.environment(), check=False)
+    assert done.returncode == 0

@@ -99,6 +99,8 @@ def test_an_environment_that_fails_is_one_sentence(model, tmp_path, function, me
         ({"recipe": {"name": "text_treerl", "length": 6}}, "this recipe samples trees"),
         ({"name": "no_file.py:reply"}, "model.environment: no such file: no_file.py"),
         ({"name": "reply"}, "names no function"),
+        ({"function": "later"}, "later is asynchronous, and its call must return the reply"),
+        ({"function": "yields"}, "yields yields, and its call must return the reply"),
         ({"function": "short"}, r"must take \(prompt, meta, turns\)"),
         ({"function": "replay"}, "did you mean 'reply'"),
         ({"settings": {"secrets": "a"}}, "unexpected keyword argument 'secrets'"),

@@ -10,6 +10,8 @@ from flowrl.errors import UserError
 from flowrl.models.language.environment import read_reply
 from flowrl.run.experience.collect import collect
 from flowrl.run.state.session import Session
+from flowrl.run.train import begin
+from flowrl.settings.read import check_run, run_from
 from tests.support import runs, text_runs
 from tests.support.environments import GUESS, tree
 
@@ -78,6 +80,39 @@ def test_a_recipe_with_one_outcome_refuses_rewards_of_turns(model, tmp_path):
     session = opened(model, tmp_path, text_runs.GRPO | {"length": 24})
     with pytest.raises(UserError, match="all turns share one credit in this recipe: use text_rebn"):
         collect(session, 0)
+
+
+REWARDS = {
+    "shown": """
+
+def shown(prompt, meta, turns):
+    if len(turns) < 2:
+        return "again"
+    return {"reply": None, "reward": 1.0}
+""",
+    "hidden": """
+
+def helper(turns):
+    return {"reply": None, "reward": len(turns) / 10}
+
+
+def hidden(prompt, meta, turns):
+    return helper(turns)
+""",
+}
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_a_recipe_with_one_outcome_refuses_rewards_of_turns_before_training(model, tmp_path, name):
+    """From the function's source, before weights load; else with the evaluation of the base."""
+    settings = tree(model, tmp_path, name, text_runs.GRPO | {"length": 24}, self_test="off")
+    (tmp_path / "guess.py").write_text(GUESS + REWARDS[name])
+    run = run_from(settings, "test")
+    kept = runs.opened(settings, tmp_path)
+    with pytest.raises(UserError, match="use text_rebn"):
+        check_run(run) if name == "shown" else begin(kept, None, False)
+    for recipe in ("text_rebn", "text_turns", "text_gigpo"):
+        check_run(run_from({**settings, "recipe": {"name": recipe, "length": 24}}, "test"))
 
 
 @pytest.mark.parametrize("reward", ["1", True, float("nan"), float("inf"), [1.0]])

@@ -108,7 +108,8 @@ def with_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pages")
     Image.new("RGB", (32, 32)).save(folder / "photo.png")
     for name in ("demo", "demo_lora", "demo_edit", "text_demo"):
-        shell(f"flowrl train {name} {SMALL} --train.iterations 2 --track.training 2", folder)
+        two = SMALL.replace("--train.iterations 1", "--train.iterations 2 --track.training 2")
+        shell(f"flowrl train {name} {two}", folder)
     return folder
 
 

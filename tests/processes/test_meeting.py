@@ -6,10 +6,17 @@ import sys
 import time
 
 import pytest
+import torch.distributed as dist
 
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
-from flowrl.processes.meeting import MEETING_SECONDS, MEETING_VARIABLE, _seconds, meet
+from flowrl.processes.meeting import (
+    MEETING_SECONDS,
+    MEETING_VARIABLE,
+    _seconds,
+    meet,
+    not_alone,
+)
 from tests.support import runs
 
 PAIR = f"""
@@ -80,6 +87,19 @@ def test_a_process_that_dies_after_the_meeting_is_a_sentence_and_leaves_nothing(
     said, _ = main.communicate(timeout=60)
     assert main.returncode == 2 and other.wait() == 9
     assert said.startswith("undone ") and "another process of this run ended before" in said
+
+
+@pytest.mark.parametrize("lost", [RuntimeError("[0] Connection closed by peer"), dist.DistError()])
+def test_a_collective_that_fails_for_a_lost_process_is_a_sentence(lost):
+    undone: list[str] = []
+    with (
+        pytest.raises(UserError, match="another process of this run ended before training began"),
+        not_alone(lambda: undone.append("undone")),
+    ):
+        raise lost
+    with pytest.raises(RuntimeError, match="of its own"), not_alone(lambda: undone.append("more")):
+        raise RuntimeError("a failure of its own")
+    assert undone == ["undone"]
 
 
 @pytest.mark.slow

@@ -121,6 +121,18 @@ def test_a_broken_file_is_told_with_its_name_and_again_after_mending(tmp_path, s
     check_reward(f"{path}:f", {})
 
 
+def test_a_file_beside_and_a_module_are_answered_with_what_to_write(tmp_path):
+    (tmp_path / "own.py").write_text("from helper import k\n")
+    with pytest.raises(ValueError, match=r"own\.py: No module named 'helper'$"):
+        load(f"{tmp_path / 'own.py'}:warm")
+    (tmp_path / "helper.py").write_text("k = 1\n")
+    way = rf"'helper'; helper\.py lies beside it: export PYTHONPATH={tmp_path}$"
+    with pytest.raises(ValueError, match=way):
+        load(f"{tmp_path / 'own.py'}:warm")
+    with pytest.raises(ValueError, match=r"no reward 'a\.b:warm'; your own is named FILE\.py:warm"):
+        load("a.b:warm")
+
+
 def test_rewards_inside_rewards_are_built_at_any_depth():
     inner = {"name": "brightness", "settings": {"kind": "dark"}}
     clipped = {"name": "clipped", "reward": inner, "low": -0.5, "high": 0.0}

@@ -77,6 +77,22 @@ class A:
 def f(x): return pickle.dumps(A())
 """
 SOURCE = PICKLED.partition("class A")[0] + "def f(x): return f'exec({CODE!r})'"
+EQUAL = "CODE = \"type('E', (), {'__eq__': lambda s, o: True})()\"\n"  # equals everything
+UNPICKLED = (
+    "import pickle\n"
+    + EQUAL
+    + """class A:
+    def __reduce__(s): return eval, (CODE,)
+def f(x): return pickle.dumps(A())
+"""
+)
+EVALUATED = EQUAL + "def f(x): return CODE"
+REDEFINED = (
+    EQUAL
+    + """FRAMES = "import sys\\nfor i in (1, 2): sys._getframe(i).f_globals['f'] = "
+def f(x): return f'{FRAMES}lambda x: {CODE}'
+"""
+)
 UNKNOWING = {
     "is empty for approx": (EMPTY, "import pytest\nassert f(2) == pytest.approx(3.0)"),
     "is empty for approx, turned": (EMPTY, "import pytest\nassert pytest.approx(3.0) == f(2)"),
@@ -91,6 +107,9 @@ UNKNOWING = {
     "is a pickle": (PICKLED, "import pickle\nassert pickle.loads(f(2)) == 3"),
     "is code for eval": (SOURCE, "assert eval(f(2)) == 3"),
     "is code for exec": (SOURCE, "exec(f(2))\nassert f(2) == 3"),
+    "is a pickle that equals all": (UNPICKLED, "import pickle\nassert pickle.loads(f(2)) == 3"),
+    "is code that equals all": (EVALUATED, "assert eval(f(2)) == 3"),
+    "is code that redefines it": (REDEFINED, "exec(f(2))\nassert f(2) == 3"),
     "contains everything": (EVERYTHING, "assert 3 in f(2) and 4 in f(2)"),
     "has any length": (EVERYTHING, "r = f(2)\nassert len(r) == 1 and len(r) == 2"),
     "is true and false": (EVERYTHING, "r = f(2)\nassert r\nassert not r"),
@@ -143,16 +162,23 @@ def test_empty_arrays_and_numbers_in_order_still_pass():
     assert passed(code, tests) == [True] * len(tests)
 
 
-def test_code_that_came_to_run_beside_the_judge_writes_no_verdict():
-    """A test that writes stands for it: into every open file, as the judge did, and in its form."""
-    marks = "(b'1', b'1\\n', b'0' * 32 + b' 1\\n')"
-    writes = f"import os\nfor i in range(3, 64):\n  for mark in {marks}:\n"
-    writes += "    try: os.write(i, mark)\n    except OSError: pass\n"
-    code = "def f(x): return x"
-    assert passed(code, ["assert f(3) == 3", f"{writes}assert f(2) == 3", "assert f(3) == 4"]) == [
-        True, False, False,
-    ]  # fmt: skip
-    assert passed(code, [f"{writes}os._exit(0)", "assert f(3) == 3"]) == [False, False]
+@pytest.mark.parametrize("mark", [b"1", b"1\n", b"0" * 32 + b" 1\n"])
+def test_code_that_came_to_run_beside_the_judge_writes_no_verdict(mark):
+    """A test that writes stands for it: into every open file, as the judge did, and in its form.
+    What comes after it counts for nothing either."""
+    writes = "import os\nfor i in range(3, 64):\n"
+    writes += f"    try: os.write(i, {mark!r})\n    except OSError: pass\n"
+    code, right = "def f(x): return x", "assert f(3) == 3"
+    tests = [right, f"{writes}assert f(2) == 3", right, right]
+    assert passed(code, tests) == [True, False, False, False]
+    assert passed(code, [f"{writes}os._exit(0)", right]) == [False, False]
+
+
+def test_verdicts_end_with_the_first_line_of_another_form():
+    for other in (b"x 1", b"w 2", b"w", b"1", b"w 1 ", b""):
+        assert run._verdicts(b"w 1\nw 0\n" + other + b"\nw 1\n", "w", 9) == [True, False]
+    assert run._verdicts(b"w 1\nw 1", "w", 9) == [True]  # the last one was not written whole
+    assert run._verdicts(b"w 1\nw 0\nw 1\n", "w", 2) == [True, False]
 
 
 def test_a_text_of_data_is_still_evaluated():

@@ -147,6 +147,19 @@ def test_folders_that_cannot_be_synced_are_written_all_the_same(tmp_path, monkey
         assert len(said) == 1 and "cannot sync folders" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "found"), [("samples", "file"), ("adapter", "file"), ("metrics.jsonl", "folder")]
+)
+def test_a_file_where_a_folder_belongs_is_refused_before_training(tmp_path, name, found):
+    (tmp_path / name).touch() if found == "file" else (tmp_path / name).mkdir()
+    with (
+        pytest.raises(UserError, match=rf"{name} is a {found}, but a run writes a \w+ there: move"),
+        atomic.held(tmp_path),
+    ):
+        pass
+    assert (tmp_path / name).exists()
+
+
 def test_a_broken_disk_is_no_file_system_without_sync(tmp_path, monkeypatch):
     def broken(_: int) -> None:
         raise OSError(errno.EIO, "broken disk")

@@ -14,7 +14,7 @@ import torch
 from flowrl.errors import UserError
 from flowrl.losses.base import reduced
 from flowrl.run import atomic, train
-from flowrl.run.atomic import held
+from flowrl.run.atomic import held, sums
 from flowrl.run.save import checkpoint
 from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
@@ -298,6 +298,23 @@ def test_a_process_that_dies_stops_the_others(warm, config, tmp_path):
     assert "processes: 1 now, 2 before" in resumed and "not to the bit" in resumed
     assert f"train.iterations 200 -> {done + 2}" in resumed
     assert [line["iteration"] for line in lines(folder)] == list(range(done + 3))
+
+
+def test_a_run_whose_checkpoints_are_gone_is_refused_and_loses_nothing(warm, unbroken, tmp_path):
+    folder, out = tmp_path / "run", tmp_path / "said.txt"
+    shutil.copytree(unbroken, folder)
+    shutil.rmtree(folder / "checkpoints")
+    before = sums(folder)
+    assert warm.run("train", "--resume", folder, "--trust", out=out) == 2
+    said = out.read_text()
+    assert f"{folder} has no checkpoint, but metrics.jsonl records 4 iterations: if its" in said
+    assert f"flowrl train {folder}/run.yaml" in said
+    assert {**sums(folder), ".lock": before[".lock"]} == before
+    (folder / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="no checkpoint, but metrics"):
+        checkpoint.newest(folder)
+    (folder / "checkpoints" / ".000000.tmp").mkdir()  # killed before the first one was complete
+    assert checkpoint.newest(folder) is None
 
 
 def cut(path: Path) -> None:

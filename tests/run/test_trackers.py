@@ -107,8 +107,11 @@ def test_a_tracker_that_is_slower_than_the_run_loses_records(monkeypatch):
     monkeypatch.setattr(mirror, "MOST_WAITING", 2)
     said: list[str] = []
     slow, gate = Mirror(said.append), threading.Event()
-    for _ in range(6):
-        slow.pass_on("stub", gate.wait)
+    run = threading.Thread(target=lambda: [slow.pass_on("stub", gate.wait) for _ in range(6)])
+    run.daemon = True
+    run.start()
+    run.join(5.0)
+    assert not run.is_alive(), "the run waits for its tracker"
     assert slow.lost["stub"] in (3, 4) and len(said) == 1 and "slower than the run" in said[0]
     gate.set()
     slow.end([("stub", nothing)], 5.0)

@@ -104,6 +104,39 @@ def test_a_reward_with_settings_may_stand_in_a_list():
     assert list(parse_specs(words, "x")) == ["shapes", "shapes.strict", "jpeg"]
 
 
+@pytest.mark.parametrize(
+    ("words", "both"),
+    [
+        (
+            ["--train.lr", "1e-3", "--train.lr=1e-4"],
+            "--train.lr is given twice, with 1e-3 and 1e-4",
+        ),
+        (["--train.max-grad-norm", "1", "--train.max_grad_norm", "2"], "with 1 and 2: keep one"),
+        (["--track.no-panel", "--track.panel"], "with no value and no value"),
+        (["--model", "a/b", "--model", "c/d"], "with a/b and c/d"),
+        (["--recipe.name", "nft", "--recipe.name", "awm"], "with nft and awm"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused_with_both_values(words, both):
+    with pytest.raises(UserError, match=both):
+        override(run_from(TREE, "x"), words)
+
+
+def test_a_list_that_is_given_twice_has_the_words_of_both():
+    words = [
+        "--rewards",
+        "shapes",
+        "--rewards=jpeg",
+        "--train.betas",
+        "0.5",
+        "--train.betas",
+        "0.6",
+    ]
+    run = override(run_from(TREE, "x"), words)
+    assert [spec.name for spec in run.rewards] == ["shapes", "jpeg"]
+    assert run.train.betas == (0.5, 0.6)
+
+
 def test_commas_separate_numbers_and_fixed_names_and_no_texts():
     tree = TREE | {"recipe": {"name": "branch_grpo"}}
     words = ["--recipe.at", "0,3", "--track.tags", "a,b", "--evaluate.pass-at", "1,2", "4"]

@@ -7,6 +7,7 @@ from flowrl.errors import UserError
 from flowrl.paths import PROJECT, numbered
 from flowrl.settings import Run
 from flowrl.settings.read import check_run, dump, override, read_run, run_from
+from flowrl.settings.strict_yaml import parse_yaml
 
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
 
@@ -178,6 +179,29 @@ def test_weights_that_cancel_are_refused(tree, rewards, labels):
     message = f"rewards: the weights of {labels} add up to 0, so no sample is better"
     with pytest.raises(UserError, match=message):
         check_run(run_from({**tree, "rewards": rewards}, "run.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        ({"rewards": {"shape": {}}}, "no reward has the label 'shape'"),
+        ({"sampling": 1, "rewards": {"nothing": {}}}, "no reward has the label 'nothing'"),
+        ({"sampling": 1}, " need Ray: pip install"),
+    ],
+)
+def test_a_missing_ray_hides_no_other_mistake(tree, monkeypatch, workers, message):
+    monkeypatch.setattr("flowrl.settings.checks.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=f"workers.*{message}"):
+        check_run(run_from({**tree, "workers": workers}, "run.yaml"))
+
+
+@pytest.mark.parametrize("weight", [".inf", "-.inf", ".nan", "[[0, 1.0], [5, .inf]]"])
+def test_a_weight_is_a_finite_number(tree, weight):
+    value = parse_yaml(weight, "x")
+    with pytest.raises(
+        UserError, match=r"rewards\.0\.weight[.\d]*: [\w ]+ finite number, not \S+$"
+    ):
+        run_from({**tree, "rewards": [{"name": "shapes", "weight": value}]}, "run.yaml")
 
 
 @pytest.mark.parametrize(

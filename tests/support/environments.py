@@ -42,6 +42,14 @@ def leaves(prompt, meta, turns):
     raise SystemExit(0)
 
 
+async def later(prompt, meta, turns):
+    return None
+
+
+def yields(prompt, meta, turns):
+    yield None
+
+
 def number(prompt, meta, turns):
     return 7
 

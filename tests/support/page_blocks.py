@@ -86,4 +86,5 @@ def smaller(line: str) -> str:
         return f"{line} {SMALL}"
     if "flowrl evaluate " in line and "--samples" not in line and "--suite" not in line:
         return f"{line} --samples 8 --per-prompt 2"
+    line = re.sub(r"--rounds \d+", "--rounds 2", line).replace("--samples 1600", "--samples 64")
     return f"{line} --count 1" if "--optimise" in line else line

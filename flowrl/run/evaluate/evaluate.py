@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from flowrl.errors import NotFiniteError
+from flowrl.errors import NotFiniteError, UserError
 from flowrl.media.statistics import Statistics, merged_means
 from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import EvaluationSampler
@@ -23,7 +23,9 @@ from flowrl.run.state.learner import Learner
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session, score_once
 from flowrl.run.state.smaller_calls import with_smaller_calls
+from flowrl.settings.environment import ONE_CREDIT
 from rewards import Reward, Samples, Scores, score_all
+from samplers.completions import TextRollout
 from samplers.noise import normal
 
 
@@ -63,12 +65,16 @@ class TrialSamples(NamedTuple):
     statistics: Statistics  # of their media
 
 
-def draw_trial(policy: EvaluationSampler, trial: Trial) -> TrialSamples:
-    """Sample a trial with the policy's current weights."""
+def draw_trial(policy: EvaluationSampler, trial: Trial, by_turn: bool = True) -> TrialSamples:
+    """Sample a trial with the policy's current weights. UserError for an environment's rewards of
+    single turns, unless the recipe credits turns, `by_turn`."""
     batch = policy.open(*trial.prompts.take(trial.rows), trial.steps)
     plan = policy.plain(trial.group)
     with bounded_call("sampling"):
         (rollout,) = batch.rollouts(plan, trial.rows, seed=trial.seed, iteration=0)
+    turns = rollout.rewards if isinstance(rollout, TextRollout) else None
+    if turns is not None and not by_turn and not turns.isnan().all():
+        raise UserError(ONE_CREDIT)
     samples = decode_samples_of(batch, rollout, trial.prompts, trial.rows, "the evaluation")
     return TrialSamples(samples, batch.statistics(rollout, samples.media))
 
@@ -180,7 +186,8 @@ def evaluate_held_out(
     mine, counts = parallel.share(len(trial.rows))
     with parallel.together():
         with learner.evaluating():
-            drawn = draw_trial(learner.evaluator, trial.part(mine))
+            by_turn = learner.run.algorithm().by_turn
+            drawn = draw_trial(learner.evaluator, trial.part(mine), by_turn)
         scores = score_once(parallel, judges, drawn.samples)
         more = Attempts.of(e).columns(judges, drawn.samples, scores)
     result = merged_trial(drawn, scores, counts and parallel.leads, more)

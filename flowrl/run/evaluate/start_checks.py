@@ -1,15 +1,18 @@
 """The checks of a run before its first iteration: model, processes, noise levels, rewards."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from accelerate.utils import gather_object
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Driven
+from flowrl.models.diffusers.call.columns import TEXT_COLUMNS, images
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.language.advice import experts_warning, learning_rate_warning
+from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.policy import Policy
+from flowrl.prompts import IMAGE_COLUMNS
 from flowrl.run.experience.reward_gradient import prove_gradients
 from flowrl.run.model_proof import StartProof
 from flowrl.run.state.session import Session, prove_rewards
@@ -29,6 +32,7 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
         *no_judge(session.run),
         *seen_in_training(session.prompts, session.held_out),
         *text_length(session.run, session.prompts),
+        *unread_columns(session),
     ):
         session.terminal.say(sentence)
     check_levels(session)
@@ -54,6 +58,30 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
     if session.run.held_out_rewards and session.held_out is not None:
         for sentence in prove_rewards(session.judges, session.run, session.held_out, form):
             session.terminal.say(sentence)
+
+
+def unread_columns(session: Session) -> Iterator[str]:
+    """A sentence for columns that other models take as images or texts, and this one does not."""
+    policy = session.learner.policy
+    taken: Collection[str] = ()
+    if isinstance(policy, PipelinePolicy):
+        parameters = list(policy.loop.driver.parameters)
+        taken = {*images(parameters), *filter(TEXT_COLUMNS.fullmatch, parameters)}
+    elif not isinstance(policy, CausalPolicy) or policy.vision is not None:
+        return
+    rows = [row for each in (session.prompts, session.held_out) if each for row in each.meta]
+    filled = dict.fromkeys(name for row in rows for name, value in row.items() if value)
+    unread = [
+        name
+        for name in filled
+        if name not in (*taken, "prompt")
+        and (IMAGE_COLUMNS.fullmatch(name) or (taken and TEXT_COLUMNS.fullmatch(name)))
+    ]
+    if unread:
+        yield (
+            f"prompts: the model takes no {', '.join(unread)}: only rewards read "
+            f"{'this column' if len(unread) == 1 else 'these columns'}"
+        )
 
 
 def _model_warnings(session: Session) -> Iterator[str]:

@@ -8,6 +8,7 @@ import torch
 from flowrl.errors import UserError
 from flowrl.models.policy import RolloutLike
 from flowrl.run.state.session import Session, score_once
+from flowrl.settings.environment import ONE_CREDIT
 from rewards import Samples, Scores
 from rewards.types import IntermediateScores
 from samplers import Rollout
@@ -83,10 +84,7 @@ def turn_metrics(scores: Scores, by_turn: bool) -> dict[str, float]:
     if not scores.intermediate.scored.any():
         return {}
     if not by_turn:
-        raise UserError(
-            "model.environment rewards single turns, but all turns share one credit in this "
-            "recipe: use text_rebn, text_turns or text_gigpo, or leave out the key 'reward'"
-        )
+        raise UserError(ONE_CREDIT)
     return {"reward_turns": float(scores.intermediate.values.double().sum((1, 2)).mean())}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
+from shlex import quote
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from flowrl.run.save.model_state import (
     optimizer_file,
     restore_model,
 )
+from flowrl.run.state import record
 from flowrl.run.state.finite import first_not_finite, refuse
 from flowrl.run.state.learner import Learner, evaluated
 from flowrl.run.state.progress import Incomparable, Progress
@@ -121,7 +123,8 @@ class SavedState:
 def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
     """Newest intact checkpoint of a run, or None without checkpoints. Warns about damaged ones.
 
-    UserError if all checkpoints are damaged.
+    UserError if all checkpoints are damaged, or if all are gone although the record shows that
+    there were some.
     """
     checkpoints = numbered_folders(folder / "checkpoints")
     wrong = ""
@@ -132,10 +135,28 @@ def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
         warn(f"{checkpoint} is damaged ({wrong}); falling back to the previous checkpoint")
     if checkpoints:
         raise UserError(
-            f"no intact checkpoint in {folder / 'checkpoints'} ({wrong}); "
-            "remove that folder to train from the start"
+            f"no intact checkpoint in {folder / 'checkpoints'} ({wrong}); {_anew(folder)}"
         )
+    _refuse_lost(folder)
     return None
+
+
+def _anew(folder: Path) -> str:
+    return (
+        f"to train from the start, begin a new run: flowrl train {quote(str(folder / 'run.yaml'))}"
+    )
+
+
+def _refuse_lost(folder: Path) -> None:
+    """UserError if a run without checkpoints once had some: beginning again in its folder would
+    remove its record and its weights. Checkpoint 0 is written before iteration 1 is recorded, or
+    is left half written."""
+    done = record.last_iteration(folder / record.METRICS)
+    if done > 0 and not any((folder / "checkpoints").glob(".*.tmp")):
+        raise UserError(
+            f"{folder} has no checkpoint, but {record.METRICS} records {done} iterations: if its "
+            f"folder checkpoints was moved away, put it back; {_anew(folder)}"
+        )
 
 
 def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:

@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 
 from flowrl.errors import NotFiniteError, Stopped, UserError
 from flowrl.processes.meeting import lost
@@ -71,7 +72,7 @@ def _way_on(folder: Path, newest: Path | None) -> str:
     whole = f"Checkpoint {newest.name} is intact" if newest else "Nothing was trained yet"
     return (
         f"{whole}. Once the cause is fixed (settings: {folder / 'run.yaml'}), resume with: "
-        f"flowrl train --resume {folder}"
+        f"flowrl train --resume {quote(str(folder))}"
     )
 
 

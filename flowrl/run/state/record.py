@@ -65,6 +65,15 @@ def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
     replace(path, "".join(line + "\n" for line in kept))
 
 
+def last_iteration(path: Path) -> int:
+    """The last iteration of a record, 0 without any. UserError if it cannot be read."""
+    try:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}") from error
+    return max((done for line in lines if (done := iteration_of(line)) is not None), default=0)
+
+
 def iteration_of(line: bytes) -> int | None:
     """Iteration of a line; None for a line that is not a record."""
     try:

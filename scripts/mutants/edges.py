@@ -1,0 +1,64 @@
+"""Mutants of refusals and of sentences: a mistake that is no longer seen, or is seen too late.
+`run.py` runs them."""
+
+SANDBOX = "rewards/test_rewards_sandbox.py"
+FORGED = f"{SANDBOX}::test_a_result_that_is_no_answer_passes_no_test"
+OPTIONS, SETTINGS = "settings/test_options.py", "settings/test_settings.py"
+ENVIRONMENT = "language/test_environment_run.py"
+TURNS = "language/test_turn_rewards.py"
+COLUMNS, FOLDERS = "run/test_unread_columns.py", "run/test_atomic.py"
+
+# fmt: off
+ROWS = (
+    ("verdict-word", "rewards/sandbox/run.py", 'if line not in (f"{word} {verdict}\\n".encode() for verdict in (0, 1)):',
+     'if not line.endswith((b" 0\\n", b" 1\\n")):', SANDBOX),
+    ("verdict-random", "rewards/sandbox/run.py", "word = secrets.token_hex(16)", 'word = "0" * 32',
+     f"{SANDBOX}::test_code_that_came_to_run_beside_the_judge_writes_no_verdict"),
+    ("verdict-rest", "rewards/sandbox/run.py", '            break\n        found.append(line.endswith(b" 1\\n"))',
+     '            continue\n        found.append(line.endswith(b" 1\\n"))',
+     f"{SANDBOX}::test_verdicts_end_with_the_first_line_of_another_form"),
+    ("judge-pickles", "rewards/sandbox/judge.py", "    sys.addaudithook(_refuse_pickles)\n", "", FORGED),
+    ("judge-eval", "rewards/sandbox/judge.py", '{"eval": self._evaluated, "exec": _refuse_code}',
+     '{"exec": _refuse_code}', FORGED),
+    ("judge-exec", "rewards/sandbox/judge.py", '"exec": _refuse_code}', "}", FORGED),
+    ("judge-makes", "rewards/sandbox/remote.py", "makes and name[:1].isupper()", "name[:1].isupper()", FORGED),
+    ("number-switch", "flowrl/settings/base.py", "if isinstance(value, bool) and field is not None:", "if False:",
+     SETTINGS),
+    ("environment-exit", "flowrl/models/language/environment.py", "except (Exception, SystemExit) as error:",
+     "except Exception as error:", f"{ENVIRONMENT}::test_an_environment_that_fails_is_one_sentence"),
+    ("environment-async", "flowrl/settings/environment.py", "if inspect.iscoroutinefunction(function) or", "if",
+     f"{ENVIRONMENT}::test_what_cannot_be_is_refused_before_weights_load"),
+    ("turns-source", "flowrl/settings/environment.py", "if not algorithm.by_turn and", "if False and", TURNS),
+    ("turns-base", "flowrl/run/evaluate/evaluate.py", "if turns is not None and not by_turn and", "if False and", TURNS),
+    ("own-async", "rewards/user_function.py", "        _check_plain(name, function)\n", "        pass\n",
+     "rewards/test_user_functions.py"),
+    ("table-headless", "flowrl/prompts/source.py", "any(map(_is_number, names))", "False", "prompts/test_data_sets.py"),
+    ("seeds-interval", "scripts/benchmarks/compare_report.py", "student.ppf(0.975, len(values) - 1)", "1.96",
+     "scripts/test_compare.py"),
+    ("option-twice", "flowrl/settings/options.py", "            values = option.again(before[option.path], values, name)\n",
+     "            pass\n", OPTIONS),
+    ("option-list", "flowrl/settings/options.py", "            return [*before, *words]\n", "            return [*words]\n", OPTIONS),
+    ("option-recipe", "flowrl/settings/read.py", "    if _NAME in rest[:-1]:", "    if False:", OPTIONS),
+    ("option-folder", "flowrl/cli/restarts.py", "            if key in values:\n", "            if False:\n",
+     "cli/test_command_line.py::test_a_mistake_is_one_sentence"),
+    ("union-form", "flowrl/settings/sentences.py", "or some[:1]", "+ some[:1]", SETTINGS),
+    ("union-empty", "flowrl/settings/sentences.py", 'if e["type"] != "too_short" or', "if True or", SETTINGS),
+    ("ray-last", "flowrl/settings/checks.py", "    w = run.workers\n    if w.sampling == 0:",
+     "    w = run.workers\n    if w.any and find_spec(\"ray\") is None:\n        raise UserError(\"workers: no Ray\")\n    if w.sampling == 0:",
+     f"{SETTINGS}::test_a_missing_ray_hides_no_other_mistake"),
+    ("file-ending", "flowrl/paths.py", "if other is not None and", "if False and",
+     "test_anywhere.py::test_the_other_ending_of_a_file_is_offered"),
+    ("columns-read", "flowrl/run/evaluate/start_checks.py", 'if name not in (*taken, "prompt")', "if True", COLUMNS),
+    ("columns-vision", "flowrl/run/evaluate/start_checks.py",
+     "elif not isinstance(policy, CausalPolicy) or policy.vision is not None:", "else:", COLUMNS),
+    ("folder-kind", "flowrl/run/atomic.py", 'path.is_dir() == (wanted == "file")', "False", FOLDERS),
+    ("checkpoints-gone", "flowrl/run/save/checkpoint.py", "    _refuse_lost(folder)\n    return None", "    return None",
+     "run/test_interruptions.py::test_a_run_whose_checkpoints_are_gone_is_refused_and_loses_nothing"),
+    ("checkpoints-begun", "flowrl/run/save/checkpoint.py", 'if done > 0 and not any((folder / "checkpoints").glob(".*.tmp")):',
+     "if done > 0:", "run/test_interruptions.py::test_a_run_whose_checkpoints_are_gone_is_refused_and_loses_nothing"),
+    ("meeting-lost", "flowrl/processes/meeting.py", "        if not lost(error):\n            raise\n", "        raise\n",
+     "processes/test_meeting.py"),
+    ("tracker-waits", "flowrl/run/show/mirror.py", "self._calls.put_nowait((name, do))", "self._calls.put((name, do))",
+     "run/test_trackers.py::test_a_tracker_that_is_slower_than_the_run_loses_records"),
+)
+# fmt: on
