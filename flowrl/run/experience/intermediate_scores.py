@@ -1,17 +1,15 @@
 """Score the predicted clean samples of intermediate states."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
-from flowrl.errors import UserError
 from flowrl.models.policy import RolloutLike
 from flowrl.run.state.session import Session, score_once
 from rewards import Samples, Scores
 from rewards.types import IntermediateScores
 from samplers import Rollout
-from samplers.completions import TextRollout
 
 
 def looks_of(rollout: RolloutLike) -> int:
@@ -64,34 +62,6 @@ def intermediate_scores(
         values[:, seen.step] = own.values.repeat_interleave(leaves, 0)
         known[:, seen.step] = own.scored.repeat_interleave(leaves, 0)
     return IntermediateScores(values, known)
-
-
-def with_turns(rollouts: Iterable[RolloutLike], scores: Iterable[Scores]) -> tuple[Scores, ...]:
-    """Add an environment's rewards of single turns as scores of decision points: column
-    k is the reward of turn k."""
-    return tuple(_with_turns(*pair) for pair in zip(rollouts, scores, strict=True))
-
-
-def _with_turns(rollout: RolloutLike, scores: Scores) -> Scores:
-    if not isinstance(rollout, TextRollout) or rollout.rewards is None:
-        return scores
-    given = rollout.rewards[..., None]
-    turns = IntermediateScores(given.nan_to_num(0.0), ~given.isnan(), torch.ones(1))
-    return replace(scores, intermediate=turns)
-
-
-def turn_metrics(scores: Scores, by_turn: bool) -> dict[str, float]:
-    """`reward_turns`: mean over samples of the sum of their turns' own rewards. UserError for such
-    rewards if all turns share one credit (`by_turn` is False)."""
-    assert scores.intermediate is not None
-    if not scores.intermediate.scored.any():
-        return {}
-    if not by_turn:
-        raise UserError(
-            "model.environment rewards single turns, but all turns share one credit in this "
-            "recipe: use text_rebn, text_turns or text_gigpo, or leave out the key 'reward'"
-        )
-    return {"reward_turns": float(scores.intermediate.values.double().sum((1, 2)).mean())}
 
 
 def intermediate_metrics(scores: IntermediateScores) -> dict[str, float]:

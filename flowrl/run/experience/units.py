@@ -14,9 +14,10 @@ from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.models.rewritten import open_texts
 from flowrl.prompts import PromptSet
-from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of, with_turns
+from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of
 from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.experience.score_ahead import ScoreParts, joined_samples
+from flowrl.run.experience.turn_scores import TurnScorer
 from flowrl.run.state.finite import check_samples
 from flowrl.run.state.session import Session, score_once
 from flowrl.run.state.units import SamplingUnit, StoredSamples, UnitSamples
@@ -130,14 +131,30 @@ def sample_unit(
             else:
                 scores, decoded = ahead.scores(decoded), ahead.on_cpu(decoded)
         looked = lookahead.count + (0 if guiding is None else guiding.decoded[0])
-        if any(isinstance(rollout, Rollout) and rollout.seen for rollout in rollouts):
-            looked += sum(map(looks_of, rollouts))
-            with timed(seconds, "way"):
-                asked = IntermediateScorer(session, iteration, decode)
-                scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
+        asked = IntermediateScorer(session, iteration, decode)
+        turned = TurnScorer(session, iteration, batch, unit.by or algorithm.behaviour)
+        scores = _scored_between(asked, turned, (rollouts, decoded, scores), seconds)
+        looked += sum(map(looks_of, rollouts)) + turned.looked
     statistics, meter = batch.statistics(rollouts[0], decoded[0].media), batch.meter
-    made = (tuple(rollouts), tuple(decoded), with_turns(rollouts, scores), statistics, looked)
+    made = (tuple(rollouts), tuple(decoded), tuple(scores), statistics, looked)
     return batch, UnitSamples(*made, meter.graded + meter.frozen)
+
+
+def _scored_between(
+    asked: IntermediateScorer,
+    turned: TurnScorer,
+    made: tuple[Sequence[RolloutLike], Sequence[Samples], Sequence[Scores]],
+    seconds: dict[str, float],
+) -> Sequence[Scores]:
+    """Scores with those of decision points, where the plan or the texts have any."""
+    rollouts, decoded, scores = made
+    if any(looks_of(rollout) for rollout in rollouts):
+        with timed(seconds, "way"):
+            return [*map(asked, rollouts, scores)]
+    if turned.scores(rollouts):
+        with timed(seconds, "way"):
+            return [*map(turned, rollouts, decoded, scores)]
+    return scores
 
 
 def joined_units(units: Sequence[SamplingUnit], made: Sequence[UnitSamples]) -> UnitSamples:
