@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +15,10 @@ from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.models.rewritten import open_texts
 from flowrl.prompts import PromptSet
-from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of, with_turns
+from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of
 from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.experience.score_ahead import ScoreParts, joined_samples
+from flowrl.run.experience.turn_scores import TurnScorer
 from flowrl.run.state.finite import check_samples
 from flowrl.run.state.session import Session, score_once
 from flowrl.run.state.units import SamplingUnit, StoredSamples, UnitSamples
@@ -96,8 +98,9 @@ def sample_unit(
     algorithm, iteration, rows = session.algorithm, unit.iteration, unit.rows
 
     def decode(rollout: RolloutLike) -> Samples:
-        place = f"iteration {iteration + 1}"
-        return decode_samples_of(batch, rollout, session.prompts, rows, place)
+        return decode_samples_of(
+            batch, rollout, session.prompts, rows, f"iteration {iteration + 1}"
+        )
 
     lookahead = Lookahead(session, iteration, decode)
     score, ahead = partial(score_once, session.parallel), None
@@ -106,18 +109,22 @@ def sample_unit(
     with nullcontext() if ahead is None else closing(ahead):
         batch = encoded_prompts(session, unit, seconds)
         hooks = (None, None) if ahead is None else ahead.hooks(session.parallel.members == 1)
-        guiding = slope = None
+        guiding = None
         if algorithm.guided:
             guiding = RewardPath.guiding(session, batch, rows, iteration)
-            slope = guiding.intermediate_slope
-        learner, seed = session.learner, session.run.train.seed
+        slope = None if guiding is None else guiding.intermediate_slope
+        learner = session.learner
         merges = learner.merging.when in ("untrained", "sampling")
         merging = learner.merging.sampling() if merges else nullcontext()
         behaving = learner.policies.using(unit.by or algorithm.behaviour)
         with behaving, merging as aside, timed(seconds, "sample"), bounded_call("sampling"):
             sampling = Sampling(algorithm.likelihood.keep_mean, lookahead, slope, *hooks, aside)
             rollouts = batch.rollouts(
-                algorithm.plan, unit.ids, seed=seed, iteration=iteration, sampling=sampling
+                algorithm.plan,
+                unit.ids,
+                seed=session.run.train.seed,
+                iteration=iteration,
+                sampling=sampling,
             )
         with timed(seconds, "decode"):
             decoded = [*map(decode, rollouts)] if ahead is None else ahead.media(rollouts)
@@ -130,14 +137,23 @@ def sample_unit(
         looked = lookahead.count + (0 if guiding is None else guiding.decoded[0])
         if any(isinstance(rollout, Rollout) and rollout.seen for rollout in rollouts):
             looked += sum(map(looks_of, rollouts))
-            with timed(seconds, "way"):
-                asked = IntermediateScorer(session, iteration, decode)
-                scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
-    if isinstance(rollouts[0], TextRollout):
-        scores = [*map(with_turns, rollouts, scores)]
-    statistics, meter = batch.statistics(rollouts[0], decoded[0].media), batch.meter
+            scorer = IntermediateScorer(session, iteration, decode)
+            scores = _timed_scores(scorer, (rollouts, scores), seconds)
+    if TurnScorer.scores(rollouts):
+        turned = TurnScorer(session, iteration, batch, unit.by or algorithm.behaviour)
+        scores = _timed_scores(turned, (rollouts, decoded, scores), seconds)
+        looked += turned.looked
+    statistics = batch.statistics(rollouts[0], decoded[0].media)
     made = tuple(rollouts), tuple(decoded), tuple(scores), statistics, looked
-    return batch, UnitSamples(*made, meter.graded + meter.frozen)
+    return batch, UnitSamples(*made, batch.meter.graded + batch.meter.frozen)
+
+
+def _timed_scores(
+    scorer: Callable[..., Scores], made: tuple[Sequence[Any], ...], seconds: dict[str, float]
+) -> list[Scores]:
+    """Scores with those of decision points, by rollout."""
+    with timed(seconds, "way"):
+        return [scorer(*each) for each in zip(*made, strict=True)]
 
 
 def joined_units(units: Sequence[SamplingUnit], made: Sequence[UnitSamples]) -> UnitSamples:
