@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.host import filled_rows
+from samplers.layout import Layout
 from samplers.looks import Seen
 from samplers.particles import FeynmanKac
 from samplers.plan import Columns, Plan
@@ -49,6 +50,7 @@ class Rollout:
     kept: Float[Tensor, "n *d"] | None = None  # the states before the plan's step `keep`
     storage: Storage = Storage()  # how states are kept for training
     free: Bool[Tensor, "p *d"] | None = None  # entries that are sampled, by prompt; None: all
+    layout: Layout | None = None  # the parts of flat states
 
     @property
     def columns(self) -> Columns:
@@ -196,7 +198,7 @@ def _rollout(
     storage, held = walk.latents.storage, walk.latents.held
     free = None if held is None else held.free
     made = Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index, storage=storage)
-    return made if free is None else replace(made, free=free)
+    return replace(made, free=free, layout=walk.latents.layout)
 
 
 def _steered(

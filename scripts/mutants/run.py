@@ -36,6 +36,7 @@ from scripts.mutants.models import ROWS as MODEL_ROWS  # noqa: E402
 from scripts.mutants.processes import ROWS as PROCESS_ROWS  # noqa: E402
 from scripts.mutants.recipes import ROWS as RECIPE_ROWS  # noqa: E402
 from scripts.mutants.rewards import ROWS as REWARD_ROWS  # noqa: E402
+from scripts.mutants.sound import ROWS as SOUND_ROWS  # noqa: E402
 from scripts.mutants.text import ROWS as TEXT_ROWS  # noqa: E402
 from scripts.mutants.through import ROWS as THROUGH_ROWS  # noqa: E402
 
@@ -285,7 +286,8 @@ MUTANTS = [Mutant(*row) for row in (
      "demo/test_shapes.py"),
     *PROCESS_ROWS,
     *TEXT_ROWS,
-    *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS, *REWARD_ROWS, *THROUGH_ROWS, *EDGE_ROWS,
+    *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS, *REWARD_ROWS, *SOUND_ROWS, *THROUGH_ROWS,
+    *EDGE_ROWS,
 )]
 # fmt: on
 

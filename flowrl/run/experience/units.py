@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flowrl.media.statistics import Statistics, merged_means
 from flowrl.models.call_sizes import bounded_call
+from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.models.rewritten import open_texts
 from flowrl.prompts import PromptSet
@@ -219,12 +220,16 @@ def decode_samples_of(
     NotFiniteError names `place` if latents or media have NaN or infinity, since an error in the
     reward would otherwise be blamed on the reward.
     """
+    audio = None
     with bounded_call("decoding"):
-        media = batch.media(rollout)
-    check_samples(rollout, media, place)
+        if isinstance(batch, MediaBatch) and isinstance(rollout, Rollout):
+            media, audio = batch.decoded(rollout.x0, rollout.prompt)
+        else:
+            media = batch.media(rollout)
+    check_samples(rollout, media if audio is None else [media, audio.waveform], place)
     group = on_host(rollout.prompt)
     texts, meta = prompts.take([rows[i] for i in group.tolist()])
-    return Samples(media, texts, group, meta)
+    return Samples(media, texts, group, meta, audio)
 
 
 def totals(scores: Scores, weights: Tensor) -> Tensor:
