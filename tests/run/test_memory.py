@@ -167,10 +167,10 @@ def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -
     given = run(folders["SD3"], "SD3", tmp_path, lora=None)
     found = memory.estimate(given)
     assert found is not None
-    assert "fits into 1.0 GiB (--memory)" in fit.memory_report(given, fit.limit("1GiB"))
+    assert "fits in 1.0 GiB (--memory)" in fit.memory_report(given, fit.limit("1GiB"))
     small = f"{found.total / 2**20 * 0.8:.1f}MiB"
     said = fit.memory_report(given, fit.limit(small))
-    assert "does not fit into" in said
+    assert "does not fit in" in said
     assert "train.gradient_checkpointing: true (saves about" in said
     changes = fit.advice(given, 0)
     names = [change.split(":")[0] for change in changes]

@@ -98,7 +98,7 @@ def test_texts_are_cut_too_and_trees_of_texts_are_one_unit(tmp_path):
 
 
 REFUSED = [
-    ({"lag": 1}, {}, "workers.lag: no workers"),
+    ({"lag": 1}, {}, "workers.lag: it needs workers"),
     ({"address": "auto"}, {}, "workers.address: it needs workers"),
     ({"lag": 1, "sampling": 1}, {"recipe": {"name": "draft", "steps": 3}}, "reward gradients"),
     ({"rewards": {"ocr": {}}}, {}, "no reward has the label 'ocr'; choose one of brightness"),
