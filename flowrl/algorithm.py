@@ -15,8 +15,9 @@ from flowrl.credit.choices import (
 )
 from flowrl.credit.fitting import check_credit
 from flowrl.credit.intermediate import reads_intermediate
+from flowrl.credit.process import Information, compares_turns, information_of
 from flowrl.credit.trackers import NoTracker, ReadsStart, Tracker
-from flowrl.credit.turns import compares_turns, reads_reference
+from flowrl.credit.turns import reads_reference
 from flowrl.credit.values import Transform
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.transition import Likelihood
@@ -81,6 +82,11 @@ class Algorithm:
     def by_turn(self) -> bool:
         """Whether credit can differ between the turns of a sample."""
         return compares_turns(self.transforms)
+
+    @cached_property
+    def information(self) -> Information | None:
+        """The answer whose probability credit asks the sampling policy for, if any."""
+        return information_of(self.transforms)
 
     @cached_property
     def by_step(self) -> bool:

@@ -33,9 +33,8 @@ class TextPlan:
     forking      forks of whole completions: for a plan without cuts
     exact        sample with the current weights only, not on a server that may hold older ones
     greedy       the last completion of a draw is decoded greedily: a baseline, never trained on
-    turns        maximum number of turns of a completion, each a decision point:
-                 `samplers.generate.Writer` sets it. A completion may have fewer, see
-                 `TextRollout.exists`
+    turns        maximum number of turns or steps of a completion, each a decision point: the policy
+                 sets it. A completion may have fewer, see `TextRollout.exists`
     Raises ValueError for cuts and nodes that do not form a tree.
     """
 
@@ -208,6 +207,8 @@ class TextRollout:
                no such turn
     rewards    with an environment: its rewards of single turns; NaN where there is no reward
     replayed   samples that an older policy drew, with its `logp`; None where there are none
+    begins     without an environment: tokens at which a further step of the completion begins;
+               None: a completion is one step
     """
 
     plan: TextPlan
@@ -227,6 +228,7 @@ class TextRollout:
     states: Int[Tensor, "n k"] | None = None
     rewards: Float[Tensor, "n k"] | None = None
     replayed: Bool[Tensor, " n"] | None = None
+    begins: Bool[Tensor, "n t"] | None = None
 
     @property
     def columns(self) -> Columns:
@@ -268,30 +270,38 @@ class TextRollout:
         reply belongs to the turn after it."""
         if self.common is not None:
             return points(self.common, self.ids.shape[1])
-        if self.from_environment is not None:
-            return self._began.cumsum(1)
+        if self.divided:
+            return self.began.cumsum(1)
         cuts = torch.tensor(self.plan.cuts, dtype=torch.int64)
         places = torch.arange(self.ids.shape[1])
         return torch.bucketize(places, cuts, right=True).expand(len(self.ids), -1)
 
     @property
-    def _began(self) -> Bool[Tensor, "n t"]:
-        """Positions at which an environment's reply begins."""
-        assert self.from_environment is not None
+    def divided(self) -> bool:
+        """Whether completions have turns or steps, of which samples may have different numbers."""
+        return self.from_environment is not None or self.begins is not None
+
+    @property
+    def began(self) -> Bool[Tensor, "n t"]:
+        """Positions at which an environment's reply, or a further step, begins."""
+        if self.from_environment is None:
+            assert self.begins is not None
+            return self.begins
         before = torch.nn.functional.pad(self.from_environment[:, :-1], (1, 0))
         return self.from_environment & ~before
 
     @property
     def last(self) -> Int[Tensor, " n"]:
         """Index of each sample's last decision point."""
-        if self.from_environment is None:
+        if not self.divided:
             return torch.full_like(self.lengths, len(self.columns.nodes) - 1)
-        return self._began.sum(1)
+        return self.began.sum(1)
 
     @property
     def exists(self) -> Bool[Tensor, "n k"] | None:
-        """Whether each sample has each turn; None if all samples have all decision points."""
-        if self.from_environment is None:
+        """Whether each sample has each turn or step; None if all samples have all decision
+        points."""
+        if not self.divided:
             return None
         turns = torch.arange(self.plan.turns)
         return turns <= self.last[:, None]

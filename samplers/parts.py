@@ -99,7 +99,10 @@ def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
 
 def joined_texts(parts: Sequence[TextRollout], draws: tuple[int, ...]) -> TextRollout:
     """Join the parts' text rollouts, which contain no trees."""
-    names = ("ids", "logp", "lengths", "stopped", "kept", "prompt")
+    names = (
+        "ids", "logp", "lengths", "stopped", "kept", "prompt", "from_environment", "states",
+        "rewards", "begins",
+    )  # fmt: skip
     columns = {name: [getattr(part, name) for part in parts] for name in names}
     whole = {name: joined_column(column) for name, column in columns.items()}
     return replace(parts[0], draws=draws, **whole)

@@ -78,6 +78,8 @@ def _describe_texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> st
     samples, tokens = (draws * sum(getattr(p, of) for p in plans) for of in ("group", "tokens"))
     environment = run.model.environment
     between = "" if environment is None else f"\n{environment.description(plans[0].length)}"
+    if run.model.steps is not None:
+        between = f"\n{run.model.steps.description()}"
     return (
         f"\n{describe_text_plan(plans)}{between}\nan iteration: {draws} draws, {samples} "
         f"completions to score, at most {tokens} tokens generated and trained on"

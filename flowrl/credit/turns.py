@@ -185,7 +185,7 @@ class Penalize:
 
 
 def turn_rewards(credit: Credit, context: Context) -> Tensor:
-    """The environment's rewards of single turns [n k 1], 0 where there is no reward."""
+    """Rewards of single turns or steps [n k 1], 0 where there is no reward."""
     if context.intermediate is None:
         return torch.zeros_like(credit.value[..., :1])
     assert credit.value.shape[-1] == 1, "turn credit comes after the sum of rewards"
@@ -288,11 +288,6 @@ class WhitenTurns:
         centred = value - masked_mean(value, mask, (0, 1))
         std = masked_std(value, mask, (0, 1), 0)
         return credit._replace(value=torch.where(std > 0, centred / (std + self.eps), 0.0) * mask)
-
-
-def compares_turns(transforms: Sequence[Transform]) -> bool:
-    """Whether credit can differ between the turns of a sample."""
-    return any(isinstance(each, Turns | Discount | States | WhitenTurns) for each in transforms)
 
 
 def reads_reference(transforms: Sequence[Transform]) -> bool:

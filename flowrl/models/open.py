@@ -165,6 +165,7 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
     from flowrl.models.language.environment import Replies
     from flowrl.models.language.head import float32_head
     from flowrl.models.language.policy import CausalPolicy
+    from flowrl.models.language.steps import Steps
 
     m = run.model
     assert m.language is not None
@@ -184,6 +185,8 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
     if m.environment is not None:
         stop = tuple(policy.stop), policy.stop_texts
         policy.environment = Replies(m.environment, policy.tokenizer, *stop, m.template)
+    if m.steps is not None:
+        policy.steps = Steps(m.steps.separator, m.steps.most, policy.tokenizer)
     return policy
 
 

@@ -67,6 +67,8 @@
 | text_gigpo      | Completions  | group, and equal states      | Token             | Surrogate  |
 | text_turns      | Completions  | group std, turn by turn      | Token             | Surrogate  |
 | text_rebn       | Completions  | discounted, batch std        | Token             | Surrogate  |
+| text_process    | Completions  | sums of steps, group std     | Token             | Surrogate  |
+| text_igpo       | Completions  | sums of gains, group std     | Token             | Surrogate  |
 
 nft, dgpo and crd sample with a slow average, the others with the trained policy. Pref-GRPO
 (arXiv:2508.20751) is flow_grpo with the reward `win_rate`, so it has no row. The transition recipes
@@ -76,7 +78,8 @@ with intermediate rewards (`looks`, `thin`) in `flowrl/recipes/intermediate.py`,
 reward's gradient in `flowrl/recipes/reward_gradient.py`, and opd, which has teachers and needs no
 rewards, in `flowrl/recipes/distillation.py`. vgpo, pro_grpo and potential_tree are based on reviews
 or an abstract, as their docstrings say. Recipes of language models are in `flowrl/recipes/text.py`
-and, where they differ in credit, in `flowrl/recipes/text_credit.py`.
+and, where they differ in credit, in `flowrl/recipes/text_credit.py` and, with credit of turns or
+steps, in `flowrl/recipes/text_turns.py`.
 """
 
 from collections.abc import Callable
@@ -92,6 +95,7 @@ from flowrl.recipes import (
     reward_gradient,
     text,
     text_credit,
+    text_turns,
 )
 
 IMAGE_FUNCTIONS = (
@@ -113,7 +117,8 @@ TEXT_FUNCTIONS = (
     text_credit.text_riskpo, text_credit.text_stream, text_credit.text_a_star_po,
     text_credit.text_dpo,
     text_credit.text_spo_tree, text_credit.text_tempo, text_credit.text_remax,
-    text_credit.text_treerl, text_credit.text_gigpo, text_credit.text_turns, text_credit.text_rebn,
+    text_credit.text_treerl, text_turns.text_gigpo, text_turns.text_turns, text_turns.text_rebn,
+    text_turns.text_process, text_turns.text_igpo,
 )  # fmt: skip
 Table = dict[str, Callable[..., Algorithm]]
 IMAGE_RECIPES: Table = {recipe.__name__: recipe for recipe in IMAGE_FUNCTIONS}

@@ -1,4 +1,4 @@
-"""Recipes for language models that differ in credit: baselines, success rates, trees, turns.
+"""Recipes for language models that differ in credit: baselines, success rates, trees.
 
 The common rules and settings of `flowrl/recipes/text.py` apply here too.
 """
@@ -11,16 +11,7 @@ from flowrl.credit.comparisons import BestWorst, ParentDifference
 from flowrl.credit.success import BetaNormalize, MaxRL, PassAtK, RiskPO
 from flowrl.credit.trackers import PromptValues, ScoreQuantiles, StartValues
 from flowrl.credit.trees import GlobalLocal
-from flowrl.credit.turns import (
-    Baseline,
-    Discount,
-    GreedyBaseline,
-    LengthBaseline,
-    States,
-    Turns,
-    WhitenTokens,
-    WhitenTurns,
-)
+from flowrl.credit.turns import Baseline, GreedyBaseline, LengthBaseline, WhitenTokens
 from flowrl.credit.values import Transform
 from flowrl.likelihoods.token import Token
 from flowrl.losses.off_policy import AdvantageRegression
@@ -246,57 +237,3 @@ def text_treerl(
     plan = Forks(roots, Forking(top, branch, rounds, by))
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, plan, (GlobalLocal(first=True),), loss)
-
-
-@sampling_settings()
-def text_gigpo(
-    *, length: int = 4096, group: int = 8, weight: float = 1.0, gamma: float = 0.95,
-    scale: bool = False, clip: float = 0.2, kl: float = 0.01,
-) -> Algorithm:  # fmt: skip
-    """GiGPO, arXiv:2505.10978, eqs. 3 to 8: the group's advantage plus `weight` times the advantage
-    among all turns of a prompt in the same state, with returns discounted by 0.95 per turn. 8
-    completions per prompt, KL 0.01 to the initial policy (k3). Needs `model.environment`.
-
-    The environment names states, or its reply is the state; its turn rewards are part of returns
-    and, summed, of the outcome. `scale` divides both parts by their std; the published code has
-    both forms, and by default does not divide.
-
-    Differences: a trajectory counts once in its group's mean, as in the paper, whose code counts it
-    once per turn; states must be identical, not similar; there is no penalty for invalid actions (a
-    reward may add one). The clip range of 0.2 and the mean over tokens come from verl, on which the
-    authors' code builds; the length is our choice."""
-    loss = Surrogate(clip, clip, anchors=anchors(kl))
-    return texts(length, group, (States(weight, gamma, scale),), loss)
-
-
-@sampling_settings()
-def text_turns(
-    *, length: int = 4096, group: int = 8, clip: float = 0.2, kl: float = 0.0
-) -> Algorithm:
-    """Each turn is compared with the same turn of the other samples that reach it: the groups of
-    AT-GRPO, arXiv:2510.11062, for one agent. A turn that no other sample of the prompt reaches is
-    not trained. Needs `model.environment`.
-
-    A turn's value is the outcome plus the environment's reward for the turn.
-
-    Differences: the paper samples a group's turns from one history; here trajectories are
-    independent. The numbers are our choice."""
-    loss = Surrogate(clip, clip, anchors=anchors(kl))
-    return texts(length, group, (Turns(), GROUP), loss)
-
-
-@sampling_settings()
-def text_rebn(
-    *, length: int = 4096, group: int = 8, gamma: float = 0.9, clip: float = 0.2, kl: float = 0.0
-) -> Algorithm:
-    """REINFORCE with return batch normalisation (GEM, arXiv:2510.01051): returns of turns,
-    discounted by `gamma`, minus their mean over all turns of the batch, divided by their std. There
-    are no groups: the `group` completions of a prompt are merely sampled together. 0.9 is GEM's own
-    example. Needs `model.environment`.
-
-    The outcome is a reward of the last turn; the environment may reward any turn.
-
-    Differences: the ratio is clipped (with `train.updates: 1` it is REINFORCE). The other numbers
-    are our choice."""
-    loss = Surrogate(clip, clip, anchors=anchors(kl))
-    return texts(length, group, (Discount(gamma), WhitenTurns()), loss)

@@ -1,4 +1,4 @@
-"""The environment of a language model: a user's function that replies between its turns."""
+"""Turns and steps of a language model: a user's function that replies, or separators of texts."""
 
 import inspect
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from flowrl.algorithm import Algorithm
+from flowrl.credit.turns import States
 from flowrl.errors import UserError
 from flowrl.settings.base import Settings
 from rewards.load import user_function_of
@@ -90,3 +91,57 @@ class EnvironmentSettings(Settings):
                     "this recipe samples trees; leave model.environment out, or choose another "
                     "recipe"
                 )
+
+
+class StepSettings(Settings):
+    """Steps of a completion, each with credit of its own: parts of its text between separators.
+
+    `intermediate_rewards` score the text up to the end of each step.
+    """
+
+    separator: str = Field(default="\n\n", min_length=1)
+    """Text that ends a step."""
+    most: int = Field(default=16, ge=2)
+    """Most steps of a completion; the last one has the rest of its text."""
+
+    def description(self) -> str:
+        """A sentence for `flowrl plan`."""
+        return f"at most {self.most} steps, which end with {self.separator!r}"
+
+
+def check_turns(
+    environment: EnvironmentSettings | None,
+    steps: StepSettings | None,
+    algorithm: Algorithm,
+    rewarded: bool,
+) -> None:
+    """UserError for turns or steps that do not fit the recipe. `rewarded`: whether the run names
+    rewards of turns or steps in `intermediate_rewards`."""
+    if environment is not None and steps is not None:
+        raise UserError(
+            "model.steps: turns are the decisions of a run with model.environment: leave one of "
+            "the two out"
+        )
+    if environment is not None:
+        environment.check(algorithm)
+    elif steps is None and algorithm.by_turn:
+        raise UserError(
+            "this recipe compares turns or steps, but without model.environment or model.steps a "
+            "text has only one: set model.environment (a function that replies) or model.steps (a "
+            "separator), or choose another recipe"
+        )
+    if steps is not None and not algorithm.by_turn:
+        raise UserError(
+            "model.steps: this recipe has one credit for a whole completion: take text_process, "
+            "text_igpo, text_turns or text_rebn, or leave steps out"
+        )
+    if steps is not None and any(isinstance(each, States) for each in algorithm.transforms):
+        raise UserError(
+            "model.steps: this recipe compares turns in the same state, and steps have none: take "
+            "text_process, or set model.environment"
+        )
+    if steps is not None and algorithm.information is None and not rewarded:
+        raise UserError(
+            "model.steps: no reward scores the steps: name one in intermediate_rewards, such as "
+            "process_reward or judge"
+        )

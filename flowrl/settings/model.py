@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from flowrl.settings.base import OnResume, Settings
-from flowrl.settings.environment import EnvironmentSettings
+from flowrl.settings.environment import EnvironmentSettings, StepSettings
 from flowrl.settings.levels import Sigmas, checked_sigmas
 from flowrl.settings.own_model import OwnModelSettings
 from flowrl.settings.quantization import Quantization
@@ -166,6 +166,8 @@ class ModelSettings(Settings):
     """Language model that writes the pipeline's prompts, for the recipe joint."""
     environment: EnvironmentSettings | None = None
     """Function that replies to the language model between its turns; null: one turn."""
+    steps: StepSettings | None = None
+    """Separator of a completion's steps, each with rewards of its own; null: one step."""
     height: int | None = Field(default=None, ge=1)
     width: int | None = Field(default=None, ge=1)
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
@@ -268,7 +270,7 @@ class ModelSettings(Settings):
                 "quantization",
             },
             "language": {"gguf_file", "head_dtype", "system", "template", "stop", "server"}
-            | {"environment", "attention", "quantization"},
+            | {"environment", "steps", "attention", "quantization"},
             "own": {"sigmas", "weights"},
         }
         known = of[set_[0]]

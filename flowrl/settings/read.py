@@ -12,6 +12,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.settings.checks import (
+    check_answers,
     check_bundles,
     check_hub,
     check_joint,
@@ -249,6 +250,7 @@ def check_run(run: Run, given: Collection[str] = ()) -> None:
     check_own_gradients(run)
     for place in run.prompts.given:
         check_texts(run.prompts.read(place), run.model)
+    check_answers(run)
     if run.teachers is not None:
         run.teachers.check(run.prompts.read("train"), run.model.lora is not None)
     check_optimizer(run.train.optimizer)

@@ -14,6 +14,7 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
+from flowrl.settings.environment import check_turns
 from flowrl.settings.given import GivenSettings, with_prompts
 from flowrl.settings.joint import JointSettings
 from flowrl.settings.levels import levels_of
@@ -76,8 +77,8 @@ class Run(Settings):
     given: GivenSettings | None = None
     intermediate_rewards: tuple[RewardSpec, ...] = ()
     """Rewards of predicted clean images during sampling, for recipes and steering that use them; if
-    empty, the training rewards. A reward may return None for an image that is not clear enough
-    yet."""
+    empty, the training rewards. Of texts: of all up to the end of a turn or step, for recipes that
+    compare those. A reward may return None for an image that is not clear enough yet."""
     teachers: TeacherSettings | None = None
     """Trained weights to distil into the student, for distillation recipes."""
     budget: BudgetSettings = BudgetSettings()
@@ -129,13 +130,9 @@ class Run(Settings):
             algorithm = self.model.server.around(algorithm)
         elif self.decouples(algorithm):
             algorithm = self.workers.around(algorithm)
-        if self.model.environment is not None and algorithm.text:
-            self.model.environment.check(algorithm)
-        elif algorithm.by_turn:
-            raise UserError(
-                "this recipe compares turns, but without model.environment a text has only one "
-                "turn: set a function there that replies, or choose another recipe"
-            )
+        if algorithm.text:
+            own = bool(self.intermediate_rewards)
+            check_turns(self.model.environment, self.model.steps, algorithm, own)
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
         check_teachers(self.teachers, algorithm)
@@ -281,9 +278,11 @@ class Run(Settings):
 
 
 def asks_intermediate(algorithm: Algorithm) -> bool:
-    """Whether any plan of the run scores intermediate samples."""
-    return isinstance(algorithm.plan, Particled) or any(
-        plan.looks or plan.thin or plan.guide for plan in image_plans(algorithm)
+    """Whether any plan of the run scores intermediate samples, or credit reads rewards of turns."""
+    return (
+        algorithm.by_turn
+        or isinstance(algorithm.plan, Particled)
+        or any(plan.looks or plan.thin or plan.guide for plan in image_plans(algorithm))
     )
 
 
@@ -294,7 +293,7 @@ def check_intermediate(algorithm: Algorithm, own: bool, budget: BudgetSettings) 
     if own and not asks_intermediate(algorithm):
         raise UserError(
             "intermediate_rewards: this recipe does not score intermediate states: leave it "
-            "out, use a recipe that does (potential_tree, pro_grpo), or set steer"
+            "out, use a recipe that does (potential_tree, pro_grpo, text_process), or set steer"
         )
     if own and not differs_between_steps(algorithm.transforms):
         raise UserError(
@@ -302,7 +301,7 @@ def check_intermediate(algorithm: Algorithm, own: bool, budget: BudgetSettings) 
             "samples' rewards, so both must be the same: leave intermediate_rewards out"
         )
     for name, wanted in (("subset", budget.subset is not None), ("replay", budget.replay > 0)):
-        if wanted and algorithm.by_step:
+        if wanted and (algorithm.by_step or (own and algorithm.text)):
             raise UserError(
                 f"budget.{name} needs one score per sample, but this recipe has credit per "
                 "step: leave it out"

@@ -121,7 +121,7 @@ def limit_of(model: Any, tokenizer: Any, most: int | None) -> int | None:
     return own if most is None else most
 
 
-def label_index(model: Any, label: int | str | None) -> int:
+def label_index(model: Any, label: int | str | None, reward: str = "sequence_classifier") -> int:
     """Index of a label's logit. ValueError if a label is required, or the model does not have
     it."""
     names = model.config.id2label
@@ -133,7 +133,7 @@ def label_index(model: Any, label: int | str | None) -> int:
     if isinstance(label, str) and label.casefold() in places:
         return places[label.casefold()]
     listed = ", ".join(f"{place} ({name})" for place, name in names.items())
-    raise ValueError(f"sequence_classifier: `label` must be one of {listed}, not {label!r}")
+    raise ValueError(f"{reward}: `label` must be one of {listed}, not {label!r}")
 
 
 def load(

@@ -40,3 +40,14 @@ def _last_row(a: str, b: str, first: list[int]) -> list[int]:
         for j, y in enumerate(b, start=1):
             row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (x != y)))
     return row
+
+
+def step_ends(text: str, separator: str) -> list[int]:
+    """Ends of a text's steps, each behind its separator; the last one is the end of the text.
+
+    Separators that follow each other, with nothing but whitespace between, end one step, and one
+    at the text's start ends none. An empty text has one empty step.
+    """
+    breaks = re.finditer(f"(?:{re.escape(separator)}\\s*)+", text)
+    ends = [found.end() for found in breaks if text[: found.start()].strip()]
+    return [end for end in ends if end < len(text)] + [len(text)]

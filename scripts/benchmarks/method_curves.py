@@ -37,7 +37,7 @@ OWN: dict[str, dict[str, Any]] = {
     "text_tempo": {"recipe": {"at": [2]}},
 }
 COMPARED = ("feedback", "gradients")  # comparisons whose runs are taken
-TURNS = ("text_gigpo", "text_turns", "text_rebn")
+TURNS = ("text_gigpo", "text_turns", "text_rebn", "text_process", "text_igpo")
 LOOKS = 8  # evaluations after the base's
 SAMPLES = {"demo": 256, "text": 800, "turns": 480}  # of an evaluation
 

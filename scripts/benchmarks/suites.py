@@ -150,7 +150,7 @@ def trl(repeats: int, tiny: bool) -> Table:
     if find_spec("trl") is None:
         return [["result"], ["TRL is not installed here (the extra trl): nothing was compared"]]
     lines: Table = []
-    for size in ("small",) if tiny else ("small", "large"):
+    for size in ("small",) if tiny else ("small", "large", "mixed"):
         words = ["--repeats", str(repeats), "--size", size, "--losses", "grpo"]
         printed = script("trl_beside.py", *words, *(["--steps", "1"] if tiny else []))
         rows = [row.strip("| \n").split(" | ") for row in printed.splitlines() if row[:1] == "|"]

@@ -3,14 +3,19 @@
     python scripts/benchmarks/trl_beside.py   # three losses, three runs of each side, a table
     python scripts/benchmarks/trl_beside.py --losses grpo --repeats 5 --steps 10
     python scripts/benchmarks/trl_beside.py --losses grpo --size large  # 30 M weights, 256 tokens
+    python scripts/benchmarks/trl_beside.py --losses grpo --size mixed  # the same, that stops early
+    python scripts/benchmarks/trl_beside.py --losses grpo --size given --model FOLDER  # 16 x 128
 
 Each run is a process of its own, and the two sides take turns. A step is what training repeats:
-sample, score, credit, one optimizer step. The first two steps are not counted. The model is random
-and never stops by itself, so both sides generate the same number of tokens. Needs the extra trl.
+sample, score, credit, one optimizer step. The first steps are not counted (`--warm`). The random
+models hardly stop by themselves, but for `mixed`, whose chance to stop is 1 in 64 at every token;
+`given` is a model that answers questions, and stops where it likes. Times are per token too, since
+lengths differ. Needs the extra trl.
 """
 
 import argparse
 import json
+import math
 import os
 import resource
 import statistics
@@ -22,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-WARM, TIMES = 2, ("wall", "work")
+TIMES = ("wall", "work")
 GROUP, WORDS = 8, 4096
 
 
@@ -34,9 +39,17 @@ class Size:
     layers: int
     length: int
     prompts: int
+    stop: float = 0.0  # chance of the stop token; 0: that of any other
+    call: int | None = None  # completions of flowrl's calls; None: all of a step
 
 
-SIZES = {"small": Size(128, 4, 48, 8), "large": Size(512, 10, 256, 2)}  # 2 and 30 million weights
+SIZES = {  # 2, 30, 30 million weights, and those of a folder
+    "small": Size(128, 4, 48, 8),
+    "large": Size(512, 10, 256, 2),
+    "mixed": Size(512, 10, 256, 2, stop=1 / 64, call=4),
+    "given": Size(0, 0, 128, 2, call=4),
+}
+QUESTIONS = ("What is 7 plus 5?", "Tell me a short story about a fox.")  # of the size given
 RECIPES: dict[str, dict[str, Any]] = {
     "grpo": {"name": "text_grpo", "group": GROUP, "kl": 0.04},
     "dapo": {"name": "text_dapo", "group": GROUP, "cut": "train"},
@@ -56,6 +69,8 @@ def even(samples):
 
 
 def prompts(size: Size) -> list[str]:
+    if not size.layers:
+        return list(QUESTIONS)
     return [" ".join(f"w{i * 37 + k}" for k in range(4 + i)) for i in range(size.prompts)]
 
 
@@ -72,12 +87,28 @@ def write_model(folder: Path, size: Size) -> None:
         max_position_embeddings=size.length + 80, eos_token_id=1,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
+    if size.stop:
+        stops_with(model, size.stop)
     model.save_pretrained(folder)
     words = {"<pad>": 0, "<end>": 1} | {f"w{i}": i + 2 for i in range(WORDS)}
     inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<end>")
     made.save_pretrained(folder)
+
+
+def stops_with(model: Any, chance: float) -> None:
+    """Give the stop token about this chance at every place: one dimension of the last hidden
+    states is nearly constant, and the head reads it for that token alone."""
+    import torch
+
+    embedding, head = model.model.embed_tokens.weight.data, model.lm_head.weight.data
+    embedding[:, 0] = 30 * embedding.std()
+    head[:, 0] = 0
+    head[1] = 0
+    with torch.no_grad():
+        last = model.model(torch.arange(2, 66)[None])[0][0, :, 0].mean()
+    head[1, 0] = math.log(chance / (1 - chance) * WORDS) / last
 
 
 def peak() -> float:
@@ -100,7 +131,7 @@ class Clock:
         self.work.append(time.process_time() - self._began[1])
 
     def found(self) -> dict[str, list[float]]:
-        return {"wall": self.wall[WARM:], "work": self.work[WARM:]}
+        return {"wall": self.wall, "work": self.work}
 
 
 def ours(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict[str, Any]:
@@ -118,18 +149,34 @@ def ours(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict[s
         "model": {"language": str(model), "lora": None, "device": "cpu"},
         "prompts": {"train": str(file), "per_iteration": size.prompts},
         "rewards": [{"name": f"{folder / 'even.py'}:even"}],
-        "train": {"lr": 1e-5, "rows_per_call": size.prompts * GROUP, "self_test": "off"},
+        "train": {
+            "lr": 1e-5,
+            "rows_per_call": size.call or size.prompts * GROUP,
+            "self_test": "off",
+        },
     }
     run = run_from(settings, "trl_beside")
     session = open_session(run, folder, open_accelerator(run, folder))
-    before, clock, tokens = peak(), Clock(), []
-    for iteration in range(steps + WARM):
+    before, clock, tokens, filled = peak(), Clock(), list[int](), list[list[float]]()
+    for iteration in range(steps):
         clock.start()
         experience = collect(session, iteration)
         update(session.learner, experience, Progress(iteration))
         clock.stop()
         tokens.append(sum(int(rows.mask.sum()) for rows in experience.rows))
-    return {**clock.found(), "tokens": tokens[WARM:], "start": before, "peak": peak()}
+        texts: Any = experience.rows
+        lengths = [each for rows in texts for each in rows.lengths.tolist()]
+        filled.append([share(lengths, size.call), share(sorted(lengths), size.call)])
+    return {
+        **clock.found(), "tokens": tokens, "start": before, "peak": peak(), "filled": filled,
+    }  # fmt: skip
+
+
+def share(lengths: list[int], call: int | None) -> float:
+    """Share of the positions of calls of so many completions that are tokens."""
+    size = call or len(lengths)
+    calls = [lengths[i : i + size] for i in range(0, len(lengths), size)]
+    return sum(lengths) / sum(max(each) * len(each) for each in calls)
 
 
 def theirs(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict[str, Any]:
@@ -146,39 +193,45 @@ def theirs(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict
         def on_step_end(self, *_: Any, **__: Any) -> None:
             clock.stop()
 
-    def even(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+    def even(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
         tokens.append(sum(map(len, completion_ids)))
+        if not size.layers:  # of chats, as flowrl reads a text where there is a template
+            completions = [each[0]["content"] for each in completions]
         numbers = [[int(w[1:]) for w in t.split() if w[:1] == "w"] for t in completions]
         return [sum(i % 2 == 0 for i in n) / max(len(n), 1) for n in numbers]
 
+    asked: list[Any] = prompts(size)
+    if not size.layers:
+        asked = [[{"role": "user", "content": each}] for each in asked]
     config = GRPOConfig(
         output_dir=str(folder), num_generations=GROUP, max_completion_length=size.length,
-        per_device_train_batch_size=size.prompts * GROUP, max_steps=steps + WARM,
+        per_device_train_batch_size=size.prompts * GROUP, max_steps=steps,
         learning_rate=1e-5, report_to="none", use_cpu=True, bf16=False,
         gradient_checkpointing=False, save_strategy="no", logging_strategy="no",
         disable_tqdm=True, **THEIRS[loss],
     )  # fmt: skip
     trainer = GRPOTrainer(
-        str(model), even, args=config, train_dataset=Dataset.from_dict({"prompt": prompts(size)}),
+        str(model), even, args=config, train_dataset=Dataset.from_dict({"prompt": asked}),
         processing_class=AutoTokenizer.from_pretrained(model), callbacks=[Steps()],
     )  # fmt: skip
     before = peak()
     trainer.train()
-    return {**clock.found(), "tokens": tokens[WARM:], "start": before, "peak": peak()}
+    return {**clock.found(), "tokens": tokens, "start": before, "peak": peak()}
 
 
-def one(side: str, loss: str, size: str, model: Path, steps: int) -> dict[str, Any]:
-    """Run one side in a process of its own."""
+def one(side: str, loss: str, size: str, model: Path, steps: int, warm: int = 0) -> dict[str, Any]:
+    """Run one side in a process of its own; the first steps are left out."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
+        out, count = Path(folder) / "found.json", str(steps + warm)
         command = [
-            sys.executable, __file__, "--side", side, "--losses", loss, "--steps", str(steps),
-            "--model", str(model), "--out", str(out), "--size", size,
+            sys.executable, __file__, "--side", side, "--losses", loss, "--steps", count, "--model",
+            str(model), "--out", str(out), "--size", size,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
         if done.returncode:
             raise SystemExit(f"{side}, {loss}: {done.stderr[-2000:]}")
-        return json.loads(out.read_text())
+        found = json.loads(out.read_text())
+        return found | {name: found[name][warm:] for name in (*TIMES, "tokens")}
 
 
 def spread(values: list[float], digits: int) -> str:
@@ -186,19 +239,25 @@ def spread(values: list[float], digits: int) -> str:
     return f"{statistics.median(values):.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
-def table(losses: list[str], size: str, repeats: int, steps: int) -> str:
+def per_token(run: dict[str, Any], kind: str) -> float:
+    return sum(run[kind]) / sum(run["tokens"])
+
+
+def table(given: argparse.Namespace) -> str:
+    losses, size, repeats = given.losses, given.size, given.repeats
     lines = [
         "| loss | side | wall s a step | CPU s a step | peak MB | after loading | tokens |",
         "|---|---|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "lm"
-        write_model(model, SIZES[size])
+        model = given.model or Path(folder) / "lm"
+        if given.model is None:
+            write_model(model, SIZES[size])
         for loss in losses:
             found: dict[str, list[dict[str, Any]]] = {"flowrl": [], "TRL": []}
             for _ in range(repeats):
                 for side in found:
-                    found[side].append(one(side, loss, size, model, steps))
+                    found[side].append(one(side, loss, size, model, given.steps, given.warm))
                     print(loss, side, json.dumps(found[side][-1]), file=sys.stderr, flush=True)
             for side, runs in found.items():
                 wall, work = ([statistics.median(run[k]) for run in runs] for k in TIMES)
@@ -210,12 +269,10 @@ def table(losses: list[str], size: str, repeats: int, steps: int) -> str:
                     f"{spread(memory, 0)} | {spread(own, 0)} | {tokens:.0f} |"
                 )
             pairs = list(zip(found["flowrl"], found["TRL"], strict=True))
-            wall, work = (
-                [statistics.median(a[k]) / statistics.median(b[k]) for a, b in pairs] for k in TIMES
-            )
+            wall, work = ([per_token(a, k) / per_token(b, k) for a, b in pairs] for k in TIMES)
             memory = [a["peak"] / b["peak"] for a, b in pairs]
             lines.append(
-                f"| {loss} | flowrl / TRL | {spread(wall, 2)} | {spread(work, 2)} | "
+                f"| {loss} | flowrl / TRL, per token | {spread(wall, 2)} | {spread(work, 2)} | "
                 f"{spread(memory, 2)} | | |"
             )
     return "\n".join(lines)
@@ -226,13 +283,16 @@ def main() -> None:
     parser.add_argument("--losses", nargs="+", default=list(RECIPES), choices=list(RECIPES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--warm", type=int, default=2, help="steps that are not counted")
     parser.add_argument("--size", default="small", choices=list(SIZES))
     parser.add_argument("--side", choices=["flowrl", "TRL"], help=argparse.SUPPRESS)
-    parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--model", type=Path, help="of the size given: a folder")
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side is None:
-        print(table(given.losses, given.size, given.repeats, given.steps))
+        if (given.size == "given") != (given.model is not None):
+            parser.error("--size given and --model go together")
+        print(table(given))
         return
     run = ours if given.side == "flowrl" else theirs
     with tempfile.TemporaryDirectory() as folder:

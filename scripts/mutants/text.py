@@ -8,6 +8,9 @@ KEPT = "samplers/test_token_support.py"
 CREDIT = "credit/test_text_credit.py credit/test_success_credit.py"
 
 SEEN = "language/test_vision.py"
+PROCESS = "credit/test_process_credit.py"
+STEPS = "language/test_steps.py"
+VERDICTS = "rewards/test_process_reward.py"
 
 # fmt: off
 ROWS = (
@@ -37,6 +40,33 @@ ROWS = (
      "Credit(credit.value * credit.mask", "credit/test_turn_rewards.py"),
     ("turn-rewards-place", "samplers/generate.py", "rewards[:, turn - 1] = self._answered(",
      "rewards[:, turn] = self._answered(", "language/test_turn_rewards.py"),
+    ("process-order", "flowrl/credit/process.py", "parts.insert(0, later)", "parts.append(later)",
+     PROCESS),
+    ("process-discount", "flowrl/credit/process.py", "later = each + self.gamma * later",
+     "later = each + later", PROCESS),
+    ("process-outcome", "flowrl/credit/process.py",
+     "turn_rewards(credit, context) + credit.value * (last & self.outcome)",
+     "turn_rewards(credit, context) + credit.value * self.outcome", PROCESS),
+    ("process-group", "flowrl/credit/process.py", "by_group = (-1, group * exists.shape[1], 1)",
+     "by_group = (1, -1, 1)", PROCESS),
+    ("process-known", "flowrl/credit/process.py", "    known = known & credit.mask\n",
+     "    known = credit.mask\n", PROCESS),
+    ("step-begins", "flowrl/models/language/steps.py", "if 0 < place < len(ids)", "if 0 < place",
+     STEPS),
+    ("step-ends", "flowrl/models/language/steps.py",
+     "found[row, rollout.point[row, place] - 1] = place",
+     "found[row, rollout.point[row, place] - 1] = place + 1", STEPS),
+    ("information-gain", "flowrl/models/language/steps.py",
+     "gains[:, :-1] = values[:, 1:] - values[:, :-1]", "gains[:, :-1] = values[:, 1:]", STEPS),
+    ("information-mean", "flowrl/models/language/steps.py",
+     "(logp.sum(1) / lengths).exp()", "logp.sum(1).exp()", STEPS),
+    ("information-history", "flowrl/models/language/steps.py",
+     "places.masked_fill(~here, own.shape[1]).amin(1)",
+     "places.masked_fill(~here, own.shape[1]).amin(1) - 1", STEPS),
+    ("verdict-place", "rewards/catalogue/process_reward.py", "places.append(len(ids) - 1)",
+     "places.append(len(ids) - 2)", VERDICTS),
+    ("verdict-causal", "rewards/catalogue/process_reward.py",
+     "readers(cut) if self.causal else list(range(len(cut)))", "readers(cut)", VERDICTS),
     ("vision-adapters", "flowrl/models/language/lora.py", "exclude_modules=outside",
      "exclude_modules=None", SEEN),
     ("tokens-sequences", "flowrl/losses/base.py", 'length = 1 if kind == "sequences" else kind',

@@ -23,7 +23,13 @@ from rewards.checks.differentiable import differentiable_score
 QUICK = ["--train.iterations", "1", "--evaluate.samples", "4", "--prompts.per-iteration", "2"]
 QUICK += ["--recipe.group", "4", "--evaluate.every", "1", "--checkpoint.every", "1"]
 QUICK += ["--train.updates", "1"]
-OF_TURNS = {"text_gigpo", "text_turns", "text_rebn"}  # they need an environment
+OF_TURNS = {
+    "text_gigpo",
+    "text_turns",
+    "text_rebn",
+    "text_process",
+    "text_igpo",
+}  # they need an environment
 
 
 @pytest.mark.parametrize("text", [False, True])

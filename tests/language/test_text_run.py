@@ -2,6 +2,7 @@
 
 import ast
 import json
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from flowrl.losses.ratio import Surrogate
 from flowrl.media.statistics import text_statistics
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import PROJECT
+from flowrl.run.evaluate.evaluate import evaluate_held_out
 from flowrl.run.experience.collect import collect
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import open_accelerator, open_session
@@ -272,3 +274,24 @@ def test_text_statistics_are_what_their_names_say():
     for name in ("length", "stopped", "empty"):
         assert float(found.columns[name].mean()) == pytest.approx(found.means[name])
     assert found.columns["distinct"].tolist() == [0.5, 0.5, 1, 1, 0.5, 0.5]
+
+
+def test_an_evaluation_gathers_sharded_weights_once_and_behind_its_own(
+    model, tmp_path, monkeypatch
+):
+    session = text_runs.session(model, tmp_path, text_runs.GRPO)
+    assert session.held_out is not None
+    order: list[str] = []
+
+    @contextmanager
+    def noted(name, real):
+        with real():
+            order.append(name)
+            yield
+
+    learner, parallel = session.learner, session.parallel
+    evaluating, whole = learner.evaluating, parallel.whole
+    monkeypatch.setattr(type(learner), "evaluating", lambda _: noted("own", evaluating))
+    monkeypatch.setattr(type(parallel), "whole", lambda _: noted("gathered", whole))
+    evaluate_held_out(learner, session.held_out, session.judges)
+    assert order == ["own", "gathered"]

@@ -177,9 +177,9 @@ def test_a_run_that_remembers_successes_ends_with_the_same_bits_when_resumed(mod
 
 
 @pytest.mark.parametrize("name", ["text_gigpo", "text_turns", "text_rebn"])
-def test_a_recipe_that_compares_turns_needs_an_environment(model, tmp_path, name):
+def test_a_recipe_that_compares_turns_needs_some(model, tmp_path, name):
     settings = text_runs.tree(model, tmp_path, {"name": name, "length": 6, "group": 4})
-    with pytest.raises(UserError, match="compares turns, but without"):
+    with pytest.raises(UserError, match="compares turns or steps, but without"):
         check_run(run_from(settings, "test"))
     settings = tree(model, tmp_path, recipe={"name": name, "length": 6, "group": 4})
     check_run(run_from(settings, "test"))

@@ -47,6 +47,7 @@ SMALL = {name: {"length": LENGTH, "group": 8} for name in TEXT_RECIPES} | {
     "text_opo": {"length": LENGTH, "group": 8, "temperature": 1.0},
     "text_forking": {"length": LENGTH, "group": 8, "share": 0.5, "entropy": 0.01},
     "text_dpo": {"length": LENGTH, "group": 8, "beta": 1.0},
+    "text_process": {"length": LENGTH, "group": 8, "outcome": True},
 }
 
 
@@ -356,7 +357,7 @@ def test_every_transform_of_texts_is_mixed():
         "group_baseline",
     }
     only_images = {"scale_steps", "exponential", "prune_width"}
-    later = {"discount", "whiten_turns"}  # of turns: tests/language/test_turns_run.py
+    later = {"discount", "whiten_turns", "group_returns"}  # of turns: tests/language
     assert rest == {*COMPARED} | plain | only_images | later
 
 

@@ -53,6 +53,7 @@ ELSEWHERE = {  # what needs weights, an engine, a server or prompts of its own
     *("clip_flant5", "compbench", "dpg_bench", "mps", "unigenbench"),
     *("code_tests", "math_answer", "sequence_classifier"),
     "vlm_yes_no",  # tests/rewards/test_vlm_yes_no.py
+    "process_reward",  # tests/rewards/test_process_reward.py
     "by_row",  # which needs columns: tests/rewards/test_by_row.py
     *("edit_shapes", "moving_shapes"),  # which score their own worlds' prompts alone
 }

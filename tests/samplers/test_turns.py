@@ -21,7 +21,7 @@ from tests.support.golden_tools import columns
 
 GROUP, DRAWS, TURNS = 6, 5, 3
 TREES = ("text_tree", "text_spo_tree", "text_tempo", "text_treerl")
-BY_TURN = ("text_gigpo", "text_turns", "text_rebn")
+BY_TURN = ("text_gigpo", "text_turns", "text_rebn", "text_process", "text_igpo")
 CHAINS = [name for name in TEXT_RECIPES if name not in (*TREES, *BY_TURN)]
 FEW = {"text_remax": {"group": GROUP - 1}, "text_pass_at_k": {"group": GROUP, "k": 2}}
 

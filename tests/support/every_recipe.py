@@ -34,7 +34,7 @@ HIT = """
 def hit(samples):
     return [float("a" in text) for text in samples.media]
 """
-TURNS = ("text_gigpo", "text_turns", "text_rebn")
+TURNS = ("text_gigpo", "text_turns", "text_rebn", "text_process", "text_igpo")
 
 
 def settings(

@@ -1,18 +1,20 @@
 """Encoded prompts of a language model, and the completions sampled for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from flowrl.credit.process import Information
 from flowrl.media.statistics import Statistics, text_statistics
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.language.environment import Conversation
 from flowrl.models.language.generation import Generation
 from flowrl.models.language.prefixes import Packing
+from flowrl.models.language.steps import Steps, beginnings, information_gains
 from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy
 from flowrl.models.language.vision import PromptImages
@@ -33,6 +35,7 @@ class TextBatch:
     server         samples in place of the model; None: the model samples
     answers        the environment that replies between turns; None: a single turn
     images         the images of each prompt; empty if no prompt has images
+    cut            cuts completions into steps; None: one step
     """
 
     model: Any
@@ -47,6 +50,7 @@ class TextBatch:
     stop_texts: StopTexts | None = None
     packing: Packing | None = None
     images: Sequence[PromptImages | None] = ()
+    cut: Steps | None = None
     meter: Meter = field(default_factory=Meter)
 
     @property
@@ -91,7 +95,8 @@ class TextBatch:
                 written.append(replace(rollout, prompt=rollout.prompt + part.first))
                 if sampling.on_part is not None and len(parts) > 1:
                     sampling.on_part(written[-1])
-            found.append(written[0] if len(parts) == 1 else joined_texts(written, whole.draws))
+            joined = written[0] if len(parts) == 1 else joined_texts(written, whole.draws)
+            found.append(joined if self.cut is None else self.cut.divide(joined))
             sampling.announce(found, len(plans))
         return tuple(found)
 
@@ -126,10 +131,23 @@ class TextBatch:
         pairs = zip(texts, by_text, strict=True)
         return [self.stop_texts.before(text) if cut else text for text, cut in pairs]
 
+    def beginnings(self, rollout: TextRollout, media: Sequence[str]) -> list[list[str]]:
+        """The text of each sample up to the end of each of its turns or steps."""
+        return beginnings(rollout, media, self.tokenizer)
+
+    def information(
+        self, rollout: TextRollout, asked: Information, meta: Sequence[Mapping[str, Any]], rows: int
+    ) -> Float[Tensor, "n k"]:
+        """IGPO's rewards of turns or steps by the model's current weights, NaN at the last ones;
+        `rows` in a call."""
+        policy = self.meter(self.policy)
+        return information_gains(rollout, asked, meta, self.tokenizer, policy, rows)
+
     def statistics(self, rollout: TextRollout, media: Sequence[str]) -> Statistics:
         """Text statistics, and `surprise`: minus the sampler's mean log-probability per token, in
         nats. With an environment also `turns`, the model's turns per sample, and `met`, the share
-        of turns whose state another turn of the same draw shares."""
+        of turns whose state another turn of the same draw shares; `steps` per sample if they are
+        cut."""
         found = text_statistics(media, rollout.prompt, rollout.lengths, rollout.stopped)
         tokens = max(int(rollout.lengths.sum()), 1)
         means = found.means
@@ -137,6 +155,8 @@ class TextBatch:
         if rollout.exists is not None and rollout.states is not None:
             means["turns"] = 1 + float(rollout.last.double().mean())
             means["met"] = _met(rollout.states, rollout.exists, rollout.plan.group)
+        if rollout.begins is not None:
+            means["steps"] = 1 + float(rollout.last.double().mean())
         return found.named("text/")
 
 

@@ -22,6 +22,7 @@ from flowrl.models.language.environment import Replies
 from flowrl.models.language.prefixes import Packing
 from flowrl.models.language.proofs import prove_images, prove_packing, prove_padding
 from flowrl.models.language.server import CompletionsServer
+from flowrl.models.language.steps import Steps
 from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy, has_separate_head
 from flowrl.models.language.trial_calls import trial_sampling, trial_training
@@ -69,6 +70,7 @@ class CausalPolicy:
         self.server: CompletionsServer | None = None  # samples instead of the model
         self.adapt_vision = False  # whether the part that reads images gets adapters
         self.environment: Replies | None = None  # replies between the model's turns
+        self.steps: Steps | None = None  # cuts completions into steps
         self.packing: Packing | None = None  # of texts that begin alike, in evaluations
         self._published = model.generation_config
         model.generation_config = GenerationConfig()
@@ -176,6 +178,7 @@ class CausalPolicy:
         return TextBatch(
             self.model, self.tokenizer, contexts, self.stop, steps, self._separate_head,
             self.rows_per_call, self.server, answers, self.stop_texts, self.packing, images,
+            self.steps,
         )  # fmt: skip
 
     def _read(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -185,8 +186,10 @@ def evaluate_held_out(
     trial = Trial.of(prompts, e.samples, e.per_prompt, steps, e.seed)
     mine, counts = parallel.share(len(trial.rows))
     with parallel.together():
-        with learner.evaluating():
-            by_turn = learner.run.algorithm().by_turn
+        texts = learner.algorithm.text and learner.run.model.server is None
+        by_turn = learner.run.algorithm().by_turn
+        # texts are written token by token: sharded weights are gathered once, not for each
+        with learner.evaluating(), parallel.whole() if texts else nullcontext():
             drawn = draw_trial(learner.evaluator, trial.part(mine), by_turn)
         scores = score_once(parallel, judges, drawn.samples)
         more = Attempts.of(e).columns(judges, drawn.samples, scores)

@@ -13,11 +13,12 @@ from flowrl.credit.values import Context, ReferenceRatios, SampleTurns
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
 from flowrl.media.statistics import merged_means
-from flowrl.run.experience.intermediate_scores import intermediate_metrics, turn_metrics
+from flowrl.run.experience.intermediate_scores import intermediate_metrics
 from flowrl.run.experience.reference_kl import turns_of
 from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.experience.round import PlanSamples
 from flowrl.run.experience.rounds import ModelCall, Rounds
+from flowrl.run.experience.turn_scores import turn_metrics
 from flowrl.run.state.session import Session
 from flowrl.run.state.units import LAG, StoredSamples
 from rewards import Samples, Scores
@@ -239,9 +240,10 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
     rollout = rollouts[0]
     turns = reference = None
     if rollout.exists is not None:
-        turns = SampleTurns(
-            gathered(each.exists for each in rollouts), gathered(each.states for each in rollouts)
-        )
+        exists = gathered(each.exists for each in rollouts)
+        stated = rollout.states is not None  # steps of a completion have no states
+        states = gathered(each.states for each in rollouts) if stated else torch.zeros(exists.shape)
+        turns = SampleTurns(exists, states.long())
     if session.algorithm.reads_reference:
         reference = ReferenceRatios(
             gathered(part.log_ratios for part in parts), gathered(map(turns_of, rollouts))

@@ -5,14 +5,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flowrl.errors import UserError
 from flowrl.models.policy import RolloutLike
 from flowrl.run.state.session import Session, score_once
-from flowrl.settings.environment import ONE_CREDIT
 from rewards import Samples, Scores
 from rewards.types import IntermediateScores
 from samplers import Rollout
-from samplers.completions import TextRollout
 
 
 def looks_of(rollout: RolloutLike) -> int:
@@ -65,27 +62,6 @@ def intermediate_scores(
         values[:, seen.step] = own.values.repeat_interleave(leaves, 0)
         known[:, seen.step] = own.scored.repeat_interleave(leaves, 0)
     return IntermediateScores(values, known)
-
-
-def with_turns(rollout: RolloutLike, scores: Scores) -> Scores:
-    """Add an environment's rewards of single turns as scores of decision points: column
-    k is the reward of turn k."""
-    if not isinstance(rollout, TextRollout) or rollout.rewards is None:
-        return scores
-    given = rollout.rewards[..., None]
-    turns = IntermediateScores(given.nan_to_num(0.0), ~given.isnan(), torch.ones(1))
-    return replace(scores, intermediate=turns)
-
-
-def turn_metrics(scores: Scores, by_turn: bool) -> dict[str, float]:
-    """`reward_turns`: mean over samples of the sum of their turns' own rewards. UserError for such
-    rewards if all turns share one credit (`by_turn` is False)."""
-    assert scores.intermediate is not None
-    if not scores.intermediate.scored.any():
-        return {}
-    if not by_turn:
-        raise UserError(ONE_CREDIT)
-    return {"reward_turns": float(scores.intermediate.values.double().sum((1, 2)).mean())}
 
 
 def intermediate_metrics(scores: IntermediateScores) -> dict[str, float]:

@@ -14,9 +14,10 @@ from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.models.rewritten import open_texts
 from flowrl.prompts import PromptSet
-from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of, with_turns
+from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of
 from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.experience.score_ahead import ScoreParts, joined_samples
+from flowrl.run.experience.turn_scores import TurnScorer
 from flowrl.run.state.finite import check_samples
 from flowrl.run.state.session import Session, score_once
 from flowrl.run.state.units import SamplingUnit, StoredSamples, UnitSamples
@@ -134,10 +135,28 @@ def sample_unit(
                 asked = IntermediateScorer(session, iteration, decode)
                 scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
     if isinstance(rollouts[0], TextRollout):
-        scores = [*map(with_turns, rollouts, scores)]
+        scores, looked = _with_turns(
+            TurnScorer(session, iteration, batch, unit.by or algorithm.behaviour),
+            (rollouts, decoded, scores), looked, seconds,
+        )  # fmt: skip
     statistics, meter = batch.statistics(rollouts[0], decoded[0].media), batch.meter
     made = tuple(rollouts), tuple(decoded), tuple(scores), statistics, looked
     return batch, UnitSamples(*made, meter.graded + meter.frozen)
+
+
+def _with_turns(
+    turned: TurnScorer,
+    made: tuple[Sequence[RolloutLike], Sequence[Samples], Sequence[Scores]],
+    looked: int,
+    seconds: dict[str, float],
+) -> tuple[Sequence[Scores], int]:
+    """Scores with rewards of turns or steps, and the number of scored samples with theirs."""
+    rollouts, decoded, scores = made
+    if not turned.scores(rollouts):
+        return scores, looked
+    with timed(seconds, "way"):
+        scores = [*map(turned, rollouts, decoded, scores)]
+    return scores, looked + turned.looked
 
 
 def joined_units(units: Sequence[SamplingUnit], made: Sequence[UnitSamples]) -> UnitSamples:

@@ -40,6 +40,8 @@ def check_choices(run: Run, given: GivenSettings) -> None:
         raise UserError(f"given.kind: model.{wrong} does not generate {given.kind}")
     if run.model.environment is not None:
         raise UserError("given: completions have only one turn; leave model.environment out")
+    if run.model.steps is not None:
+        raise UserError("given: completions are one step; leave model.steps out")
     if given.share == 1 and (run.budget != BudgetSettings() or run.steer is not None):
         place = "steer" if run.steer is not None else "budget"
         raise UserError(

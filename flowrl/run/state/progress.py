@@ -18,7 +18,7 @@ from flowrl.settings import RewardSpec, Run
 from flowrl.settings.read import dump, run_from
 
 EVALUATE = ("temperature", "samples", "per_prompt", "success", "seed")
-MODEL = ("height", "width", "call", "sigmas", "system", "stop", "environment")
+MODEL = ("height", "width", "call", "sigmas", "system", "stop", "environment", "steps")
 
 
 @dataclass(frozen=True)
