@@ -25,6 +25,7 @@ from flowrl.settings.checks import (
     check_workers,
 )
 from flowrl.settings.data import RewardSpec
+from flowrl.settings.environment import check_answers
 from flowrl.settings.gradients import check_gradients, check_own_gradients
 from flowrl.settings.inherit import BASE_KEY, read_tree
 from flowrl.settings.older_names import renewed
@@ -250,7 +251,8 @@ def check_run(run: Run, given: Collection[str] = ()) -> None:
     check_own_gradients(run)
     for place in run.prompts.given:
         check_texts(run.prompts.read(place), run.model)
-    check_answers(run)
+    if (asked := run.algorithm().information) is not None:
+        check_answers(asked, run.prompts.read("train"))
     if run.teachers is not None:
         run.teachers.check(run.prompts.read("train"), run.model.lora is not None)
     check_optimizer(run.train.optimizer)

@@ -137,13 +137,15 @@ def sample_unit(
         looked = lookahead.count + (0 if guiding is None else guiding.decoded[0])
         if any(isinstance(rollout, Rollout) and rollout.seen for rollout in rollouts):
             looked += sum(map(looks_of, rollouts))
-            scorer = IntermediateScorer(session, iteration, decode)
-            scores = _timed_scores(scorer, (rollouts, scores), seconds)
-    if TurnScorer.scores(rollouts):
-        turned = TurnScorer(session, iteration, batch, unit.by or algorithm.behaviour)
-        scores = _timed_scores(turned, (rollouts, decoded, scores), seconds)
-        looked += turned.looked
-    statistics = batch.statistics(rollouts[0], decoded[0].media)
+            with timed(seconds, "way"):
+                asked = IntermediateScorer(session, iteration, decode)
+                scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
+    if isinstance(rollouts[0], TextRollout):
+        scores, looked = _with_turns(
+            TurnScorer(session, iteration, batch, unit.by or algorithm.behaviour),
+            (rollouts, decoded, scores), looked, seconds,
+        )  # fmt: skip
+    statistics, meter = batch.statistics(rollouts[0], decoded[0].media), batch.meter
     made = tuple(rollouts), tuple(decoded), tuple(scores), statistics, looked
     return batch, UnitSamples(*made, batch.meter.graded + batch.meter.frozen)
 
@@ -154,6 +156,21 @@ def _timed_scores(
     """Scores with those of decision points, by rollout."""
     with timed(seconds, "way"):
         return [scorer(*each) for each in zip(*made, strict=True)]
+
+
+def _with_turns(
+    turned: TurnScorer,
+    made: tuple[Sequence[RolloutLike], Sequence[Samples], Sequence[Scores]],
+    looked: int,
+    seconds: dict[str, float],
+) -> tuple[Sequence[Scores], int]:
+    """Scores with rewards of turns or steps, and the number of scored samples with theirs."""
+    rollouts, decoded, scores = made
+    if not turned.scores(rollouts):
+        return scores, looked
+    with timed(seconds, "way"):
+        scores = [*map(turned, rollouts, decoded, scores)]
+    return scores, looked + turned.looked
 
 
 def joined_units(units: Sequence[SamplingUnit], made: Sequence[UnitSamples]) -> UnitSamples:
