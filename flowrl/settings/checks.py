@@ -18,7 +18,6 @@ from flowrl.settings.run import Run
 from flowrl.settings.train import StatesSettings
 from flowrl.settings.words import unknown_name
 from flowrl.settings.workers import WorkerSettings
-from rewards.types import cell
 from samplers import Plan
 from samplers.scheduler import unbound
 
@@ -202,20 +201,6 @@ def check_texts(prompts: PromptSet, m: ModelSettings) -> None:
             f"{chat.at}: the prompt is a list of chat messages, but model.{kind} takes a text: "
             "name another column (prompts.column)"
         )
-
-
-def check_answers(run: Run) -> None:
-    """UserError for a prompt without the answer whose probability IGPO rewards turns for."""
-    asked = run.algorithm().information
-    if asked is None:
-        return
-    prompts = run.prompts.read("train")
-    for text, row in zip(prompts.texts, prompts.meta or [{} for _ in prompts.texts], strict=True):
-        if cell(row, asked.column) in (None, ""):
-            raise UserError(
-                f"recipe.answer: the prompt {text!r:.60} has no answer in the column "
-                f"{asked.column!r}, for whose probability turns are rewarded: name another column"
-            )
 
 
 def check_model(m: ModelSettings) -> None:

@@ -12,7 +12,6 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.settings.checks import (
-    check_answers,
     check_bundles,
     check_hub,
     check_joint,

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,9 +97,8 @@ def sample_unit(
     algorithm, iteration, rows = session.algorithm, unit.iteration, unit.rows
 
     def decode(rollout: RolloutLike) -> Samples:
-        return decode_samples_of(
-            batch, rollout, session.prompts, rows, f"iteration {iteration + 1}"
-        )
+        place = f"iteration {iteration + 1}"
+        return decode_samples_of(batch, rollout, session.prompts, rows, place)
 
     lookahead = Lookahead(session, iteration, decode)
     score, ahead = partial(score_once, session.parallel), None
@@ -109,22 +107,18 @@ def sample_unit(
     with nullcontext() if ahead is None else closing(ahead):
         batch = encoded_prompts(session, unit, seconds)
         hooks = (None, None) if ahead is None else ahead.hooks(session.parallel.members == 1)
-        guiding = None
+        guiding = slope = None
         if algorithm.guided:
             guiding = RewardPath.guiding(session, batch, rows, iteration)
-        slope = None if guiding is None else guiding.intermediate_slope
-        learner = session.learner
+            slope = guiding.intermediate_slope
+        learner, seed = session.learner, session.run.train.seed
         merges = learner.merging.when in ("untrained", "sampling")
         merging = learner.merging.sampling() if merges else nullcontext()
         behaving = learner.policies.using(unit.by or algorithm.behaviour)
         with behaving, merging as aside, timed(seconds, "sample"), bounded_call("sampling"):
             sampling = Sampling(algorithm.likelihood.keep_mean, lookahead, slope, *hooks, aside)
             rollouts = batch.rollouts(
-                algorithm.plan,
-                unit.ids,
-                seed=session.run.train.seed,
-                iteration=iteration,
-                sampling=sampling,
+                algorithm.plan, unit.ids, seed=seed, iteration=iteration, sampling=sampling
             )
         with timed(seconds, "decode"):
             decoded = [*map(decode, rollouts)] if ahead is None else ahead.media(rollouts)
@@ -147,15 +141,7 @@ def sample_unit(
         )  # fmt: skip
     statistics, meter = batch.statistics(rollouts[0], decoded[0].media), batch.meter
     made = tuple(rollouts), tuple(decoded), tuple(scores), statistics, looked
-    return batch, UnitSamples(*made, batch.meter.graded + batch.meter.frozen)
-
-
-def _timed_scores(
-    scorer: Callable[..., Scores], made: tuple[Sequence[Any], ...], seconds: dict[str, float]
-) -> list[Scores]:
-    """Scores with those of decision points, by rollout."""
-    with timed(seconds, "way"):
-        return [scorer(*each) for each in zip(*made, strict=True)]
+    return batch, UnitSamples(*made, meter.graded + meter.frozen)
 
 
 def _with_turns(
