@@ -4,6 +4,7 @@ Infinity would become white. A decoder of a gradient method runs in the update, 
 GPU once per optimizer step: verdicts on the device are kept until then, and read with the rest.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -15,27 +16,29 @@ from torch import Tensor, nn
 from flowrl.models.diffusers.call.proof_checks import NotFinitePartError, refuse_weights
 from flowrl.models.diffusers.call.scheduler_standin import Patch
 
-_unread: list[tuple[Tensor, Callable[[], NoReturn]]] = []  # verdicts, and who raises them
+_unread: list[tuple[Tensor, Callable[[], NoReturn]]] = []  # spreads, and who raises the error
 
 
 @dataclass(frozen=True)
 class LateVerdicts:
-    """Verdicts of decoders, on the device, each with the function that raises its error."""
+    """Ranges of decoders' values, on the device, which are finite if all values are, each with the
+    function that raises its error."""
 
-    flags: Sequence[Tensor]
+    spreads: Sequence[Tensor]
     refuse: Sequence[Callable[[], NoReturn]]
 
-    def judge(self, flags: Sequence[float]) -> None:
-        """NotFinitePartError for the first bad one of `flags`, which were read from the device."""
-        for good, refuse in zip(flags, self.refuse, strict=True):
-            if not good:
+    def judge(self, spreads: Sequence[float]) -> None:
+        """NotFinitePartError for the first bad one of `spreads`, which were read from the
+        device."""
+        for spread, refuse in zip(spreads, self.refuse, strict=True):
+            if not math.isfinite(spread):
                 refuse()
 
 
 def late_verdicts() -> LateVerdicts:
     """Verdicts since the last call."""
     late, _unread[:] = tuple(_unread), []
-    return LateVerdicts([flag for flag, _ in late], [refuse for _, refuse in late])
+    return LateVerdicts([spread for spread, _ in late], [refuse for _, refuse in late])
 
 
 def finite_decoder(pipe: Any) -> list[Patch]:
@@ -58,10 +61,13 @@ def _checked(pipe: Any, name: str, part: Any) -> Any:
     def decode(*args: Any, **named: Any) -> Any:
         output = real(*args, **named)
         for values in _tensors(output):
-            verdict = values.detach().isfinite().all()
+            if not values.numel():
+                continue
+            low, high = values.detach().aminmax()  # of NaN both are NaN
+            spread = high.float() - low.float()
             if values.device.type == "cuda" and values.requires_grad:
-                _unread.append((verdict, refuse))
-            elif not verdict:
+                _unread.append((spread, refuse))
+            elif not math.isfinite(spread):
                 refuse()
         return output
 
