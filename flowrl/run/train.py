@@ -290,7 +290,7 @@ class Lesson:
         learner = self.learner
 
         def take_steps() -> Updated:  # again while the first step is not taken
-            learner.optimizer.zero_grad(set_to_none=True)
+            learner.policies.forget_gradients()
             return update(learner, self.experience, progress, keep_values)
 
         return with_smaller_calls(learner, self.session.terminal, take_steps)

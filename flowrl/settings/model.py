@@ -42,9 +42,10 @@ class Lora(Settings):
     """Names of linear layers; null: attention and feed-forward layers of the blocks."""
     vision: bool = False
     """Whether the part of a vision-language model that reads images has adapters too."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the adapters' products. bfloat16, with model.dtype: bfloat16, is faster on a GPU and keeps
-    no float32 copies of inputs; the optimizer steps float32 weights in both."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the adapters' products; the optimizer steps float32 weights in any. auto: bfloat16 with
+    model.dtype: bfloat16, which is faster on a GPU and keeps no float32 copies of inputs, else
+    float32."""
     merge: Literal["none", "evaluation", "untrained", "sampling"] = "none"
     """Where adapters are merged into a second copy of the weights: in evaluations; also in steps of
     sampling that no density is stored of; or in all sampling, with train.recompute_old."""
@@ -208,6 +209,12 @@ class ModelSettings(Settings):
     context_parallel: int = Field(default=1, ge=1)
     """Processes that share each call of the denoiser, with a part of its tokens each: for videos
     and images whose activations do not fit into one process."""
+
+    @property
+    def half_adapters(self) -> bool:
+        """Whether adapters compute in bfloat16, beside float32 masters."""
+        own = None if self.lora is None else self.lora.dtype
+        return own == "bfloat16" or (own == "auto" and self.dtype == "bfloat16")
 
     @property
     def source(self) -> str:
