@@ -204,8 +204,8 @@ def _rollout(
 ) -> Rollout:
     storage, held = walk.latents.storage, walk.latents.held
     free = None if held is None else held.free
-    kinds = {"storage": storage, "noise": walk.latents.noise}
-    made = Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index, **kinds)
+    made = Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index, storage=storage)
+    made = replace(made, noise=walk.latents.noise)
     return made if free is None else replace(made, free=free)
 
 
