@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from samplers.counter_noise import NoiseKind
 from samplers.host import filled_rows
 from samplers.looks import Seen
 from samplers.particles import FeynmanKac
@@ -48,6 +49,7 @@ class Rollout:
     seen: tuple[Seen, ...] = ()
     kept: Float[Tensor, "n *d"] | None = None  # the states before the plan's step `keep`
     storage: Storage = Storage()  # how states are kept for training
+    noise: NoiseKind = "generator"  # that drew these samples, and what training adds to them
     free: Bool[Tensor, "p *d"] | None = None  # entries that are sampled, by prompt; None: all
 
     @property
@@ -196,6 +198,7 @@ def _rollout(
     storage, held = walk.latents.storage, walk.latents.held
     free = None if held is None else held.free
     made = Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index, storage=storage)
+    made = replace(made, noise=walk.latents.noise)
     return made if free is None else replace(made, free=free)
 
 

@@ -43,7 +43,7 @@ def traffic(run: Run, iteration: int = 0) -> Traffic | None:
     count = trained_weights(run, model)
     wide = BYTES[run.model.dtype]
     if run.model.lora is not None:
-        wide = BYTES[run.model.lora.dtype]
+        wide = 2 if run.model.half_adapters else 4
     if algorithm.behaviour != "current":  # averages are kept in float32 at least
         wide = max(wide, 4)
     draws, own = run.drawn, len(run.rewards) - len(run.workers.rewards)

@@ -19,9 +19,10 @@ from flowrl.likelihoods.rows import (
 )
 from flowrl.likelihoods.transition import NEEDS_TOKEN, free_of, mse
 from samplers import Rollout, Velocity
-from samplers.host import on_host, picked, sent, uploaded
+from samplers.counter_noise import keyed_noise
+from samplers.host import on_host, picked, sent
 from samplers.kernels import per_row
-from samplers.noise import generator, normal
+from samplers.noise import generator
 from samplers.untyped import integers
 
 FLOOR = 1e-10  # keeps the gradient of small powers of the error finite
@@ -139,7 +140,7 @@ class Matching:
         parts: list[MatchingRows] = []
         for draw, sigma in enumerate(levels.unbind(1)):
             sigma = sent(sigma.to(dtype), device)
-            noise = storage.rounded(uploaded(self._noise(rollout, keep, draw).to(dtype), device))
+            noise = storage.rounded(self._noise(rollout, keep, draw))
             s = per_row(sigma, x0)
             x = (1 - s) * x0 + s * noise
             # at sigma 1 a group with the same noise has one state
@@ -193,7 +194,8 @@ class Matching:
 
     def _noise(self, rollout: Rollout, samples: Tensor, draw: int) -> Float[Tensor, "b *d"]:
         keys = [(*self._key(rollout, i), "noise", draw) for i in integers(samples)]
-        return normal(keys, tuple(rollout.x0.shape[1:]))
+        x0 = rollout.x0
+        return keyed_noise(rollout.noise, keys, tuple(x0.shape[1:]), x0.dtype, x0.device)
 
     def evaluate(self, policy: Velocity, rows: MatchingRows) -> Evaluation:
         target = rows.noise - rows.x0

@@ -42,6 +42,8 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
         if run.train.share_prompts:
             raise UserError("train.share_prompts is only for texts (model.language): leave it out")
         return
+    if run.train.noise != "generator":
+        raise UserError("train.noise: tokens are always drawn by a counter: leave it out")
     if run.train.states != StatesSettings():
         raise UserError(
             "train.states: the states of texts are tokens, which take almost no space: leave it out"

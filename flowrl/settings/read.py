@@ -58,7 +58,16 @@ def run_of(folder: Path, trust: bool = False, rewards: bool = True) -> Run:
     if trust:
         remember(folder)
     check_trusted(folder, tree, rewards)
-    return run_from(tree, source)
+    return run_from(_as_begun(tree), source)
+
+
+def _as_begun(tree: Any) -> Any:
+    """Settings of a run's folder; adapters are float32 where it is older than `lora.dtype`."""
+    model = tree.get("model") if isinstance(tree, Mapping) else None
+    lora = model.get("lora") if isinstance(model, Mapping) else None
+    if not isinstance(model, Mapping) or not isinstance(lora, Mapping) or "dtype" in lora:
+        return tree
+    return {**tree, "model": {**model, "lora": {**lora, "dtype": "float32"}}}
 
 
 def opens_rewards(folder: Path) -> bool:
