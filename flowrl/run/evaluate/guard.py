@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flowrl.run.state.session import Session
+from flowrl.run.state.units import LAG
 from flowrl.run.watch.alarms import Alarms, Unclear
 from flowrl.run.watch.judges import CANNOT_TELL, judges
 
@@ -42,7 +43,9 @@ def raised_by_training(
         for name in constant
     ]
     texts = [f"{'; '.join(lost)}. {UNSCORED}"] if lost else []
-    return Raised(notes, [*texts, *_collapse(session, signs)])
+    late = metrics.get(LAG, 0.0)
+    aged = f" (samples of weights {late:.0f} iterations older)" if late else ""
+    return Raised(notes, [*texts, *_collapse(session, signs, aged)])
 
 
 def raised_by_evaluation(
@@ -58,13 +61,15 @@ def raised_by_evaluation(
     return Raised([f"{unclear}: {CANNOT_TELL}"] if unclear else [], _collapse(session, signs))
 
 
-def _collapse(session: Session, signs: Sequence[str]) -> list[str]:
+def _collapse(session: Session, signs: Sequence[str], aged: str = "") -> list[str]:
+    """The alarm of some signs; `aged` says of which weights they are, if not of today's."""
     if not signs:
         return []
+    lag = ", a smaller workers.lag" if aged else ""
     return [
-        f"the run may be collapsing: {'; '.join(signs)}. Look at the samples. Lower train.lr "
-        f"(now {session.run.train.lr:g}; try a third), reduce train.updates, add a KL penalty to "
-        "the initial policy (recipe.kl), or add a reward for the quality that the samples lose. "
+        f"the run may be collapsing: {'; '.join(signs)}{aged}. Look at the samples. Lower train.lr "
+        f"(now {session.run.train.lr:g}; try a third){lag}, reduce train.updates, add a KL penalty "
+        "to the initial policy (recipe.kl), or add a reward for the quality that the samples lose. "
         "The best weights are "
         f"untouched in {session.folder / 'best'}"
     ]
