@@ -149,7 +149,7 @@ def _rewards(run: RunFolder, used: set[str]) -> Iterator[Chart]:
 def _policy(run: RunFolder, used: set[str]) -> Iterator[Chart]:
     age = max((value for _, value in run.column(_AGE)), default=0.0)
     used.add(_AGE)
-    lag = f", samples {age:.0f} iterations old" if age else ""
+    lag = f", at lag {age:.0f}" if age else ""
     for names, title, unit in (
         (_CLIPPED, f"Clipped shares{lag}", "share"),
         (_RATIOS, f"Ratio of new to old policy{lag}", ""),
@@ -182,7 +182,7 @@ def _waiting(run: RunFolder) -> Chart:
     shares = {
         "training, for samples": [line["seconds/waiting/sampling"] for line in lines],
         "training, for scores": [line["seconds/waiting/scoring"] for line in lines],
-        "workers, for training": [line["seconds"] - busy_seconds(line) for line in lines],
+        "workers, for training": [max(0.0, line["seconds"] - busy_seconds(line)) for line in lines],
     }
     curves = [
         Curve(

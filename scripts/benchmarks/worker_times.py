@@ -2,13 +2,15 @@
 
     python scripts/benchmarks/worker_times.py --out runs/worker_times
 
-Each process has one thread but where two are named. `halves` are the seconds of sampling and of the
-update of one process. `balanced` is NFT with as many steps of sampling as make both equal. The last
+Each process has one thread but where two are named. One process has the same units and lag, so that
+it must end with the same weights, and its halves are the seconds of sampling and of the update.
+`balanced` is NFT with as many steps of sampling as make both equal. The last
 rows have a judge that answers after two seconds, in replicas, by lag. Seconds are medians of the
 iterations in which both sides work: not the first ones, and not the last.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -24,7 +26,6 @@ QUIET = (
     *("--prompts.held-out", "null", "--track.images", "0", "--train.alarms", "off"),
     *("--checkpoint.every", "100", "--train.self-test", "off"),
 )
-BESIDE = ("--workers.sampling", "1", "--workers.unit", "4")
 JUDGE = '''
 import time
 
@@ -58,22 +59,32 @@ def halves(found: dict[str, float]) -> tuple[float, float]:
     return found["seconds"] - found["seconds/update"], found["seconds/update"]
 
 
+def weights(folder: Path) -> list[str]:
+    """Digests of the exported weights."""
+    files = sorted(folder.glob("pipeline/**/*.safetensors"))
+    return [hashlib.sha256(each.read_bytes()).hexdigest() for each in files]
+
+
 def beside_one(bench: Bench, name: str, words: Sequence[str]) -> str:
     """A row: one process, a worker at lag 1, and one process of two threads."""
+    words = [*words, "--workers.unit", "4", "--workers.lag", "1"]
     one = bench.run(f"{name}-one", words)
-    lag = bench.run(f"{name}-beside", [*words, *BESIDE, "--workers.lag", "1"])
+    lag = bench.run(f"{name}-beside", [*words, "--workers.sampling", "1"])
+    same = weights(bench.out / f"{name}-one") == weights(bench.out / f"{name}-beside") != []
     two = bench.run(f"{name}-threads", words, threads=2)
     sample, update = halves(one)
     return (
         f"| {name} | {sample:.2f} + {update:.2f} = {one['seconds']:.2f} | {lag['seconds']:.2f} | "
         f"{lag['seconds'] / max(sample, update):.2f} | {lag['seconds'] / one['seconds']:.2f} | "
-        f"{two['seconds']:.2f} |"
+        f"{two['seconds']:.2f} | {'yes' if same else 'no'} |"
     )
 
 
 def balanced(bench: Bench, words: Sequence[str], steps: int) -> list[str]:
     """The settings with as many steps of sampling as take what the update takes."""
-    sample, update = halves(bench.run("balance", words))
+    sample, update = halves(
+        bench.run("balance", [*words, "--workers.unit", "4", "--workers.lag", "1"])
+    )
     return [*words, "--recipe.steps", str(max(2, round(steps * update / sample)))]
 
 
@@ -81,7 +92,8 @@ def waiting(bench: Bench, words: Sequence[str], lag: int) -> str:
     """A row: the shares of an iteration that training waits with a slow judge."""
     file = bench.out / "judge.py"
     file.write_text(JUDGE)
-    more = ["--rewards", json.dumps([{"name": f"{file}:judge"}]), *BESIDE]
+    more = ["--rewards", json.dumps([{"name": f"{file}:judge"}]), "--workers.unit", "4"]
+    more += ["--workers.sampling", "1"]
     more += ["--workers.rewards", json.dumps({"judge": {"replicas": 4}})]
     found = bench.run(f"judge-{lag}", [*words, *more, "--workers.lag", str(lag)])
     parts = [
@@ -100,7 +112,7 @@ def main() -> None:
     given = parser.parse_args()
     bench = Bench(given.out, given.iterations, given.smaller)
     columns = ("run", "one process: sample + update", "beside, lag 1", "of the longer half")
-    columns += ("of one process", "two threads")
+    columns += ("of one process", "two threads", "same weights")
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     if "flow_grpo" in given.rows:
         print(beside_one(bench, "flow_grpo", ["configs/demo_flow_grpo.yaml"]), flush=True)

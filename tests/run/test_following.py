@@ -73,7 +73,7 @@ def test_the_panel_says_who_waits_for_whom():
     shown = " ".join(panel_lines(facts, "cpu", 180, Console(force_terminal=False, width=180)))
     assert "training 30 % waits for samples, 10 % for scores, 2 % sends weights" in shown
     assert "50 % updates; 2 workers busy 75 %, 1 restarts" in shown
-    assert "of samples 2 iterations old" in shown
+    assert "of samples at lag 2" in shown
 
 
 def draws(end: Callable[[], object]) -> None:

@@ -184,7 +184,7 @@ def test_an_alarm_says_how_old_its_samples_are(pipeline, tmp_path):
     for n, reward in enumerate([1.0] * 5 + [0.0] * 5):
         row = {"reward": reward, "reward_std": 0.1, "reward_std/brightness": 0.1, LAG: 1.0}
         found += raised_by_training(opened, alarms, {**row, "reward/brightness": reward}, n).signs
-    assert len(found) == 1 and "(samples of weights 1 iterations older)" in found[0]
+    assert len(found) == 1 and "(samples at lag 1)" in found[0]
     assert "a smaller workers.lag" in found[0]
 
 

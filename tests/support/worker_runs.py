@@ -23,7 +23,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "text_grpo": {**text_runs.GRPO, "group": 3, "length": 4},
 }
 UNTIMED = ("seconds", "workers/")
-LIMIT = 60.0  # seconds until a worker without an answer is replaced
+LIMIT = 120.0  # seconds until a worker without an answer is replaced
 
 
 class Case(NamedTuple):

@@ -44,7 +44,7 @@ def raised_by_training(
     ]
     texts = [f"{'; '.join(lost)}. {UNSCORED}"] if lost else []
     late = metrics.get(LAG, 0.0)
-    aged = f" (samples of weights {late:.0f} iterations older)" if late else ""
+    aged = f" (samples at lag {late:.0f})" if late else ""
     return Raised(notes, [*texts, *_collapse(session, signs, aged)])
 
 

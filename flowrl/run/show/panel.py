@@ -148,7 +148,7 @@ def _policy(facts: PanelFacts) -> Text:
         share = f"clipped {100 * clipped:.1f} %"
         parts.append("on-policy: the clip never acts" if idle else share)
     if m.get(LAG, 0.0):
-        parts.append(f"of samples {m[LAG]:.0f} iterations old")
+        parts.append(f"of samples at lag {m[LAG]:.0f}")
     if m:
         parts.append(f"gradient {m['grad_norm']:.2g}")
     return Text("  ".join(parts))
