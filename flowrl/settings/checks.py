@@ -89,10 +89,10 @@ def check_joint(run: Run) -> None:
 def check_workers(run: Run, algorithm: Algorithm) -> None:
     """UserError for workers or a lag that a run does not support."""
     w = run.workers
-    if w.sampling == 0:
-        for name in ("lag", "gpus"):
-            if getattr(w, name):
-                raise UserError(f"workers.{name}: it needs workers; also set workers.sampling")
+    if w.sampling == 0 and w.gpus:
+        raise UserError("workers.gpus: it needs workers; also set workers.sampling")
+    if w.sampling or w.lag:
+        _check_sampling(run, algorithm)
     if not w.any:
         if w.address is not None:
             raise UserError("workers.address: it needs workers; also set workers.sampling")
@@ -115,24 +115,24 @@ def check_workers(run: Run, algorithm: Algorithm) -> None:
                 f"workers: reward {spec.label} is a Python object, but workers load rewards by "
                 "name; put the reward into a file, or set workers.sampling: 0"
             )
-    if w.sampling:
-        _check_sampling(run, algorithm)
     if find_spec("ray") is None:  # last: it hides no other mistake
         raise UserError("workers need Ray: pip install 'flowrl[ray]'")
 
 
 def _check_sampling(run: Run, algorithm: Algorithm) -> None:
+    """UserError for samples that workers, or a lag, cannot have."""
+    name = "sampling" if run.workers.sampling else "lag"
     if run.drawn == 0:
-        raise UserError("workers.sampling: all samples are given; set workers.sampling: 0")
-    if run.model.compile == "auto":
+        raise UserError(f"workers.{name}: all samples are given; set workers.{name}: 0")
+    if run.workers.sampling and run.model.compile == "auto":
         raise UserError(
             "workers.sampling: with model.compile: auto each process decides by itself; set it to "
             "true or false"
         )
     if run.model.server is not None:
         raise UserError(
-            "workers.sampling: with model.server the server samples, and it has only one version "
-            "of the weights; set workers.sampling: 0, or leave the server out"
+            f"workers.{name}: with model.server the server samples, and it has only one version "
+            f"of the weights; set workers.{name}: 0, or leave the server out"
         )
     if run.workers.lag and algorithm.reward_gradient:
         raise UserError(

@@ -11,7 +11,7 @@ STATES, EXPERTS = "samplers/test_storage.py", "models/test_experts.py"
 SHARED_OLD = "run/test_shared_old.py"
 TRANSFERS = "scripts/test_device_report.py"
 LAG, UNITS = "run/test_lag.py", "run/test_units.py"
-CARRIED = "flowrl/run/workers/transport.py"
+CARRIED, FLIGHT = "flowrl/run/workers/transport.py", "flowrl/run/experience/ahead.py"
 ONCE = "test_training_evaluates_each_distinct_input_once"
 ON_DEVICE = f"{TRANSFERS}::test_densities_and_divergences_are_those_of_the_cpu"
 
@@ -36,6 +36,21 @@ ROWS = (
      f"{LAG}::test_the_decoupled_objective_by_hand"),
     ("lag-matching", "flowrl/settings/run.py", ' and "old" in algorithm.loss.roles\n', "\n",
      f"{LAG}::test_a_lag_asks_nothing_of_losses_that_compare_with_no_old"),
+    ("lag-source", FLIGHT, "by = self.session.learner.sampler",
+     "by = self.session.algorithm.behaviour",
+     f"{LAG}::test_a_lag_in_one_process_samples_with_the_weights_of_its_version"),
+    ("lag-end", FLIGHT, "range(iteration, iteration + session.run.workers.lag + 1)",
+     "range(iteration, min(iteration + session.run.workers.lag + 1, session.run.train.iterations))",
+     f"{LAG}::test_a_run_with_a_lag_that_is_resumed_with_more_iterations_has_the_same_bits"),
+    ("lag-version", FLIGHT, "policies.keep_sampled({} if self.age == 0 else self.weights[now.version])",
+     "policies.keep_sampled({} if self.age == 0 else self.weights[iteration])",
+     f"{LAG}::test_a_lag_in_one_process_samples_with_the_weights_of_its_version"),
+    ("lag-summed", "flowrl/run/experience/collect.py", ' and n != LAG]', "]",
+     f"{LAG}::test_what_processes_count_is_added_up_and_what_they_share_is_not"),
+    ("units-texts", "flowrl/estimate/workers.py", "(INDEX + LOGP) + TEXT +", "(INDEX + LOGP) +",
+     f"{UNITS}::test_plan_bounds_the_bytes_of_texts"),
+    ("units-media", "flowrl/estimate/workers.py", "(4 * model.media + INDEX)", "(4 * model.media)",
+     f"{UNITS}::test_plan_counts_the_media_that_replicas_score"),
     ("units-distinct", CARRIED, "torch.equal(_children(known, edge), edge.x)", "True", UNITS),
     ("units-parents", CARRIED, "edge.x[:: max(1, after // own)]", "edge.x", UNITS),
     ("units-traffic", "flowrl/estimate/workers.py", "states += 0 if before + 1 == k else", "states +=",
