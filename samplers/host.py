@@ -4,7 +4,7 @@ They begin as Python numbers. Reading one back from a GPU would wait for all wor
 CPU copy is remembered beside the tensor until the tensor is freed or written to.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,14 +82,33 @@ def derived(do: Callable[..., Tensor], *given: Tensor) -> Tensor:
     return remembered(there, do(*here))
 
 
+def sent_together(here: Sequence[Tensor], device: str | torch.device) -> list[Tensor]:
+    """`sent` for several CPU tensors, with one copy for all of a dtype."""
+    found = list(here)
+    if torch.device(device) == _CPU:
+        return found
+    for dtype in dict.fromkeys(each.dtype for each in here):
+        places = [i for i, each in enumerate(here) if each.dtype == dtype]
+        flat: Any = uploaded(torch.cat([here[i].flatten() for i in places]), device)
+        parts = flat.split([here[i].numel() for i in places])
+        for i, part in zip(places, parts, strict=True):
+            found[i] = remembered(part.view(here[i].shape), here[i])
+    return found
+
+
 def picked(values: Tensor, index: Tensor) -> Tensor:
     """Select rows of a tensor; also known on the host if the tensor and the index are. Returns a
-    view if all rows are known to have the same value."""
+    view if all rows are known to have the same value and, on a device, if the rows follow each
+    other."""
     if values.device == _CPU:
         return values[index]
     here, at = host_copy(values), host_copy(index)
-    if here is not None and at is not None:
-        fits = here.ndim == 1 and 0 < len(at) <= len(here)
-        if fits and bool((here == here[0]).all()):
+    if at is not None and len(at) > 0:
+        first = int(at[0])
+        if bool((at == torch.arange(first, first + len(at))).all()):
+            rows = slice(first, first + len(at))
+            part = values[rows]
+            return part if here is None else remembered(part, here[rows])
+        if here is not None and len(at) <= len(here) and bool((here == here[:1]).all()):
             return remembered(values[: len(at)], here[: len(at)])
     return derived(torch.Tensor.__getitem__, values, index)

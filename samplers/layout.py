@@ -1,6 +1,6 @@
 """States of several tensors (a video and its sound) as one flat vector per sample."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -9,9 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from samplers.noise import normal
-
-Keys = Sequence[tuple[int | str, ...]]
+from samplers.untyped import split_columns
 
 
 @dataclass(frozen=True)
@@ -39,22 +37,9 @@ class Layout:
 
     def unpack(self, x: Float[Tensor, "n d"]) -> list[Tensor]:
         """The parts [n *shape] of flat states."""
-        cut = zip(x.split(self.sizes, 1), self.shapes, strict=True)
+        cut = zip(split_columns(x, self.sizes), self.shapes, strict=True)
         return [part.reshape(len(x), *shape) for part, shape in cut]
 
     def means(self, values: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
         """The mean of each part, one column per part."""
-        return torch.stack([part.mean(1) for part in values.split(self.sizes, 1)], 1)
-
-    def noise(self, keys: Keys) -> Float[Tensor, "n d"]:
-        """Standard normal noise, with each part's name behind the keys."""
-        return self.pack(list(self._drawn(keys)))
-
-    def _drawn(self, keys: Keys) -> Iterator[Tensor]:
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            yield normal([(*key, name) for key in keys], shape)
-
-
-def keyed_noise(keys: Keys, shape: tuple[int, ...], layout: Layout | None) -> Float[Tensor, "n *d"]:
-    """Standard normal noise of states with or without parts."""
-    return normal(keys, shape) if layout is None else layout.noise(keys)
+        return torch.stack([part.mean(1) for part in split_columns(values, self.sizes)], 1)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from samplers.counter_noise import NoiseKind
 from samplers.host import filled_rows
 from samplers.layout import Layout
 from samplers.looks import Seen
@@ -49,6 +50,7 @@ class Rollout:
     seen: tuple[Seen, ...] = ()
     kept: Float[Tensor, "n *d"] | None = None  # the states before the plan's step `keep`
     storage: Storage = Storage()  # how states are kept for training
+    noise: NoiseKind = "generator"  # that drew these samples, and what training adds to them
     free: Bool[Tensor, "p *d"] | None = None  # entries that are sampled, by prompt; None: all
     layout: Layout | None = None  # the parts of flat states
 
@@ -198,7 +200,8 @@ def _rollout(
     storage, held = walk.latents.storage, walk.latents.held
     free = None if held is None else held.free
     made = Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index, storage=storage)
-    return replace(made, free=free, layout=walk.latents.layout)
+    made = replace(made, noise=walk.latents.noise, layout=walk.latents.layout)
+    return made if free is None else replace(made, free=free)
 
 
 def _steered(

@@ -20,6 +20,7 @@ GOLDEN, FIRST, SECOND = (  # SplitMix64's constants, as signed numbers
     0x94D049BB133111EB - 2**64,
 )
 WIDEST = 2**20  # tokens of a vocabulary: each position has so many counters
+AHEAD = 2**22  # numbers that a GPU draws at once, in integers of 8 bytes
 CACHED = 2**16  # counters that are worked on at once on a CPU: half a megabyte stays in its cache
 
 
@@ -27,7 +28,9 @@ def warp(
     logits: Float[Tensor, "*n v"], temperature: float, kept: Bool[Tensor, "*n v"] | None = None
 ) -> Float[Tensor, "*n v"]:
     """Log-probabilities to sample from: at a temperature, over the tokens `kept`."""
-    scaled = logits.float() / temperature
+    scaled = logits.float()
+    if temperature != 1:
+        scaled = scaled / temperature
     if kept is not None:
         scaled = scaled.masked_fill(~kept, -torch.inf)
     return scaled.log_softmax(-1)
@@ -96,24 +99,43 @@ def gumbel(
     an exponential variable, and the Gumbel is minus its logarithm. Small exponentials, which decide
     when an unlikely token is drawn, keep float32's relative precision down to 2^-41.
     """
-    assert vocabulary <= WIDEST, f"a vocabulary of {vocabulary} is more than {WIDEST}"
-    tokens = torch.arange(1, vocabulary + 1, device=rows.device)
-    counters = (tokens + position * WIDEST) * GOLDEN
+    counters = _counters(position, 1, vocabulary, rows.device)[0]
     some = max(1, CACHED // vocabulary) if rows.device.type == "cpu" else max(len(rows), 1)
     return torch.cat([_gumbel(part[:, None] + counters) for part in torch.split(rows, some)])
 
 
+def gumbel_ahead(
+    rows: Int[Tensor, " n"], position: int, most: int, vocabulary: int
+) -> Float[Tensor, "p n {vocabulary}"]:
+    """`gumbel` at this position and at later ones, up to `most` in all: so many as a GPU is glad to
+    draw at once, since it would wait for the host at each; on a CPU one."""
+    if rows.device.type == "cpu":
+        return gumbel(rows, position, vocabulary)[None]
+    count = max(1, min(most, AHEAD // max(1, len(rows) * vocabulary)))
+    return _gumbel(rows[:, None] + _counters(position, count, vocabulary, rows.device)[:, None])
+
+
+def _counters(
+    position: int, count: int, vocabulary: int, device: torch.device
+) -> Int[Tensor, "{count} {vocabulary}"]:
+    assert vocabulary <= WIDEST, f"a vocabulary of {vocabulary} is more than {WIDEST}"
+    tokens = torch.arange(1, vocabulary + 1, device=device)
+    places = torch.arange(position, position + count, device=device)[:, None]
+    return (tokens + places * WIDEST) * GOLDEN
+
+
 def _gumbel(counters: Tensor) -> Tensor:
-    part = (_shifted(_mixed(counters), 24).float() + 0.5) * 2.0**-40
+    part = (shifted_right(mixed(counters), 24).float() + 0.5) * 2.0**-40
     return -torch.log(-torch.log1p(-part.clamp(max=1 - 2.0**-24)))
 
 
-def _mixed(z: Tensor) -> Tensor:
-    z = (z ^ _shifted(z, 30)) * FIRST
-    z = (z ^ _shifted(z, 27)) * SECOND
-    return z ^ _shifted(z, 31)
+def mixed(z: Tensor) -> Tensor:
+    """The finalizer of SplitMix64."""
+    z = (z ^ shifted_right(z, 30)) * FIRST
+    z = (z ^ shifted_right(z, 27)) * SECOND
+    return z ^ shifted_right(z, 31)
 
 
-def _shifted(z: Tensor, bits: int) -> Tensor:
+def shifted_right(z: Tensor, bits: int) -> Tensor:
     """Shift right and fill with zeros, where int64 would fill with the sign bit."""
     return (z >> bits) & (2 ** (64 - bits) - 1)

@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from samplers.counter_noise import NoiseKind, keyed_noise
 from samplers.held import Held
-from samplers.host import derived, filled_rows, on_device, sent, uploaded
+from samplers.host import derived, filled_rows, on_device, sent
 from samplers.kernels import Gaussian, euler, mean_log_prob, per_row
 from samplers.kernels import step as kernel_step
-from samplers.layout import Layout, keyed_noise
+from samplers.layout import Layout
 from samplers.looks import Seen
 from samplers.plan import Plan
 from samplers.solvers import Past, Point
@@ -46,14 +47,14 @@ class Edges:
 
 @dataclass(frozen=True)
 class Latents:
-    """States of a sampler. Noise is drawn on the CPU in float32, so it is the same on every device
-    and in every dtype.
+    """States of a sampler. Noise is drawn in float32, the same on every device and in every dtype.
 
     shape    of one state
     begin    turns noise into the first states; None if the noise itself is the first state
     held     the entries that are given instead of sampled; None if there are none
     layout   the parts of flat states; None for states of one tensor
     storage  how the states of trained steps are kept
+    noise    drawn on the CPU by torch's generator, or on the device by a counter
     """
 
     shape: tuple[int, ...]
@@ -62,6 +63,7 @@ class Latents:
     begin: Begin | None = None
     storage: Storage = Storage()
     held: Held | None = None
+    noise: NoiseKind = "generator"
     layout: Layout | None = None
 
 
@@ -115,8 +117,8 @@ class Walk:
     def noise(self, nodes: int, *purpose: int | str) -> Tensor:
         """Standard normal noise for `nodes` nodes of each draw."""
         keys = [(*self.key, draw, *purpose, node) for draw in self.draws for node in range(nodes)]
-        drawn = keyed_noise(keys, self.latents.shape, self.latents.layout).to(self.latents.dtype)
-        return uploaded(drawn, self.latents.device)
+        of = self.latents
+        return keyed_noise(of.noise, keys, of.shape, of.dtype, of.device, of.layout)
 
     def root(self, plan: Plan) -> State:
         """The initial state: noise, or `begin` applied to it. All plans of an iteration start from

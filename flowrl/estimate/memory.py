@@ -1,9 +1,10 @@
 """Estimate a run's memory.
 
-Weights, gradients, optimizer, averages and decoded media are counted. Activations are estimated:
-per token of an image or text, a block keeps KEPT_SHARE times the inputs and outputs of its linear
-layers (fitted to measured saved tensors of SD3, FLUX and Wan; tests keep the error below a third),
-and a checkpointed block BETWEEN times its width. Decoding is assumed to keep LAYERS layers of the
+Weights, gradients, optimizer, averages and decoded media are counted, and the activations of
+denoisers whose inputs are known (`flowrl.estimate.activations`). Others' are estimated: per token
+of an image or text, a block keeps KEPT_SHARE times the inputs and outputs of its linears (fitted to
+measured saved tensors of SD3, FLUX and Wan), and a checkpointed block BETWEEN times its width.
+Decoding is assumed to hold LAYERS layers of the
 decoder's last level.
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from safetensors import safe_open
 
 from flowrl.estimate import sizes
+from flowrl.estimate.activations import kept_by_call
 from flowrl.estimate.sizes import Sizes
 from flowrl.models.own.policy import automatic_rows
 from flowrl.paths import find
@@ -138,7 +140,7 @@ def _of_model(run: Run, iteration: int) -> MemoryEstimate | None:
     if run.model.offload:
         phases["encoding"] = sum(model.frozen.values()) * BYTES[run.model.dtype]
     lacks = [f"weights of {name}" for name in model.unknown]
-    if model.tokens is None:
+    if model.tokens is None and kept_by_call(run.model) is None:
         lacks.append("activations of a model without tokens")
     parts, resting = _weights(run, model) | {"states": _states(run, model, iteration)}, 0
     if run.train.states.device == "cpu" and run.model.device != "cpu":
@@ -191,7 +193,7 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
     for _ in range(start + teachers):
         kept += trained * (wide if m.lora is None else fine)
     own = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
-    if m.lora is not None and m.lora.dtype == "bfloat16":
+    if m.half_adapters:
         own += BYTES["bfloat16"] * trained  # beside their masters
     merges = m.lora is not None and m.lora.merge != "none"
     return {
@@ -265,12 +267,15 @@ def _groups(run: Run, iteration: int) -> list[int]:
 
 
 def _activations(run: Run, model: Sizes, rows: int) -> int:
-    """Estimate bytes that one call keeps for `backward`."""
+    """Bytes that one call keeps for `backward`."""
     m, wide = run.model, BYTES[run.model.dtype]
+    if (counted := kept_by_call(m)) is not None:
+        one = counted.checkpointed if run.train.gradient_checkpointing else counted.whole
+        return int(model.rows * rows * one / m.context_parallel)
     tokens, text = model.tokens or 0, model.text if model.tokens else 0
     each = model.rows * rows * wide / m.context_parallel
     seen = tokens * model.inside + text * model.text_inside
-    precise = m.lora is not None and m.lora.dtype == "float32"
+    precise = m.lora is not None and not m.half_adapters
     whole = each * seen * KEPT_SHARE[precise, wide < 4]
     if run.train.gradient_checkpointing:
         between = tokens * model.between + text * model.text_between

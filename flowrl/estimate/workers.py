@@ -14,6 +14,7 @@ from samplers import Plan
 
 SHOWN_STATISTICS = 5  # of each image or video, on pages: float32
 INDEX, LOGP, SCORE = 8, 4, 9  # bytes; a score is a float64 and whether there is one
+TEXT = 2 * INDEX + 1 + 4 * 8  # its draw, its length, whether it ended, and its statistics
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Traffic:
 
     weights  of one version, from a training process to Ray's store; each node gets a copy
     samples  states, levels, densities and indices, from sampling workers to training
-    media    from sampling workers to the replicas of rewards
+    media    from sampling workers to the replicas of rewards, without the letters of texts
     bound    whether samples are an upper bound, since texts may end early
     """
 
@@ -43,18 +44,19 @@ def traffic(run: Run, iteration: int = 0) -> Traffic | None:
     count = trained_weights(run, model)
     wide = BYTES[run.model.dtype]
     if run.model.lora is not None:
-        wide = BYTES[run.model.lora.dtype]
+        wide = 2 if run.model.half_adapters else 4
     if algorithm.behaviour != "current":  # averages are kept in float32 at least
         wide = max(wide, 4)
-    draws, own = run.drawn, len(run.rewards) - len(run.workers.rewards)
+    replicas = len({*run.workers.rewards} & {spec.label for spec in run.rewards})
+    draws, own = run.drawn, len(run.rewards) - replicas
     samples = sum(plan.group for plan in plans)
     images = [plan for plan in plans if isinstance(plan, Plan)]
     if not images:
-        tokens = samples * algorithm.steps
-        return Traffic(wide * count, draws * tokens * (INDEX + LOGP), 0, True)
+        each = samples * (algorithm.steps * (INDEX + LOGP) + TEXT + SCORE * own)
+        return Traffic(wide * count, draws * each, draws * samples * INDEX * replicas, True)
     each = sum(_rollout_bytes(run, plan, model) for plan in images)
     each += SCORE * samples * own + 4 * SHOWN_STATISTICS * images[0].group
-    media = 4 * model.media * samples * len(run.workers.rewards)
+    media = (4 * model.media + INDEX) * samples * replicas
     return Traffic(wide * count, draws * each, draws * media)
 
 
@@ -78,6 +80,8 @@ def workers_report(
     """Lines of `flowrl plan` for a run with workers."""
     w = run.workers
     if not w.any:
+        if w.lag:
+            yield f"workers: none; lag {w.lag} in one process, which samples and trains in turn"
         return
     held = estimate(run, iteration)
     replicas = [f"{how.replicas} of {label}" for label, how in w.rewards.items()]

@@ -21,9 +21,10 @@ from flowrl.likelihoods.rows import (
 )
 from flowrl.likelihoods.transition import NEEDS_TOKEN, free_of, mse
 from samplers import Rollout, Velocity
-from samplers.host import on_host, picked, sent, uploaded
+from samplers.counter_noise import keyed_noise
+from samplers.host import on_host, picked, sent
 from samplers.kernels import per_row
-from samplers.layout import Layout, keyed_noise
+from samplers.layout import Layout
 from samplers.noise import generator
 from samplers.untyped import integers
 
@@ -146,7 +147,7 @@ class Matching:
         parts: list[MatchingRows] = []
         for draw, sigma in enumerate(levels.unbind(1)):
             sigma = sent(sigma.to(dtype), device)
-            noise = storage.rounded(uploaded(self._noise(rollout, keep, draw).to(dtype), device))
+            noise = storage.rounded(self._noise(rollout, keep, draw))
             s = per_row(sigma, x0)
             x = (1 - s) * x0 + s * noise
             # at sigma 1 a group with the same noise has one state
@@ -173,7 +174,8 @@ class Matching:
     ) -> tuple[Float[Tensor, "n t"], Bool[Tensor, "n t"], Layout | None]:
         """Advantages and mask of clean samples: of one entry, or of each part."""
         layout, count = parts_of_samples(self.parts, rollout.layout), max(1, len(self.parts))
-        last, kept = (a.cpu().unflatten(1, (-1, count))[:, -1] for a in (advantage, mask))
+        values: list[Tensor] = [advantage, mask]
+        last, kept = (a.cpu().view(len(a), -1, count)[:, -1] for a in values)
         if layout is not None:
             last, kept = (of_parts(a, self.parts, layout) for a in (last, kept))
         return last, kept, layout
@@ -211,7 +213,10 @@ class Matching:
 
     def _noise(self, rollout: Rollout, samples: Tensor, draw: int) -> Float[Tensor, "b *d"]:
         keys = [(*self._key(rollout, i), "noise", draw) for i in integers(samples)]
-        return keyed_noise(keys, tuple(rollout.x0.shape[1:]), rollout.layout)
+        x0 = rollout.x0
+        return keyed_noise(
+            rollout.noise, keys, tuple(x0.shape[1:]), x0.dtype, x0.device, rollout.layout
+        )
 
     def evaluate(self, policy: Velocity, rows: MatchingRows) -> Evaluation:
         target = rows.noise - rows.x0

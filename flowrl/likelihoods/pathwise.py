@@ -17,8 +17,9 @@ from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, Rows
 from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
-from samplers import Plan, Rollout, Velocity, layout
-from samplers.host import filled_rows, sent, uploaded
+from samplers import Plan, Rollout, Velocity
+from samplers.counter_noise import keyed_noise
+from samplers.host import filled_rows, sent
 from samplers.noise import key_hash
 from samplers.scheduler import unbound
 from samplers.untyped import evaluated_again
@@ -277,6 +278,6 @@ def noise_of(rollout: Rollout, *purpose: int | str) -> Float[Tensor, "n *d"]:
     """Keyed noise of each sample; the purpose "root" gives the noise from which it was sampled."""
     group, key = rollout.plan.group, (rollout.seed, rollout.iteration)
     keys = [(*key, draw, *purpose, node) for draw in rollout.draws for node in range(group)]
-    shape, dtype = tuple(rollout.x0.shape[1:]), rollout.x0.dtype
-    drawn = layout.keyed_noise(keys, shape, rollout.layout).to(dtype)
-    return uploaded(drawn, rollout.x0.device)
+    x0 = rollout.x0
+    shape = tuple(x0.shape[1:])
+    return keyed_noise(rollout.noise, keys, shape, x0.dtype, x0.device, rollout.layout)

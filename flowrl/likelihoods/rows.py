@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from samplers import Kernel
-from samplers.host import derived, on_device, on_host, picked, sent, uploaded
+from samplers.host import derived, on_device, on_host, picked, sent, sent_together, uploaded
 from samplers.layout import Layout
 from samplers.token_support import TokenSupport, joined_column
 from samplers.untyped import distinct_rows
@@ -122,9 +122,10 @@ class TokenRows(Rows):
     @property
     def written(self) -> Bool[Tensor, "b t"]:
         """Mask of the tokens that the model generated."""
+        ids, ends = on_host(self.ids), on_host(self.ends)
         if self.from_environment is None:
-            return derived(_before, self.ids, self.ends)
-        return derived(_drawn, self.ids, self.ends, self.from_environment)
+            return sent(_before(ids, ends), self.ids.device)
+        return sent(_drawn(ids, ends, on_host(self.from_environment)), self.ids.device)
 
 
 def _with_replies(lengths: Tensor, replies: Tensor) -> Tensor:
@@ -278,15 +279,28 @@ def restored(rows: RowsOf, device: torch.device) -> RowsOf:
 
 
 def _sent(rows: T, device: torch.device) -> T:
-    def send(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value if value.device == device else sent(value, device)
-        if isinstance(value, TokenSupport):
-            return value.to(device)
-        return Evaluation(*map(send, value)) if isinstance(value, Evaluation) else value
-
+    """Rows of texts on a device, by one copy for all tensors of a dtype."""
     assert is_dataclass(rows) and not isinstance(rows, type)
-    return replace(rows, **{f.name: send(getattr(rows, f.name)) for f in fields(rows)})
+    leaves: list[Tensor] = []
+
+    def parts(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+        if isinstance(value, Tensor):
+            return change(value) if value.device != device else value
+        if isinstance(value, TokenSupport):
+            return TokenSupport(*(parts(getattr(value, f.name), change) for f in fields(value)))
+        if isinstance(value, Evaluation):
+            return Evaluation(*(parts(each, change) for each in value))
+        return value
+
+    def noted(leaf: Tensor) -> Tensor:
+        leaves.append(leaf)
+        return leaf
+
+    values = {f.name: getattr(rows, f.name) for f in fields(rows)}
+    for value in values.values():
+        parts(value, noted)
+    there = iter(sent_together(leaves, device))
+    return replace(rows, **{name: parts(v, lambda _: next(there)) for name, v in values.items()})
 
 
 def take(rows: T, index: Int[Tensor, " m"]) -> T:

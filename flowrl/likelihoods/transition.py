@@ -176,7 +176,7 @@ class Transition:
         nodes, device, count = len(x), edges.logp.device, max(1, len(self.parts))
         # the leaves of a node agree, so its first one is enough
         credit, kept = (
-            a.unflatten(1, (-1, count))[:, edges.step].reshape(nodes, -1, count)[:, 0]
+            a.view(len(a), -1, count)[:, edges.step].reshape(nodes, -1, count)[:, 0]
             for a in (advantage, mask)
         )
         logp, layout = edges.logp[:, None], parts_of_samples(self.parts, rollout.layout)

@@ -5,13 +5,12 @@ optimizer step and all processes, so that the result depends neither on chunks n
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.credit.choices import Choices
@@ -19,7 +18,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Likelihood
-from samplers.host import host_copy
+from samplers.host import host_copy, uploaded
 
 Denominator = Literal["tokens", "rows", "sequences"] | int
 """The average of unmasked values, over the B rows with any:
@@ -32,8 +31,25 @@ an int     sum / (B times this constant length) (Dr. GRPO, arXiv:2503.20783)
 """
 
 
-PolicyTerm = tuple[Float[Tensor, "b t"], dict[str, Tensor]]
-"""The policy term of a loss, or a factor on it, and metrics."""
+@dataclass(frozen=True)
+class Derived:
+    """A metric [b t] that is a function of tensors without gradient. It is computed where it is
+    read: the update moves the tensors of all its calls to the CPU at once."""
+
+    of: Callable[..., Tensor]
+    given: tuple[Tensor, ...]
+
+
+Metric = Tensor | Derived
+
+
+def metric_values(metric: Metric) -> Float[Tensor, "b t"]:
+    """Values of a metric, on the device of its tensors."""
+    return metric.of(*metric.given) if isinstance(metric, Derived) else metric
+
+
+def as_derived(metric: Metric) -> Derived:
+    return metric if isinstance(metric, Derived) else Derived(Tensor.detach, (metric.detach(),))
 
 
 class Entries(NamedTuple):
@@ -45,8 +61,12 @@ class Entries(NamedTuple):
 
     value: Float[Tensor, "b t"]
     denominator: Denominator
-    metrics: dict[str, Tensor]
+    metrics: Mapping[str, Metric]
     per_token: Float[Tensor, "b t"] | None = None
+
+
+PolicyTerm = tuple[Float[Tensor, "b t"], Mapping[str, Metric]]
+"""The policy term of a loss, or a factor on it, and metrics."""
 
 
 class Counts(NamedTuple):
@@ -69,9 +89,9 @@ class Counts(NamedTuple):
 def reduced(entries: Entries, mask: Bool[Tensor, "b t"], counts: Counts) -> Float[Tensor, ""]:
     """Reduce entries to their part of the loss: sums over the mask, divided by the step's
     counts."""
-    value, kind = torch.where(mask, entries.value, 0.0), entries.denominator
+    value, kind = _unmasked(entries.value, mask), entries.denominator
     if kind == "rows":
-        loss = (value.sum(1) / mask.sum(1).clamp(min=1)).sum() / max(counts.rows, 1.0)
+        loss = (value.sum(1) / _lengths(mask)).sum() / max(counts.rows, 1.0)
     elif kind == "tokens":
         loss = value.sum() / max(counts.tokens, 1.0)
     else:
@@ -79,7 +99,21 @@ def reduced(entries: Entries, mask: Bool[Tensor, "b t"], counts: Counts) -> Floa
         loss = value.sum() / (max(counts.rows, 1.0) * length)
     if entries.per_token is None:
         return loss
-    return loss + torch.where(mask, entries.per_token, 0.0).sum() / max(counts.tokens, 1.0)
+    return loss + _unmasked(entries.per_token, mask).sum() / max(counts.tokens, 1.0)
+
+
+def _unmasked(value: Tensor, mask: Tensor) -> Tensor:
+    """Values with 0 where masked: themselves where the host knows that nothing is."""
+    here = host_copy(mask)
+    return value if here is not None and bool(here.all()) else torch.where(mask, value, 0.0)
+
+
+def _lengths(mask: Tensor) -> Int[Tensor, " b"]:
+    """Unmasked entries of each row, at least 1; counted on the host if it knows the mask."""
+    here = host_copy(mask)
+    if here is None:
+        return mask.sum(1).clamp(min=1)
+    return uploaded(here.sum(1).clamp(min=1), mask.device)
 
 
 @runtime_checkable
@@ -217,7 +251,7 @@ class RatioLoss(ABC):
                 "a loss can select tokens by entropy only once: remove the other selections"
             )
 
-    @cached_property  # of every chunk
+    @property
     def roles(self) -> frozenset[str]:
         return roles(self.anchors, "old")
 
@@ -245,7 +279,8 @@ class RatioLoss(ABC):
             factor, more = weight(evaluations, rows)
             value, metrics = value * factor, {**metrics, **more}
         divergence, kl = anchored(self.anchors, likelihood, evaluations, rows)
-        common = {"ratio": log_ratio.detach().exp(), "policy_loss": value.detach()}
+        ratio = Derived(torch.exp, (log_ratio.detach(),))
+        common: dict[str, Metric] = {"ratio": ratio, "policy_loss": value.detach()}
         metrics = {**common, **metrics, **kl}
         bonus = None
         if self.entropy > 0:

@@ -5,6 +5,7 @@ roles are named averages. The base class is in `flowrl/losses/base.py`; ratio lo
 language-model literature are in `flowrl/losses/token.py`.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluations, MatchingRows, Rows
 from flowrl.likelihoods.transition import Likelihood, entries, mse
-from flowrl.losses.base import Anchor, Entries, PolicyTerm, RatioLoss, anchored, roles
+from flowrl.losses.base import Anchor, Derived, Entries, PolicyTerm, RatioLoss, anchored, roles
 from samplers.kernels import per_row
 
 _LARGE = 80.0  # e^80 is finite in float32; an infinite slope times a clip's 0 is NaN
@@ -84,16 +85,21 @@ class Surrogate(RatioLoss):
 
 def clip_counts(
     log_ratio: Tensor, advantage: Tensor, low: float, high: float, dual: float | None = None
-) -> dict[str, Tensor]:
+) -> dict[str, Derived]:
     """Mask of the entries [b t] whose gradient the clip removes, for each side."""
-    ratio, good, bad = log_ratio.detach().exp(), advantage > 0, advantage < 0
-    counts = {
-        "clipped_low": bad & (ratio < 1 - low),
-        "clipped_high": good & (ratio > 1 + high),
-    }
-    if dual is not None:
-        counts["clipped_dual"] = bad & (ratio > dual)
-    return counts
+    given = (log_ratio.detach(), advantage)
+
+    def below(log_ratio: Tensor, advantage: Tensor) -> Tensor:
+        return (advantage < 0) & (log_ratio.exp() < 1 - low)
+
+    def above(log_ratio: Tensor, advantage: Tensor) -> Tensor:
+        return (advantage > 0) & (log_ratio.exp() > 1 + high)
+
+    def bounded(log_ratio: Tensor, advantage: Tensor) -> Tensor:
+        return (advantage < 0) & (log_ratio.exp() > (dual or math.inf))
+
+    counts = {"clipped_low": Derived(below, given), "clipped_high": Derived(above, given)}
+    return counts if dual is None else counts | {"clipped_dual": Derived(bounded, given)}
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from flowrl.credit.choices import Choices
 from flowrl.errors import UserError
 from flowrl.likelihoods.pathwise import Pathwise
@@ -50,17 +48,19 @@ class RewardGradient:
 
     def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
         score = evaluations["new"].logp
-        pull: dict[str, Tensor] = {
-            "linear": -score,
-            "hinge": (self.bound - score).relu(),
-            "target": (score - self.bound).abs(),
-        }
-        value = self.scale * pull[self.form]
+        if self.form == "linear":
+            pull = -score
+        elif self.form == "hinge":
+            pull = (self.bound - score).relu()
+        else:
+            pull = (score - self.bound).abs()
+        value = pull if self.scale == 1 else self.scale * pull
         metrics = {"through/score": score.detach(), "policy_loss": value.detach()}
         if self.form == "hinge":
             metrics["through/satisfied"] = (score.detach() >= self.bound).to(score)
         divergence, kl = anchored(self.anchors, likelihood, evaluations, rows)
-        return Entries(value + divergence, "tokens", metrics | kl)
+        value = value + divergence if self.anchors else value
+        return Entries(value, "tokens", metrics | kl)
 
 
 def check_gradient(loss: object, likelihood: Likelihood) -> None:

@@ -85,7 +85,7 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
     policy.loop.own_sampler = any(map(unbound, image_plans(run.algorithm())))
     policy.guidance = Scales(policy.scale(m.guidance.sample), policy.scale(m.guidance.train))
     policy.encoding_cache = _encoding_cache(run)
-    policy.storage = _storage(run)
+    policy.storage, policy.noise = _storage(run), run.train.noise
     if sized_by_images(policy.loop) and run.prompts.on_disk("train"):
         policy.check_rows(run.prompts.read("train").meta)  # sizes of calls rest on the latents'
     return policy
@@ -102,7 +102,7 @@ def _own(run: Run, device: torch.device) -> Policy:
     if m.weights is not None:
         policy.load_file(find(m.weights))
     policy.place(device, DTYPES[m.dtype])
-    policy.storage = _storage(run)
+    policy.storage, policy.noise = _storage(run), run.train.noise
     return policy
 
 

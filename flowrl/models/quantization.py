@@ -3,11 +3,14 @@
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import diffusers
 import torch
 import transformers
+from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
+from diffusers.quantizers.quantization_config import GGUFQuantizationConfig
 from torch import nn
 
 from flowrl.errors import UserError
@@ -38,7 +41,7 @@ def pipeline_arguments(
         if library not in libraries:
             raise UserError(f"{QUANTIZED}.components: the pipeline has no model {name}")
         mapping[name] = configuration(quantization, libraries[library], dtype)
-    found = diffusers.PipelineQuantizationConfig(quant_mapping=mapping)
+    found = PipelineQuantizationConfig(quant_mapping=mapping)
     return {"quantization_config": found}
 
 
@@ -51,7 +54,7 @@ def _from_gguf(
             "of them: choose another backend"
         )
     kind = getattr(diffusers, index[denoisers[0]][1])
-    config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
+    config = GGUFQuantizationConfig(compute_dtype=dtype)
     return kind.from_single_file(
         str(find(file)), config=source, subfolder=denoisers[0], quantization_config=config,
         dtype=dtype,
@@ -67,10 +70,9 @@ def configuration(quantization: Quantization, library: Any, dtype: torch.dtype) 
         four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
         own = {f"load_in_{bits}bit": True} | (four if bits == 4 else {})
     elif quantization.backend == "torchao":
-        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
-
+        kinds: Any = import_module("torchao.quantization")
         kind, own = library.TorchAoConfig, {}
-        weights = Int4WeightOnlyConfig if bits == 4 else Int8WeightOnlyConfig
+        weights = kinds.Int4WeightOnlyConfig if bits == 4 else kinds.Int8WeightOnlyConfig
         _known(quantization, weights)
         with _arguments(quantization):
             return kind(weights(**given))
@@ -118,11 +120,10 @@ def keep_differentiable(model: nn.Module, quantization: Quantization | None) -> 
     weights have no gradient, and modules in evaluation mode pack theirs at the first call."""
     if quantization is None or quantization.backend != "bitsandbytes":
         return
-    from bitsandbytes.nn import Linear4bit
-
+    layers: Any = import_module("bitsandbytes.nn")
     for module in model.modules():
-        if isinstance(module, Linear4bit):
-            module.support_avx512bf16_for_cpu = False
+        if isinstance(module, layers.Linear4bit):
+            vars(module)["support_avx512bf16_for_cpu"] = False
 
 
 def refuse_quantized(module: Any, name: str) -> None:

@@ -1,6 +1,6 @@
 """The curves of a run: which metrics share a chart, and which charts are shown first."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.pages.charts import Chart, Curve
@@ -11,7 +11,7 @@ MOST_DECIDING = 8  # charts above the fold
 TRAINING = 5  # the colour of training samples, beside held-out ones
 PHASES = ("encode", "sample", "decode", "score", "ref", "update")
 WAITS = ("waiting/sampling", "waiting/scoring", "sending")  # of training, with workers
-OF_WORKERS = "workers/seconds/"
+OF_WORKERS, _AGE = "workers/seconds/", "workers/lag"
 DIVERSITIES = ("image/diversity", "text/distinct")
 STATISTIC_NAMES = {
     "image/brightness": ("Brightness", "0 to 1"),
@@ -147,9 +147,12 @@ def _rewards(run: RunFolder, used: set[str]) -> Iterator[Chart]:
 
 
 def _policy(run: RunFolder, used: set[str]) -> Iterator[Chart]:
+    age = max((value for _, value in run.column(_AGE)), default=0.0)
+    used.add(_AGE)
+    lag = f", at lag {age:.0f}" if age else ""
     for names, title, unit in (
-        (_CLIPPED, "Clipped shares", "share"),
-        (_RATIOS, "Ratio of new to old policy", ""),
+        (_CLIPPED, f"Clipped shares{lag}", "share"),
+        (_RATIOS, f"Ratio of new to old policy{lag}", ""),
     ):
         known = [name for name in names if name in run.names]
         used.update(known)
@@ -160,7 +163,8 @@ def _policy(run: RunFolder, used: set[str]) -> Iterator[Chart]:
     for name in [*averages, *(name for name in POLICY_NAMES if name in run.names)]:
         used.add(name)
         title, unit = POLICY_NAMES.get(name, (f"KL from the average {name[3:]}", ""))
-        yield _single(run, name, title, unit)
+        late = lag if name.startswith("kl") else ""
+        yield _single(run, name, title + late, unit)
 
 
 def _statistics(run: RunFolder, used: set[str]) -> Iterator[Chart]:
@@ -170,6 +174,33 @@ def _statistics(run: RunFolder, used: set[str]) -> Iterator[Chart]:
         used |= {name, f"held_out/{name}", f"held_out_std/{name}", f"held_out_gain_error/{name}"}
         title, unit = STATISTIC_NAMES.get(name, (name, ""))
         yield Chart(title, _pair(run, held_out, name), name, unit)
+
+
+def _waiting(run: RunFolder) -> Chart:
+    """Shares of each iteration that training and workers wait for each other."""
+    lines = [line for line in run.metrics if line.get("workers/joined")]
+    shares = {
+        "training, for samples": [line["seconds/waiting/sampling"] for line in lines],
+        "training, for scores": [line["seconds/waiting/scoring"] for line in lines],
+        "workers, for training": [max(0.0, line["seconds"] - busy_seconds(line)) for line in lines],
+    }
+    curves = [
+        Curve(
+            who,
+            [
+                (line["iteration"], s / line["seconds"])
+                for line, s in zip(lines, column, strict=True)
+            ],
+        )
+        for who, column in shares.items()
+    ]
+    return Chart("Who waits", curves, "seconds/waiting/PHASE, workers/seconds/PHASE", "share")
+
+
+def busy_seconds(m: Mapping[str, float]) -> float:
+    """Seconds of each sampling worker for an iteration's samples."""
+    own = sum(v for n, v in m.items() if n.startswith(OF_WORKERS))
+    return (own - m.get(f"{OF_WORKERS}replicas", 0.0)) / max(m["workers/joined"], 1.0)
 
 
 def _seconds(run: RunFolder, used: set[str]) -> Iterator[Chart]:
@@ -184,6 +215,7 @@ def _seconds(run: RunFolder, used: set[str]) -> Iterator[Chart]:
         lines = [Curve(name.removeprefix(OF_WORKERS), run.column(name)) for name in theirs]
         title = "Seconds of the workers for an iteration's samples"
         yield Chart(title, lines, f"{OF_WORKERS}PHASE", "s", stacked=True)
+        yield _waiting(run)
         counts = [Curve(n, run.column(f"workers/{n}")) for n in ("joined", "restarts")]
         yield Chart("Workers", counts, "workers/joined, workers/restarts", "")
     for name in _TIMES:

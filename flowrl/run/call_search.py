@@ -15,6 +15,7 @@ from flowrl.settings.train import CallKind
 
 SHARE = 0.8  # of the free memory: the rest is for fragments, and for longer prompts
 MOST_ROWS = 256
+LATER = ("gradients", "optimizer", "merged weights")  # parts of a run, or of its rewriter
 
 
 def search_sizes(session: Session) -> None:
@@ -42,12 +43,14 @@ def search_sizes(session: Session) -> None:
 
 def later_bytes(run: Run, processes: int) -> int:
     """Bytes that each process holds after its first iteration but not yet at its start: gradients,
-    the optimizer's moments, stored states, and media until they are scored. 0 if unknown."""
+    the optimizer's moments, merged weights, stored states, and media until they are scored. Rewards
+    and averages are there already. 0 if unknown."""
     planned = estimate(run)
     if planned is None:
         return 0
     own_draws = planned.media + planned.parts.get("states", 0)
-    return planned.parts["gradients"] + planned.parts["optimizer"] + -(-own_draws // processes)
+    later = sum(size for name, size in planned.parts.items() if name.endswith(LATER))
+    return later + -(-own_draws // processes)
 
 
 def rows_that_fit(peak: Callable[[int], int], free: int) -> int:
@@ -95,7 +98,7 @@ def _calls(session: Session, policy: Driven) -> dict[CallKind, Callable[[int], o
 
     def training(rows: int) -> None:
         velocity(rows, policy.guidance.train).square().mean().backward()
-        session.learner.optimizer.zero_grad(set_to_none=True)
+        session.learner.policies.forget_gradients()
 
     def decoding(rows: int) -> None:
         x0 = torch.zeros(rows, *shape, device=policy.device, dtype=policy.arithmetic)
@@ -122,7 +125,7 @@ def _of_texts(session: Session, policy: TriesTexts) -> dict[CallKind, Callable[[
 
     def training(rows: int) -> None:
         train(rows)
-        session.learner.optimizer.zero_grad(set_to_none=True)
+        session.learner.policies.forget_gradients()
 
     return {**calls, "training": training}
 

@@ -15,6 +15,7 @@ from flowrl.errors import Stopped, UserError
 from flowrl.paths import numbered
 from flowrl.processes.meeting import agreed, meet, not_alone
 from flowrl.run.atomic import appear, held, reason, sweep
+from flowrl.run.experience.ahead import IterationsAhead
 from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
@@ -160,15 +161,16 @@ def rewards_of(cluster: "Cluster | None") -> Mapping[str, Reward]:
 
 @contextmanager
 def with_workers(session: Session, cluster: "Cluster | None") -> Iterator[Session]:
-    """The session with its sampling workers, which end with the session."""
-    if cluster is None or session.run.workers.sampling == 0:
-        yield session
+    """The session with its sampling workers, which end with it; a lag without them is made here."""
+    workers = session.run.workers
+    if cluster is None or workers.sampling == 0:
+        yield replace(session, source=IterationsAhead(session)) if workers.lag else session
         return
     from flowrl.run.workers.pool import SamplingPool
 
-    with closing(SamplingPool(session, cluster)) as workers:
-        workers.crew.begin()
-        yield replace(session, source=workers)
+    with closing(SamplingPool(session, cluster)) as pool:
+        pool.crew.begin()
+        yield replace(session, source=pool)
     with session.parallel.together():  # the main process's Ray is the others' too
         pass
 

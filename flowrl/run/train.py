@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import yaml
@@ -288,8 +287,13 @@ class Lesson:
 
     def updated(self, progress: Progress, keep_values: bool) -> Updated:
         """Take the optimizer steps."""
-        take_steps = partial(update, self.learner, self.experience, progress, keep_values)
-        return with_smaller_calls(self.learner, self.session.terminal, take_steps)
+        learner = self.learner
+
+        def take_steps() -> Updated:  # again while the first step is not taken
+            learner.policies.forget_gradients()
+            return update(learner, self.experience, progress, keep_values)
+
+        return with_smaller_calls(learner, self.session.terminal, take_steps)
 
     def followed(self, updated: Updated, progress: Progress) -> None:
         """Update the averages, and check that everything is finite."""

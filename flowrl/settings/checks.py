@@ -18,7 +18,6 @@ from flowrl.settings.run import Run
 from flowrl.settings.train import StatesSettings
 from flowrl.settings.words import unknown_name
 from flowrl.settings.workers import WorkerSettings
-from rewards.types import cell
 from samplers import Plan
 from samplers.scheduler import unbound
 
@@ -43,6 +42,8 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
         if run.train.share_prompts:
             raise UserError("train.share_prompts is only for texts (model.language): leave it out")
         return
+    if run.train.noise != "generator":
+        raise UserError("train.noise: tokens are always drawn by a counter: leave it out")
     if run.train.states != StatesSettings():
         raise UserError(
             "train.states: the states of texts are tokens, which take almost no space: leave it out"
@@ -88,10 +89,10 @@ def check_joint(run: Run) -> None:
 def check_workers(run: Run, algorithm: Algorithm) -> None:
     """UserError for workers or a lag that a run does not support."""
     w = run.workers
-    if w.sampling == 0:
-        for name in ("lag", "gpus"):
-            if getattr(w, name):
-                raise UserError(f"workers.{name}: it needs workers; also set workers.sampling")
+    if w.sampling == 0 and w.gpus:
+        raise UserError("workers.gpus: it needs workers; also set workers.sampling")
+    if w.sampling or w.lag:
+        _check_sampling(run, algorithm)
     if not w.any:
         if w.address is not None:
             raise UserError("workers.address: it needs workers; also set workers.sampling")
@@ -114,24 +115,24 @@ def check_workers(run: Run, algorithm: Algorithm) -> None:
                 f"workers: reward {spec.label} is a Python object, but workers load rewards by "
                 "name; put the reward into a file, or set workers.sampling: 0"
             )
-    if w.sampling:
-        _check_sampling(run, algorithm)
     if find_spec("ray") is None:  # last: it hides no other mistake
         raise UserError("workers need Ray: pip install 'flowrl[ray]'")
 
 
 def _check_sampling(run: Run, algorithm: Algorithm) -> None:
+    """UserError for samples that workers, or a lag, cannot have."""
+    name = "sampling" if run.workers.sampling else "lag"
     if run.drawn == 0:
-        raise UserError("workers.sampling: all samples are given; set workers.sampling: 0")
-    if run.model.compile == "auto":
+        raise UserError(f"workers.{name}: all samples are given; set workers.{name}: 0")
+    if run.workers.sampling and run.model.compile == "auto":
         raise UserError(
             "workers.sampling: with model.compile: auto each process decides by itself; set it to "
             "true or false"
         )
     if run.model.server is not None:
         raise UserError(
-            "workers.sampling: with model.server the server samples, and it has only one version "
-            "of the weights; set workers.sampling: 0, or leave the server out"
+            f"workers.{name}: with model.server the server samples, and it has only one version "
+            f"of the weights; set workers.{name}: 0, or leave the server out"
         )
     if run.workers.lag and algorithm.reward_gradient:
         raise UserError(
@@ -202,20 +203,6 @@ def check_texts(prompts: PromptSet, m: ModelSettings) -> None:
             f"{chat.at}: the prompt is a list of chat messages, but model.{kind} takes a text: "
             "name another column (prompts.column)"
         )
-
-
-def check_answers(run: Run) -> None:
-    """UserError for a prompt without the answer whose probability IGPO rewards turns for."""
-    asked = run.algorithm().information
-    if asked is None:
-        return
-    prompts = run.prompts.read("train")
-    for text, row in zip(prompts.texts, prompts.meta or [{} for _ in prompts.texts], strict=True):
-        if cell(row, asked.column) in (None, ""):
-            raise UserError(
-                f"recipe.answer: the prompt {text!r:.60} has no answer in the column "
-                f"{asked.column!r}, for whose probability turns are rewarded: name another column"
-            )
 
 
 def check_model(m: ModelSettings) -> None:

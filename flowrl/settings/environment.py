@@ -7,10 +7,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from flowrl.algorithm import Algorithm
+from flowrl.credit.process import Information
 from flowrl.credit.turns import States
 from flowrl.errors import UserError
+from flowrl.prompts import PromptSet
 from flowrl.settings.base import Settings
 from rewards.load import user_function_of
+from rewards.types import cell
 from rewards.user_function import has_mapping
 from samplers.completions import TextPlan
 
@@ -145,3 +148,13 @@ def check_turns(
             "model.steps: no reward scores the steps: name one in intermediate_rewards, such as "
             "process_reward or judge"
         )
+
+
+def check_answers(asked: Information, prompts: PromptSet) -> None:
+    """UserError for a prompt without the answer whose probability IGPO rewards turns for."""
+    for text, row in zip(prompts.texts, prompts.meta or [{} for _ in prompts.texts], strict=True):
+        if cell(row, asked.column) in (None, ""):
+            raise UserError(
+                f"recipe.answer: the prompt {text!r:.60} has no answer in the column "
+                f"{asked.column!r}, for whose probability turns are rewarded: name another column"
+            )

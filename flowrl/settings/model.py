@@ -43,9 +43,10 @@ class Lora(Settings):
     """Names of linear layers; null: attention and feed-forward layers of the blocks."""
     vision: bool = False
     """Whether the vision part of a vision-language model also gets adapters."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the adapters' products. bfloat16, with model.dtype: bfloat16, is faster on a GPU and
-    keeps no float32 copies of inputs; in both cases the optimizer updates float32 weights."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Dtype of the adapters' products; the optimizer updates float32 weights in all cases. auto:
+    bfloat16 with model.dtype: bfloat16, which is faster on a GPU and keeps no float32 copies of
+    inputs; else float32."""
     merge: Literal["none", "evaluation", "untrained", "sampling"] = "none"
     """When adapters are merged into a second copy of the weights. evaluation: in evaluations.
     untrained: also in sampling steps whose density is not stored. sampling: in all sampling, with
@@ -222,6 +223,12 @@ class ModelSettings(Settings):
     context_parallel: int = Field(default=1, ge=1)
     """Number of processes that share each call of the denoiser, each with a part of the tokens: for
     videos and images whose activations do not fit into one process."""
+
+    @property
+    def half_adapters(self) -> bool:
+        """Whether adapters compute in bfloat16, beside float32 masters."""
+        own = None if self.lora is None else self.lora.dtype
+        return own == "bfloat16" or (own == "auto" and self.dtype == "bfloat16")
 
     @property
     def source(self) -> str:

@@ -12,7 +12,6 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.settings.checks import (
-    check_answers,
     check_bundles,
     check_hub,
     check_joint,
@@ -25,6 +24,7 @@ from flowrl.settings.checks import (
     check_workers,
 )
 from flowrl.settings.data import RewardSpec
+from flowrl.settings.environment import check_answers
 from flowrl.settings.gradients import check_gradients, check_own_gradients
 from flowrl.settings.inherit import BASE_KEY, read_tree
 from flowrl.settings.older_names import renewed
@@ -58,7 +58,16 @@ def run_of(folder: Path, trust: bool = False, rewards: bool = True) -> Run:
     if trust:
         remember(folder)
     check_trusted(folder, tree, rewards)
-    return run_from(tree, source)
+    return run_from(_as_begun(tree), source)
+
+
+def _as_begun(tree: Any) -> Any:
+    """Settings of a run's folder; adapters are float32 where it is older than `lora.dtype`."""
+    model = tree.get("model") if isinstance(tree, Mapping) else None
+    lora = model.get("lora") if isinstance(model, Mapping) else None
+    if not isinstance(model, Mapping) or not isinstance(lora, Mapping) or "dtype" in lora:
+        return tree
+    return {**tree, "model": {**model, "lora": {**lora, "dtype": "float32"}}}
 
 
 def opens_rewards(folder: Path) -> bool:
@@ -250,7 +259,8 @@ def check_run(run: Run, given: Collection[str] = ()) -> None:
     check_own_gradients(run)
     for place in run.prompts.given:
         check_texts(run.prompts.read(place), run.model)
-    check_answers(run)
+    if (asked := run.algorithm().information) is not None:
+        check_answers(asked, run.prompts.read("train"))
     if run.teachers is not None:
         run.teachers.check(run.prompts.read("train"), run.model.lora is not None)
     check_optimizer(run.train.optimizer)

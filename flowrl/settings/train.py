@@ -84,6 +84,10 @@ class Train(Settings):
     and training. auto: from the settings on a CPU and for texts, by a search on a GPU. A size is
     halved after an out-of-memory error."""
     states: StatesSettings = StatesSettings()
+    noise: Literal["generator", "counter"] = "generator"
+    """Where the noise of images and videos is drawn, from the same keys. generator: on the CPU, by
+    torch. counter: on the model's device, which copies none; the same bits on every device, and
+    others than generator's."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of the model's blocks, and run the blocks again for gradients: a third
     more time for a fraction of the memory."""

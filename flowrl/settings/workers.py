@@ -45,7 +45,8 @@ class WorkerSettings(Settings):
     numbers by rounding; the number of workers changes nothing."""
     lag: int = Field(default=0, ge=0)
     """Iteration i learns from samples of the weights at the start of iteration i - lag. 0: nothing
-    is sampled while weights are updated."""
+    is sampled while weights are updated. Without `sampling` one process does both in turn, with the
+    same bits, which shows the cost of a lag in learning."""
     rewards: dict[str, ReplicaSettings] = Field(default_factory=dict)
     """Rewards, by label, that are scored in separate processes: `{hpsv3: {replicas: 2, gpus: 1}}`.
     Every sampling process loads the other rewards itself."""

@@ -66,8 +66,7 @@ test). No model was trained at its true size for this page, and no time or memor
 
 """
 TAIL = """
-*+*: without the activations, which `flowrl plan` cannot count for a UNet. Sizes are the public
-configurations' (`flowrl/models/public_configs.json`). Wan's, SD3.5's
+Sizes are the public configurations' (`flowrl/models/public_configs.json`). Wan's, SD3.5's
 and FLUX.2's were compared with public code; the others are known sizes, most of them the defaults
 of diffusers' classes, and were not compared with the repositories' own files. The denoisers' counts
 of weights agree with the sizes that the models' names or cards state.

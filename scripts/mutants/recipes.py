@@ -133,7 +133,7 @@ ROWS = (
     ("joint-rows", REWRITING, "tuple(row for row in draws.rows for _ in range(group))",
      "draws.rows * group", CREDITED),
     ("joint-merges", "flowrl/run/experience/collect.py", " and not rounds.merges", "", CREDITED),
-    ("joint-weight", "flowrl/run/update/update.py", "learner.loss_weight * reduced", "reduced", f"{JOINT}::test_the_weight_scales_the_image_models_gradient"),
+    ("joint-weight", "flowrl/run/update/update.py", "else learner.loss_weight * loss", "else loss", f"{JOINT}::test_the_weight_scales_the_image_models_gradient"),
     ("joint-restored", "flowrl/run/save/model_state.py", "    learner.policies.restore(weights)\n", "",
      f"{JOINT}::test_a_resumed_run_has_the_same_bits"),
     ("joint-encoded", "flowrl/models/rewritten.py", "(text, id(row)) for", "(text, object()) for", f"{JOINT}::test_evaluations_are_the_fewest"),

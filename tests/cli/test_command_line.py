@@ -206,15 +206,15 @@ def test_plan_needs_neither_prompts_nor_a_hub(capsys, papers):
 
 def test_plan_exits_with_1_where_the_run_does_not_fit(capsys):
     code, out, _ = flowrl(capsys, "plan", DEMO, "--memory", "1MiB")
-    assert code == 1 and "does not fit into 1.0 MiB" in out
+    assert code == 1 and "does not fit in 1.0 MiB" in out
     assert flowrl(capsys, "plan", DEMO, "--memory", "100GiB")[0] == 0
 
 
 def test_plan_estimates_seconds_on_named_devices(capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     code, out, _ = flowrl(capsys, "plan", DEMO, "--devices", "2xH100", "--utilisation", "0.5")
-    assert code == 0 and "fits into 74.5 GiB (H100)" in out
-    assert "an iteration on 2 x H100 at 50% of 67 TFLOP/s in float32 (sampling" in out
+    assert code == 0 and "fits in 74.5 GiB (H100)" in out
+    assert "s per iteration on 2 x H100 at 50% of 67 TFLOP/s in float32 (sampling" in out
     preset = "configs/papers/flow_grpo_sd35m_ocr.yaml"  # no file of the model is here
     code, out, _ = flowrl(capsys, "plan", preset, "--memory", "1GiB")
     assert code == 1 and "sizes from flowrl's table" in out

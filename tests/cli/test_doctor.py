@@ -66,7 +66,7 @@ def test_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("but flowrl needs" in each.detail for each in doctor._packages())
     monkeypatch.setattr(doctor, "version", lambda name: "999")
     found = {each.subject: each for each in doctor._packages()}
-    assert found["torch"].state == "note" and "proven with 2." in found["torch"].detail
+    assert found["torch"].state == "note" and "tested with 2." in found["torch"].detail
     assert found["pillow"].state == "ok"
     monkeypatch.setattr(
         doctor, "version", lambda name: f"{doctor.PROVEN_VERSIONS.get(name, '999')}+cu130"

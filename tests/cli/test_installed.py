@@ -57,7 +57,7 @@ def test_the_command_line_names_the_way_out(tmp_path):
         (CUDA, "0.28.0+cu130", "==2.13.0", None),
         (CPU, "0.28.0", "==2.13.0", None),  # macOS
         (CPU, "0.28.0+rocm7.0", "==2.13.0", "built for a GPU"),
-        (CUDA, "0.28.0+cu130", "==2.12.1", "needs torch ==2.12.1, and torch 2.13.0+cu130"),
+        (CUDA, "0.28.0+cu130", "==2.12.1", "needs torch ==2.12.1, but torch 2.13.0+cu130"),
     ],
     ids=["cpu", "cuda", "macos", "rocm", "another torch"],
 )

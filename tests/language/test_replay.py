@@ -10,6 +10,7 @@ import torch
 
 from flowrl.budget.spending import Rationed
 from flowrl.budget.successes import Success
+from flowrl.losses.base import metric_values
 from flowrl.run.experience.collect import Experience, collect
 from flowrl.run.save import checkpoint
 from flowrl.run.state.progress import Progress
@@ -103,7 +104,7 @@ def test_in_half_precision_only_replayed_completions_keep_what_the_sampler_said(
 
     def listening(learner, experience, rows, equal):
         entries, mask = chunk_loss(learner, experience, rows, equal)
-        pairs = zip(rows.ids.tolist(), entries.metrics["ratio"], mask, strict=True)
+        pairs = zip(rows.ids.tolist(), metric_values(entries.metrics["ratio"]), mask, strict=True)
         ratios.update({tuple(ids): ratio[own] for ids, ratio, own in pairs})
         return entries, mask
 

@@ -151,7 +151,10 @@ def test_a_model_that_ignores_the_mask_is_refused():
         return forward(*args, **named)
 
     inner.forward = deaf
-    with pytest.raises(UserError, match=r"train.share_prompts: it moves LlamaForCausalLM's next"):
+    with pytest.raises(
+        UserError,
+        match=r"train.share_prompts: it changes the next-token distribution of LlamaForCausalLM",
+    ):
         policy.proofs(["abcd:", "cdefgh:"], 4)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.likelihoods.rows import Evaluation, TokenRows
 from flowrl.likelihoods.token import Token
-from flowrl.losses.base import Anchor, Counts, Objective, reduced
+from flowrl.losses.base import Anchor, Counts, Objective, metric_values, reduced
 from flowrl.losses.ratio import Surrogate
 from flowrl.losses.token import CISPO, SAPO
 from flowrl.models.language.token_scores import ScoringPolicy
@@ -159,7 +159,7 @@ def test_loss_and_gradient_beside_trl(tmp_path, name):
     entries = loss(likelihood, says, rows)
     got = reduced(entries, rows.mask, Counts.of([rows.mask]))
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
-    ratio = entries.metrics["ratio"][rows.mask]
+    ratio = metric_values(entries.metrics["ratio"])[rows.mask]
     assert (ratio - 1).abs().max() > 1e-3, "the policy has moved"
     for mine, other in zip(gradients(got, model), grads, strict=True):
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)

@@ -184,7 +184,7 @@ def test_what_cannot_be_placed_or_read_is_one_sentence(policies, prompt, row, me
 def test_processors_of_another_kind_are_refused(policies):
     vision = policies["llava"].vision
     columns = {"pixel_values": torch.zeros(1, 2), "cross_attention_mask": torch.zeros(1, 3)}
-    with pytest.raises(UserError, match="LlavaProcessor returns cross_attention_mask, and only"):
+    with pytest.raises(UserError, match="LlavaProcessor returns cross_attention_mask, but only"):
         vision._columns(columns, 3)
     images = [vision._columns({"pixel_values": torch.zeros(1, 3, n, 4)}, 3) for n in (4, 6)]
     with pytest.raises(UserError, match=r"cannot share a call: set train.rows_per_call: 1"):

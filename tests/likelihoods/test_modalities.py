@@ -17,6 +17,7 @@ from flowrl.losses.ratio import NFT, Surrogate
 from flowrl.settings.recipe import recipe_kind
 from rewards.types import Scores
 from samplers import Chain, FlowSDE, Latents, Ode, Rollout, roll
+from samplers.counter_noise import cpu_noise
 from samplers.kernels import mean_over
 from samplers.layout import Layout
 from samplers.noise import normal
@@ -53,8 +54,8 @@ def test_a_state_is_packed_and_unpacked_in_order():
 def test_noise_belongs_to_a_sample_and_a_part():
     """A longer video, or no other samples, leave the sound's noise as it is."""
     keys = [(0, 1, "root", 0), (0, 2, "root", 0)]
-    x = AV.noise(keys)
-    longer = Layout(AV.names, ((7, 3), (4,))).noise(keys[1:])
+    x = cpu_noise(keys, (AV.size,), AV)
+    longer = cpu_noise(keys[1:], (25,), Layout(AV.names, ((7, 3), (4,))))
     assert torch.equal(x[1, 6:], longer[0, 21:])
     assert torch.equal(x[:, 6:], normal([(*key, "audio") for key in keys], (4,)))
     assert not torch.equal(x[0, :4], x[0, 6:])

@@ -11,7 +11,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, MatchingRows, Rows
-from flowrl.losses.base import ClipsRatio
+from flowrl.losses.base import ClipsRatio, metric_values
 from flowrl.losses.ratio import NFT, Anchor, Preference, Surrogate, Weighted, clipped_surrogate
 
 finite = st.floats(-2, 2)
@@ -63,7 +63,7 @@ def test_clips_are_counted_where_they_act():
     says = {"new": logp(*map(math.log, ratio)), "old": logp(*[0.0] * 7)}
     batch = rows(column(1, -1, 0, 1, -1, 0, -1))
     entries = Surrogate(0.2, 0.28, dual=3.0)(Plain(), says, batch)
-    m = entries.metrics
+    m = {name: metric_values(metric) for name, metric in entries.metrics.items()}
     assert m["clipped_low"][:, 0].tolist() == [0, 1, 0, 0, 0, 0, 0]
     assert m["clipped_high"][:, 0].tolist() == [0, 0, 0, 1, 0, 0, 0]
     assert m["clipped_dual"][:, 0].tolist() == [0, 0, 0, 0, 0, 0, 1]

@@ -130,9 +130,9 @@ def test_published_recipes_of_noise_models_at_ratio_1(recipe: str) -> None:
 def test_what_changes_the_prediction_is_refused() -> None:
     pipe = sd3()
     pipe.scheduler = DDIMScheduler(clip_sample=True)
-    with pytest.raises(UserError, match="clip_sample on"):
+    with pytest.raises(UserError, match="clip_sample enabled"):
         PipelinePolicy(pipe, call=SIZE)
-    with pytest.raises(UserError, match="thresholding on"):
+    with pytest.raises(UserError, match="thresholding enabled"):
         policy(DDPMScheduler, clip_sample=False, thresholding=True)
     with pytest.raises(UserError, match="starts at pure noise"):
         policy(**ZERO_SNR).schedule(STEPS)

@@ -202,7 +202,7 @@ def test_what_a_pipelines_own_code_raises_is_said_as_its_own(
 
 def test_rows_that_know_of_each_other_are_refused() -> None:
     """Its prior draws noise for all rows together, in every call."""
-    with pytest.raises(UserError, match="depends on its place in the batch"):
+    with pytest.raises(UserError, match="depends on its position in the batch"):
         zoo("StableUnCLIPPipeline").prove(PROMPTS, steps=STEPS, guidance=4.5)
 
 

@@ -4,14 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from flowrl.algorithm import Average, Decay
 from flowrl.errors import UserError
+from flowrl.models import precision
 from flowrl.models.open import set_tf32
 from flowrl.run.experience.collect import collect
-from flowrl.run.save import checkpoint
-from flowrl.run.state.learner import EVALUATION
+from flowrl.run.save import checkpoint as checkpoints
+from flowrl.run.state.learner import EVALUATION, load_policy
 from flowrl.run.state.policies import Policies
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
@@ -19,7 +22,7 @@ from flowrl.run.train import iterate
 from flowrl.run.update import minibatches as assignment
 from flowrl.run.update import ratio_check, update
 from flowrl.run.watch.alarms import Alarms
-from flowrl.settings.read import run_from
+from flowrl.settings.read import dump, run_from, run_of
 from tests.support import runs
 
 
@@ -70,6 +73,61 @@ def test_gradients_of_chunks_are_summed_in_float32():
     assert module.weight.grad is None
 
 
+def test_gradients_move_to_masters_together_and_in_parts(monkeypatch):
+    """One operation for many, which changes no bit; a bound in bytes makes several of them."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 5).bfloat16()
+    found, calls = [], []
+    copy = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda *a: [calls.append(len(a[0])), copy(*a)])
+    for most in (2**26, 60):
+        monkeypatch.setattr(precision, "MOST", most)
+        torch.manual_seed(1)
+        layers = nn.Sequential(*(nn.Linear(5, 5, dtype=torch.bfloat16) for _ in range(4)))
+        kept = Policies(dict(layers.named_parameters()))
+        halves: list[list[torch.Tensor]] = []
+        for _ in range(2):
+            layers(x).square().sum().backward()
+            grads = torch.autograd.grad(layers(x).square().sum(), list(layers.parameters()))
+            halves.append([grad.float() for grad in grads])
+        masters = list(kept.parameters.values())
+        for master, *each in zip(masters, *halves, strict=True):
+            assert torch.equal(master.grad, each[0] + each[1])
+        found.append([master.grad for master in masters])
+        assert all(p.grad is None for p in layers.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert calls[:2] == [8, 8] and len(calls) > 4 and sum(calls) == 32
+
+
+def test_gradients_of_a_pass_that_failed_are_forgotten():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, *_):
+            raise RuntimeError("out of memory")
+
+    module = nn.Linear(2, 2, dtype=torch.bfloat16)
+    kept, x = Policies(dict(module.named_parameters())), torch.ones(1, 2, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        module(Fails.apply(x.requires_grad_())).sum().backward()
+    assert kept.gradients.waiting
+    kept.forget_gradients()
+    module(x).sum().backward()
+    assert kept.parameters["bias"].grad.tolist() == [1, 1]
+
+
+def test_a_nested_backward_pass_loses_no_gradient():
+    module = nn.Linear(2, 2, dtype=torch.bfloat16)
+    kept, x = Policies(dict(module.named_parameters())), torch.ones(1, 2, dtype=torch.bfloat16)
+    inner = checkpoint(module, x.requires_grad_(), use_reentrant=True)
+    module(inner).sum().backward()
+    weight, bias = module.weight.detach().float(), kept.parameters["bias"].grad
+    assert torch.equal(bias, 1 + weight.sum(0).bfloat16().float())
+
+
 def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tmp_path):
     """At a learning rate at which bfloat16 weights would stand still."""
 
@@ -79,7 +137,7 @@ def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tm
     kept, progress = opened(), Progress()
     start = {name: p.detach().clone() for name, p in kept.learner.policies.parameters.items()}
     iterate(kept, progress)
-    checkpoint.save_checkpoint(kept, progress, Alarms())
+    checkpoints.save_checkpoint(kept, progress, Alarms())
     iterate(kept, progress)
     masters, network = kept.learner.policies.parameters, kept.learner.policies.network
     assert {p.dtype for p in masters.values()} == {torch.float32}
@@ -89,9 +147,9 @@ def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tm
     assert all(torch.equal(network[name], masters[name].bfloat16()) for name in masters)
 
     again, alarms = opened(), Alarms()
-    newest = checkpoint.newest(tmp_path)
+    newest = checkpoints.newest(tmp_path)
     assert newest is not None
-    iterate(again, checkpoint.restore(again, newest, alarms))
+    iterate(again, checkpoints.restore(again, newest, alarms))
     whole, resumed = kept.learner.policies.state(), again.learner.policies.state()
     assert whole.keys() == resumed.keys() and f"{EVALUATION}/{next(iter(masters))}" in whole
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
@@ -117,6 +175,26 @@ def test_adapters_compute_in_bfloat16_and_step_in_float32(pipeline, tmp_path, re
     half = ["weight", "bias"]
     seen = kept.learner.policy.denoisers[0].named_parameters()
     assert {p.dtype for name, p in seen if name.split(".")[-1] in half} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_adapters_of_a_bfloat16_model_are_bfloat16_unless_a_run_began_otherwise(
+    pipeline, tmp_path, dtype
+):
+    tree = runs.tree(pipeline, tmp_path, runs.NFT)
+    tree["model"] |= {"dtype": dtype, "lora": {"rank": 4, "alpha": 8}}
+    run = run_from(tree, "test")
+    assert run.model.lora is not None and run.model.lora.dtype == "auto"
+    assert run.model.half_adapters == (dtype == "bfloat16")
+    saved = dump(run)
+    for older, wanted in ((False, dtype == "bfloat16"), (True, False)):
+        if older:
+            del saved["model"]["lora"]["dtype"]  # before it was a setting
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(saved))
+        assert run_of(tmp_path, trust=True).model.half_adapters == wanted
+    with_lora = load_policy(run, torch.device("cpu")).trainable().values()
+    half = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    assert {p.dtype for p in with_lora} == {half}
 
 
 def test_bfloat16_adapters_want_a_bfloat16_model(pipeline, tmp_path):
@@ -157,11 +235,11 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(pipeline, tmp_path,
     assert progress.skipped_in_a_row == 0  # the scale's fault
     kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": 2.0**10})
     assert iterate(kept, progress).metrics["skipped"] == 0
-    checkpoint.save_checkpoint(kept, progress, Alarms())
+    checkpoints.save_checkpoint(kept, progress, Alarms())
     again = session(pipeline, tmp_path, "float16", lora)
-    newest = checkpoint.newest(tmp_path)
+    newest = checkpoints.newest(tmp_path)
     assert newest is not None
-    checkpoint.restore(again, newest, Alarms())
+    checkpoints.restore(again, newest, Alarms())
     assert again.learner.scaler.state_dict() == kept.learner.scaler.state_dict()
 
 

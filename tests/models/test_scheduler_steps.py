@@ -199,7 +199,7 @@ def test_a_process_is_told_from_a_few_step_sampler(scheduler: str, renews: bool)
 
 
 def test_an_ode_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UserError, match=r"LCMScheduler puts fresh.*plan: \{kernel: scheduler\}"):
+    with pytest.raises(UserError, match=r"LCMScheduler adds fresh.*plan: \{kernel: scheduler\}"):
         lcm().prove(PROMPTS, steps=STEPS, guidance=1.0)
 
 

@@ -139,7 +139,7 @@ def test_a_group_without_branches_is_no_tree(tmp_path):
     page = check(run_page(RunFolder.read(run)))
     said = "No step branches: 4 independent samples of one prompt, each from its own noise."
     assert said in page.text and "A group of training" in page.text
-    assert "not trained on" in page.text.partition(said)[2].partition("The first, of")[0]
+    assert "not learned from" in page.text.partition(said)[2]
     assert len(page.all("ol")) == 3  # alarms, the steps, and the leaves of the first tree
 
 
@@ -309,7 +309,7 @@ def test_runs_compared_prompt_by_prompt(tmp_path, capsys):
     assert (found.value, found.n) == (pytest.approx(-0.25), 4)
     assert difference(replace(b, digests=["x"] * 4), a, "shapes").n == 0
     assert flowrl("compare", runs[0], "--out", out) == 2
-    assert "name 2 to 12 runs" in capsys.readouterr().err
+    assert "give 2 to 12 runs" in capsys.readouterr().err
     with pytest.raises(UserError, match="the same run is given twice"):
         write_comparison([runs[0], runs[0]], out)
 

@@ -171,7 +171,7 @@ def test_a_data_set_of_the_hub_has_config_split_and_revision(monkeypatch):
     assert hub.asked[-1] == ("openai/gsm8k", None, "train", None, None)
     assert_in("a/b, row 1, level: the prompt is 0", refused({"source": "a/b", "column": "level"}))
     assert_in("no column 'lev' .where.", refused({"source": "a/b", "where": {"lev": 1}}))
-    assert_in("doesn't exist; `hf download --repo-type dataset no/where`", refused("no/where"))
+    assert_in("doesn't exist; run `hf download --repo-type dataset no/where`", refused("no/where"))
 
 
 def test_a_folder_has_splits_and_no_revision(tmp_path):

@@ -400,7 +400,7 @@ PAIRS = {"advantage": "best_worst", "loss": {"name": "preference", "beta": 0.1}}
         ({"advantage": [{"name": "penalize", "weight": 0.0}, "leave_one_out"]}, "must be above 0"),
         (
             {"plan": TREES_OF, "advantage": [{"name": "penalize", "weight": 0.1}, "leave_one_out"]},
-            "in a tree",
+            "completions of a tree",
         ),
         ({"group": 1}, "a group of at least 2"),
     ],

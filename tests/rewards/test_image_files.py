@@ -106,7 +106,7 @@ def test_a_piece_of_a_sheet_is_read(tmp_path):
     broken = read_images(names).broken
     assert list(broken) == names and broken[names[3]].endswith("none.png: no such file")
     for name in names[:3]:
-        assert broken[name] == f"{name}: the piece lies outside the image of 24 x 18 pixels"
+        assert broken[name] == f"{name}: the part lies outside the image of 24 x 18 pixels"
 
 
 def test_text_bombs_inside_a_png_are_refused(tmp_path):

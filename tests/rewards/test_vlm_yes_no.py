@@ -44,7 +44,7 @@ def test_it_is_the_share_of_yes_among_both_answers(folder):
     ("settings", "message"),
     [
         ({"question": "what?"}, "the question must contain {prompt}"),
-        ({"yes": "ab"}, "'ab' is 2 tokens of .*, not one"),
+        ({"yes": "ab"}, "'ab' is 2 tokens in .*, not one"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(folder, settings, message):

@@ -268,10 +268,10 @@ def test_a_verdict_that_waited_is_read_once_with_the_norm(monkeypatch):
         seen.append("refused")
         raise NotFiniteError("the decoder")
 
-    waiting = [(torch.tensor(True), refuse), (torch.tensor(False), refuse)]
+    waiting = [(torch.tensor(2.0), refuse), (torch.tensor(math.nan), refuse)]
     monkeypatch.setattr(decoder, "_unread", waiting)
     late = decoder.late_verdicts()
-    norm, *flags = Tally().settle(torch.tensor(2.5), *late.flags)
+    norm, *spreads = Tally().settle(torch.tensor(2.5), *late.spreads)
     with pytest.raises(NotFiniteError, match="the decoder"):
-        late.judge(flags)
-    assert seen == ["refused"] and norm == 2.5 and not decoder.late_verdicts().flags
+        late.judge(spreads)
+    assert seen == ["refused"] and norm == 2.5 and not decoder.late_verdicts().spreads

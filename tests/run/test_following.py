@@ -67,12 +67,13 @@ def test_the_panel_says_who_waits_for_whom():
         "seconds": 10.0, "seconds/waiting/sampling": 3.0, "seconds/waiting/scoring": 1.0,
         "seconds/sending": 0.2, "seconds/update": 5.0, "workers/seconds/sample": 12.0,
         "workers/seconds/decode": 3.0, "workers/seconds/replicas": 7.0, "workers/joined": 2.0,
-        "workers/restarts": 1.0,
+        "workers/restarts": 1.0, "workers/lag": 2.0,
     }  # fmt: skip
     facts = PanelFacts("demo", "flow_grpo", 4, 1, m, (0.4, 0.5))
     shown = " ".join(panel_lines(facts, "cpu", 180, Console(force_terminal=False, width=180)))
     assert "training 30 % waits for samples, 10 % for scores, 2 % sends weights" in shown
     assert "50 % updates; 2 workers busy 75 %, 1 restarts" in shown
+    assert "of samples at lag 2" in shown
 
 
 def draws(end: Callable[[], object]) -> None:

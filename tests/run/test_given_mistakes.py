@@ -135,7 +135,7 @@ def test_completions_that_are_no_texts(folder) -> None:
     [
         ("flow_grpo", "pairs", "pairs need a pairwise loss, which flow_grpo does not have: set"),
         ("dpo", "images", "images need a loss on single clean samples, which dpo does not have"),
-        ("dgpo", "images", "one by one, and dgpo has none"),
+        ("dgpo", "images", "single clean samples, which dgpo does not have"),
         ("awm", "texts", "model.pipeline does not generate texts"),
     ],
 )
@@ -146,7 +146,7 @@ def test_recipes_that_cannot_train_on_them(folder, recipe, kind, words) -> None:
 def test_settings_that_nothing_reads(folder) -> None:
     file = write(folder, "pairs.jsonl", [ROW])
     assert "given.media does not apply to pairs" in refused(tree(file, media="image"))
-    assert "leaves budget nothing" in refused(tree(file) | {"budget": {"flat": "resample"}})
+    assert "budget has nothing" in refused(tree(file) | {"budget": {"flat": "resample"}})
     assert "given.layout: 'hpd' is not known; use one of" in refused(tree(file, layout="hpd"))
     few = tree(file, share=0.9)
     few["prompts"] |= {"train": "configs/prompts/shapes_train.jsonl", "per_iteration": 2}

@@ -9,15 +9,21 @@ import torch
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, TransitionRows, without_old
 from flowrl.likelihoods.transition import Transition
+from flowrl.losses.base import metric_values
 from flowrl.losses.ratio import Surrogate
 from flowrl.losses.weights import Decoupled, Mismatch
-from flowrl.run.experience.collect import collect
+from flowrl.run.evaluate.guard import raised_by_training
+from flowrl.run.experience.ahead import IterationsAhead
+from flowrl.run.experience.collect import _summed, collect
 from flowrl.run.state.progress import Progress
+from flowrl.run.state.units import LAG
 from flowrl.run.train import iterate
 from flowrl.run.update.minibatches import shares_of
 from flowrl.run.update.update import chunk_loss, with_old
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_plan, run_from
 from flowrl.settings.workers import WorkerSettings
+from rewards import Samples
 from samplers import FlowSDE
 from tests.support import runs, text_runs, tiny_lm
 
@@ -106,8 +112,8 @@ def test_the_first_ratio_of_late_samples_is_that_of_the_two_weights(pipeline, tm
     with torch.no_grad():
         new = opened.algorithm.likelihood.evaluate(experience.policy, rows).logp
     assert rows.old is not None
-    torch.testing.assert_close(entries.metrics["ratio"], (new - rows.old.logp).exp())
-    assert (entries.metrics["ratio"] - 1).abs().max() > 1e-4
+    torch.testing.assert_close(metric_values(entries.metrics["ratio"]), (new - rows.old.logp).exp())
+    assert (metric_values(entries.metrics["ratio"]) - 1).abs().max() > 1e-4
     assert "mismatch" not in entries.metrics  # it compares equal weights only
 
 
@@ -130,9 +136,57 @@ def test_recomputed_log_densities_are_the_proximal_policys(pipeline, tmp_path):
     torch.testing.assert_close(chunk.old.logp, now)
     entries, _ = chunk_loss(learner, experience, chunk)
     weight = (now - chunk.behaviour.logp).exp()
-    torch.testing.assert_close(entries.metrics["ratio"], torch.ones_like(now))
+    torch.testing.assert_close(metric_values(entries.metrics["ratio"]), torch.ones_like(now))
     torch.testing.assert_close(entries.metrics["behind_weight"], weight)
     assert (weight - 1).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("recipe", [CHAIN, NFT], ids=["chain", "nft"])
+def test_a_lag_in_one_process_samples_with_the_weights_of_its_version(recipe, pipeline, tmp_path):
+    """Beside a session without a lag, in which the recorded weights are placed by hand."""
+    settings = runs.tree(pipeline, tmp_path, recipe, iterations=4)
+    cut = {"workers": {"unit": 1}}
+    late = runs.opened({**settings, "workers": {"unit": 1, "lag": 2}}, tmp_path)
+    late = replace(late, source=IterationsAhead(late))
+    name, began, progress = late.algorithm.behaviour, [], Progress()
+    plain = runs.opened({**settings, **cut}, tmp_path)
+    for iteration, version in enumerate((0, 0, 0, 1)):
+        began.append(late.learner.policies.copies({name})[name])
+        made = iterate(late, progress)
+        assert made.metrics[LAG] == iteration - version
+        plain.learner.policies.replace_weights(name, began[version])
+        wanted = collect(plain, iteration)
+        assert isinstance(made.experience.samples, Samples)
+        assert made.experience.samples.media.equal(wanted.samples.media)
+        assert made.experience.scores.values.equal(wanted.scores.values)
+        pairs = zip(made.experience.rows, wanted.rows, strict=True)
+        if recipe is CHAIN:
+            assert all(mine.old.logp.equal(other.old.logp) for mine, other in pairs)
+    assert not all(began[0][key].equal(began[2][key]) for key in began[0])
+
+
+def test_a_run_with_a_lag_that_is_resumed_with_more_iterations_has_the_same_bits(
+    pipeline, tmp_path
+):
+    settings = runs.tree(pipeline, tmp_path, CHAIN)
+    runs.check_resumed_bits({**settings, "workers": {"unit": 1, "lag": 1}}, tmp_path)
+
+
+def test_what_processes_count_is_added_up_and_what_they_share_is_not():
+    rows = [{"workers/joined": 2.0, "seconds/sending": 1.0, LAG: 1.0, "budget/outside": 0.5}] * 2
+    assert _summed(rows) == {
+        "workers/joined": 4.0, "seconds/sending": 2.0, LAG: 1.0, "budget/outside": 0.5
+    }  # fmt: skip
+
+
+def test_an_alarm_says_how_old_its_samples_are(pipeline, tmp_path):
+    opened, alarms = lagging(pipeline, tmp_path, CHAIN), Alarms()
+    found: list[str] = []
+    for n, reward in enumerate([1.0] * 5 + [0.0] * 5):
+        row = {"reward": reward, "reward_std": 0.1, "reward_std/brightness": 0.1, LAG: 1.0}
+        found += raised_by_training(opened, alarms, {**row, "reward/brightness": reward}, n).signs
+    assert len(found) == 1 and "(samples at lag 1)" in found[0]
+    assert "a smaller workers.lag" in found[0]
 
 
 def test_an_iteration_without_a_lag_is_not_weighed(pipeline, tmp_path):

@@ -109,19 +109,20 @@ def saved(policy: Any, rows: int) -> int:
 @pytest.mark.parametrize("family", WIDER)
 @pytest.mark.parametrize("lora", [None, {"rank": 8, "alpha": 16}], ids=["full", "lora"])
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
-def test_activations_are_estimated_to_within_a_third(
+def test_activations_are_counted_to_within_a_tenth(
     folders: dict[str, Path], tmp_path: Path, family: str, lora: dict | None, dtype: str
 ) -> None:
     given = run(folders[family], family, tmp_path, lora=lora, dtype=dtype)
     found = memory.estimate(given)
     assert found is not None
     policy = load_policy(given, torch.device("cpu"))
-    assert found.phases["training"] == pytest.approx(saved(policy, 2), rel=1 / 3)
+    assert found.phases["training"] == pytest.approx(saved(policy, 2), rel=0.1)
     again = run(folders[family], family, tmp_path, lora=lora, dtype=dtype, checkpointed=True)
     fewer, block = memory.estimate(again), found.phases["training"] / 4
     assert fewer is not None and fewer.phases["training"] < 0.5 * found.phases["training"]
     policy.checkpoint_gradients()
-    assert saved(policy, 2) < fewer.phases["training"] < saved(policy, 2) + 2 * block
+    inputs = saved(policy, 2)
+    assert inputs + 0.5 * block < fewer.phases["training"] < inputs + 2 * block
 
 
 def test_weights_gradients_and_optimizer_are_counted(pipeline, tmp_path) -> None:
@@ -167,10 +168,10 @@ def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -
     given = run(folders["SD3"], "SD3", tmp_path, lora=None)
     found = memory.estimate(given)
     assert found is not None
-    assert "fits into 1.0 GiB (--memory)" in fit.memory_report(given, fit.limit("1GiB"))
+    assert "fits in 1.0 GiB (--memory)" in fit.memory_report(given, fit.limit("1GiB"))
     small = f"{found.total / 2**20 * 0.8:.1f}MiB"
     said = fit.memory_report(given, fit.limit(small))
-    assert "does not fit into" in said
+    assert "does not fit in" in said
     assert "train.gradient_checkpointing: true (saves about" in said
     changes = fit.advice(given, 0)
     names = [change.split(":")[0] for change in changes]

@@ -103,7 +103,7 @@ def test_mistakes_are_one_sentence_and_exit_code_2(pipeline, tmp_path, capsys):
         ("train", config, "--train.lrr", "1"): "did you mean --train.lr?",
         ("train", config, "--folder", tmp_path / "there"): "exists",
         ("train", tmp_path / "no.yaml"): "no such file",
-        ("train",): "name a file",
+        ("train",): "give a run file",
         ("train", "--resume", tmp_path / "there"): "is not a run",
         ("trian", config): "did you mean 'train'",
         ("sample", tmp_path / "there", "a red ball"): "is not a run",

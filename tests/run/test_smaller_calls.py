@@ -201,6 +201,10 @@ def test_a_search_leaves_room_for_what_a_run_takes_later(pipeline, tmp_path, mon
     later = later_bytes(kept.run, 1)
     assert later == 3 * 4 * trained + planned.parts["states"]  # a gradient and two moments
     assert later_bytes(kept.run, 2) == 3 * 4 * trained + -(-planned.parts["states"] // 2)
+    merging = override(kept.run, ["--model.lora.merge", "untrained"])
+    merged = estimate(merging)
+    assert merged is not None and merged.parts["merged weights"] > 0
+    assert later_bytes(merging, 1) == later + merged.parts["merged weights"]
     given: list[int] = []
     monkeypatch.setattr(call_search, "rows_that_fit", lambda peak, free: given.append(free) or 4)
     monkeypatch.setattr(call_search, "_free", lambda: 10 * later)

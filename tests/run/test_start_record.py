@@ -165,7 +165,7 @@ def test_a_finished_run_is_extended_from_the_command_line(place, capsys):
     assert [line["iteration"] for line in lines(place / "run")] == [0, 1, 2, 3, 4]
     assert yaml.safe_load((place / "run" / "run.yaml").read_text())["train"]["iterations"] == 4
     assert flowrl("train", "--resume", place / "run", "--train.iterations", "3") == 2
-    assert "has done 4" in capsys.readouterr().err
+    assert "has already done 4" in capsys.readouterr().err
     assert yaml.safe_load((place / "run" / "run.yaml").read_text())["train"]["iterations"] == 4
 
 

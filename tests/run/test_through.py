@@ -173,7 +173,7 @@ def test_a_video_model_is_trained_through_its_decoder(tmp_path):
 
 REFUSED = [
     ({"rewards": [{"name": "brightness"}, {"name": "jpeg"}]}, "reward jpeg: it offers no gradient"),
-    ({"rewards": [{"name": "brightness"}, {"name": "jpeg"}]}, "brightness has one"),
+    ({"rewards": [{"name": "brightness"}, {"name": "jpeg"}]}, "brightness has a gradient"),
     ({"rewards": [{"name": "remote", "url": "http://127.0.0.1:1"}]}, "remote: it offers no grad"),
     ({"rewards": [{"name": "shapes", "kind": "strict"}]}, "it offers no gradient"),
     ({"budget": {"flat": "drop"}}, "budget.flat: draft uses the gradient"),

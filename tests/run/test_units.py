@@ -23,7 +23,9 @@ from flowrl.run.workers.transport import (
     of_bytes,
 )
 from flowrl.settings.read import check_plan, run_from
+from flowrl.settings.workers import ReplicaSettings, WorkerSettings
 from rewards import Samples
+from samplers.completions import TextRollout
 from tests.support import runs, text_runs, tiny_lm
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -98,7 +100,8 @@ def test_texts_are_cut_too_and_trees_of_texts_are_one_unit(tmp_path):
 
 
 REFUSED = [
-    ({"lag": 1}, {}, "workers.lag: no workers"),
+    ({"gpus": 1}, {}, "workers.gpus: it needs workers"),
+    ({"lag": 1}, {"recipe": {"name": "draft", "steps": 3}}, "workers.lag: reward gradients"),
     ({"address": "auto"}, {}, "workers.address: it needs workers"),
     ({"lag": 1, "sampling": 1}, {"recipe": {"name": "draft", "steps": 3}}, "reward gradients"),
     ({"rewards": {"ocr": {}}}, {}, "no reward has the label 'ocr'; choose one of brightness"),
@@ -206,6 +209,35 @@ def test_plan_counts_the_bytes_that_a_unit_has(kind, pipeline, tmp_path):
     assert found.samples == sum(map(bytes_of, sent))
     own = opened.learner.policies.copies({opened.algorithm.behaviour})
     assert found.weights == bytes_of(own)
+
+
+def test_plan_bounds_the_bytes_of_texts(tmp_path):
+    """They end where they end: at most as many tokens as the plan has."""
+    model = tiny_lm.write(tmp_path / "model")
+    opened = text_runs.session(model, tmp_path, text_runs.GRPO)
+    found = traffic(opened.run)
+    _, made = sample_units(opened, SamplingUnit(0, (0, 1, 2), (0, 1, 2)), {})
+    (texts,) = made.rollouts
+    assert isinstance(texts, TextRollout) and found is not None and found.bound
+    sent, longest = bytes_of(replace(made, samples=())), opened.algorithm.steps
+    missing = len(texts.ids) * (longest - texts.ids.shape[1]) * (8 + 4)
+    assert sent + missing == found.samples
+    own = opened.learner.policies.copies({opened.algorithm.behaviour})
+    assert found.weights == bytes_of(own)
+
+
+@pytest.mark.parametrize("kind", ["chain", "text"])
+def test_plan_counts_the_media_that_replicas_score(kind, pipeline, tmp_path):
+    if kind == "text":
+        model = tiny_lm.write(tmp_path / "model")
+        opened, draws = text_runs.session(model, tmp_path, text_runs.GRPO), (0, 1, 2)
+    else:
+        opened, draws = session(pipeline, tmp_path, RECIPES[kind]), (0, 1, 2, 3, 4)
+    (label,) = opened.rewards
+    workers = WorkerSettings(rewards={label: ReplicaSettings()})
+    found = traffic(opened.run.model_copy(update={"workers": workers}))
+    _, made = sample_units(opened, SamplingUnit(0, draws, (0,) * len(draws)), {})
+    assert found is not None and found.media == bytes_of(made.samples)
 
 
 def test_several_plans_are_sampled_without_rewards_where_replicas_score_them(pipeline, tmp_path):

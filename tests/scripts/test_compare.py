@@ -115,7 +115,7 @@ def test_every_recipe_of_images_is_compared_with_as_many_trials():
     assert {row.get("recipe", name) for name, row in rows} == set(IMAGE_RECIPES)
 
 
-@pytest.mark.parametrize("name", ["demo", "feedback", "gradients"])
+@pytest.mark.parametrize("name", ["demo", "feedback", "gradients", "lag", "lag_text"])
 def test_every_run_of_a_comparison_has_a_plan(name):
     table = yaml.safe_load(Path(f"configs/compare/{name}.yaml").read_text())
     for method in table["methods"]:

@@ -28,13 +28,17 @@ FORMULAS = """
 from tests.support.pretended_cuda import compiled
 compiled.load()
 import torch
+from dataclasses import replace
 from tests.support.pretended_cuda.runtime import install
 ledger = install()
 from flowrl.likelihoods.rows import TransitionRows
 from flowrl.likelihoods.transition import Transition, scaled_by_step
 from samplers import mean_log_prob
-from samplers.host import host_copy, picked, sent
+from samplers.counter_noise import counter_normal
+from flowrl.models.diffusers.call.conditioning import Conditioning, EncodingLayout, Slot
+from samplers.host import host_copy, picked, sent, sent_together
 from samplers.kernels import CPS, Churn, FlowSDE, step
+from samplers.tokens import AHEAD, gumbel, gumbel_ahead, row_keys
 
 draw = torch.Generator().manual_seed(0)
 x, v, after = (torch.randn(4, 3, 2, 2, generator=draw) for _ in range(3))
@@ -72,6 +76,38 @@ same, index = sent(torch.full((4,), 0.5), "cuda"), sent(torch.tensor([2, 0]), "c
 assert picked(same, index).cpu().tolist() == host_copy(picked(same, index)).tolist() == [0.5] * 2
 levels = sent(at, "cuda")
 assert picked(levels, index).cpu().tolist() == at[[2, 0]].tolist()
+near = picked(levels, sent(torch.tensor([1, 2]), "cuda"))
+assert near.host.data_ptr() == levels[1:].host.data_ptr()  # a view
+assert near.cpu().tolist() == host_copy(near).tolist() == at[1:3].tolist()
+mixed = [at, number, number > 0, to.view(2, 2)]
+with ledger.counting():
+    moved = sent_together(mixed, "cuda")
+assert ledger.total("pinned") == 3 and ledger.total("upload") == 0, ledger.counts  # of 3 dtypes
+for one, other in zip(mixed, moved, strict=True):
+    assert other.is_cuda and torch.equal(one, other.cpu()) and torch.equal(one, host_copy(other))
+
+texts = torch.randn(3, 2, generator=draw)
+layout = EncodingLayout((1,), (Slot(axis=0),))
+encoded = Conditioning(layout, (sent(texts, "cuda"),), ("a", "b", "c"))
+taken = encoded.take([2, 0])
+assert encoded.take([2, 0]) is taken and encoded.take([0, 2]) is not taken
+for _ in range(2):  # a pipeline may write into what it is given
+    encoded.take([1, 1]).values[0].add_(1)
+assert torch.equal(encoded.take([1, 1]).values[0].cpu(), texts[[1, 1]])
+other = replace(encoded, values=(sent(-texts, "cuda"),))
+assert torch.equal(other.take([1, 1]).values[0].cpu(), -texts[[1, 1]])
+keys = row_keys([(0, 1), (0, 2)])
+for most, drawn in ((1, 1), (5, 5), (2**20, AHEAD // 14)):
+    ahead = gumbel_ahead(sent(keys, "cuda"), 3, most, 7)
+    assert len(ahead) == drawn
+    for place in {0, drawn - 1}:
+        assert torch.equal(ahead[place].cpu(), gumbel(keys, 3 + place, 7))
+assert torch.equal(gumbel_ahead(keys, 3, 5, 7), gumbel(keys, 3, 7)[None])
+
+for noise in (counter_normal([(0, 1), (0, 2)], (3, 37), at) for at in ("cpu", "cuda")):
+    drawn = noise.cpu() if noise.device.type == "cpu" else torch.testing.assert_close(
+        noise.cpu(), drawn, rtol=0, atol=0
+    )
 print("equal")
 """
 
@@ -236,6 +272,13 @@ MOST = {"chain": 24, "matching": 24, "gradient": 16}
 def test_a_sampling_call_has_few_operations_outside_of_the_network(reported, kind):
     found = reported(kind)
     assert found["kernels_per_call"]["sampling"] <= MOST[kind], found["by_line"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_call_has_at_most_40_operations_outside_of_the_network(reported, kind):
+    """Those of the decoder and of the reward count where the reward's gradient trains."""
+    found = reported(kind)
+    assert found["kernels_per_call"]["training"] <= 40, found["by_line"]
 
 
 @pytest.mark.parametrize("kind", IMAGES)

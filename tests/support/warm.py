@@ -189,8 +189,9 @@ def unfinished(folder: Path) -> Iterator[tuple[Path, int]]:
                 yield path, path.stat().st_ino
 
 
-def agree(folder: Path, unbroken: Path) -> None:
-    """Weights, raw and averaged, optimizer, best and every line but its seconds are the same."""
+def agree(folder: Path, unbroken: Path, untimed: tuple[str, ...] = ("seconds",)) -> None:
+    """Weights, raw and averaged, optimizer, best and every line but what begins with a word of
+    `untimed` are the same."""
     names = [p.relative_to(unbroken) for p in unbroken.rglob("*.safetensors")]
     exported = [name for name in names if name.parts[0] != "checkpoints"]
     assert len(exported) >= 3
@@ -206,7 +207,7 @@ def agree(folder: Path, unbroken: Path) -> None:
         p.name for p in (unbroken / "best").glob("[0-9]*")
     ]
     kept = [
-        [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines(run)]
+        [{k: v for k, v in line.items() if not k.startswith(untimed)} for line in lines(run)]
         for run in (folder, unbroken)
     ]
     assert [line["iteration"] for line in kept[0]] == list(range(len(kept[1])))

@@ -15,6 +15,7 @@ from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
 from rewards.types import MediaForm
 from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity, roll
+from samplers.counter_noise import NoiseKind
 from samplers.held import Held
 from samplers.host import on_host
 from samplers.layout import Layout
@@ -50,6 +51,7 @@ class Driven(Protocol):
     device: torch.device
     sizes: CallSizes
     storage: Storage
+    noise: NoiseKind
 
     @property
     def layout(self) -> Layout | None: ...
@@ -152,7 +154,7 @@ class MediaBatch:
         metered = self.meter(velocity)
         latents = Latents(
             owner.shape(self.steps), owner.device, owner.arithmetic, begin, owner.storage,
-            owner.held(self.conditioning, self.steps), owner.layout,
+            owner.held(self.conditioning, self.steps), owner.noise, owner.layout,
         )  # fmt: skip
         drawn = partial(roll, plans, seed=seed, iteration=iteration, sampling=sampling)
         parts = [] if sampling.on_part is None else self._parts(plans, draws)

@@ -35,6 +35,7 @@ from flowrl.models.diffusers.lora.weights import DenoiserWeights
 from flowrl.models.diffusers.replay import proof
 from flowrl.settings.model import FrozenAdapter, GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
+from samplers.counter_noise import NoiseKind
 from samplers.held import Held
 from samplers.layout import Layout
 from samplers.scheduler import unbound
@@ -78,6 +79,7 @@ class PipelinePolicy(DenoiserWeights):
         self.last_held: tuple[Conditioning, int, Held | None] | None = None
         self.encoding_cache: EncodingCache | None = None  # None: prompts are encoded in batches
         self.storage = Storage()  # of the states that are trained on
+        self.noise: NoiseKind = "generator"
 
     @classmethod
     def load(

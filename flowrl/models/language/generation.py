@@ -31,7 +31,7 @@ from flowrl.models.language.vision import PromptImages, call_inputs, reads_image
 from samplers.generate import Draft, TokenRequest, WrittenTokens
 from samplers.host import uploaded
 from samplers.token_support import TokenSupport, joined_column, joined_kept
-from samplers.tokens import entropy, gumbel, token_support, warp
+from samplers.tokens import entropy, gumbel_ahead, token_support, warp
 
 FEWEST, LEAVING = 16, 4  # new tokens of a call that rows leave, and rows that leave it
 
@@ -46,6 +46,8 @@ class Keyed(LogitsProcessor):
         self.logp: list[Tensor] = []
         self.kept: list[TokenSupport] = []
         self.spread: list[Tensor] = []
+        self.last = asked.first + int(asked.room.max()) if len(asked.room) else 0
+        self.ahead: list[Tensor] = []  # noise of the next tokens
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         asked = self.asked
@@ -58,11 +60,17 @@ class Keyed(LogitsProcessor):
             self.kept.append(TokenSupport.of(kept))
         if asked.spread:
             self.spread.append(entropy(logp))
-        noisy = logp if cold else logp + gumbel(self.noise, self.position, logp.shape[-1])
+        noisy = logp if cold else logp + self._gumbel(logp.shape[-1])
         self.position += 1
         token = noisy.argmax(-1, keepdim=True)  # the token that generate picks
         self.logp.append(logp.gather(1, token)[:, 0])
         return noisy
+
+    def _gumbel(self, vocabulary: int) -> Tensor:
+        if not self.ahead:
+            most = self.last - self.position
+            self.ahead = list(gumbel_ahead(self.noise, self.position, most, vocabulary))
+        return self.ahead.pop(0)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from flowrl.likelihoods.rows import Evaluation, TokenRows, restored
 from flowrl.models.language.prefixes import Packing
 from flowrl.models.language.vision import PromptImages, call_inputs, reads_images
-from samplers.host import on_host, sent, uploaded
+from samplers.host import on_host, sent_together, uploaded
 from samplers.token_support import TokenSupport
 from samplers.tokens import entropy, warp
 from samplers.untyped import integer_rows, integers
@@ -55,14 +55,13 @@ class ScoringPolicy:
                 contexts, integer_rows(on_host(rows.ids)), integers(on_host(rows.ends)), strict=True
             )
         ]
-        behind = sent(starts[row] + place - 1, device)
-        row, place = sent(row, device), sent(place, device)
+        row, place, behind = sent_together([row, place, starts[row] + place - 1], device)
         last = self.last_states(texts, device, images)[row, behind]
         kept = None if rows.kept is None else rows.kept[row, place]
-        logp, spread = self._scores(last, rows.ids[row, place], kept, rows.temperature, entropies)
-        zeros = logp.new_zeros(written.shape)
-        whole = zeros.masked_scatter(written, logp)
-        return Evaluation(whole, zeros.masked_scatter(written, spread) if entropies else None)
+        found = self._scores(last, rows.ids[row, place], kept, rows.temperature, entropies)
+        zeros = found[0].new_zeros(written.shape)
+        logp, *spread = (zeros.masked_scatter(written, each) for each in found)
+        return Evaluation(logp, *(spread or [None]))
 
     def last_states(
         self,
@@ -102,15 +101,16 @@ class ScoringPolicy:
         kept: TokenSupport | None,
         temperature: float,
         entropies: bool,
-    ) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+    ) -> list[Float[Tensor, " m"]]:
+        """Log-probabilities of the tokens `ids`, and entropies if they are asked for."""
         head = self.model.get_output_embeddings()
 
-        def score(part: Tensor, token: Tensor, some: TokenSupport | None) -> tuple[Tensor, Tensor]:
+        def score(part: Tensor, token: Tensor, some: TokenSupport | None) -> tuple[Tensor, ...]:
             logits = head(part) if self.separate_head else part
             allowed = None if some is None else some.mask(logits.shape[-1])
             logp = warp(logits, temperature, allowed)
             own = logp.gather(1, token[:, None])[:, 0]
-            return own, entropy(logp) if entropies else torch.zeros_like(own)
+            return (own, entropy(logp)) if entropies else (own,)
 
         size = max(1, LOGITS_PER_CHUNK // self.model.config.get_text_config().vocab_size)
         parts = []
@@ -120,9 +120,8 @@ class ScoringPolicy:
             again = torch.is_grad_enabled()
             parts.append(checkpoint(score, *given, use_reentrant=False) if again else score(*given))
         if not parts:
-            return last.new_zeros(0), last.new_zeros(0)
-        logp, spread = zip(*parts, strict=True)
-        return torch.cat(logp), torch.cat(spread)
+            return [last.new_zeros(0)] * (1 + entropies)
+        return list(parts[0]) if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True))]
 
 
 def takes_lengths(model: Any) -> bool:

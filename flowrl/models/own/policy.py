@@ -33,6 +33,7 @@ from flowrl.settings.model import GuidanceScale
 from rewards import Samples
 from rewards.types import MediaForm
 from samplers import Begin, Ode, Plan, Velocity
+from samplers.counter_noise import NoiseKind
 from samplers.layout import Layout
 from samplers.storage import Storage
 
@@ -61,6 +62,7 @@ class OwnPolicy:
         self.guidance = Scales(None, None)  # a model guides itself, if it does
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.storage = Storage()
+        self.noise: NoiseKind = "generator"
         self.scheduled = Scheduled.of(self.name, model, levels)
         self.trained = _trained(self.name, model)
         self.row_shape = _state_shape(self.name, model.state)

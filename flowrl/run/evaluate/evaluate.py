@@ -187,9 +187,9 @@ def evaluate_held_out(
     mine, counts = parallel.share(len(trial.rows))
     with parallel.together():
         texts = learner.algorithm.text and learner.run.model.server is None
+        by_turn = learner.run.algorithm().by_turn
         # texts are written token by token: sharded weights are gathered once, not for each
         with learner.evaluating(), parallel.whole() if texts else nullcontext():
-            by_turn = learner.algorithm.by_turn
             drawn = draw_trial(learner.evaluator, trial.part(mine), by_turn)
         scores = score_once(parallel, judges, drawn.samples)
         more = Attempts.of(e).columns(judges, drawn.samples, scores)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flowrl.run.state.session import Session
+from flowrl.run.state.units import LAG
 from flowrl.run.watch.alarms import Alarms, Unclear
 from flowrl.run.watch.judges import CANNOT_TELL, judges
 
@@ -42,7 +43,9 @@ def raised_by_training(
         for name in constant
     ]
     texts = [f"{'; '.join(lost)}. {UNSCORED}"] if lost else []
-    return Raised(notes, texts + _collapse(session, signs) if signs else texts)
+    late = metrics.get(LAG, 0.0)
+    aged = f" (samples at lag {late:.0f})" if late else ""
+    return Raised(notes, texts + _collapse(session, signs, aged) if signs else texts)
 
 
 def raised_by_evaluation(
@@ -59,11 +62,13 @@ def raised_by_evaluation(
     return Raised(notes, _collapse(session, signs) if signs else [])
 
 
-def _collapse(session: Session, signs: Sequence[str]) -> list[str]:
+def _collapse(session: Session, signs: Sequence[str], aged: str = "") -> list[str]:
+    """The alarm of some signs; `aged` says of which weights they are, if not of today's."""
+    lag = ", a smaller workers.lag" if aged else ""
     return [
-        f"the run may be collapsing: {'; '.join(signs)}. Look at the samples. Lower train.lr "
-        f"(now {session.run.train.lr:g}; try a third), reduce train.updates, add a KL penalty to "
-        "the initial policy (recipe.kl), or add a reward for the quality that the samples lose. "
+        f"the run may be collapsing: {'; '.join(signs)}{aged}. Look at the samples. Lower train.lr "
+        f"(now {session.run.train.lr:g}; try a third){lag}, reduce train.updates, add a KL penalty "
+        "to the initial policy (recipe.kl), or add a reward for the quality that the samples lose. "
         "The best weights are "
         f"untouched in {session.folder / 'best'}"
     ]

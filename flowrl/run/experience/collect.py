@@ -169,8 +169,9 @@ def scored_samples(rounds: Sequence[Any]) -> int:
 
 
 def _summed(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Add up the counts of all processes; a lag is the same for all."""
-    return {n: rows[0][n] if n == LAG else sum(row[n] for row in rows) for n in rows[0]}
+    """Add up what each process counts; a lag, and how draws were chosen, are the same for all."""
+    counted = [n for n in rows[0] if n.startswith(("workers/", "seconds/")) and n != LAG]
+    return rows[0] | {n: sum(row[n] for row in rows) for n in counted}
 
 
 def _guided(rounds: Rounds) -> dict[str, float]:

@@ -126,16 +126,20 @@ class RewardPath:
     ) -> tuple[Float[Tensor, " m"], Float[Tensor, "m *d"]]:
         """Scores of the kept rows' samples, and their gradients with respect to x0. No other
         gradients remain."""
-        scores, slopes = [x0.new_zeros(0)], [x0.new_zeros(0, *x0.shape[1:])]
+        parts: list[tuple[Tensor, Tensor]] = []
         for at in kept.split(self.size) if len(kept) else ():
-            at = sent(at, x0.device)
-            prompt = picked(rows.prompt, at)
+            part, prompt = x0, rows.prompt
+            if len(at) < len(x0):
+                at = sent(at, x0.device)
+                part, prompt = x0[at], picked(rows.prompt, at)
             clean = rows.sigmas[-1] == 0 or rows.noise is not None
             find = partial(self.score, prompt=prompt, rows=rows, words=words)
-            score, slope = self.slope(x0[at], prompt, find, clean)
-            scores.append(score.to(x0))
-            slopes.append(slope)
-        return torch.cat(scores), torch.cat(slopes)
+            score, slope = self.slope(part, prompt, find, clean)
+            parts.append((score.to(x0), slope))
+        if len(parts) == 1:
+            return parts[0]
+        scores, slopes = [x0.new_zeros(0)], [x0.new_zeros(0, *x0.shape[1:])]
+        return torch.cat(scores + [s for s, _ in parts]), torch.cat(slopes + [s for _, s in parts])
 
     def slope(
         self,
@@ -222,12 +226,12 @@ def path_entries(
     if loss.roles and out is None:
         out = likelihood.at(policy, rows, states)
     kept = on_host(rows.mask).any(1).nonzero()[:, 0]
-    score, slope = reward_path.slopes(path.x0, rows, kept, loss.words)
-    zeros = path.x0.detach().flatten(1)[:, 0] * 0
-    kept = sent(kept, path.x0.device)
-    value, whole = zeros.index_copy(0, kept, score), torch.zeros_like(path.x0.detach())
-    whole = whole.index_copy(0, kept, slope)
-    moved = ((path.x0 - path.x0.detach()) * whole).flatten(1).sum(1)  # 0, with the gradient
+    value, slope = reward_path.slopes(path.x0, rows, kept, loss.words)
+    if len(kept) < len(path.x0):
+        zeros, at = torch.zeros_like(path.x0.detach()), sent(kept, path.x0.device)
+        value = zeros.flatten(1)[:, 0].index_copy(0, at, value)
+        slope = zeros.index_copy(0, at, slope)
+    moved = ((path.x0 - path.x0.detach()) * slope).flatten(1).sum(1)  # 0, with the gradient
     evaluations["new"] = Evaluation((value + moved)[:, None], None if out is None else out.out)
     return loss(likelihood, evaluations, rows)
 

@@ -99,9 +99,8 @@ def sample_unit(
     algorithm, iteration, rows = session.algorithm, unit.iteration, unit.rows
 
     def decode(rollout: RolloutLike) -> Samples:
-        return decode_samples_of(
-            batch, rollout, session.prompts, rows, f"iteration {iteration + 1}"
-        )
+        place = f"iteration {iteration + 1}"
+        return decode_samples_of(batch, rollout, session.prompts, rows, place)
 
     lookahead = Lookahead(session, iteration, decode)
     score, ahead = partial(score_once, session.parallel), None
@@ -110,22 +109,18 @@ def sample_unit(
     with nullcontext() if ahead is None else closing(ahead):
         batch = encoded_prompts(session, unit, seconds)
         hooks = (None, None) if ahead is None else ahead.hooks(session.parallel.members == 1)
-        guiding = None
+        guiding = slope = None
         if algorithm.guided:
             guiding = RewardPath.guiding(session, batch, rows, iteration)
-        slope = None if guiding is None else guiding.intermediate_slope
-        learner = session.learner
+            slope = guiding.intermediate_slope
+        learner, seed = session.learner, session.run.train.seed
         merges = learner.merging.when in ("untrained", "sampling")
         merging = learner.merging.sampling() if merges else nullcontext()
         behaving = learner.policies.using(unit.by or algorithm.behaviour)
         with behaving, merging as aside, timed(seconds, "sample"), bounded_call("sampling"):
             sampling = Sampling(algorithm.likelihood.keep_mean, lookahead, slope, *hooks, aside)
             rollouts = batch.rollouts(
-                algorithm.plan,
-                unit.ids,
-                seed=session.run.train.seed,
-                iteration=iteration,
-                sampling=sampling,
+                algorithm.plan, unit.ids, seed=seed, iteration=iteration, sampling=sampling
             )
         with timed(seconds, "decode"):
             decoded = [*map(decode, rollouts)] if ahead is None else ahead.media(rollouts)
@@ -138,23 +133,32 @@ def sample_unit(
         looked = lookahead.count + (0 if guiding is None else guiding.decoded[0])
         if any(isinstance(rollout, Rollout) and rollout.seen for rollout in rollouts):
             looked += sum(map(looks_of, rollouts))
-            scorer = IntermediateScorer(session, iteration, decode)
-            scores = _timed_scores(scorer, (rollouts, scores), seconds)
-    if TurnScorer.scores(rollouts):
-        turned = TurnScorer(session, iteration, batch, unit.by or algorithm.behaviour)
-        scores = _timed_scores(turned, (rollouts, decoded, scores), seconds)
-        looked += turned.looked
-    statistics = batch.statistics(rollouts[0], decoded[0].media)
+            with timed(seconds, "way"):
+                asked = IntermediateScorer(session, iteration, decode)
+                scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
+    if isinstance(rollouts[0], TextRollout):
+        scores, looked = _with_turns(
+            TurnScorer(session, iteration, batch, unit.by or algorithm.behaviour),
+            (rollouts, decoded, scores), looked, seconds,
+        )  # fmt: skip
+    statistics, meter = batch.statistics(rollouts[0], decoded[0].media), batch.meter
     made = tuple(rollouts), tuple(decoded), tuple(scores), statistics, looked
-    return batch, UnitSamples(*made, batch.meter.graded + batch.meter.frozen)
+    return batch, UnitSamples(*made, meter.graded + meter.frozen)
 
 
-def _timed_scores(
-    scorer: Callable[..., Scores], made: tuple[Sequence[Any], ...], seconds: dict[str, float]
-) -> list[Scores]:
-    """Scores with those of decision points, by rollout."""
+def _with_turns(
+    turned: TurnScorer,
+    made: tuple[Sequence[RolloutLike], Sequence[Samples], Sequence[Scores]],
+    looked: int,
+    seconds: dict[str, float],
+) -> tuple[Sequence[Scores], int]:
+    """Scores with rewards of turns or steps, and the number of scored samples with theirs."""
+    rollouts, decoded, scores = made
+    if not turned.scores(rollouts):
+        return scores, looked
     with timed(seconds, "way"):
-        return [scorer(*each) for each in zip(*made, strict=True)]
+        scores = [*map(turned, rollouts, decoded, scores)]
+    return scores, looked + turned.looked
 
 
 def joined_units(units: Sequence[SamplingUnit], made: Sequence[UnitSamples]) -> UnitSamples:
@@ -225,7 +229,8 @@ def decode_samples_of(
         if isinstance(batch, MediaBatch) and isinstance(rollout, Rollout):
             media, audio = batch.decoded(rollout.x0, rollout.prompt)
         else:
-            media = batch.media(rollout)
+            own: Any = batch  # each batch takes the rollouts that it makes
+            media = own.media(rollout)
     check_samples(rollout, media if audio is None else [media, audio.waveform], place)
     group = on_host(rollout.prompt)
     texts, meta = prompts.take([rows[i] for i in group.tolist()])

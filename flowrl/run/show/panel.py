@@ -12,7 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from flowrl.pages.curves import busy_seconds
 from flowrl.run.state.record import clock
+from flowrl.run.state.units import LAG
 
 HEIGHT = 8  # lines, with the frame
 MOST_REWARDS = 40  # of the last iterations, in the curve
@@ -145,6 +147,8 @@ def _policy(facts: PanelFacts) -> Text:
         idle = facts.on_policy and clipped == 0
         share = f"clipped {100 * clipped:.1f} %"
         parts.append("on-policy: the clip never acts" if idle else share)
+    if m.get(LAG, 0.0):
+        parts.append(f"of samples at lag {m[LAG]:.0f}")
     if m:
         parts.append(f"gradient {m['grad_norm']:.2g}")
     return Text("  ".join(parts))
@@ -172,12 +176,10 @@ def _with_workers(m: Mapping[str, float]) -> str:
             ("update", "updates"),
         )
     )
-    count = m["workers/joined"]
-    own = sum(v for n, v in m.items() if n.startswith("workers/seconds/"))
-    own -= m.get("workers/seconds/replicas", 0.0)
-    busy = own / whole / max(count, 1.0)
+    busy = busy_seconds(m) / whole
     return (
-        f"{m['seconds']:.1f} s: training {waits}; {count:.0f} workers busy {100 * busy:.0f} %, "
+        f"{m['seconds']:.1f} s: training {waits}; {m['workers/joined']:.0f} workers busy "
+        f"{100 * busy:.0f} %, "
         f"{m['workers/restarts']:.0f} restarts"
     )
 

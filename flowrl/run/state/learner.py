@@ -212,7 +212,7 @@ def load_policy(
         policy.add_lora(
             rank=m.lora.rank, alpha=m.lora.alpha, targets=m.lora.targets, seed=run.train.seed
         )
-    if m.lora is not None and m.lora.dtype == "bfloat16":  # `Policies` makes the float32 masters
+    if m.half_adapters:  # `Policies` makes the float32 masters
         for adapter in policy.trainable().values():
             adapter.data = adapter.data.bfloat16()
     if run.train.gradient_checkpointing:

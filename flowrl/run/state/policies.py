@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from flowrl.algorithm import Average
-from flowrl.models.precision import masters
+from flowrl.models.precision import Gradients, masters
 from flowrl.models.shards import local_shard
 from flowrl.processes.sharding import full, like
 
@@ -49,7 +49,8 @@ class Policies:
     ) -> None:
         self.changed = changed
         self.network = dict(parameters)
-        self.parameters = masters(self.network)
+        self.gradients = Gradients()
+        self.parameters = masters(self.network, self.gradients)
         self.sharded = any(isinstance(p, DTensor) for p in self.network.values())
         self.averages = tuple(averages)
         self._weights = {average.name: _copy(self.parameters) for average in averages}
@@ -121,6 +122,12 @@ class Policies:
             )
         if self.changed is not None:
             self.changed()
+
+    def forget_gradients(self) -> None:
+        """Drop all gradients, also those of a backward pass that failed."""
+        self.gradients.forget()
+        for p in self.parameters.values():
+            p.grad = None
 
     @torch.no_grad()
     def follow(self, optimizer_steps: int) -> None:

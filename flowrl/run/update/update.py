@@ -2,19 +2,25 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowrl.errors import NotFiniteError
 from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, with_replayed, without_old
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import TEACHER
-from flowrl.losses.base import Counts, Entries, entropies, reduced
+from flowrl.losses.base import (
+    Counts,
+    Derived,
+    Entries,
+    Metric,
+    entropies,
+    reduced,
+)
 from flowrl.losses.weights import share_bound
 from flowrl.models.call_sizes import CallTooLarge, bounded_call
 from flowrl.models.diffusers.call.decoder import late_verdicts
@@ -26,65 +32,11 @@ from flowrl.run.state.learner import Learner
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.teachers import judged_by_teachers
 from flowrl.run.update.minibatches import Chunks, shares_of
+from flowrl.run.update.tally import Tally
 from flowrl.run.watch.histograms import IterationValues
 from samplers.host import on_host
 
 SKIPPED_STEPS = 3  # optimizer steps in a row without a finite gradient
-
-
-@dataclass
-class Tally:
-    """Sums over masked entries, from which means over chunks, steps and processes are computed
-    exactly."""
-
-    sums: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, float] = field(default_factory=dict)
-    highest: dict[str, float] = field(default_factory=dict)
-    lowest: dict[str, float] = field(default_factory=dict)
-    waiting: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # on the device
-
-    def add(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """Store values until `settle`, because reading them would wait for a GPU."""
-        self.waiting.append((name, values.detach().expand(mask.shape), mask))
-
-    def settle(self, *numbers: Tensor) -> list[float]:
-        """Move all values to the CPU, with other numbers of the device, in one transfer; add the
-        values in order, and return the numbers."""
-        waiting, self.waiting = self.waiting, []
-        sent = [*numbers, *(values for _, values, _ in waiting)]
-        if not sent:
-            return []
-        own = torch.cat([each.flatten() for each in sent]).cpu().double()
-        found, *parts = own.split([len(numbers), *(mask.numel() for _, _, mask in waiting)])
-        for (name, _, mask), part in zip(waiting, parts, strict=True):
-            self._add(name, part[on_host(mask).flatten()])
-        return found.tolist()
-
-    def _add(self, name: str, kept: Tensor) -> None:
-        if len(kept) == 0:
-            return
-        self.sums[name] = self.sums.get(name, 0.0) + float(kept.sum())
-        self.counts[name] = self.counts.get(name, 0.0) + len(kept)
-        self.highest[name] = max(self.highest.get(name, -math.inf), float(kept.max()))
-        self.lowest[name] = min(self.lowest.get(name, math.inf), float(kept.min()))
-
-    def means(self) -> dict[str, float]:
-        """Means over all processes, extremes of `ratio` and the largest `mismatch`. Processes that
-        share rows report equal sums, which leaves means correct."""
-        self.settle()
-        total = Tally()
-        for part in gather_object([self]):
-            for name in part.sums:
-                total.sums[name] = total.sums.get(name, 0.0) + part.sums[name]
-                total.counts[name] = total.counts.get(name, 0.0) + part.counts[name]
-                total.highest[name] = max(total.highest.get(name, -math.inf), part.highest[name])
-                total.lowest[name] = min(total.lowest.get(name, math.inf), part.lowest[name])
-        means = {name: total.sums[name] / total.counts[name] for name in total.sums}
-        if "ratio" in means:
-            means |= {"ratio_max": total.highest["ratio"], "ratio_min": total.lowest["ratio"]}
-        if "mismatch" in means:
-            means["mismatch_max"] = total.highest["mismatch"]
-        return means
 
 
 @dataclass(frozen=True)
@@ -174,7 +126,8 @@ def add_gradients(
         for chunk in share:
             rows = chunk.rows()
             entries, mask = chunk_loss(learner, experience, rows, equal)
-            loss = learner.loss_weight * reduced(entries, mask, counts)
+            loss = reduced(entries, mask, counts)
+            loss = loss if learner.loss_weight == 1 else learner.loss_weight * loss
             learner.parallel.backward(learner.scaler.scale(loss))
             tally.add("loss", entries.value, mask)
             for name, values in entries.metrics.items():
@@ -272,13 +225,13 @@ def chunk_loss(
         here = equal is not None and learner.sampler == "current"
         stored = here and not learner.run.budget.replay
         own = mismatch_metric(chunk, evaluations, stored)
-        entries = entries._replace(metrics=own | entries.metrics)
+        entries = entries._replace(metrics={**own, **entries.metrics})
     return entries, chunk.mask
 
 
 def mismatch_metric(
     chunk: Rows, evaluations: Mapping[str, Evaluation], stored: bool
-) -> dict[str, Tensor]:
+) -> dict[str, Metric]:
     """`mismatch`: |log p_trainer - log p_sampler| of each entry, in nats, under the sampling
     weights.
 
@@ -286,12 +239,16 @@ def mismatch_metric(
     which are still the sampling weights
     """
     if (sampled := sampled_elsewhere(chunk)) is not None:
-        difference = evaluations["old"].logp - sampled
+        pair = evaluations["old"].logp, sampled
     elif stored and chunk.old is not None:
-        difference = evaluations["new"].logp.detach() - chunk.old.logp
+        pair = evaluations["new"].logp.detach(), chunk.old.logp
     else:
         return {}
-    return {"mismatch": difference.abs().nan_to_num(0.0)}
+    return {"mismatch": Derived(_distance, pair)}
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).abs().nan_to_num(0.0)
 
 
 def denominators(learner: Learner, share: Chunks) -> Counts:
@@ -302,7 +259,7 @@ def denominators(learner: Learner, share: Chunks) -> Counts:
 
 def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
     """Sum gradients over processes, clip and step. A norm that is not finite skips the step. This
-    is the only wait for a GPU: the norm, the decoders' checks and the values in `tally` are read at
+    is the only wait for a GPU: the norm, spreads of decoders and the values in `tally` are read at
     once.
     """
     parameters, scale = learner.policies.parameters, learner.scaler.get_scale()
@@ -311,7 +268,7 @@ def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
     clip = clip_shards if learner.policies.sharded else torch.nn.utils.clip_grad_norm_
     late = late_verdicts()
     there = clip(parameters.values(), learner.run.train.max_grad_norm)
-    norm, *fine = tally.settle(there, *late.flags)
+    norm, *fine = tally.settle(there, *late.spreads)
     late.judge(fine)
     if math.isfinite(norm):
         learner.scaler.step(learner.optimizer)

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from flowrl.likelihoods.rows import Rows, TransitionRows
+from flowrl.losses.base import Metric, metric_values
 from samplers.host import on_host, wide
 
 BINS = 64
@@ -33,7 +34,7 @@ class IterationValues:
 
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def add(self, chunk: Rows, metrics: Mapping[str, Tensor]) -> None:
+    def add(self, chunk: Rows, metrics: Mapping[str, Metric]) -> None:
         """Add a chunk's advantages and the log-ratios from its loss."""
         level = (
             f"/noise_{float(on_host(chunk.sigma)[0]):.3f}"
@@ -42,7 +43,7 @@ class IterationValues:
         )
         self._keep(f"histogram/advantage{level}", chunk.advantage, chunk.mask)
         if "ratio" in metrics:
-            log_ratio = wide(metrics["ratio"].detach()).clamp(min=1e-30).log()
+            log_ratio = wide(metric_values(metrics["ratio"]).detach()).clamp(min=1e-30).log()
             self._keep(f"histogram/log_ratio{level}", log_ratio, chunk.mask)
 
     def _keep(self, name: str, values: Tensor, mask: Tensor) -> None:

@@ -1,5 +1,6 @@
 """Ray for a run: started on this machine or joined, with the replicas of rewards."""
 
+import os
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +22,7 @@ from flowrl.settings.read import dump
 RAY_OPTIONS: dict[str, Any] = {
     "include_dashboard": False, "log_to_driver": False, "configure_logging": False
 }  # fmt: skip
+NICENESS = "RAY_worker_niceness"  # Ray's own setting: 15 unless it is set
 
 
 class Cluster:
@@ -41,10 +43,10 @@ class Cluster:
     def _open(self) -> str:
         """Start or join Ray and start the replicas; returns the address and the namespace."""
         namespace = f"flowrl-{uuid.uuid4().hex}"
-        address = self.run.workers.address
+        address = self.run.workers.address or "local"  # Ray's None joins what it finds
         if self.ours:
             try:
-                ray.init(address=address, namespace=namespace, **RAY_OPTIONS)
+                ray.init(address=address, namespace=namespace, **RAY_OPTIONS, **priority(address))
             except (ConnectionError, ValueError) as error:
                 raise UserError(
                     f"workers.address: {address} is not a Ray cluster ({first_line(error)}); "
@@ -93,6 +95,14 @@ class Cluster:
                 ray.kill(replica)
         if self.ours or not self.main:
             ray.shutdown()
+
+
+def priority(address: str) -> dict[str, Any]:
+    """Ray's option for workers as important as training, if Ray is started here and the user has
+    not set their niceness."""
+    if address != "local" or NICENESS in os.environ:
+        return {}
+    return {"_system_config": {"worker_niceness": 0}}
 
 
 def actor(kind: type, gpus: float, **more: Any) -> Any:

@@ -37,6 +37,7 @@ class Crew:
         self.actors: list[Any] = [cls.remote(tree, threads, cluster.rewards) for _ in share]
         self.joined: list[Any] = []  # those that have passed the comparison, in turn
         self.joining: dict[Any, Any] = {}  # reference of a first draw -> its worker
+        self.nodes: dict[Any, str] = {}  # of those that have joined
         self.own: list[Tensor] = []  # this process's first draw
         self.worst, self.turn, self.restarts = 0.0, 0, 0
 
@@ -65,15 +66,18 @@ class Crew:
         return self.joined[self.turn % len(self.joined)]
 
     def lost(self, worker: Any, why: str) -> None:
-        """Remove a worker that has died or was ended. Ray restarts it, and it may join again."""
+        """Remove a worker that has died or was ended, and those of nodes that are gone. Ray
+        restarts them, and they may join again."""
         if worker not in self.joined:  # another of its units has said so
             return
-        self.restarts += 1
-        self.session.terminal.warn(
-            f"workers: a worker was lost ({why}); another one samples its draws"
-        )
-        self.joined.remove(worker)
-        self._ask(worker)
+        alive = {each["NodeID"] for each in ray.nodes() if each["Alive"]}
+        gone = [each for each in self.joined if each == worker or self.nodes[each] not in alive]
+        self.restarts += len(gone)
+        count = "a worker was" if len(gone) == 1 else f"{len(gone)} workers were"
+        self.session.terminal.warn(f"workers: {count} lost ({why}); others sample the same draws")
+        for each in gone:
+            self.joined.remove(each)
+            self._ask(each)
 
     def join(self, patience: float = 0) -> None:
         """Take in the workers that have started. With `patience`, wait that many seconds if there
@@ -106,7 +110,7 @@ class Crew:
 
     def _compare(self, result: Any, worker: Any) -> None:
         try:
-            there, rollouts = ray.get(result)
+            there, node, rollouts = ray.get(result)
         except RayTaskError as error:
             raise cause_of(error) from None
         except RayActorError as error:
@@ -130,6 +134,7 @@ class Crew:
         if wrong is not None:
             self.session.terminal.warn(f"workers: {wrong}")
         self.worst = max(self.worst, away)
+        self.nodes[worker] = node
         self.joined.append(worker)
 
     def close(self) -> None:

@@ -7,24 +7,27 @@ worker is sampled again by another one, with the same bits.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import ray  # type: ignore[reportMissingImports]
 import torch
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError  # type: ignore[reportMissingImports]
+from ray.exceptions import (  # type: ignore[reportMissingImports]
+    GetTimeoutError,
+    ObjectLostError,
+    RayError,
+    RayTaskError,
+)
 from torch import Tensor
 
-from flowrl.budget.spending import DrawRequest
 from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallTooLarge
 from flowrl.prompts import Draws
+from flowrl.run.experience.ahead import IterationsAhead
 from flowrl.run.experience.score_ahead import joined_columns
-from flowrl.run.experience.units import units_of
-from flowrl.run.state.policies import PolicyWeights
 from flowrl.run.state.session import Session
-from flowrl.run.state.units import LAG, SamplingUnit, StoredSamples, UnitSamples
+from flowrl.run.state.units import SamplingUnit, StoredSamples, UnitSamples
 from flowrl.run.workers.cluster import Cluster
 from flowrl.run.workers.crew import Crew
 from flowrl.run.workers.sampler import Asked, MadeUnit, later_rewards
@@ -50,18 +53,12 @@ class Sent:
 
 
 @dataclass
-class Started:
-    """An iteration that workers are sampling.
+class Flight:
+    """The units of an iteration that workers were asked for. `version`: as in `Started`."""
 
-    version  of the sampling weights: the iteration that started with them
-    more     metrics of the choice of draws
-    """
-
-    draws: Draws
     version: int
     units: list[SamplingUnit]
-    more: Mapping[str, float] = field(default_factory=dict)
-    sent: list[Sent] = field(default_factory=list)
+    sent: list[Sent]
 
 
 class SamplingPool:
@@ -70,66 +67,36 @@ class SamplingPool:
     def __init__(self, session: Session, cluster: Cluster) -> None:
         self.session, self.settings = session, session.run.workers
         self.crew = Crew(session, cluster)
-        self.started: dict[int, Started] = {}
-        self.weights: dict[int, PolicyWeights] = {}
+        self.ahead = IterationsAhead(session)
+        self.flights: dict[int, Flight] = {}  # by iteration
         self.placed: dict[int, Any] = {}  # version -> its reference in the object store
         self.sizes: dict[str, float] = {}  # bytes that this iteration has sent, by kind
         self.busy: dict[str, float] = {}  # seconds of this iteration's samples, by phase
         self.sending = 0.0  # seconds
-        self.age = 0  # of this iteration's samples, in iterations
-        self.more: Mapping[str, float] = {}  # metrics of the choice of its draws
 
-    # The weights of an iteration, and what is sampled of them
+    # What is sampled of the weights of an iteration
 
     def begin(self, iteration: int) -> None:
-        """Keep the weights at the start of an iteration, and start the iteration `lag` later; at
-        first, all iterations up to it. Then give the policies the sampling weights."""
-        began, session = time.perf_counter(), self.session
-        last = session.run.train.iterations - 1
+        """Ask for the samples that the weights of an iteration allow: `IterationsAhead.begin`."""
+        began = time.perf_counter()
         self.crew.join()
-        self.started = {k: each for k, each in self.started.items() if k >= iteration}
-        policies, algorithm = session.learner.policies, session.algorithm
-        averages = {each.name for each in algorithm.averages} & {*algorithm.roles}
-        self.weights[iteration] = policies.copies({algorithm.behaviour, *averages})
-        for k in range(iteration, min(iteration + self.settings.lag, last) + 1):
-            if k not in self.started:
-                self._start(k, iteration)
-        for each in self.started.values():
-            self._send(each)
-        used = {iteration, *(each.version for each in self.started.values())}
-        self.weights = {v: each for v, each in self.weights.items() if v in used}
-        self.placed = {v: each for v, each in self.placed.items() if v in used}
-        now = self.started[iteration]
-        self.age, self.more = iteration - now.version, now.more
-        policies.keep_sampled({} if self.age == 0 else self.weights[now.version])
+        self.ahead.begin(iteration)
+        started, end = self.ahead.started, self.session.run.train.iterations
+        for k in range(iteration, min(max(started) + 1, end)):
+            each = started[k]
+            self._send(self.flights.setdefault(k, Flight(each.version, each.units, [])))
+        self.flights = {k: each for k, each in self.flights.items() if k in started}
+        self.placed = {v: each for v, each in self.placed.items() if v in self.ahead.weights}
         self.sending = time.perf_counter() - began
 
-    def _start(self, iteration: int, version: int) -> None:
-        session = self.session
-        count, seed = session.run.drawn, session.run.train.seed
-        weights = session.tracker.weights(len(session.prompts)) if session.tracker else None
-        more: dict[str, float] = {}
-        if session.spending is None:
-            draws = session.prompts.draw(iteration, count, seed, weights)
-        else:
-            request = DrawRequest(session.prompts, count, seed, iteration, weights)
-            draws, more = session.spending.first_draws(request)
-        self.started[iteration] = Started(draws, version, self._units(iteration, draws), more)
-
-    def _units(self, iteration: int, draws: Draws) -> list[SamplingUnit]:
-        """The units of this process's share of draws."""
-        mine, _ = self.session.parallel.share(len(draws.ids))
-        ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
-        return units_of(self.session, SamplingUnit(iteration, ids, rows))
-
-    def _send(self, each: Started) -> None:
+    def _send(self, each: Flight) -> None:
         if not each.sent:
             each.sent = [self._ask(unit, each.version) for unit in each.units]
 
     def _ask(self, unit: SamplingUnit, version: int) -> Sent:
         """Give a unit to the next worker, and its samples to the replicas of rewards."""
         if version not in self.placed:
-            sampling = self.weights[version][self.session.algorithm.behaviour]
+            sampling = self.ahead.weights[version][self.session.algorithm.behaviour]
             self.placed[version] = ray.put(sampling)
             self._count("weights", bytes_of(sampling))
         later = later_rewards(self.session, unit.iteration)
@@ -150,14 +117,13 @@ class SamplingPool:
     # The samples of an iteration
 
     def draws(self, iteration: int) -> Draws | None:
-        found = self.started.get(iteration)
-        return None if found is None else found.draws
+        return self.ahead.draws(iteration)
 
     def samples(self, units: list[SamplingUnit], seconds: dict[str, float]) -> list[UnitSamples]:
-        """Wait for an iteration's samples, in order. Errors of workers are raised here."""
-        known = self.started[units[0].iteration]
+        """Wait for an iteration's samples, in order. An error of a worker is raised here."""
+        known = self.flights[units[0].iteration]
         if known.units != units:  # a later round, of draws that scores chose
-            known = Started(known.draws, known.version, units)
+            known = Flight(known.version, units, [])
         self._send(known)
         device = torch.device(self.session.parallel.device)
         try:
@@ -172,43 +138,52 @@ class SamplingPool:
         sizes, self.sizes, busy, self.busy = self.sizes, {}, self.busy, {}
         sizes = {"weights": 0.0, "samples": 0.0, "media": 0.0, "shown": 0.0} | sizes
         return {
-            **self.more,
+            **self.ahead.metrics(),
             **{f"workers/bytes/{kind}": size for kind, size in sizes.items()},
-            LAG: float(self.age),
             "seconds/sending": self.sending,
             **{f"workers/seconds/{phase}": taken for phase, taken in busy.items()},
             "workers/joined": float(len(self.crew.joined)),
             "workers/restarts": float(self.crew.restarts),
         }
 
-    def _result(self, known: Started, place: int, seconds: dict[str, float]) -> UnitSamples:
-        """A unit's samples, scored. A unit whose worker is lost is requested again."""
+    def _result(self, known: Flight, place: int, seconds: dict[str, float]) -> UnitSamples:
+        """A unit's samples, scored. A unit is requested again if its worker is lost, or its samples
+        before a replica has scored them."""
         why = ""
         for _ in range(WORKERS_ASKED):
             sent, began = known.sent[place], time.perf_counter()
             try:
                 made: MadeUnit = self._get(known, place, sent.made)
-                between = time.perf_counter()
-                scores = {
-                    n: self._reward(n).result(w, sent.samples) for n, w in sent.scores.items()
-                }
-                _add(seconds, {"waiting/sampling": between - began})
-                _add(seconds, {"waiting/scoring": time.perf_counter() - between})
             except RayError as error:
                 why = first_line(error)
                 self._again(known, place, why)
                 continue
+            between = time.perf_counter()
+            _add(seconds, {"waiting/sampling": between - began})
+            try:
+                scores = {
+                    n: self._reward(n).result(w, sent.samples) for n, w in sent.scores.items()
+                }
+            except ObjectLostError as error:  # the samples are gone, with the worker's node
+                why = first_line(error)
+                self._again(known, place, why)
+                continue
+            except RayError as error:  # the worker is well
+                why = first_line(error)
+                known.sent[place] = self._ask(known.units[place], known.version)
+                continue
+            _add(seconds, {"waiting/scoring": time.perf_counter() - between})
             _add(self.busy, made.seconds)
             _add(self.busy, {"replicas": sum(taken for *_, taken in scores.values())})
             self._count("samples", made.sizes[0])
             self._count("media", made.sizes[1] * len(scores))
             return self._whole(known, place, made, scores)
         raise UserError(
-            f"workers: {WORKERS_ASKED} workers have not sampled a unit ({why}); see `ray status`, "
-            "or raise workers.limit"
+            f"workers: a unit was lost {WORKERS_ASKED} times ({why}); see `ray status`, or raise "
+            "workers.limit"
         )
 
-    def _get(self, known: Started, place: int, reference: Any) -> Any:
+    def _get(self, known: Flight, place: int, reference: Any) -> Any:
         """A worker's result. RayError if it is lost or late; a late worker is ended."""
         try:
             return ray.get(reference, timeout=self.settings.limit)
@@ -218,12 +193,12 @@ class SamplingPool:
         except RayTaskError as error:
             raise cause_of(error) from None
 
-    def _again(self, known: Started, place: int, why: str) -> None:
+    def _again(self, known: Flight, place: int, why: str) -> None:
         self.crew.lost(known.sent[place].worker, why)
         known.sent[place] = self._ask(known.units[place], known.version)
 
     def _whole(
-        self, known: Started, place: int, made: MadeUnit, later: Mapping[str, Any]
+        self, known: Flight, place: int, made: MadeUnit, later: Mapping[str, Any]
     ) -> UnitSamples:
         """A unit with the scores of all rewards; media stay where they are until they are
         requested."""
@@ -233,7 +208,7 @@ class SamplingPool:
         if columns is not None:
             remote = [_scores(tuple(later), each) for each in columns]
             scores = tuple(
-                replace(joined_columns((here, more), names), way=here.way)
+                replace(joined_columns((here, more), names), intermediate=here.intermediate)
                 for here, more in zip(found.scores, remote, strict=True)
             )
         found = replace(found, rollouts=tuple(map(all_states, found.rollouts)))
@@ -250,7 +225,7 @@ class SamplingPool:
             samples = tuple(own() for own in bring)
         return replace(found, samples=samples, scores=scores, reports=reports)
 
-    def _fetch(self, known: Started, place: int, plan: int) -> Samples:
+    def _fetch(self, known: Flight, place: int, plan: int) -> Samples:
         """The samples of a unit with their media, for a page or a tracker."""
         for _ in range(WORKERS_ASKED):
             try:
@@ -269,28 +244,10 @@ class SamplingPool:
     # Checkpoints
 
     def state(self, iteration: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        ahead = {k: each for k, each in self.started.items() if k >= iteration}
-        numbers = {
-            str(k): {"draws": list(each.draws), "version": each.version, "more": dict(each.more)}
-            for k, each in ahead.items()
-        }
-        tensors = {
-            f"{version}/{policy}/{name}": weight
-            for version in {each.version for each in ahead.values()}
-            for policy, weights in self.weights[version].items()
-            for name, weight in weights.items()
-        }
-        return numbers, tensors
+        return self.ahead.state(iteration)
 
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        for key, weight in weights.items():
-            version, policy, name = key.split("/", 2)
-            known = self.weights.setdefault(int(version), {})
-            known.setdefault(policy, {})[name] = weight
-        for key, each in state.items():
-            draws = Draws(*(tuple(part) for part in each["draws"]))
-            units = self._units(int(key), draws)
-            self.started[int(key)] = Started(draws, int(each["version"]), units, each["more"])
+        self.ahead.restore(state, weights)
 
 
 def _scores(names: tuple[str, ...], columns: Sequence[Tensor]) -> Scores:

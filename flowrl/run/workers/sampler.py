@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import ray  # type: ignore[reportMissingImports]  # an extra
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -121,10 +122,10 @@ class SamplingWorker:
         sizes = bytes_of(found), bytes_of(samples)
         return MadeUnit(found, samples[0].kind, seconds, sizes), samples
 
-    def trial(self) -> tuple[dict[str, str], tuple[RolloutLike, ...]]:
-        """Package versions, and the draw that the opened model sampled before it loaded other
-        weights."""
-        return facts(), self.first
+    def trial(self) -> tuple[dict[str, str], str, tuple[RolloutLike, ...]]:
+        """Package versions, the node, and the draw that the opened model sampled before it loaded
+        other weights."""
+        return facts(), ray.get_runtime_context().get_node_id(), self.first
 
 
 def later_rewards(session: Session, iteration: int) -> tuple[str, ...]:

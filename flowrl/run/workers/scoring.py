@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from ray.exceptions import (  # type: ignore[reportMissingImports]
     GetTimeoutError,
+    RayActorError,
     RayError,
     RayTaskError,
 )
@@ -131,18 +132,23 @@ class ReplicatedReward:
 
     def result(self, asked: Waiting, samples: Any) -> Scored:
         """Wait for scores. Ray repeats the request of a replica that died; a replica that does not
-        answer in time is ended, and the next one is asked. RayError if the samples are lost."""
+        answer in time is ended. Then, and if Ray has given up a replica, the next one is asked.
+        RayError if the samples are lost."""
+        why = ""
         for _ in range(WORKERS_ASKED):
             try:
                 return ray.get(asked.reference, timeout=self.limit)
             except GetTimeoutError:
+                why = f"no answer in {self.limit:g} s: raise workers.limit if they are slow"
                 ray.kill(asked.replica, no_restart=False)
-                asked = self.ask(samples)
+            except RayActorError as error:
+                why = first_line(error)
             except RayTaskError as error:
                 raise cause_of(error) from None
+            asked = self.ask(samples)
         raise UserError(
-            f"workers.rewards: {WORKERS_ASKED} replicas of {self.label} have not scored samples in "
-            f"{self.limit:g} s each; raise workers.limit"
+            f"workers.rewards: {WORKERS_ASKED} replicas of {self.label} have not scored samples "
+            f"({why}); see `ray status`"
         )
 
 

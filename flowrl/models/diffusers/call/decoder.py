@@ -5,6 +5,7 @@ Infinity would become white. With gradient methods the decoder runs in the updat
 GPU once per optimizer step: results of the check stay on the device until then.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -20,28 +21,29 @@ from rewards.audio import Audio
 from samplers.host import sent
 
 RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")  # a vocoder's is the last word
-_unread: list[tuple[Tensor, Callable[[], NoReturn]]] = []  # verdicts, and who raises them
+_unread: list[tuple[Tensor, Callable[[], NoReturn]]] = []  # spreads, and who raises the error
 
 
 @dataclass(frozen=True)
 class LateVerdicts:
-    """Results of the decoders' checks, on the device, each with the function that raises its
-    error."""
+    """Ranges of decoders' values, on the device, which are finite if all values are, each with the
+    function that raises its error."""
 
-    flags: Sequence[Tensor]
+    spreads: Sequence[Tensor]
     refuse: Sequence[Callable[[], NoReturn]]
 
-    def judge(self, flags: Sequence[float]) -> None:
-        """NotFinitePartError for the first bad one of `flags`, which were read from the device."""
-        for good, refuse in zip(flags, self.refuse, strict=True):
-            if not good:
+    def judge(self, spreads: Sequence[float]) -> None:
+        """NotFinitePartError for the first bad one of `spreads`, which were read from the
+        device."""
+        for spread, refuse in zip(spreads, self.refuse, strict=True):
+            if not math.isfinite(spread):
                 refuse()
 
 
 def late_verdicts() -> LateVerdicts:
     """Results of the checks since the last call."""
     late, _unread[:] = tuple(_unread), []
-    return LateVerdicts([flag for flag, _ in late], [refuse for _, refuse in late])
+    return LateVerdicts([spread for spread, _ in late], [refuse for _, refuse in late])
 
 
 def finite_decoder(pipe: Any) -> list[Patch]:
@@ -64,10 +66,13 @@ def _checked(pipe: Any, name: str, part: Any) -> Any:
     def decode(*args: Any, **named: Any) -> Any:
         output = real(*args, **named)
         for values in _tensors(output):
-            verdict = values.detach().isfinite().all()
+            if not values.numel():
+                continue
+            low, high = values.detach().aminmax()  # of NaN both are NaN
+            spread = high.float() - low.float()
             if values.device.type == "cuda" and values.requires_grad:
-                _unread.append((verdict, refuse))
-            elif not verdict:
+                _unread.append((spread, refuse))
+            elif not math.isfinite(spread):
                 refuse()
         return output
 

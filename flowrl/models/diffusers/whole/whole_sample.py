@@ -25,15 +25,15 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_neighbours import nudged
 from samplers import Latents, roll
 from samplers.adapt import from_vp, scale
+from samplers.counter_noise import cpu_noise
 from samplers.kernels import per_row
-from samplers.layout import keyed_noise
 
 
 class StepPlace(NamedTuple):
     """The place of a call of a scheduler's step: the number of the loop's step, that of the state's
     part, and the states of the other parts before it (of the first part)."""
 
-    index: int
+    step: int
     part: int
     before: Sequence[Tensor]
 
@@ -66,7 +66,7 @@ class WholeSample:
     def noise(self) -> Tensor:
         """Noise [n *d], in the shape that the loop's steps receive."""
         keys = [(self.seed, 0, draw, "root", 0) for draw in self.rows.tolist()]
-        return keyed_noise(keys, self.policy.shape(self.batch.steps), self.policy.layout)
+        return cpu_noise(keys, self.policy.shape(self.batch.steps), self.policy.layout)
 
     @cached_property
     def first(self) -> Tensor:
@@ -135,7 +135,7 @@ class WholeSample:
         """
 
         def step(real: Any, given: inspect.BoundArguments, at: StepPlace) -> Any:
-            if at.index == 0 and unit and self.given is None:
+            if at.step == 0 and unit and self.given is None:
                 x = given.arguments["sample"]
                 given.arguments["sample"] = nudged(x, unit).to(x)
             return real(*given.args, **given.kwargs)
@@ -161,8 +161,8 @@ class WholeSample:
             folded = len(sample) != len(self.rows)  # frames are rows of their own
             shape = self.noise.shape if folded else sample.shape
             sample, unit = sample.reshape(shape), unit.reshape(shape) / size
-            sigma = torch.full((len(sample),), visits[at.index])
-            if at.index == 0:
+            sigma = torch.full((len(sample),), visits[at.step])
+            if at.step == 0:
                 sample = (loop.state(self.first, sigma) / unit).to(sample)
             flow, vp = sample * unit, loop.traits.kind not in ("flow", "inverted")
             flow = from_vp(flow, sigma) if vp else flow
@@ -280,7 +280,7 @@ class WholeSample:
         if not self.policy.loop.own_sampler:
             return None
         keys = [(self.seed, 0, draw, "step", 0, step, 0) for draw in self.rows.tolist()]
-        noise = keyed_noise(keys, self.noise.shape[1:], self.policy.layout)
+        noise = cpu_noise(keys, self.noise.shape[1:], self.policy.layout)
         return GivenNoise(self._part(noise, part))
 
     def _prediction(self, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:

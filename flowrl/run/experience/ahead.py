@@ -1,0 +1,122 @@
+"""Iterations whose draws are chosen, and whose weights are kept, `workers.lag` iterations before
+they are learned from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from flowrl.budget.spending import DrawRequest
+from flowrl.prompts import Draws
+from flowrl.run.experience.units import sample_unit, units_of
+from flowrl.run.state.policies import PolicyWeights
+from flowrl.run.state.session import Session
+from flowrl.run.state.units import LAG, SamplingUnit, UnitSamples
+
+
+@dataclass(frozen=True)
+class Started:
+    """An iteration whose draws are chosen.
+
+    version  of the weights that sample: the iteration that began with them
+    units    of this process's draws
+    more     metrics of the choice of draws
+    """
+
+    draws: Draws
+    version: int
+    units: list[SamplingUnit]
+    more: Mapping[str, float] = field(default_factory=dict)
+
+
+class IterationsAhead:
+    """The iterations from the one that is learned from to the one `lag` later, by number, and the
+    weights that sample them, by version.
+
+    As a `UnitSource` it samples in the training process, when samples are asked for: a lag without
+    workers, to the same bits."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.started: dict[int, Started] = {}
+        self.weights: dict[int, PolicyWeights] = {}
+        self.age = 0  # of this iteration's samples, in iterations
+        self.more: Mapping[str, float] = {}  # metrics of the choice of its draws
+
+    def begin(self, iteration: int) -> None:
+        """Keep the weights with which an iteration begins, and start the one that is `lag` later,
+        even after the last one: a run may be resumed with more. At first all up to that one. Then
+        hand the policies the weights that sampled."""
+        session = self.session
+        self.started = {k: each for k, each in self.started.items() if k >= iteration}
+        policies, algorithm = session.learner.policies, session.algorithm
+        averages = {each.name for each in algorithm.averages} & {*algorithm.roles}
+        self.weights[iteration] = policies.copies({algorithm.behaviour, *averages})
+        for k in range(iteration, iteration + session.run.workers.lag + 1):
+            if k not in self.started:
+                self._start(k, iteration)
+        used = {iteration, *(each.version for each in self.started.values())}
+        self.weights = {v: each for v, each in self.weights.items() if v in used}
+        now = self.started[iteration]
+        self.age, self.more = iteration - now.version, now.more
+        policies.keep_sampled({} if self.age == 0 else self.weights[now.version])
+
+    def _start(self, iteration: int, version: int) -> None:
+        session = self.session
+        count, seed = session.run.drawn, session.run.train.seed
+        weights = session.tracker.weights(len(session.prompts)) if session.tracker else None
+        more: dict[str, float] = {}
+        if session.spending is None:
+            draws = session.prompts.draw(iteration, count, seed, weights)
+        else:
+            request = DrawRequest(session.prompts, count, seed, iteration, weights)
+            draws, more = session.spending.first_draws(request)
+        self.started[iteration] = Started(draws, version, self._units(iteration, draws), more)
+
+    def _units(self, iteration: int, draws: Draws) -> list[SamplingUnit]:
+        """The units of this process's share of draws."""
+        mine, _ = self.session.parallel.share(len(draws.ids))
+        ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
+        return units_of(self.session, SamplingUnit(iteration, ids, rows))
+
+    def draws(self, iteration: int) -> Draws | None:
+        found = self.started.get(iteration)
+        return None if found is None else found.draws
+
+    def samples(
+        self, units: Sequence[SamplingUnit], seconds: dict[str, float]
+    ) -> list[UnitSamples]:
+        by = self.session.learner.sampler
+        late = [replace(unit, by=unit.by or by) for unit in units]
+        return [sample_unit(self.session, unit, seconds)[1] for unit in late]
+
+    def metrics(self) -> dict[str, float]:
+        return {**self.more, LAG: float(self.age)}
+
+    def state(self, iteration: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        ahead = {k: each for k, each in self.started.items() if k >= iteration}
+        numbers = {
+            str(k): {"draws": list(each.draws), "version": each.version, "more": dict(each.more)}
+            for k, each in ahead.items()
+        }
+        tensors = {
+            f"{version}/{policy}/{name}": weight
+            for version in {each.version for each in ahead.values()}
+            for policy, weights in self.weights[version].items()
+            for name, weight in weights.items()
+        }
+        return numbers, tensors
+
+    def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        for key, weight in weights.items():
+            version, policy, name = key.split("/", 2)
+            known = self.weights.setdefault(int(version), {})
+            known.setdefault(policy, {})[name] = weight
+        for key, each in state.items():
+            draws = Draws(*(tuple(part) for part in each["draws"]))
+            units = self._units(int(key), draws)
+            self.started[int(key)] = Started(draws, int(each["version"]), units, each["more"])
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -1,0 +1,69 @@
+"""Sums of a step's metrics, read from a device once."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from flowrl.losses.base import Derived, Metric, as_derived
+from samplers.host import host_copy, on_host
+
+
+@dataclass
+class Tally:
+    """Sums over masked entries, from which means over chunks, steps and processes are exact."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    highest: dict[str, float] = field(default_factory=dict)
+    lowest: dict[str, float] = field(default_factory=dict)
+    waiting: list[tuple[str, Derived, Tensor]] = field(default_factory=list)  # on the device
+
+    def add(self, name: str, values: Metric, mask: Tensor) -> None:
+        """Keep values until `settle`, because reading them would wait for a GPU."""
+        self.waiting.append((name, as_derived(values), mask))
+
+    def settle(self, *numbers: Tensor) -> list[float]:
+        """Move all values to the CPU, with other numbers of the device, in one transfer; add the
+        values in order, and return the numbers."""
+        waiting, self.waiting = self.waiting, []
+        every = {id(each): each for _, metric, _ in waiting for each in metric.given}
+        here = {key: host_copy(each) for key, each in every.items()}
+        moved = [(key, each) for key, each in every.items() if here[key] is None]
+        sent = [*map(torch.flatten, numbers), *(each.flatten() for _, each in moved)]
+        whole = torch.cat(sent).cpu() if sent else torch.empty(0)
+        found, *parts = whole.split([len(numbers), *(each.numel() for _, each in moved)])
+        for (key, each), part in zip(moved, parts, strict=True):
+            here[key] = part.to(each.dtype).view(each.shape)
+        for name, metric, mask in waiting:
+            values = metric.of(*(here[id(each)] for each in metric.given))
+            self._add(name, values.double().expand(mask.shape)[on_host(mask)])
+        return found.double().tolist()
+
+    def _add(self, name: str, kept: Tensor) -> None:
+        if len(kept) == 0:
+            return
+        self.sums[name] = self.sums.get(name, 0.0) + float(kept.sum())
+        self.counts[name] = self.counts.get(name, 0.0) + len(kept)
+        self.highest[name] = max(self.highest.get(name, -math.inf), float(kept.max()))
+        self.lowest[name] = min(self.lowest.get(name, math.inf), float(kept.min()))
+
+    def means(self) -> dict[str, float]:
+        """Means over all processes, extremes of `ratio` and the largest `mismatch`. Processes that
+        share rows report equal sums, which leaves means correct."""
+        self.settle()
+        total = Tally()
+        for part in gather_object([self]):
+            for name in part.sums:
+                total.sums[name] = total.sums.get(name, 0.0) + part.sums[name]
+                total.counts[name] = total.counts.get(name, 0.0) + part.counts[name]
+                total.highest[name] = max(total.highest.get(name, -math.inf), part.highest[name])
+                total.lowest[name] = min(total.lowest.get(name, math.inf), part.lowest[name])
+        means = {name: total.sums[name] / total.counts[name] for name in total.sums}
+        if "ratio" in means:
+            means |= {"ratio_max": total.highest["ratio"], "ratio_min": total.lowest["ratio"]}
+        if "mismatch" in means:
+            means["mismatch_max"] = total.highest["mismatch"]
+        return means
