@@ -16,7 +16,7 @@ ROWS = (
     ("path-project", PATHWISE, "(levels[0], 0.0) if self.project else levels", "levels", PATHS),
     ("tails-first", "samplers/tails.py", "return steps - self.last\n        for", "return steps - self.last - 1\n        for", PATHS),
     ("loss-hinge", "flowrl/losses/reward.py", "(self.bound - score).relu()", "(score - self.bound).relu()", PATHS),
-    ("through-slope", THROUGH, "(path.x0 - path.x0.detach()) * whole", "(path.x0 - path.x0.detach()) * 2 * whole", RUNS),
+    ("through-slope", THROUGH, "(path.x0 - path.x0.detach()) * slope", "(path.x0 - path.x0.detach()) * 2 * slope", RUNS),
     ("through-masked", THROUGH, "kept = on_host(rows.mask).any(1).nonzero()[:, 0]", "kept = torch.arange(len(rows.mask))", RUNS),
     ("through-counted", PATHWISE, "each = 3 if anchors else 2", "each = 2", RUNS),
     ("through-frozen", PATHWISE, "anchors * k + (k if k > 1 else 0)", "anchors * k", RUNS),

@@ -26,11 +26,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     steps: list[int] = []
     real = PipelinePolicy._prove
 
-    def counted(
-        self: PipelinePolicy, prompts: Any, extras: Any, count: int, *rest: Any, **how: Any
-    ):
-        steps.append(count)
-        return real(self, prompts, extras, count, *rest, **how)
+    def counted(self: PipelinePolicy, subject: Any):
+        steps.append(subject.steps)
+        return real(self, subject)
 
     monkeypatch.setattr(PipelinePolicy, "_prove", counted)
     return steps

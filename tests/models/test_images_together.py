@@ -96,7 +96,7 @@ def test_decoded_rows_share_a_call_too(name, tmp_path):
     x = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
     calls = []
     real = made.loop.decode
-    made.loop.decode = lambda x0, *rest: (calls.append(len(x0)), real(x0, *rest))[1]
+    made.loop.decode = lambda x0, *rest, **how: (calls.append(len(x0)), real(x0, *rest, **how))[1]
     both = made.decode(x, whole, steps=STEPS, guidance=SCALE)
     assert calls == [2]
     for row in range(2):

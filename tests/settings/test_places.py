@@ -118,5 +118,6 @@ def test_a_run_begun_with_relative_paths_stays_as_it_is(
     tree["rewards"] = [{"name": "own.py:bright"}]
     (folder / "run.yaml").write_text(yaml.safe_dump(tree))
     (folder / "own.py").write_text(OWN)
+    tree["model"]["lora"]["dtype"] = "float32"  # that of runs from before the setting
     assert run_of(folder, trust=True) == run_from(tree, "test")
     assert not capsys.readouterr().err

@@ -29,6 +29,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "pro_grpo": {"steps": 4, "start": 6, "keep": [4], "at": [2]},
     "potential_tree": {"steps": 4, "at": [0, 1]},
     "opd": {"steps": 4, "group": 2, "window": 2},
+    "text_process": {"length": 6, "group": 6, "outcome": True},
 }
 HIT = """
 def hit(samples):

@@ -266,7 +266,10 @@ class PipelinePolicy(DenoiserWeights):
             if any(module.training for module in denoiser.modules()):
                 denoiser.eval()
         loop, way, dtype = self.loop, replay.to_way, self.arithmetic
-        most = partial(self.sizes.rows, kind)
+
+        def most(rows: int) -> int:  # read at each call, since a search or a failure changes it
+            return self.sizes.rows(kind, rows)
+
         velocity = row_calls.velocity_in_calls(loop.velocity, conditioning, way, most, dtype)
         held = self.held(conditioning, steps)
         if held is None:

@@ -12,21 +12,20 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from flowrl.errors import NotFiniteError, UserError
+from flowrl.errors import NotFiniteError
 from flowrl.media.statistics import Statistics, merged_means
 from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import EvaluationSampler
 from flowrl.prompts import DATA_SET, PromptSet
 from flowrl.run.evaluate.attempts import Attempts
+from flowrl.run.experience.turn_scores import refuse_turn_rewards
 from flowrl.run.experience.units import decode_samples_of
 from flowrl.run.save import checkpoint
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session, score_once
 from flowrl.run.state.smaller_calls import with_smaller_calls
-from flowrl.settings.environment import ONE_CREDIT
 from rewards import Reward, Samples, Scores, score_all
-from samplers.completions import TextRollout
 from samplers.noise import normal
 
 
@@ -73,9 +72,7 @@ def draw_trial(policy: EvaluationSampler, trial: Trial, by_turn: bool = True) ->
     plan = policy.plain(trial.group)
     with bounded_call("sampling"):
         (rollout,) = batch.rollouts(plan, trial.rows, seed=trial.seed, iteration=0)
-    turns = rollout.rewards if isinstance(rollout, TextRollout) else None
-    if turns is not None and not by_turn and not turns.isnan().all():
-        raise UserError(ONE_CREDIT)
+    refuse_turn_rewards(rollout, by_turn)
     samples = decode_samples_of(batch, rollout, trial.prompts, trial.rows, "the evaluation")
     return TrialSamples(samples, batch.statistics(rollout, samples.media))
 

@@ -95,6 +95,13 @@ class TurnScorer:
             return self.batch.information(rollout, asked, meta, most)
 
 
+def refuse_turn_rewards(rollout: RolloutLike, by_turn: bool) -> None:
+    """UserError for an environment's rewards of single turns if all turns share one credit."""
+    turns = rollout.rewards if isinstance(rollout, TextRollout) else None
+    if turns is not None and not by_turn and not turns.isnan().all():
+        raise UserError(ONE_CREDIT)
+
+
 def turn_metrics(scores: Scores, by_turn: bool) -> dict[str, float]:
     """`reward_turns`: mean over samples of the sum of their turns' own rewards. UserError for such
     rewards if all turns share one credit (`by_turn` is False)."""
