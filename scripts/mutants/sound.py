@@ -6,8 +6,8 @@ REWARDS = "rewards/test_sound_rewards.py"
 
 # fmt: off
 ROWS = (
-    ("sound-noise-of-a-part", "samplers/layout.py", "normal([(*key, name) for key in keys], shape)",
-     "normal([(*key, len(shape)) for key in keys], shape)", PARTS),
+    ("sound-noise-of-a-part", "samplers/counter_noise.py", "([(*key, name) for key in keys], part)",
+     "([(*key, len(part)) for key in keys], part)", PARTS),
     ("sound-mean-of-a-part", "samplers/layout.py", "part.mean(1) for part", "part.sum(1) for part",
      PARTS),
     ("sound-free-entries", "samplers/kernels.py",
@@ -15,13 +15,13 @@ ROWS = (
     ("sound-order-of-parts", "flowrl/likelihoods/rows.py",
      "known.get(name, nothing) for name in layout.names", "known[name] for name in parts", PARTS),
     ("sound-step-of-a-part", "flowrl/likelihoods/transition.py",
-     "a.unflatten(1, (-1, count))[:, edges.step]", "a.unflatten(1, (count, -1))[..., edges.step]",
+     "a.view(len(a), -1, count)[:, edges.step]", "a.view(len(a), count, -1)[..., edges.step]",
      PARTS),
     ("sound-density-of-a-part", "flowrl/likelihoods/transition.py",
      "logp = mean_log_prob(g, rows.x_next, rows.free, rows.layout)",
      "logp = mean_log_prob(g, rows.x_next, rows.free, rows.layout).detach()", PARTS),
     ("sound-last-credit", "flowrl/likelihoods/matching.py",
-     "a.cpu().unflatten(1, (-1, count))[:, -1]", "a.cpu().unflatten(1, (-1, count))[:, 0]", PARTS),
+     "a.cpu().view(len(a), -1, count)[:, -1]", "a.cpu().view(len(a), -1, count)[:, 0]", PARTS),
     ("sound-nft-size", "flowrl/losses/ratio.py",
      "entries(error.detach().abs(), None, rows.layout)",
      "entries(error.detach().abs(), None, None)", PARTS),

@@ -7,7 +7,6 @@ own call, with the user's arguments, before it is used (`flowrl.models.diffusers
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
