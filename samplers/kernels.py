@@ -13,7 +13,7 @@ The arithmetic is float32 or better: a bfloat16 velocity is converted before use
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -131,10 +131,13 @@ def renoise(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, std: Tensor
     return Gaussian(per_row(1 - sigma_next, x) * x0 + per_row(keep, x) * noise, std)
 
 
+Same = TypeVar("Same")
+
+
 class AnyLevels:
     """A kernel whose formula needs no list of noise levels."""
 
-    def bound(self, sigmas: Sequence[float]) -> Self:
+    def bound(self: Same, sigmas: Sequence[float]) -> Same:
         return self
 
 

@@ -43,7 +43,7 @@ class Derived:
 Metric = Tensor | Derived
 
 
-def metric_values(metric: Metric) -> Float[Tensor, "b t"]:
+def metric_values(metric: Metric) -> Float[Tensor, "b t"] | Bool[Tensor, "b t"]:
     """Values of a metric, on the device of its tensors."""
     return metric.of(*metric.given) if isinstance(metric, Derived) else metric
 
