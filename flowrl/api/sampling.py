@@ -125,10 +125,7 @@ def sample(
         for rollout in rollouts:
             prompt = rollout.prompt.cpu()
             names = [texts[i] for i in prompt.tolist()]
-            media = None
-            if decode:
-                shown = batch.decoded(rollout.x0, rollout.prompt)
-                media = Samples(shown.media, names, prompt, audio=shown.audio)
+            media = Samples(batch.media(rollout), names, prompt) if decode else None
             found.append(SampledPlan.of(rollout, media))
         return tuple(found)
 

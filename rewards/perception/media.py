@@ -1,7 +1,6 @@
 """Conversion of images to tensors and back, and batches whose samples differ in size."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ def each_size(
     found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
     for rows in by_size.values():
         part = samples.take(rows)
-        stacked = replace(part, media=torch.stack(part.media))
+        stacked = Samples(torch.stack(part.media), part.prompts, part.group, part.meta)
         found[rows] = score(stacked).to(found)
     return found
 

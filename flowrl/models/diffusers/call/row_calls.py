@@ -8,9 +8,7 @@ from torch import Tensor
 
 from flowrl.models.diffusers.call.columns import Extra, by_image
 from flowrl.models.diffusers.call.conditioning import Conditioning
-from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.call.schedule import Way
-from rewards.audio import Audio
 from samplers import Velocity
 from samplers.host import on_host, picked, sent
 
@@ -89,14 +87,14 @@ def velocity_in_calls(
 
 
 def decoded_in_calls(
-    decode: Callable[[Tensor, Conditioning], Decoded],
+    decode: Callable[[Tensor, Conditioning], Tensor],
     x0: Tensor,
     conditioning: Conditioning,
     size: int,
     together: Sequence[str],
     *,
     graded: bool,
-) -> Decoded:
+) -> Tensor:
     """Decode x0 [n *d] in calls of at most `size` rows. Without gradients no part is held in memory
     twice."""
     extras = conditioning.extras
@@ -108,19 +106,15 @@ def decoded_in_calls(
     return _in_order(groups, parts, graded)
 
 
-def _in_order(groups: Sequence[Tensor], parts: Iterator[Decoded], graded: bool) -> Decoded:
+def _in_order(groups: Sequence[Tensor], parts: Iterator[Tensor], graded: bool) -> Tensor:
     """Rows of all groups in their original order."""
     first = next(parts)
     if len(groups) == 1:
         return first
     if graded:
-        order = torch.argsort(torch.cat(list(groups)))
-        return Decoded.joined([first, *parts]).take(order)
-    count, sounds = sum(map(len, groups)), list[Audio]()
-    whole = first.media.new_empty(count, *first.media.shape[1:])
+        order = sent(torch.argsort(torch.cat(list(groups))), first.device)
+        return torch.cat([first, *parts])[order]
+    whole = first.new_empty(sum(map(len, groups)), *first.shape[1:])
     for rows, part in zip(groups, chain([first], parts), strict=True):
-        whole[sent(rows, whole.device)] = part.media
-        sounds += [] if part.audio is None else [part.audio]
-    if not sounds:
-        return Decoded(whole)
-    return Decoded(whole, Audio.joined(sounds).take(torch.argsort(torch.cat(list(groups)))))
+        whole[sent(rows, part.device)] = part
+    return whole

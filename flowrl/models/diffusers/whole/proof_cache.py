@@ -150,8 +150,7 @@ def _file(digest: str) -> Path:
 
 
 def _replay(values: Mapping[str, Any]) -> Replay:
-    lists = {name: tuple(values[name]) for name in ("together", "parts")}  # as JSON has them
-    return Replay(**{**values, **lists})
+    return Replay(**{**values, "together": tuple(values["together"])})  # a list in JSON
 
 
 def _whole(values: Mapping[str, Any]) -> WholeProof:
