@@ -59,6 +59,7 @@ def test_a_step_begins_behind_the_token_that_ends_a_separator():
     assert begins([1, 3, 1]) == [2] and begins([1, 2, 2, 1]) == [3]
     assert begins([1, 4, 1]) == [2]  # a token with the separator inside belongs to the step before
     assert begins([1, 3, 2, 5, 1]) == [4]  # whitespace behind a separator belongs to it
+    assert begins([1, 4]) == []  # nothing follows the token
     assert begins([1, 3]) == [] and begins([3, 1]) == [] and begins([1]) == []
     assert begins([1, 3, 0]) == []  # a stop token alone is no step
     assert Steps("\n\n", 2, words)._begins([1, 3, 1, 3, 1]) == [2]
