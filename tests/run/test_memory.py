@@ -12,6 +12,7 @@ from transformers import Qwen2Config
 
 from flowrl.errors import UserError
 from flowrl.estimate import fit, memory, sizes
+from flowrl.estimate.activations import kept_by_call
 from flowrl.models.call_sizes import CallSizes
 from flowrl.paths import PROJECT
 from flowrl.run import train
@@ -123,6 +124,11 @@ def test_activations_are_counted_to_within_a_tenth(
     policy.checkpoint_gradients()
     inputs = saved(policy, 2)
     assert inputs + 0.5 * block < fewer.phases["training"] < inputs + 2 * block
+    counted = kept_by_call(given.model)
+    assert counted is not None
+    rows = found.phases["training"] / counted.whole
+    # what stays while no block runs again is at least what autograd keeps of a checkpointed call
+    assert 0.99 * inputs < fewer.phases["training"] - rows * counted.block < 1.25 * inputs
 
 
 def test_weights_gradients_and_optimizer_are_counted(pipeline, tmp_path) -> None:

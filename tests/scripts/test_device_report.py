@@ -79,7 +79,7 @@ assert picked(levels, index).cpu().tolist() == at[[2, 0]].tolist()
 near = picked(levels, sent(torch.tensor([1, 2]), "cuda"))
 assert near.host.data_ptr() == levels[1:].host.data_ptr()  # a view
 assert near.cpu().tolist() == host_copy(near).tolist() == at[1:3].tolist()
-mixed = [at, number, number > 0, to.view(2, 2)]
+mixed = [at, number, number > 0, to.view(2, 2)[:1]]  # two sizes of one dtype
 with ledger.counting():
     moved = sent_together(mixed, "cuda")
 assert ledger.total("pinned") == 3 and ledger.total("upload") == 0, ledger.counts  # of 3 dtypes
