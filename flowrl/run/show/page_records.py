@@ -20,6 +20,7 @@ from flowrl.media.thumbnails import small_copy
 from flowrl.models.diffusers.batch import Driven
 from flowrl.pages.records import (
     MOST_TEXT,
+    UNLIKE,
     AlarmRecord,
     EvaluationRecord,
     GivenImage,
@@ -89,6 +90,8 @@ def record_start(session: Session, iteration: int, resumed: bool) -> None:
 def _facts(session: Session) -> Iterator[tuple[str, str]]:
     yield "processes", str(session.parallel)
     yield "model", str(session.learner)
+    if session.held_out is not None and session.run.unlike_training:
+        yield UNLIKE, session.run.unlike_training
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}"
     yield "threads", str(torch.get_num_threads())
     yield "Python", platform.python_version()
