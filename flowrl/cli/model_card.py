@@ -176,8 +176,11 @@ def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
     yield "size", " x ".join(map(str, sides)) if all(sides) else own
     yield "sampling", "deterministic (ODE), whatever noise training sampled with"
     yield "scheduler", _scheduler(run.model.pipeline) or own
-    for key, value in run.model.call.items():
+    frames = {} if run.evaluate.num_frames is None else {"num_frames": run.evaluate.num_frames}
+    for key, value in {**run.model.call, **frames}.items():
         yield code_span(key), code_span(value)
+    if run.unlike_training:
+        yield "unlike training", run.unlike_training
     if run.model.sigmas is not None:
         yield "noise levels", code_span(dump(run)["model"]["sigmas"])
 
