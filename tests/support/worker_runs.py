@@ -54,6 +54,8 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster  # type: ignore[reportMissingImports]  # an extra
 
+        # a cluster of this kind has no token, which Ray asks for since 2.60
+        os.environ["RAY_AUTH_MODE"] = "disabled"
         how = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 200 * 2**20}
         self.how = how
         self.cluster = Cluster(initialize_head=True, head_node_args=how)
