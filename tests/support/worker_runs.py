@@ -14,6 +14,9 @@ from flowrl.paths import PROJECT
 from tests.support import runs, text_runs, tiny_lm
 from tests.support.warm import Process, Warm, agree
 
+# `Cluster` makes no token, which Ray asks for since 2.60; read when Ray is imported
+os.environ["RAY_AUTH_MODE"] = "disabled"
+
 RECIPES: dict[str, dict[str, Any]] = {
     "flow_grpo": {"name": "flow_grpo", "steps": 3, "group": 2, "clip": 0.2},
     "mix_grpo": {"name": "mix_grpo", "steps": 4, "group": 2, "window": 2},
@@ -54,8 +57,6 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster  # type: ignore[reportMissingImports]  # an extra
 
-        # a cluster of this kind has no token, which Ray asks for since 2.60
-        os.environ["RAY_AUTH_MODE"] = "disabled"
         how = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 200 * 2**20}
         self.how = how
         self.cluster = Cluster(initialize_head=True, head_node_args=how)
