@@ -232,7 +232,7 @@ def record_tree(session: Session, experience: Experience, iteration: int) -> Non
                     tree.node[:, k].tolist(),
                     _numbers(tree.values[leaves_of, k]),
                     _numbers(tree.advantages[leaves_of, k]),
-                    [shortened(tree.texts[i], 46) for i in leaves_of]
+                    [shortened(tree.texts[i], MOST_TEXT // 10) for i in leaves_of]
                     if tree.texts and not k
                     else [],
                 )
