@@ -125,7 +125,10 @@ def sample(
         for rollout in rollouts:
             prompt = rollout.prompt.cpu()
             names = [texts[i] for i in prompt.tolist()]
-            media = Samples(batch.media(rollout), names, prompt) if decode else None
+            media = None
+            if decode:
+                shown = batch.decoded(rollout.x0, rollout.prompt)
+                media = Samples(shown.media, names, prompt, audio=shown.audio)
             found.append(SampledPlan.of(rollout, media))
         return tuple(found)
 
