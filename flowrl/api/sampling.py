@@ -25,6 +25,7 @@ from flowrl.cli.steer import (
 )
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Driven, MediaBatch, Scales
+from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.open import place
 from flowrl.models.own.policy import OwnPolicy
@@ -127,8 +128,9 @@ def sample(
             names = [texts[i] for i in prompt.tolist()]
             media = None
             if decode:
-                shown = batch.decoded(rollout.x0, rollout.prompt)
-                media = Samples(shown.media, names, prompt, audio=shown.audio)
+                made = batch.media(rollout)
+                shown, audio = made if isinstance(made, Decoded) else (made, None)
+                media = Samples(shown, names, prompt, audio=audio)
             found.append(SampledPlan.of(rollout, media))
         return tuple(found)
 

@@ -87,7 +87,7 @@ def test_a_batch_has_video_and_sound_and_ratio_one():
     batch = MediaBatch(made, made.encode(PROMPTS), STEPS)
     chain = Chain(ConstantSDE(0.3), 2)
     (rollout,) = batch.rollouts(chain, [4, 7], seed=1, iteration=0)
-    shown = batch.decoded(rollout.x0, rollout.prompt)
+    shown = batch.media(rollout)
     assert shown.audio is not None and shown.audio.rate == 24_000
     assert shown.media.shape[:2] == (4, 9) and shown.audio.waveform.shape[:2] == (4, 2)
     alone = MediaBatch(made, made.encode(PROMPTS[1:]), STEPS)
@@ -95,7 +95,7 @@ def test_a_batch_has_video_and_sound_and_ratio_one():
     torch.testing.assert_close(other.x0, rollout.x0[2:], rtol=1e-4, atol=1e-5)
     made.sizes.sampling = made.sizes.decoding = 3
     (again,) = batch.rollouts(chain, [4, 7], seed=1, iteration=0)
-    cut = batch.decoded(again.x0, again.prompt)
+    cut = batch.media(again)
     assert cut.audio is not None
     torch.testing.assert_close(cut.audio.waveform, shown.audio.waveform, rtol=1e-3, atol=1e-5)
 

@@ -176,18 +176,19 @@ class MediaBatch:
             return [DrawsPart(0, tuple(draws))]
         return list(draw_parts(plans[0], draws, rows, decoded))
 
-    def media(self, rollout: Rollout) -> Tensor:
-        """Decode samples to images, with their prompt encodings, which some decoders need."""
-        return self.decode(rollout.x0, rollout.prompt)
+    def media(self, rollout: Rollout) -> Tensor | Decoded:
+        """Decode samples to images, with their prompt encodings, which some decoders need; states
+        with parts to videos and their sound."""
+        if self.owner.layout is None:
+            return self.decode(rollout.x0, rollout.prompt)
+        rows = self.conditioning.take(on_host(rollout.prompt))
+        scale = self.owner.guidance.sample
+        return self.owner.decoded(rollout.x0, rows, steps=self.steps, guidance=scale)
 
     def decode(self, x0: Tensor, prompt: Tensor, graded: bool = False) -> Tensor:
-        """Decode latents [n *d]; `prompt` [n] are indices into this batch. `graded` keeps the
-        gradient with respect to x0."""
-        return self.decoded(x0, prompt, graded).media
-
-    def decoded(self, x0: Tensor, prompt: Tensor, graded: bool = False) -> Decoded:
-        """The same with their sound."""
-        return self.owner.decoded(
+        """Decode latents [n *d] to images or videos alone; `prompt` [n] are indices into this
+        batch. `graded` keeps the gradient with respect to x0."""
+        return self.owner.decode(
             x0,
             self.conditioning.take(on_host(prompt)),
             steps=self.steps,
@@ -200,7 +201,7 @@ class MediaBatch:
         gradients."""
         return self.owner.latents(x, self.steps)
 
-    def statistics(self, rollout: Rollout, media: Tensor) -> Statistics:
+    def statistics(self, rollout: Rollout, media: Any) -> Statistics:
         group = on_host(rollout.prompt)
         if len(media) and MediaForm.of(media[0]).kind == "tensor":
             return tensor_statistics(media, group).named("sample/")

@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flowrl.media.statistics import Statistics, merged_means
 from flowrl.models.call_sizes import bounded_call
-from flowrl.models.diffusers.batch import MediaBatch
+from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.models.rewritten import open_texts
 from flowrl.prompts import PromptSet
@@ -224,13 +223,9 @@ def decode_samples_of(
     NotFiniteError names `place` if latents or media have NaN or infinity, since an error in the
     reward would otherwise be blamed on the reward.
     """
-    audio = None
     with bounded_call("decoding"):
-        if isinstance(batch, MediaBatch) and isinstance(rollout, Rollout):
-            media, audio = batch.decoded(rollout.x0, rollout.prompt)
-        else:
-            own: Any = batch  # each batch takes the rollouts that it makes
-            media = own.media(rollout)
+        made = batch.media(rollout)
+    media, audio = made if isinstance(made, Decoded) else (made, None)
     check_samples(rollout, media if audio is None else [media, audio.waveform], place)
     group = on_host(rollout.prompt)
     texts, meta = prompts.take([rows[i] for i in group.tolist()])
