@@ -82,7 +82,7 @@ class Context:
         if self.steps is None:
             own = (self.columns.std, self.columns.h, self.columns.slope)
             return weigh(*(torch.tensor(each, dtype=torch.float64) for each in own))[:, None]
-        kinds, place = self.steps.unique(dim=0, return_inverse=True)
+        kinds, place = torch.unique(self.steps, dim=0, return_inverse=True)
         each = [weigh(*k.unbind(-1)) if k.any() else torch.ones_like(k[:, 0]) for k in kinds]
         return torch.stack(each)[place][..., None]  # ones: of samples that only fill up a group
 

@@ -90,7 +90,7 @@ def _calls(session: Session, policy: Driven) -> dict[CallKind, Callable[[int], o
         groups = rows_by_size(policy, session.prompts.texts, session.prompts.meta)
         largest = max(groups, key=lambda each: math.prod(each.policy.shape(steps)))
         policy, (prompts, meta) = largest.policy, session.prompts.take(largest.rows[:1])
-    conditioning = policy.encode(prompts, meta)
+    conditioning: Any = policy.encode(prompts, meta)
     sigma, shape = policy.schedule(steps).sigmas[0], policy.shape(steps)
 
     def velocity(rows: int, guidance: float | None) -> Tensor:
@@ -109,7 +109,7 @@ def _calls(session: Session, policy: Driven) -> dict[CallKind, Callable[[int], o
 
     def decoding(rows: int) -> None:
         x0 = torch.zeros(rows, *shape, device=policy.device, dtype=policy.arithmetic)
-        taken: Any = conditioning.take(torch.zeros(rows, dtype=torch.long))
+        taken = conditioning.take(torch.zeros(rows, dtype=torch.long))
         policy.decode(x0, taken, steps=steps, guidance=policy.guidance.sample)
 
     return {"sampling": sampling, "decoding": decoding, "training": training}

@@ -18,7 +18,9 @@ from flowrl.models.diffusers.call.signature import Loop
 from flowrl.models.diffusers.mixed_batch import MixedBatch
 from flowrl.models.diffusers.replay.replay import Replay
 from flowrl.models.evaluation_counter import Meter
+from flowrl.models.policy import Batch
 from flowrl.prompts.row_sizes import RowSize, described, row_sizes
+from samplers import Planner
 
 Proofs = dict[tuple[int, float | None], Replay]  # by steps and guidance
 Meta = Sequence[Mapping[str, Any]]
@@ -47,7 +49,7 @@ class LoopSize(NamedTuple):
 
 
 Loops = dict[LoopSize, tuple[Loop, Proofs]]
-OpenedBatch = MediaBatch | MixedBatch
+OpenedBatch = Batch[Planner, Any, Any]  # a MediaBatch or a MixedBatch
 
 
 class Sizable(Protocol):
@@ -92,9 +94,14 @@ def rows_by_size(policy: Sizable, prompts: Sequence[str], meta: Meta) -> list[Si
     groups = dict[LoopSize, list[int]]()
     for i, (size, shape) in enumerate(zip(sizes, shapes, strict=True)):
         groups.setdefault(known[size]._replace(image=shape), []).append(i)
-    return [
-        SizedRows(policy.at(size, places[rows[0]]), size, rows) for size, rows in groups.items()
-    ]
+    firsts = [places[rows[0]] for rows in groups.values()]
+    if len(groups) > 1 and policy.loop.driver.layout is not None:
+        raise UserError(
+            f"{firsts[1]}: it has another size than {firsts[0]}, but videos with sound need "
+            "one size: choose rows with `where`, or leave their sizes out with `keep`"
+        )
+    pairs = zip(groups.items(), firsts, strict=True)
+    return [SizedRows(policy.at(size, at), size, rows) for (size, rows), at in pairs]
 
 
 def other_sizes(policy: Sizable, meta: Meta) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.by_size import LoopSize, OpenedBatch
+from flowrl.models.diffusers.mixed_batch import MixedBatch
 from flowrl.models.diffusers.policy import PipelinePolicy
 from samplers import Ode, Velocity
 
@@ -40,6 +41,7 @@ class HybridPolicy:
         batch = self.policy.open(prompts, meta, steps)
         if isinstance(batch, MediaBatch):
             return replace(batch, ending=self._ended)
+        assert isinstance(batch, MixedBatch)
         return replace(batch, parts=tuple(replace(p, ending=self._ended) for p in batch.parts))
 
     def plain(self, group: int) -> Ode:

@@ -81,7 +81,9 @@ class MixedBatch:
         """Decode samples to images [3 h w] or videos [f 3 h w], each at its size."""
         found: dict[int, Tensor] = {}
         for part, (batch, own) in enumerate(zip(self.parts, rollout.parts, strict=True)):
-            found |= zip(rollout.samples(part).tolist(), batch.media(own), strict=True)
+            made = batch.media(own)
+            assert isinstance(made, Tensor), "samples with sound have one size"
+            found |= zip(rollout.samples(part).tolist(), made, strict=True)
         return [found[i] for i in range(len(found))]
 
     def decode(self, x0: Tensor, prompt: Tensor, graded: bool = False) -> Tensor:

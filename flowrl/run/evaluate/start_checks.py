@@ -2,9 +2,13 @@
 
 from collections.abc import Collection, Iterator
 
+import torch
 from accelerate.utils import gather_object
 
 from flowrl.errors import UserError
+from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.rows import of_parts, parts_of_samples
+from flowrl.likelihoods.transition import Transition
 from flowrl.models.diffusers.batch import Driven
 from flowrl.models.diffusers.call.columns import TEXT_COLUMNS, images
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -102,7 +106,8 @@ def _model_warnings(session: Session) -> Iterator[str]:
 
 
 def check_levels(session: Session) -> None:
-    """Raise a UserError if the plan does not fit the model's own noise levels.
+    """Raise a UserError if the plan does not fit the model's own noise levels, or if it credits
+    parts that the model's samples do not have.
 
     The settings are checked on evenly spaced levels. A scheduler whose list ends at a level near 0
     has one step less that may be noisy."""
@@ -134,6 +139,11 @@ def _plans_at(session: Session, policy: Driven) -> list[Plan]:
         ) from problem
     images = [p for p in plans if isinstance(p, Plan)]
     policy.fitted(images, steps)
+    likelihood = session.algorithm.likelihood
+    if isinstance(likelihood, Transition | Matching) and likelihood.parts:
+        layout = parts_of_samples(likelihood.parts, policy.layout)
+        assert layout is not None
+        of_parts(torch.zeros(1, len(likelihood.parts)), likelihood.parts, layout)
     return images
 
 
