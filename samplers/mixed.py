@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -58,7 +57,7 @@ class MixedRollout:
     def iteration(self) -> int:
         return self.parts[0].iteration
 
-    @cached_property
+    @property
     def prompt(self) -> Int[Tensor, " n"]:
         rows = torch.arange(len(self.draws)).repeat_interleave(self.columns.group)
         return sent(rows, self.parts[0].x0.device)

@@ -225,19 +225,6 @@ class Run(Settings):
         return {name: m.call.get(name, value) for name, value in own.items()}
 
     @property
-    def unlike_training(self) -> str:
-        """The settings of evaluations that differ from training's, in words; empty if none does."""
-        steps, size = self.algorithm().steps, self.trained_size
-        words = {"height": "height", "width": "width", "num_frames": "frames"}
-        pairs: list[tuple[str, Any, Any]] = []
-        pairs += [("steps", self.evaluation_steps, steps)] if self.evaluation_steps != steps else []
-        pairs += [(words[k], v, size[k] or "its own") for k, v in self.evaluation_size.items()]
-        scale, own = self.evaluation_guidance, self.model.guidance.sample
-        pairs += [("guidance", scale, own)] if scale != own else []
-        named = [f"{word} {value} instead of {other}" for word, value, other in pairs]
-        return ", ".join(named) if self.model.pipeline is not None else ""
-
-    @property
     def exported(self) -> str:
         """Name of the folder with the last weights."""
         if not self.learns:
