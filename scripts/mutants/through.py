@@ -22,7 +22,7 @@ ROWS = (
     ("leap-lagrange", LEAPS, "(ends[1] - ends[0]) / scale", "(ends[1] - ends[0])", JUMPS),
     ("leap-rescale", LEAPS, "sum(map(abs, whole)) / sum(map(abs, part)) - 1", "sum(map(abs, whole)) - 1", JUMPS),
     ("leap-rest", LEAPS, "weight / length * (states[step + 1] - states[step])", "weight * (states[step + 1] - states[step])", JUMPS),
-    ("leap-bridge", "samplers/tails.py", "bridge = max(rng.sample(range(steps), 2))", "bridge = min(rng.sample(range(1, steps), 2))", JUMPS),
+    ("leap-bridge", "samplers/tails.py", "bridge = max(rng.sample(range(steps), 2))", "bridge = rng.randrange(1, steps)", JUMPS),
     ("leap-weight", "flowrl/losses/reward.py", "value * rows.weight, rows.weight", "value, rows.weight", JUMPS),
     ("loss-hinge", "flowrl/losses/reward.py", "(self.bound - score).relu()", "(score - self.bound).relu()", PATHS),
     ("through-slope", THROUGH, "(path.x0 - path.x0.detach()) * slope", "(path.x0 - path.x0.detach()) * 2 * slope", RUNS),

@@ -220,7 +220,10 @@ def test_active_steps_are_late_and_a_bridge_is_one_of_them():
     assert last > 2 * early > 0 and sum(counts.values()) == 1600
     even = Counter(k for plan in plans(SomeSteps(1, 4, 0.0)) for k in plan.keep)
     assert abs(sum(even[k] for k in range(12)) - 768) < 100
-    for plan in plans(SomeSteps(1, 5, 2.0, split=True)):
+    split = plans(SomeSteps(1, 5, 2.0, split=True))
+    mean = sum(plan.bridge for plan in split) / len(split)
+    assert mean == pytest.approx(26 * 2 / 3 - 1, abs=1.0)  # the later of two different steps
+    for plan in split:
         before = sum(k < plan.bridge for k in plan.keep)
         share = min(max(round(5 * plan.bridge / 25), 1), plan.bridge, 4)
         assert plan.bridge in plan.keep and len(plan.keep) == 5
