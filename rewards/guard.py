@@ -11,7 +11,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -98,7 +98,7 @@ def guarded_call(
     ValueError, naming the reward, if it wrote into the media or changed a setting. RuntimeError
     for SystemExit and similar exceptions, which would end the run or the server without an error.
     """
-    before, state, grad = _marks(samples.media), SharedState.now(), torch.is_grad_enabled()
+    before, state, grad = _marks(samples), SharedState.now(), torch.is_grad_enabled()
     try:
         with no_exit(name, what):
             result = call(_copied(samples))
@@ -108,7 +108,7 @@ def guarded_call(
     torch.set_grad_enabled(grad)
     if not _BESIDE.sampling:
         state.check([name], what)
-    if _marks(samples.media) != before:
+    if _marks(samples) != before:
         raise ValueError(
             f"{what} {name!r} wrote into the media, which other rewards and the run still need; "
             "change a copy instead: samples.media.clone()"
@@ -148,16 +148,21 @@ def _copied(samples: Samples) -> Samples:
     media = samples.media
     media = media.detach() if isinstance(media, Tensor) else [_detached(item) for item in media]
     meta = copy.deepcopy(list(samples.meta))
-    return Samples(media, list(samples.prompts), samples.group.clone(), meta)
+    audio = samples.audio
+    if audio is not None:
+        audio = replace(audio, waveform=audio.waveform.detach())
+    return Samples(media, list(samples.prompts), samples.group.clone(), meta, audio)
 
 
 def _detached(item: Any) -> Any:
     return item.detach() if isinstance(item, Tensor) else item
 
 
-def _marks(media: Any) -> list[tuple[int, ...]]:
+def _marks(samples: Samples) -> list[tuple[int, ...]]:
     """The state that a write changes, per tensor; strings are immutable."""
-    tensors = [media] if isinstance(media, Tensor) else media
+    media, sound = samples.media, samples.audio
+    tensors = [media] if isinstance(media, Tensor) else [*media]
+    tensors += [] if sound is None else [sound.waveform]
     return [_mark(item) for item in tensors if isinstance(item, Tensor)]
 
 

@@ -26,6 +26,7 @@ PROOFS = {
     "clip": Proof(
         "read", "the vectors come from transformers' and open_clip's own code", gradient=True
     ),
+    "clap": Proof("read", "transformers' own code computes the vectors"),
     "clip_flant5": Proof("authors' code run", "the whole model, t2v_metrics 1.2", 9.4e-9),
     "compbench": Proof(
         "authors' code run", "phrases and product on random answers; theirs have four digits", 5e-5
@@ -50,6 +51,7 @@ PROOFS = {
     "safety": Proof("from memory", "labels from users' code, thresholds from diffusers"),
     "smoothness": Proof("read", "Vchitect/VBench; block matching in place of AMT-S"),
     "soft_tifa": Proof("authors' code run", "forms and means on random answers; no model", 7.1e-9),
+    "synchrony": Proof("from memory", "spectral flux as Bello et al. and Dixon define it"),
     "unified_reward": Proof("authors' code run", "six clients' requests at ff6f520; no model", 0.0),
     "unigenbench": Proof("authors' code run", "the question in both languages at 49d0bce", 0.0),
     "videoalign": Proof("authors' code run", "heads of one and of three rows", 4.3e-5),

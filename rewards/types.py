@@ -10,6 +10,8 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
+from rewards.audio import Audio
+
 T = TypeVar("T")
 
 Kind = Literal["image", "video", "text", "tensor"]
@@ -41,18 +43,23 @@ class Samples:
             read; `score_all` removes it before it calls a reward
     group   one id per sample; two draws of the same prompt are two groups
     meta    the other columns of the prompt file, one mapping per sample; or empty
+    audio   the videos' sound: `audio.waveform` [n channels time] in -1..1 at `audio.rate` Hz; None
+            for samples without
     """
 
     media: Any
     prompts: Sequence[str]
     group: Int[Tensor, " n"]
     meta: Sequence[Mapping[str, Any]] = field(default=())
+    audio: Audio | None = None
 
     def __post_init__(self) -> None:
         n = len(self.prompts)
         counts = {"media": len(self.media), "group": len(self.group), "meta": len(self.meta)}
         if not self.meta:
             counts.pop("meta")
+        if self.audio is not None:
+            counts["waveforms"] = len(self.audio)
         for name, count in counts.items():
             if count != n:
                 raise ValueError(f"Samples: {n} prompts but {count} {name}; each sample needs one")
@@ -77,10 +84,13 @@ class Samples:
 
     def on_cpu(self) -> "Samples":
         """The same samples with their media in host memory."""
-        media = self.media
+        media, audio = self.media, self.audio
+        if audio is not None:
+            audio = replace(audio, waveform=audio.waveform.cpu())
         if isinstance(media, Tensor):
-            return replace(self, media=media.cpu())
-        return replace(self, media=[m.cpu() if isinstance(m, Tensor) else m for m in media])
+            return replace(self, media=media.cpu(), audio=audio)
+        moved = [m.cpu() if isinstance(m, Tensor) else m for m in media]
+        return replace(self, media=moved, audio=audio)
 
     def take(self, rows: Sequence[int] | Int[Tensor, " m"]) -> "Samples":
         """Samples of these rows, in this order; groups keep their ids."""
@@ -93,7 +103,8 @@ class Samples:
         )
         meta = [self.meta[i] for i in at] if self.meta else ()
         group = self.group[index.to(self.group.device)]
-        return Samples(media, [self.prompts[i] for i in at], group, meta)
+        audio = None if self.audio is None else self.audio.take(index)
+        return Samples(media, [self.prompts[i] for i in at], group, meta, audio)
 
 
 def no_such_name(name: str) -> str:
@@ -101,7 +112,7 @@ def no_such_name(name: str) -> str:
     return (
         f"samples have no {name!r}; they have media (images [n 3 h w] or videos [n f 3 h w] in "
         "0..1, n texts, or tensors [n k] or [n t k]), prompts, meta (other columns of the prompt "
-        "file), group, kind and take"
+        "file), audio (None, or waveform [n channels time] and rate), group, kind and take"
     )
 
 
@@ -232,6 +243,11 @@ class Scores:
         """Number of samples that each reward could not score."""
         missing = (~self.scored).sum(0).tolist()
         return dict(zip(self.names, missing, strict=True))
+
+    def of(self, rewards: Sequence[int]) -> "Scores":
+        """The columns of these rewards, without scores of intermediate states."""
+        at = list(rewards)
+        return Scores(self.values[:, at], self.scored[:, at], tuple(self.names[i] for i in at))
 
     def arranged(self, move: Callable[[Tensor], Tensor]) -> "Scores":
         """Apply `move` to the rows [n ...] of every column."""

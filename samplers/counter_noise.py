@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.host import uploaded
+from samplers.layout import Layout
 from samplers.noise import normal
 from samplers.tokens import GOLDEN, mixed, row_keys, shifted_right
 from samplers.untyped import normal_quantiles
@@ -31,12 +32,25 @@ def keyed_noise(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: str | torch.device,
+    layout: Layout | None = None,
 ) -> Float[Tensor, "n *d"]:
     """Standard normal noise of `shape`, one tensor per key, on a device: drawn on the CPU by
-    torch's generator and copied there, or drawn there by a counter."""
+    torch's generator and copied there, or drawn there by a counter. With a layout each part has
+    noise of its own, with the part's name behind the key."""
+    if layout is not None:
+        of = zip(layout.names, layout.shapes, strict=True)
+        parts = [([(*key, name) for key in keys], part) for name, part in of]
+        return layout.pack([keyed_noise(kind, own, part, dtype, device) for own, part in parts])
     if kind == "generator":
         return uploaded(normal(keys, shape).to(dtype), device)
     return counter_normal(keys, shape, device).to(dtype)
+
+
+def cpu_noise(
+    keys: Sequence[tuple[int | str, ...]], shape: tuple[int, ...], layout: Layout | None
+) -> Float[Tensor, "n *d"]:
+    """`keyed_noise` of torch's generator, on the CPU in float32."""
+    return keyed_noise("generator", keys, shape, torch.float32, "cpu", layout)
 
 
 def counter_normal(

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from samplers.host import host_copy, remembered, sent, uploaded
+from samplers.layout import Layout
 
 # From here up a level counts as pure noise: Wan's list starts at .9997 and AWM's at .999, while no
 # published list has a second level above .9986 (shift 7, 100 steps).
@@ -294,31 +295,38 @@ class Churn(AnyLevels):
 
 
 def mean_log_prob(
-    g: Gaussian, x_next: Float[Tensor, "n *d"], free: Bool[Tensor, "n *d"] | None = None
-) -> Float[Tensor, " n"]:
+    g: Gaussian,
+    x_next: Float[Tensor, "n *d"],
+    free: Bool[Tensor, "n *d"] | None = None,
+    layout: Layout | None = None,
+) -> Float[Tensor, "n ..."]:
     """log N(x_next; mean, std^2 I) averaged (not summed) over the latent's dims.
 
     Averaging divides log-ratios by the latent's size; the published clip ranges (1e-5 to 1e-3)
-    only make sense with it. With `free` the mean is over these entries alone. A step without noise
-    (std = 0) has no density: do not call this for it.
+    only make sense with it. With `free` the mean is over these entries alone, with `layout` one per
+    part [n p]. A step without noise (std = 0) has no density: do not call this for it.
     On a GPU, for stds that the host knows, the mean is taken first: three operations on latents.
     """
     if g.mean.device.type != "cpu" and (known := host_copy(g.std)) is not None:
         logs = -known.double().log() - 0.5 * math.log(2 * math.pi)
         ends = torch.stack([logs, -0.5 / known.double().square()]).to(g.mean.dtype)
-        away = mean_over((lift(x_next) - g.mean).square(), free)
-        offset, factor = uploaded(ends, away.device)
+        away = mean_over((lift(x_next) - g.mean).square(), free, layout)
+        offset, factor = (per_row(each, away) for each in uploaded(ends, away.device))
         return torch.addcmul(offset, factor, away)
     std = per_row(g.std, x_next)
     z = (lift(x_next) - g.mean) / std
-    return mean_over(-0.5 * z**2 - std.log() - 0.5 * math.log(2 * math.pi), free)
+    return mean_over(-0.5 * z**2 - std.log() - 0.5 * math.log(2 * math.pi), free, layout)
 
 
 def mean_over(
-    values: Float[Tensor, "n *d"], free: Bool[Tensor, "n *d"] | None
-) -> Float[Tensor, " n"]:
-    """Means per row, over free entries if not all are."""
+    values: Float[Tensor, "n *d"],
+    free: Bool[Tensor, "n *d"] | None,
+    layout: Layout | None = None,
+) -> Float[Tensor, "n ..."]:
+    """Means per row, over free entries if not all are; with `layout`, per row and part [n p]."""
     if free is None:
-        return values.flatten(1).mean(1)
+        return values.flatten(1).mean(1) if layout is None else layout.means(values)
     kept = torch.where(free, values, torch.zeros_like(values))
+    if layout is not None:
+        return layout.means(kept) / layout.means(free.to(kept))
     return kept.flatten(1).sum(1) / free.flatten(1).sum(1)

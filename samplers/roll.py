@@ -12,6 +12,7 @@ from torch import Tensor
 
 from samplers.counter_noise import NoiseKind
 from samplers.host import filled_rows
+from samplers.layout import Layout
 from samplers.looks import Seen
 from samplers.particles import FeynmanKac
 from samplers.plan import Columns, Plan
@@ -51,6 +52,7 @@ class Rollout:
     storage: Storage = Storage()  # how states are kept for training
     noise: NoiseKind = "generator"  # that drew these samples, and what training adds to them
     free: Bool[Tensor, "p *d"] | None = None  # entries that are sampled, by prompt; None: all
+    layout: Layout | None = None  # the parts of flat states
 
     @property
     def columns(self) -> Columns:
@@ -198,7 +200,7 @@ def _rollout(
     storage, held = walk.latents.storage, walk.latents.held
     free = None if held is None else held.free
     made = Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index, storage=storage)
-    made = replace(made, noise=walk.latents.noise)
+    made = replace(made, noise=walk.latents.noise, layout=walk.latents.layout)
     return made if free is None else replace(made, free=free)
 
 

@@ -49,3 +49,8 @@ def evaluated_again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """Checkpoint a call: it stores only its inputs, and backward evaluates it again."""
     found: Any = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
     return found
+
+
+def split_columns(values: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Cut a matrix [n d] into columns of these sizes."""
+    return values.split(sizes, 1)

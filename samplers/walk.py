@@ -15,6 +15,7 @@ from samplers.held import Held
 from samplers.host import derived, filled_rows, on_device, sent
 from samplers.kernels import Gaussian, euler, mean_log_prob, per_row
 from samplers.kernels import step as kernel_step
+from samplers.layout import Layout
 from samplers.looks import Seen
 from samplers.plan import Plan
 from samplers.solvers import Past, Point
@@ -41,6 +42,7 @@ class Edges:
     logp: Float[Tensor, " c"]  # mean over dims, of x_next as it is stored
     prompt: Int[Tensor, " c"]
     moved: Float[Tensor, " c"] | None = None  # a guide's move of the mean, in stds per dim
+    by_part: Float[Tensor, "c p"] | None = None  # logp of each part, where states have parts
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Latents:
     shape    of one state
     begin    turns noise into the first states; None if the noise itself is the first state
     held     the entries that are given instead of sampled; None if there are none
+    layout   the parts of flat states; None for states of one tensor
     storage  how the states of trained steps are kept
     noise    drawn on the CPU by torch's generator, or on the device by a counter
     """
@@ -61,6 +64,7 @@ class Latents:
     storage: Storage = Storage()
     held: Held | None = None
     noise: NoiseKind = "generator"
+    layout: Layout | None = None
 
 
 @dataclass
@@ -114,7 +118,7 @@ class Walk:
         """Standard normal noise for `nodes` nodes of each draw."""
         keys = [(*self.key, draw, *purpose, node) for draw in self.draws for node in range(nodes)]
         of = self.latents
-        return keyed_noise(of.noise, keys, of.shape, of.dtype, of.device)
+        return keyed_noise(of.noise, keys, of.shape, of.dtype, of.device, of.layout)
 
     def root(self, plan: Plan) -> State:
         """The initial state: noise, or `begin` applied to it. All plans of an iteration start from
@@ -186,6 +190,9 @@ class Walk:
         x = keep.put(parents.x) if parents.stored is None else parents.stored
         kept = keep.moved(mean) if self.keep_mean else None
         edges = Edges(k, x, after.stored, kept, logp, self.prompt(x_next))
+        if self.latents.layout is not None:
+            each = mean_log_prob(g, x_next, self.free(x_next), self.latents.layout)
+            edges = replace(edges, by_part=each)
         if guided:
             edges = replace(edges, moved=(pushed - mean).flatten(1).square().mean(1).sqrt() / std)
         return after, edges

@@ -25,6 +25,7 @@ from flowrl.cli.steer import (
 )
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Driven, MediaBatch, Scales
+from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.open import place
 from flowrl.models.own.policy import OwnPolicy
@@ -125,7 +126,11 @@ def sample(
         for rollout in rollouts:
             prompt = rollout.prompt.cpu()
             names = [texts[i] for i in prompt.tolist()]
-            media = Samples(batch.media(rollout), names, prompt) if decode else None
+            media = None
+            if decode:
+                made = batch.media(rollout)
+                shown, audio = made if isinstance(made, Decoded) else (made, None)
+                media = Samples(shown, names, prompt, audio=audio)
             found.append(SampledPlan.of(rollout, media))
         return tuple(found)
 

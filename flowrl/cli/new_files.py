@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flowrl.paths import find
 from flowrl.recipes import RECIPES
+from flowrl.settings.inherit import read_tree
 
 HEAD = """\
 # yaml-language-server: $schema=run.schema.json
@@ -174,11 +175,19 @@ SUBJECTS = (
 
 def known_files(model: str, recipe: str | None, base: str) -> dict[str, str]:
     """Files for a run with a model whose settings are included in flowrl."""
-    own = "" if recipe is None else f"recipe: {{name: {recipe}{_group(recipe)}}}\n"
+    own = [] if recipe is None else [f"name: {recipe}{_group(recipe)}"]
+    routed = read_tree(find(base))[0]["recipe"].get("modalities") is not None
+    own += ["modalities: null"] if routed else []  # they are of the base's rewards
     place = f"model: {{pipeline: {_source(model)}}}\n" if find(model).is_dir() else ""
     graded = recipe is not None and RECIPES[recipe]().reward_gradient
     reward, code = ("Warmth", GRADED_REWARD) if graded else ("warmth", IMAGE_REWARD)
-    body = KNOWN_MODEL.format(base=base, recipe=own, model=place, reward=reward, judge=IMAGE_JUDGE)
+    body = KNOWN_MODEL.format(
+        base=base,
+        recipe=f"recipe: {{{', '.join(own)}}}\n" if own else "",
+        model=place,
+        reward=reward,
+        judge=IMAGE_JUDGE,
+    )
     return _files(body, code, example_prompts())
 
 

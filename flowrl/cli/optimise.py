@@ -27,7 +27,7 @@ from rewards import Samples
 from rewards.checks.differentiable import DifferentiableScore, differentiable_score
 from rewards.checks.gradient_test import differentiable_scores
 from samplers import Velocity
-from samplers.noise import normal
+from samplers.counter_noise import cpu_noise
 
 OptimiseMethod = Literal["gradient", "search", "best"]
 
@@ -70,7 +70,7 @@ class NoiseScores:
         trial, policy = self.scorer.trial, self.scorer.policy
         places = [(row, node) for row in trial.rows for node in range(trial.group)]
         keys = [(trial.seed, 0, row, *purpose, node) for row, node in places]
-        drawn = normal(keys, policy.shape(trial.steps))
+        drawn = cpu_noise(keys, policy.shape(trial.steps), policy.layout)
         return drawn.to(self.scorer.device, policy.arithmetic)
 
     def calls(self, n: int) -> Iterator[Tensor]:

@@ -50,15 +50,13 @@ def recipes_command(arguments: list[str]) -> int:
 
 
 def recipe_rows(name: str, parts: bool = False) -> list[tuple[str, str, str]]:
-    """Setting, type and default of a recipe, as written in YAML. `parts`: also the parts that
-    every recipe lets you replace."""
+    """Setting, type and default of a recipe, as written in YAML. `parts`: also those that every
+    recipe has, such as the parts that it lets you replace."""
     own = function_parameters(recipe_function(name))
-    rows = [
-        (key, readable(field.annotation), in_yaml(field.default))
-        for key, field in recipe_kind(name).model_fields.items()
-        if key in own
-    ]
-    return rows + [(key, FORMS, "null") for key in RECIPE_PARTS if parts and key not in own]
+    fields = {k: f for k, f in recipe_kind(name).model_fields.items() if k != "name"}
+    forms = {k: FORMS if k in RECIPE_PARTS else readable(f.annotation) for k, f in fields.items()}
+    rows = [(k, readable(f.annotation), in_yaml(f.default)) for k, f in fields.items() if k in own]
+    return rows + [(key, form, "null") for key, form in forms.items() if parts and key not in own]
 
 
 def readable(kind: Any) -> str:
@@ -70,8 +68,8 @@ def readable(kind: Any) -> str:
         return "null"
     if get_origin(kind) is Annotated:
         return readable(parts[0])
-    if get_origin(kind) in (Sequence, Mapping):
-        many = "names to" if get_origin(kind) is Mapping else "list of"
+    if get_origin(kind) in (Sequence, Mapping, dict):
+        many = "list of" if get_origin(kind) is Sequence else "names to"
         return f"{many} {readable(parts[-1])}"
     if get_origin(kind) is tuple:
         each = [readable(part) for part in parts if part is not Ellipsis]

@@ -12,6 +12,7 @@ from flowrl.models.diffusers.batch import Driven, Prompted
 from flowrl.run.evaluate.evaluate import Trial
 from flowrl.settings import RewardSpec
 from rewards import Reward, Samples, score_all
+from rewards.audio import Audio
 from samplers import Chain, FlowSDE, Latents, Ode, roll
 from samplers.steering import FeynmanKac, best, importance, steer_plan
 
@@ -61,16 +62,16 @@ class SampleScorer:
         """Decoded samples of clean latents [n *d]; `prompt` [n] are indices of the trial's
         samples."""
         at = prompt.cpu()
-        media = self.policy.decode(
+        made = self.policy.decoded(
             x0, conditioning.take(at), steps=self.trial.steps, guidance=self.guidance
         )
-        return self.shown(media, at)
+        return self.shown(made.media, at, made.audio)
 
-    def shown(self, media: Tensor, at: Tensor) -> Samples:
+    def shown(self, media: Tensor, at: Tensor, audio: Audio | None = None) -> Samples:
         """Decoded media of the trial's samples `at`, with their prompts."""
         rows = [self.trial.rows[i // self.trial.group] for i in at.tolist()]
         prompts, meta = self.trial.prompts.texts, self.trial.prompts.meta
-        return Samples(media, [prompts[r] for r in rows], at, [meta[r] for r in rows])
+        return Samples(media, [prompts[r] for r in rows], at, [meta[r] for r in rows], audio)
 
     def score(self, samples: Samples) -> Tensor:
         """Weighted sum of the rewards [n]; NaN if any reward has no score."""
@@ -92,7 +93,8 @@ def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples,
     draws = range(len(texts))
     begin = policy.begin(conditioning, trial.steps)
     held = policy.held(conditioning, trial.steps)
-    latents = Latents(shape, scorer.device, begin=begin, held=held)
+    parts = policy.layout
+    latents = Latents(shape, scorer.device, begin=begin, held=held, layout=parts)
     if how.method == "particles":
         (plan,) = Chain(FlowSDE(how.eta), how.particles)(sigmas, 0, trial.seed)
         kernel = FeynmanKac(tuple(range(1, trial.steps - 1, 2)), how.strength)

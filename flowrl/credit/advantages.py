@@ -232,10 +232,15 @@ class Estimator:
 
     A chain without `Sum` starts with one. `fusion`: how `flowrl.credit.values.node_values` makes a
     node's value from its leaves.
+
+    `routes` has the parts of samples (a video and its sound) with the rewards that train each, as
+    in OmniNFT (arXiv:2605.12480, from the abstract): every part has advantages of its own, from its
+    rewards alone. Without routes one advantage serves all parts.
     """
 
     transforms: tuple[Transform, ...]
     fusion: Fusion = "mean"
+    routes: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @cached_property
     def chain(self) -> tuple[Transform, ...]:
@@ -292,10 +297,13 @@ class Estimator:
     def __call__(
         self, scores: Scores, context: Context, summed: Credit | None = None
     ) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
-        """Advantages and mask. They have one column per token after `Penalize(each=True)`.
+        """Advantages and mask: one column per decision point, or per token behind
+        `Penalize(each=True)`; with routes one per decision point and part, in their order.
 
         `summed`: the result of the method of that name for these scores, if it is known.
         """
+        if self.routes:
+            return self._routed(scores, context)
         context, first = replace(context, intermediate=scores.intermediate), self._behind_sum
         if summed is None or len(self._own) < first:
             summed, first = node_values(scores, context, self.fusion), 0
@@ -305,3 +313,15 @@ class Estimator:
         if context.turns is not None:
             credit = existing(credit, context)
         return credit.value[..., 0], credit.mask[..., 0]
+
+    def _routed(
+        self, scores: Scores, context: Context
+    ) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
+        """Advantages of each part from the scores of its own rewards."""
+        plain, found = replace(self, routes=()), list[tuple[Tensor, Tensor]]()
+        for _, names in self.routes:
+            at = [scores.names.index(name) for name in names]
+            own = replace(context, weights=context.weights[at])
+            found.append(plain(scores.of(at), own))
+        value, mask = (torch.stack(parts, -1).flatten(1) for parts in zip(*found, strict=True))
+        return value, mask

@@ -15,13 +15,16 @@ from flowrl.likelihoods.rows import (
     PointMask,
     PointValues,
     equal_before,
+    of_parts,
     once_per_state,
+    parts_of_samples,
 )
 from flowrl.likelihoods.transition import NEEDS_TOKEN, free_of, mse
 from samplers import Rollout, Velocity
 from samplers.counter_noise import keyed_noise
 from samplers.host import on_host, picked, sent
 from samplers.kernels import per_row
+from samplers.layout import Layout
 from samplers.noise import generator
 from samplers.untyped import integers
 
@@ -45,8 +48,8 @@ class Weighting:
     scale: float = 1.0
 
     def __call__(
-        self, error: Float[Tensor, "b 1"], sigma: Float[Tensor, " b"]
-    ) -> Float[Tensor, "b 1"]:
+        self, error: Float[Tensor, "b t"], sigma: Float[Tensor, " b"]
+    ) -> Float[Tensor, "b t"]:
         p, s = self.error_power, sigma[:, None]
         shaped = error if p == 1 else ((error + FLOOR) ** p - FLOOR**p) / p
         return self.scale * s**self.sigma_power * (1 - s) ** self.clean_power * shaped
@@ -86,6 +89,7 @@ class Matching:
                every pipeline can run in one call; "sample": each sample has its own levels
     kl_weight  of the divergence |v - v_ref|^2: 1, or AWM's `elbo`, 1 / 2s^2 with
                s = .7 sqrt(t / (1 - t)), t at most .99 in the denominator
+    parts      parts of a state that are entries of their own: see `Transition`
 
     Noise and levels are keyed by (seed, iteration, draw, plan, leaf), so they depend neither on
     the batch nor on the number of processes. Differences are computed in float32 or better.
@@ -101,6 +105,7 @@ class Matching:
     kl_weight: Literal["uniform", "elbo"] = "uniform"
     together: int = 1
     same_noise: bool = False
+    parts: tuple[str, ...] = ()
 
     @property
     def unit(self) -> int:
@@ -110,6 +115,8 @@ class Matching:
         """Refuses text plans. UserError if the plan has too few levels."""
         if text_plans(choices):
             return NEEDS_TOKEN
+        if self.parts and (self.paired or self.together > 1):
+            return "modalities: losses that compare samples of a group have one advantage for all"
         if self.together < 1 or (self.paired and self.together > 1):
             return (
                 "Matching keeps either pairs or groups together: set paired or together, not both"
@@ -125,11 +132,11 @@ class Matching:
 
     def rows(self, rollout: Rollout, advantage: PointValues, mask: PointMask) -> list[MatchingRows]:
         """One `Rows` per drawn noise level, each with all samples (or pairs)."""
-        credit, kept, storage = advantage[:, -1].cpu(), mask[:, -1].cpu(), rollout.storage
-        keep = torch.arange(len(credit))
+        credit, kept, layout = self._credit(rollout, advantage, mask)
+        keep, storage = torch.arange(len(credit)), rollout.storage
         if self.paired:
-            keep, kept = self.pairs(credit, kept, rollout.plan.group)
-        kept = kept[:, None]
+            keep, paired = self.pairs(credit[:, 0], kept[:, 0], rollout.plan.group)
+            kept = paired[:, None]
         alike = 2 if self.paired else 1  # rows of a group with the same noise share a key
         levels = self._levels(rollout, keep[::alike]).repeat_interleave(alike, 0)
         device, dtype = rollout.x0.device, rollout.x0.dtype
@@ -148,7 +155,7 @@ class Matching:
             parts.append(
                 MatchingRows(
                     prompt=prompt,
-                    advantage=sent(credit[keep][:, None].to(dtype), device),
+                    advantage=sent(credit[keep].to(dtype), device),
                     mask=sent(kept, device),
                     old=None,
                     x=storage.put(x),
@@ -156,10 +163,22 @@ class Matching:
                     x0=kept_x0,
                     noise=storage.put(noise),
                     free=free_of(rollout, prompt),
+                    layout=layout,
                     state=None if alone else sent(on_host(equal_before(x)), device),
                 )
             )
         return parts
+
+    def _credit(
+        self, rollout: Rollout, advantage: PointValues, mask: PointMask
+    ) -> tuple[Float[Tensor, "n t"], Bool[Tensor, "n t"], Layout | None]:
+        """Advantages and mask of clean samples: of one entry, or of each part."""
+        layout, count = parts_of_samples(self.parts, rollout.layout), max(1, len(self.parts))
+        values: list[Tensor] = [advantage, mask]
+        last, kept = (a.cpu().view(len(a), -1, count)[:, -1] for a in values)
+        if layout is not None:
+            last, kept = (of_parts(a, self.parts, layout) for a in (last, kept))
+        return last, kept, layout
 
     @staticmethod
     def pairs(
@@ -195,21 +214,24 @@ class Matching:
     def _noise(self, rollout: Rollout, samples: Tensor, draw: int) -> Float[Tensor, "b *d"]:
         keys = [(*self._key(rollout, i), "noise", draw) for i in integers(samples)]
         x0 = rollout.x0
-        return keyed_noise(rollout.noise, keys, tuple(x0.shape[1:]), x0.dtype, x0.device)
+        return keyed_noise(
+            rollout.noise, keys, tuple(x0.shape[1:]), x0.dtype, x0.device, rollout.layout
+        )
 
     def evaluate(self, policy: Velocity, rows: MatchingRows) -> Evaluation:
         target = rows.noise - rows.x0
         (v,) = once_per_state(rows, lambda r: [policy(r.x, r.sigma, r.prompt)])
         v = v.to(target.dtype)
-        return Evaluation(-self.weight(mse(v, target, rows.free), rows.sigma), v)
+        error = mse(v, target, rows.free, rows.layout)
+        return Evaluation(-self.weight(error, rows.sigma), v)
 
     def log_ratio(
         self, new: Evaluation, old: Evaluation, rows: MatchingRows
-    ) -> Float[Tensor, "b 1"]:
+    ) -> Float[Tensor, "b t"]:
         return new.logp - old.logp
 
-    def kl(self, new: Evaluation, ref: Evaluation, rows: MatchingRows) -> Float[Tensor, "b 1"]:
-        moved = mse(new.out, ref.out, rows.free)
+    def kl(self, new: Evaluation, ref: Evaluation, rows: MatchingRows) -> Float[Tensor, "b t"]:
+        moved = mse(new.out, ref.out, rows.free, rows.layout)
         if self.kl_weight == "uniform":
             return moved
         t = rows.sigma[:, None]

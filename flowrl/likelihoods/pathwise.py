@@ -295,4 +295,5 @@ def noise_of(rollout: Rollout, *purpose: int | str) -> Float[Tensor, "n *d"]:
     group, key = rollout.plan.group, (rollout.seed, rollout.iteration)
     keys = [(*key, draw, *purpose, node) for draw in rollout.draws for node in range(group)]
     x0 = rollout.x0
-    return keyed_noise(rollout.noise, keys, tuple(x0.shape[1:]), x0.dtype, x0.device)
+    shape = tuple(x0.shape[1:])
+    return keyed_noise(rollout.noise, keys, shape, x0.dtype, x0.device, rollout.layout)

@@ -11,8 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from flowrl.errors import UserError
 from samplers import Kernel
 from samplers.host import derived, on_device, on_host, picked, sent, sent_together, uploaded
+from samplers.layout import Layout
 from samplers.token_support import TokenSupport, joined_column
 from samplers.untyped import distinct_rows
 
@@ -63,6 +65,7 @@ class TransitionRows(Rows):
     sigma_next: Float[Tensor, " b"]
     kernel: Kernel
     free: Bool[Tensor, "b *d"] | None = None  # entries that are sampled; None: all
+    layout: Layout | None = None  # parts that are entries [b p] of their own; None: one entry
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class MatchingRows(Rows):
     x0: Float[Tensor, "b *d"]
     noise: Float[Tensor, "b *d"]
     free: Bool[Tensor, "b *d"] | None = None  # entries that are sampled; None: all
+    layout: Layout | None = None  # parts that are entries [b p] of their own; None: one entry
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,33 @@ def with_replayed(computed: Evaluation, chunk: Rows) -> Evaluation:
     stored = chunk.sampled if chunk.old is None else chunk.old.logp
     assert stored is not None, "rows have the sampler's log-probabilities"
     return computed._replace(logp=torch.where(chunk.replayed[:, None], stored, computed.logp))
+
+
+def of_parts(
+    values: Float[Tensor, "m q"] | Bool[Tensor, "m q"], parts: Sequence[str], layout: Layout
+) -> Tensor:
+    """Columns [m p] in the layout's order from those of the named parts; 0 for other parts.
+
+    UserError for a part that states do not have.
+    """
+    if unknown := [name for name in parts if name not in layout.names]:
+        raise UserError(
+            f"recipe.modalities: this model's samples have the parts {', '.join(layout.names)}, "
+            f"and no {unknown[0]}"
+        )
+    nothing = torch.zeros_like(values[:, 0])
+    known = dict(zip(parts, values.unbind(1), strict=True))
+    return torch.stack([known.get(name, nothing) for name in layout.names], 1)
+
+
+def parts_of_samples(parts: Sequence[str], layout: Layout | None) -> Layout | None:
+    """The layout whose parts are entries of their own; None if the recipe names none. UserError for
+    a model whose samples have none."""
+    if parts and layout is None:
+        raise UserError(
+            "recipe.modalities: this model's samples have one part alone: leave modalities out"
+        )
+    return layout if parts else None
 
 
 def equal_before(x: Float[Tensor, "b *d"]) -> Int[Tensor, " b"]:

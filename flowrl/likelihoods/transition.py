@@ -12,7 +12,6 @@ evaluations. It never sees a reward; a loss never sees a model.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -27,11 +26,14 @@ from flowrl.likelihoods.rows import (
     Rows,
     TransitionRows,
     equal_before,
+    of_parts,
     once_per_state,
+    parts_of_samples,
 )
 from samplers import Edges, Gaussian, Particled, Rollout, Velocity, mean_log_prob
 from samplers.host import filled_rows, on_host, sent, uploaded
 from samplers.kernels import coefficients, mean_over, step
+from samplers.layout import Layout
 
 KlForm = Literal["exact", "published", "velocity", "mean"]
 NEEDS_TOKEN = "a plan of text needs the Token likelihood"
@@ -66,11 +68,20 @@ def mse(
     a: Float[Tensor, "b *d"] | None,
     b: Float[Tensor, "b *d"] | None,
     free: Bool[Tensor, "b *d"] | None = None,
-) -> Float[Tensor, "b 1"]:
+    layout: Layout | None = None,
+) -> Float[Tensor, "b t"]:
     """Mean squared difference over the latent dimensions, per row; over free entries if not all
-    are."""
+    are, and of each part if the parts are entries of their own."""
     assert a is not None and b is not None, "this comparison needs means or velocities"
-    return mean_over((a - b).square(), free)[:, None]
+    return entries((a - b).square(), free, layout)
+
+
+def entries(
+    values: Float[Tensor, "b *d"], free: Bool[Tensor, "b *d"] | None, layout: Layout | None
+) -> Float[Tensor, "b t"]:
+    """Means as entries of a loss: one per row, or one per part of a row."""
+    found = mean_over(values, free, layout)
+    return found[:, None] if layout is None else found
 
 
 def free_of(rollout: Rollout, prompt: Int[Tensor, " b"]) -> Bool[Tensor, "b *d"] | None:
@@ -119,6 +130,8 @@ class Transition:
                          weight for `exact` times 1 / 2 q^2 is the equivalent weight for this form,
                          so it differs per step
     means    keeps the means of the sampled steps, which some losses compare with
+    parts    parts of a state that are entries of their own, each with its mean over its own dims,
+             in the order of the advantages' columns. None: the mean over all dims is one entry
     """
 
     unit = 1
@@ -126,6 +139,7 @@ class Transition:
     ratio: Literal["density", "ratio_norm", "cps"] = "density"
     kl_form: KlForm = "exact"
     means: bool = False
+    parts: tuple[str, ...] = ()
 
     @property
     def keep_mean(self) -> bool:
@@ -159,15 +173,22 @@ class Transition:
     ) -> TransitionRows:
         step, kernel, x = rollout.plan.steps[edges.step], rollout.plan.kernel, edges.x
         assert kernel is not None and (edges.mean is not None or not self.keep_mean)
-        nodes, device = len(x), edges.logp.device
+        nodes, device, count = len(x), edges.logp.device, max(1, len(self.parts))
         # the leaves of a node agree, so its first one is enough
-        credit = advantage[:, edges.step].reshape(nodes, -1)[:, :1]
-        kept = mask[:, edges.step].reshape(nodes, -1)[:, :1]
+        credit, kept = (
+            a.view(len(a), -1, count)[:, edges.step].reshape(nodes, -1, count)[:, 0]
+            for a in (advantage, mask)
+        )
+        logp, layout = edges.logp[:, None], parts_of_samples(self.parts, rollout.layout)
+        if layout is not None:
+            assert edges.by_part is not None, "the walk keeps it for states with parts"
+            credit, kept = (of_parts(a, self.parts, layout) for a in (credit, kept))
+            logp = edges.by_part
         return TransitionRows(
             prompt=edges.prompt,
             advantage=sent(credit.to(edges.logp.dtype), device),
             mask=sent(kept, device),
-            old=Evaluation(edges.logp[:, None], edges.mean if self.keep_mean else None),
+            old=Evaluation(logp, edges.mean if self.keep_mean else None),
             x=x,
             x_next=edges.x_next,
             sigma=filled_rows(nodes, step.sigma, edges.logp.dtype, device),
@@ -175,30 +196,33 @@ class Transition:
             kernel=kernel,
             free=free_of(rollout, edges.prompt),
             state=states_of(rollout, edges),
+            layout=layout,
         )
 
     def evaluate(self, policy: Velocity, rows: TransitionRows) -> Evaluation:
-        g = Gaussian(*once_per_state(rows, partial(_step, policy)))
-        return Evaluation(mean_log_prob(g, rows.x_next, rows.free)[:, None], g.mean)
+        g = Gaussian(*once_per_state(rows, lambda once: _step(policy, once)))
+        logp = mean_log_prob(g, rows.x_next, rows.free, rows.layout)
+        return Evaluation(logp if rows.layout is not None else logp[:, None], g.mean)
 
     def log_ratio(
         self, new: Evaluation, old: Evaluation, rows: TransitionRows
-    ) -> Float[Tensor, "b 1"]:
+    ) -> Float[Tensor, "b t"]:
         ratio = new.logp - old.logp
         if self.ratio == "density":
             return ratio
         q, _ = step_scales(rows)
         if self.ratio == "cps":
             return 2 * q**2 * ratio
-        return q * ratio + mse(new.out, old.out, rows.free) / (2 * q)
+        return q * ratio + mse(new.out, old.out, rows.free, rows.layout) / (2 * q)
 
-    def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b 1"]:
-        return scaled_by_step(self.kl_form, mse(new.out, ref.out, rows.free), rows)
+    def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b t"]:
+        moved = mse(new.out, ref.out, rows.free, rows.layout)
+        return scaled_by_step(self.kl_form, moved, rows)
 
 
 def scaled_by_step(
-    form: KlForm, moved: Float[Tensor, "b 1"], rows: TransitionRows
-) -> Float[Tensor, "b 1"]:
+    form: KlForm, moved: Float[Tensor, "b t"], rows: TransitionRows
+) -> Float[Tensor, "b t"]:
     """Squared distances of means, scaled for a `kl_form` by the rows' steps. The factors are
     computed on the host and applied in one multiplication."""
     if form == "mean":
@@ -235,8 +259,8 @@ def step_scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tenso
     return std[:, None], mean
 
 
-def step_divergence(new: Evaluation, old: Evaluation, rows: Rows) -> Float[Tensor, "b 1"]:
+def step_divergence(new: Evaluation, old: Evaluation, rows: Rows) -> Float[Tensor, "b t"]:
     """|mean - mean_old|^2 / 2 q^2 in nats per dimension: the divergence of two steps with equal
     std."""
     assert isinstance(rows, TransitionRows), "only denoising steps have means"
-    return scaled_by_step("exact", mse(new.out, old.out, rows.free), rows)
+    return scaled_by_step("exact", mse(new.out, old.out, rows.free, rows.layout), rows)

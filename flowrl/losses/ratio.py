@@ -19,7 +19,7 @@ from flowrl.credit.comparisons import BestWorst, Exponential
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluations, MatchingRows, Rows
-from flowrl.likelihoods.transition import Likelihood
+from flowrl.likelihoods.transition import Likelihood, entries, mse
 from flowrl.losses.base import Anchor, Derived, Entries, PolicyTerm, RatioLoss, anchored, roles
 from samplers.kernels import per_row
 
@@ -216,7 +216,7 @@ class NFT:
         error_bad = _x0_error((1 + self.beta) * old - self.beta * v, rows)
         value = (good * error_good + (1 - good) * error_bad) * self.advantage_max / self.beta
         divergence, metrics = anchored(self.anchors, likelihood, evaluations, rows)
-        moved = (v.detach() - old).square().flatten(1).mean(1, keepdim=True)
+        moved = mse(v.detach(), old, layout=rows.layout)
         own = {"moved": moved, "policy_loss": value.detach()}
         return Entries(value + divergence, "tokens", {**own, **metrics})
 
@@ -231,8 +231,9 @@ class NFT:
         return a.sign() if self.mode == "binary" else a
 
 
-def _x0_error(v: Float[Tensor, "b *d"], rows: MatchingRows) -> Float[Tensor, "b 1"]:
-    """Squared error of the clean sample that v predicts, over its detached mean size."""
+def _x0_error(v: Float[Tensor, "b *d"], rows: MatchingRows) -> Float[Tensor, "b t"]:
+    """Squared error of the clean sample that v predicts, over its detached mean size; of each part,
+    if the parts are entries of their own."""
     error = rows.x - per_row(rows.sigma, v) * v - rows.x0
-    size = error.detach().abs().flatten(1).mean(1, keepdim=True).clamp(min=1e-5)
-    return error.square().flatten(1).mean(1, keepdim=True) / size
+    size = entries(error.detach().abs(), None, rows.layout).clamp(min=1e-5)
+    return entries(error.square(), None, rows.layout) / size

@@ -93,7 +93,8 @@ class Batch(Protocol[PlansIn, Rolled, Media]):
         ...
 
     def media(self, rollout: Rolled) -> Media:
-        """Decode a rollout to images, videos or strings, as in `rewards.Samples`."""
+        """Decode a rollout to images, videos or strings, as in `rewards.Samples`; to `Decoded` for
+        videos with sound."""
         ...
 
     def statistics(self, rollout: Rolled, media: Media) -> Statistics:

@@ -43,6 +43,8 @@ class SampleRecord:
     height: int = 0
     frames: int = 1  # side by side in `media`
     given: list[GivenImage] = field(default_factory=list[GivenImage])
+    sound: str = ""  # a data URL of its sound, and of its spectrogram
+    spectrum: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 
 from flowrl.errors import UserError
-from flowrl.media import pictures, videos
+from flowrl.media import pictures, sounds, videos
 from flowrl.pages.stack import from_template
 from rewards import Samples
 from rewards.perception.files import open_image_file
@@ -55,12 +55,18 @@ class Page:
             videos.save_gif(both, folder / f"{name}.gif")
 
     def save_each(self, folder: Path) -> None:
-        """Write one file per image or video; all texts are on the page."""
+        """Write one file per image or video, and a WAV file of its sound; all texts are on the
+        page."""
         for i, media in enumerate(() if self.texts else self.samples.media):
             if self.moving:
                 videos.save_gif(videos.frames(media), folder / f"{i:03d}.gif")
             else:
                 pictures.save_grid(pictures.to_image(media), folder / f"{i:03d}.png")
+        audio = self.samples.audio
+        for i, waveform in enumerate(() if audio is None else audio.waveform):
+            assert audio is not None
+            sounds.save_wav(waveform, audio.rate, folder / f"{i:03d}.wav")
+            sounds.spectrogram(waveform).save(folder / f"{i:03d}.spectrogram.png")
 
     @property
     def texts(self) -> bool:

@@ -8,6 +8,7 @@ from flowrl.pages.stack import count, number, sign, signed
 
 STEP, TEXT_STEP, LEAF, TOP, LEFT = 58.0, 120.0, 46.0, 54.0, 26.0
 TO_REWRITING = 240.0  # its text is written before its node, where no other line is
+FITS = 40  # letters of a rewriting before its node; the node's own words have all
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ class TreeView:
         lower = bool(own) and y > self.start(0)  # its line comes from above
         value = level.values[node] if own else value
         label = y + 18 if lower else y - 10
-        return Dot(x, y, radius, sign(advantage), depth, words, value, label, own)
+        shown = own if len(own) <= FITS else f"{own[: FITS - 1]}…"
+        return Dot(x, y, radius, sign(advantage), depth, words, value, label, shown)
 
 
 def _look(level: LevelRecord) -> str:

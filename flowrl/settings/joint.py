@@ -86,6 +86,8 @@ class JointSettings(RecipeSettings):
                 f"image: {self.image['name']} keeps statistics of prompts, but each rewriting is "
                 "a new prompt: choose another credit"
             )
+        if self.modalities is not None:
+            raise UserError("modalities: a joint run's images have one part: leave it out")
         if self.credit == "shared" and image.reward_gradient and self.train != "image":
             raise UserError(
                 "credit: a recipe with reward gradients has no advantages to share: set credit: "

@@ -20,6 +20,8 @@ from pydantic_core import CoreSchema
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
+from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.transition import Transition
 from flowrl.recipes import RECIPES
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.own_parts import (
@@ -53,6 +55,7 @@ class RecipeSettings(Settings):
     likelihood: Part = None
     loss: Part = None
     tracker: Part = None
+    modalities: dict[str, tuple[str, ...]] | None = None
 
     @field_validator(*RECIPE_PARTS, mode="before", check_fields=False)
     @classmethod
@@ -81,7 +84,7 @@ class RecipeSettings(Settings):
         UserError for choices that cannot be combined, for a function that returns no Algorithm, and
         for a setting that is unused because of the run's parts.
         """
-        made = self._made({})
+        made = self._routed(self._made({}))
         if made.group > _MOST["group"]:
             raise UserError(
                 f"{made.group} samples per prompt; at most {_MOST['group']} are allowed"
@@ -95,6 +98,23 @@ class RecipeSettings(Settings):
             )
         return made
 
+    def _routed(self, made: Algorithm) -> Algorithm:
+        """The algorithm with advantages by part, if the run names them. UserError for a likelihood
+        without parts."""
+        if self.modalities is None:
+            return made
+        if not isinstance(made.likelihood, Transition | Matching):
+            raise UserError(
+                f"modalities: the likelihood of {self.name} has no parts: leave modalities out"
+            )
+        if not self.modalities or not all(self.modalities.values()):
+            raise UserError("modalities: name the rewards of each part, {video: [A], audio: [B]}")
+        likelihood = replace(made.likelihood, parts=tuple(self.modalities))
+        routes = tuple(self.modalities.items())
+        return replace(
+            made, likelihood=likelihood, advantage=replace(made.advantage, routes=routes)
+        )
+
     @cached_property
     def unread(self) -> Sequence[str]:
         """Settings of the recipe without effect, because the run's parts replace the parts that
@@ -102,7 +122,8 @@ class RecipeSettings(Settings):
         if not self._replaced:
             return ()
         fields, whole = type(self).model_fields, repr(self._made({}))
-        given = [n for n in self.model_fields_set - {"name", *self._replaced} if n in fields]
+        own = self.model_fields_set - {"name", "modalities", *self._replaced}
+        given = [n for n in own if n in fields]
         changed = [n for n in sorted(given) if getattr(self, n) != fields[n].default]
         return tuple(n for n in changed if self._alike({n: fields[n].default}, whole))
 

@@ -253,6 +253,16 @@ class Run(Settings):
                     f"{place}: {labels} are not unique; remove one, or give it a `label`"
                 )
         check_sets(self.prompts, self.held_out_rewards, (*self.rewards, *self.intermediate_rewards))
+        if self.recipe.modalities is not None:
+            known = [spec.label for spec in self.rewards]
+            named = [name for names in self.recipe.modalities.values() for name in names]
+            odd = [name for name in named if name not in known]
+            if odd or set(known) - set(named):
+                which = odd[0] if odd else next(name for name in known if name not in named)
+                raise ValueError(
+                    f"recipe.modalities: {which} "
+                    + ("is none of the rewards" if odd else "trains no part: name it for one")
+                )
         if self.budget.replay and self.train.recompute_old and self.model.pipeline:
             raise ValueError(
                 "budget.replay: a replayed image keeps its old log-probabilities, which "

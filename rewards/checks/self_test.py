@@ -9,18 +9,20 @@ model generates.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rewards.audio import Audio
 from rewards.combine import scored
 from rewards.perception.media import WrongMedia, items
 from rewards.types import Kind, Reward, Samples
 
 _SIDE = 64  # pixels of the test images
+_RATE = 16_000  # Hz, of their sound
 _FRAMES, _SPEEDS = 8, (0, 0, 2, 8)  # of the test videos; pixels per frame of each
 _ALIKE = 1e-6  # scores closer than this, relative to their size, count as equal
 _BATCHED = 0.01  # allowed difference of batched scores from single ones: half precision
@@ -76,7 +78,7 @@ def probe(kind: Kind, prompts: Prompts) -> Samples:
     """Noise, a flat colour, a gradient, a chequerboard, as images or videos; or four texts; or, as
     tensors, noise, 0.5, a ramp from 0 to 1, and 1, -1, ... All in one group. In videos the noise
     and the colour stand still, and the others move to the right: the chequerboard by one square per
-    frame."""
+    frame. They have sound: noise, silence, a tone that grows, and clicks."""
     texts = [prompts.texts[i % len(prompts.texts)] for i in range(4)]
     meta = [prompts.meta[i % len(prompts.meta)] for i in range(4)] if prompts.meta else ()
     group = torch.zeros(4, dtype=torch.long)
@@ -98,7 +100,17 @@ def probe(kind: Kind, prompts: Prompts) -> Samples:
         places = [place * speed for place in range(_FRAMES) for speed in _SPEEDS]
         moved = [media[i % 4].roll(by, -1) for i, by in enumerate(places)]
         media = torch.stack(moved).view(_FRAMES, 4, 3, _SIDE, _SIDE).transpose(0, 1).contiguous()
-    return Samples(media, texts, group, meta)
+    audio = _sounds() if kind == "video" else None
+    return Samples(media, texts, group, meta, audio)
+
+
+def _sounds() -> Audio:
+    """Noise, silence, a tone that grows, and clicks: half a second of each."""
+    time = torch.arange(_RATE // 2) / _RATE
+    noise = 0.3 * torch.randn(len(time), generator=torch.Generator().manual_seed(1)).clamp(-3, 3)
+    tone = time * torch.sin(2 * torch.pi * 440 * time)
+    clicks = 0.5 * (torch.arange(len(time)) % (_RATE // 8) < _RATE // 100)
+    return Audio(torch.stack([noise, torch.zeros_like(time), tone, clicks])[:, None], _RATE)
 
 
 def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
@@ -277,7 +289,10 @@ def _similar(samples: Samples) -> Samples:
         return samples
     near = torch.stack([media[0].lerp(item, _NEAR) for item in media])
     first = [samples.meta[0]] * len(media) if samples.meta else ()
-    return Samples(near, [samples.prompts[0]] * len(media), samples.group, first)
+    audio = samples.audio
+    if audio is not None:
+        audio = replace(audio, waveform=audio.waveform[:1].lerp(audio.waveform, _NEAR))
+    return Samples(near, [samples.prompts[0]] * len(media), samples.group, first, audio)
 
 
 def _check_batches(name: str, reward: Reward, samples: Samples, scores: Float[Tensor, " n"]) -> str:

@@ -1,6 +1,7 @@
 """Conversion of images to tensors and back, and batches whose samples differ in size."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def each_size(
     found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
     for rows in by_size.values():
         part = samples.take(rows)
-        stacked = Samples(torch.stack(part.media), part.prompts, part.group, part.meta)
+        stacked = replace(part, media=torch.stack(part.media))
         found[rows] = score(stacked).to(found)
     return found
 

@@ -202,7 +202,7 @@ class Trial:
             codes, errors = self.start("--resume", folder, "--trust").wait(), set(self.errors())
             touched = files.items() ^ digests(folder).items()
             right = set(codes) == {1 if self.case.launched else 2} and not touched
-            right &= len(errors) == 1 and "cannot change in a run" in min(errors)
+            right &= len(errors) == 1 and "cannot change within a run" in min(errors)
             summary = f", {sorted(dict(touched))} touched, {errors}"
             file.write_text(before)
         else:

@@ -118,6 +118,11 @@ CLAIMS = (
     "StableDiffusion3InpaintPipeline besides those of the table, at strengths 1 and 0.75. Masks "
     "need hard edges on the grid of the latents.",
     "",
+    "Videos with sound (LTX-2): a loop that steps several states after one evaluation is driven "
+    "as one state of their parts, and (a), (b) and the media's column cover the sound. Its own "
+    "guidance (of text for each part, perturbed blocks, parts that do not see each other) is on. "
+    "Loops that read their scheduler's list of levels get the level pinned beside the time.",
+    "",
     "Refused at load: pipelines whose latents follow the shape of the "
     "conditioning image, unless height and width are set; `denoising_end` and `denoising_start`. "
     "KolorsPipeline is not listed: it needs the package sentencepiece. Written by "

@@ -138,7 +138,7 @@ ROWS = (
     ("whole-bound", "flowrl/models/diffusers/whole/whole_proof.py", "if not ours <= times *",
      "if False and ours <= times *", "models/test_whole_proof.py::test_a_wrong_number_is_a_failure"),
     ("whole-nudge", "flowrl/models/diffusers/whole/whole_sample.py",
-     'latents = nudged(self.given, unit) if unit else self.given', 'latents = self.given',
+     'latents = nudged(latents, unit) if unit else latents', 'pass',
      "models/test_whole_proof.py::test_whole_samples_are_the_pipelines_own"),
     ("kept-sum", "flowrl/models/diffusers/whole/proof_cache.py",
      'if written["sum"] != _sum(written["proof"]):', "if False:",

@@ -36,6 +36,7 @@ from scripts.mutants.models import ROWS as MODEL_ROWS  # noqa: E402
 from scripts.mutants.processes import ROWS as PROCESS_ROWS  # noqa: E402
 from scripts.mutants.recipes import ROWS as RECIPE_ROWS  # noqa: E402
 from scripts.mutants.rewards import ROWS as REWARD_ROWS  # noqa: E402
+from scripts.mutants.sound import ROWS as SOUND_ROWS  # noqa: E402
 from scripts.mutants.text import ROWS as TEXT_ROWS  # noqa: E402
 from scripts.mutants.through import ROWS as THROUGH_ROWS  # noqa: E402
 
@@ -106,8 +107,8 @@ MUTANTS = [Mutant(*row) for row in (
      "(*self.key, 0, *purpose, node)", "samplers/test_roll.py"),
     ("walk-split", "samplers/walk.py", "(1 + plan.split**2) ** 0.5", "(1 + plan.split)",
      "samplers/test_roll.py"),
-    ("walk-stored", "samplers/walk.py", "mean_log_prob(g, x_next, self.free",
-     "mean_log_prob(g, mean, self.free", "samplers/test_roll.py"),
+    ("walk-stored", "samplers/walk.py", "mean_log_prob(g, x_next, self.free(x_next)), self",
+     "mean_log_prob(g, mean, self.free(x_next)), self", "samplers/test_roll.py"),
     ("steering-kept", "samplers/particles.py", "torch.where(drawn, 0.0, log_weight)",
      "torch.zeros_like(log_weight)", "samplers/test_steering.py"),
     ("steering-spent", "samplers/particles.py", "(ends - origin) - before.spent",
@@ -136,13 +137,13 @@ MUTANTS = [Mutant(*row) for row in (
     ("likelihoods-published-kl", "flowrl/likelihoods/transition.py",
      "moved * fall / (2 * q**2)", "moved / (2 * q**2)",
      "likelihoods/test_likelihoods.py"),
-    ("likelihoods-ratio-norm", "flowrl/likelihoods/transition.py", "old.out, rows.free) / (2 * q)",
-     "old.out, rows.free) / (2 * q**2)", "likelihoods/test_likelihoods.py"),
+    ("likelihoods-ratio-norm", "flowrl/likelihoods/transition.py", "old.out, rows.free, rows.layout) / (2 * q)",
+     "old.out, rows.free, rows.layout) / (2 * q**2)", "likelihoods/test_likelihoods.py"),
     ("likelihoods-cps", "flowrl/likelihoods/transition.py", "2 * q**2 * ratio", "q**2 * ratio",
      "likelihoods/test_likelihoods.py"),
     ("likelihoods-velocity-kl", "flowrl/likelihoods/transition.py", "moved / slope**2", "moved / slope",
      "likelihoods/test_likelihoods.py"),
-    ("likelihoods-column", "flowrl/likelihoods/transition.py", "advantage[:, edges.step]", "advantage[:, 0]",
+    ("likelihoods-column", "flowrl/likelihoods/transition.py", "[:, edges.step].reshape(", "[:, 0].reshape(",
      "likelihoods/test_likelihoods.py"),
     ("losses-min", "flowrl/losses/ratio.py", "torch.minimum(ratio * advantage,",
      "torch.maximum(ratio * advantage,", "losses/test_losses.py"),
@@ -285,7 +286,8 @@ MUTANTS = [Mutant(*row) for row in (
      "demo/test_shapes.py"),
     *PROCESS_ROWS,
     *TEXT_ROWS,
-    *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS, *REWARD_ROWS, *THROUGH_ROWS, *EDGE_ROWS,
+    *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS, *REWARD_ROWS, *SOUND_ROWS, *THROUGH_ROWS,
+    *EDGE_ROWS,
 )]
 # fmt: on
 

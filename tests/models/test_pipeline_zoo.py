@@ -214,7 +214,6 @@ def test_an_unknown_part_is_named() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("LTX2Pipeline", "loops with several states"),
         ("TextToVideoZeroPipeline", "steps several states in turn"),
         ("CycleDiffusionPipeline", r"predicts NaN or infinity, though its weights are finite"),
         ("StableDiffusionLDM3DPipeline", "Exception: This type pt is not supported"),

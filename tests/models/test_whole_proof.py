@@ -112,9 +112,9 @@ def test_a_loop_that_writes_into_its_latents_is_compared_from_the_same_ones() ->
     batch = policy.open(THREE, (), STEPS)
     whole = WholeSample(policy, batch, 0, 4.5)
     assert whole.given is not None
-    before = whole.given.clone()
+    (before,) = (each.clone() for each in whole.given.values())
     first, second = whole.own(), whole.own()
-    assert torch.equal(whole.given, before)
+    assert torch.equal(*whole.given.values(), before)
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
 
 

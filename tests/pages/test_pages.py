@@ -28,6 +28,7 @@ from flowrl.pages.records import (
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.run_page import gain_of, run_page, shown_evaluations, write_report
 from flowrl.pages.stack import number
+from flowrl.pages.tree import FITS, TreeView
 from tests.support.page_runs import ALARM, LONG, RTL, SETTINGS, evaluation, group, tree, write_run
 from tests.support.runs import flowrl
 
@@ -131,6 +132,14 @@ def test_a_tree_shows_values_advantages_and_what_is_not_learned_from(tmp_path):
     assert tips[3] == "step 2, node 1: value 0.750, not trained on"
     edges = [attrs["class"] for attrs in page.all("path")]
     assert edges.count("edge trained") == 2 * 7 and edges.count("edge ode") == 2 * 2
+
+
+def test_a_rewriting_fits_before_its_node_and_is_whole_in_the_nodes_words():
+    long = "a yellow triangle above a red circle, left of a purple square"
+    first, *others = tree(2).levels
+    view = TreeView(replace(tree(2), levels=[replace(first, texts=[long]), *others]))
+    dot = next(view.dots)
+    assert dot.text == f"{long[: FITS - 1]}\N{HORIZONTAL ELLIPSIS}" and long in dot.words
 
 
 def test_a_group_without_branches_is_no_tree(tmp_path):

@@ -34,7 +34,7 @@ WANTED = {
     "sd35_medium", "sd35_large", "flux1_dev", "flux1_schnell", "flux1_kontext", "flux2_klein",
     "flux2_klein_distilled", "flux2_dev_quantized", "qwen_image_quantized",
     "qwen_image", "qwen_image_edit", "z_image", "z_image_turbo", "sdxl", "sd15", "sana",
-    "wan21_1b", "wan21_14b", "wan22_a14b", "wan22_5b", "hunyuan_video15", "ltx_video",
+    "wan21_1b", "wan21_14b", "wan22_a14b", "wan22_5b", "hunyuan_video15", "ltx_video", "ltx2",
     "cogvideox_5b",
 }  # fmt: skip
 CHEAP = ("sd35_medium", "flux1_schnell", "wan21_1b")
@@ -123,6 +123,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "flux2_klein": partial(zoo, "Flux2KleinPipeline"),
     "flux2_klein_distilled": distilled,
     "hunyuan_video15": partial(zoo, "HunyuanVideo15Pipeline"),
+    "ltx2": partial(zoo, "LTX2Pipeline"),
 }
 
 
@@ -175,6 +176,9 @@ def test_a_configuration_runs_for_an_iteration_on_a_tiny_pipeline_of_its_class(
         "track": {"panel": False},
     }
     tree = merged(tree, small)
+    if run.recipe.modalities is not None:
+        tree["recipe"]["modalities"] = {"video": ["brightness"], "audio": ["loudness"]}
+        tree["rewards"].append({"name": "loudness"})
     tree["model"] = {key: value for key, value in tree["model"].items() if key != "pipeline"}
     model: Any = pipe
     if run.model.quantization is not None:  # weights are quantized as they are read

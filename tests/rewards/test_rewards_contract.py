@@ -20,13 +20,14 @@ from tests.support.reward_contract import (
     damaged,
     images,
     mixed_images,
+    sounding,
     texts,
     videos,
 )
 
 STILL = (images, mixed_images)
 MOVING = (*STILL, videos)
-VIDEO = (videos,)
+VIDEO, SOUND = (videos,), (sounding,)
 WITHOUT_WEIGHTS = {  # name: (settings, what it scores)
     "brightness": ({}, MOVING),
     "colour": ({"kind": "colourfulness"}, MOVING),
@@ -35,6 +36,9 @@ WITHOUT_WEIGHTS = {  # name: (settings, what it scores)
     "flicker": ({}, VIDEO),
     "motion": ({"most": 50.0}, VIDEO),
     "smoothness": ({}, VIDEO),
+    "loudness": ({}, SOUND),
+    "silence": ({}, SOUND),
+    "synchrony": ({}, SOUND),
     "exact_answer": ({"find": "last_number"}, (texts,)),
     "format": ({}, (texts,)),
     "length": ({"most": 20, "soft": 10}, (texts,)),
@@ -52,6 +56,7 @@ ELSEWHERE = {  # what needs weights, an engine, a server or prompts of its own
     *("deqa", "editscore", "soft_tifa", "unified_reward", "vqascore"),
     *("clip_flant5", "compbench", "dpg_bench", "mps", "unigenbench"),
     *("code_tests", "math_answer", "sequence_classifier"),
+    "clap",  # tests/rewards/test_sound_rewards.py
     "vlm_yes_no",  # tests/rewards/test_vlm_yes_no.py
     "process_reward",  # tests/rewards/test_process_reward.py
     "by_row",  # which needs columns: tests/rewards/test_by_row.py
@@ -76,9 +81,10 @@ def test_a_reward_passes_its_self_test_and_refuses_other_media(name):
     reward = load(name, **settings)
     text = kinds == (texts,)
     meta = [{"reference": "It is."}]
-    kind = "text" if text else "video" if kinds == VIDEO else "image"
+    moving = kinds in (VIDEO, SOUND)
+    kind = "text" if text else "video" if moving else "image"
     assert "the same" in self_test(name, reward, Prompts(meta=meta, kind=kind))
-    wrong = (images if text or kinds == VIDEO else texts)(["a"])
+    wrong = (images if text or moving else texts)(["a"])
     if name == "centred":
         return  # takes both
     with pytest.raises(WrongMedia, match=r"scores .*; it was given"):

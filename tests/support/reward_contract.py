@@ -1,18 +1,20 @@
 """What every reward must keep to, as one function: `check_contract(reward, factory)`.
 
 `factory(prompts)` makes samples for those prompts, one each, all different. Ready ones: `images`,
-`mixed_images`, `videos`, `texts`.
+`mixed_images`, `videos`, `sounding`, `texts`.
 """
 
 import io
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from rewards import Reward, Samples
+from rewards.audio import Audio
 from rewards.perception.files import read_images
 
 Factory = Callable[[Sequence[str]], Samples]
@@ -59,6 +61,15 @@ def videos(prompts: Sequence[str], frames: int = 5) -> Samples:
     return _batch(torch.stack(media), prompts)
 
 
+def sounding(prompts: Sequence[str]) -> Samples:
+    """Videos with sound: noise of a level and a pause of its own each."""
+    n, rate = len(prompts), 4000
+    noise = torch.randn(n, 1, rate, generator=torch.Generator().manual_seed(0)).clamp(-3, 3)
+    loud = 0.3 * (1 + torch.arange(n).view(-1, 1, 1)) / n
+    pause = torch.arange(rate) < rate * (1 + torch.arange(n).view(-1, 1, 1)) / (n + 1)
+    return replace(videos(prompts), audio=Audio(noise * loud * pause, rate))
+
+
 def texts(prompts: Sequence[str]) -> Samples:
     """Completions with brackets, emoji and none at all; meta gives each the answer 7."""
     forms = ("7", "", "It is \\boxed{7}.", "<think>3 🎈</think>\n<answer>7</answer>", "8 " * 400)
@@ -98,8 +109,7 @@ def check_contract(
         alone = torch.cat([reward(samples.take([row])) for row in range(n)])
         _same(alone, scores, tolerance, "one by one")
         _same(reward(samples.take([1, 4])), scores[[1, 4]], tolerance, "in a smaller batch")
-        other = Samples(samples.media, samples.prompts, torch.zeros(n, dtype=torch.long))
-        other = Samples(other.media, other.prompts, other.group, samples.meta)
+        other = replace(samples, group=torch.zeros(n, dtype=torch.long))
         _same(reward(other), scores, tolerance, "in one group")
     return scores
 

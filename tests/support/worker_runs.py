@@ -14,6 +14,9 @@ from flowrl.paths import PROJECT
 from tests.support import runs, text_runs, tiny_lm
 from tests.support.warm import Process, Warm, agree
 
+# `Cluster` makes no token, which Ray asks for since 2.60; read when Ray is imported
+os.environ["RAY_AUTH_MODE"] = "disabled"
+
 RECIPES: dict[str, dict[str, Any]] = {
     "flow_grpo": {"name": "flow_grpo", "steps": 3, "group": 2, "clip": 0.2},
     "mix_grpo": {"name": "mix_grpo", "steps": 4, "group": 2, "window": 2},

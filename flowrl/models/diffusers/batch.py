@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flowrl.media.statistics import Statistics, image_statistics, tensor_statistics
 from flowrl.models.call_sizes import CallKind, CallSizes
+from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
 from rewards.types import MediaForm
@@ -17,6 +18,7 @@ from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity,
 from samplers.counter_noise import NoiseKind
 from samplers.held import Held
 from samplers.host import on_host
+from samplers.layout import Layout
 from samplers.parts import DrawsPart, draw_parts, joined_rollout, placed_rollout
 from samplers.storage import Storage
 
@@ -50,6 +52,9 @@ class Driven(Protocol):
     sizes: CallSizes
     storage: Storage
     noise: NoiseKind
+
+    @property
+    def layout(self) -> Layout | None: ...
 
     @property
     def arithmetic(self) -> torch.dtype: ...
@@ -92,6 +97,16 @@ class Driven(Protocol):
         guidance: float | None,
         graded: bool = False,
     ) -> Tensor: ...
+
+    def decoded(
+        self,
+        x0: Tensor,
+        conditioning: Any,
+        *,
+        steps: int,
+        guidance: float | None,
+        graded: bool = False,
+    ) -> Decoded: ...
 
 
 @dataclass(frozen=True)
@@ -139,7 +154,7 @@ class MediaBatch:
         metered = self.meter(velocity)
         latents = Latents(
             owner.shape(self.steps), owner.device, owner.arithmetic, begin, owner.storage,
-            owner.held(self.conditioning, self.steps), owner.noise,
+            owner.held(self.conditioning, self.steps), owner.noise, owner.layout,
         )  # fmt: skip
         drawn = partial(roll, plans, seed=seed, iteration=iteration, sampling=sampling)
         parts = [] if sampling.on_part is None else self._parts(plans, draws)
@@ -161,13 +176,18 @@ class MediaBatch:
             return [DrawsPart(0, tuple(draws))]
         return list(draw_parts(plans[0], draws, rows, decoded))
 
-    def media(self, rollout: Rollout) -> Tensor:
-        """Decode samples to images, with their prompt encodings, which some decoders need."""
-        return self.decode(rollout.x0, rollout.prompt)
+    def media(self, rollout: Rollout) -> Tensor | Decoded:
+        """Decode samples to images, with their prompt encodings, which some decoders need; states
+        with parts to videos and their sound."""
+        if self.owner.layout is None:
+            return self.decode(rollout.x0, rollout.prompt)
+        rows = self.conditioning.take(on_host(rollout.prompt))
+        scale = self.owner.guidance.sample
+        return self.owner.decoded(rollout.x0, rows, steps=self.steps, guidance=scale)
 
     def decode(self, x0: Tensor, prompt: Tensor, graded: bool = False) -> Tensor:
-        """Decode latents [n *d]; `prompt` [n] are indices into this batch. `graded` keeps the
-        gradient with respect to x0."""
+        """Decode latents [n *d] to images or videos alone; `prompt` [n] are indices into this
+        batch. `graded` keeps the gradient with respect to x0."""
         return self.owner.decode(
             x0,
             self.conditioning.take(on_host(prompt)),
@@ -181,7 +201,7 @@ class MediaBatch:
         gradients."""
         return self.owner.latents(x, self.steps)
 
-    def statistics(self, rollout: Rollout, media: Tensor) -> Statistics:
+    def statistics(self, rollout: Rollout, media: Any) -> Statistics:
         group = on_host(rollout.prompt)
         if len(media) and MediaForm.of(media[0]).kind == "tensor":
             return tensor_statistics(media, group).named("sample/")

@@ -7,7 +7,6 @@ own call, with the user's arguments, before it is used (`flowrl.models.diffusers
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call import checks, columns, row_calls
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
+from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.call.driver import DENOISERS
 from flowrl.models.diffusers.call.experts import RestingExperts
 from flowrl.models.diffusers.call.image_shapes import fit_images
@@ -36,6 +36,7 @@ from flowrl.settings.model import FrozenAdapter, GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
 from samplers.counter_noise import NoiseKind
 from samplers.held import Held
+from samplers.layout import Layout
 from samplers.scheduler import unbound
 from samplers.storage import Storage
 
@@ -274,6 +275,11 @@ class PipelinePolicy(DenoiserWeights):
             return velocity
         return lambda x, sigma, prompt: held.velocity(velocity(x, sigma, prompt), x, sigma, prompt)
 
+    @property
+    def layout(self) -> Layout | None:
+        """The parts of a flat state (a video and its sound); None for a state of one tensor."""
+        return self.loop.driver.layout
+
     def decode(
         self,
         x0: Tensor,
@@ -288,10 +294,25 @@ class PipelinePolicy(DenoiserWeights):
         Row i of the conditioning belongs to row i of x0. `graded` keeps the gradient with respect
         to x0.
         """
+        return self.decoded(x0, conditioning, steps=steps, guidance=guidance, graded=graded).media
+
+    def decoded(
+        self,
+        x0: Tensor,
+        conditioning: Conditioning,
+        *,
+        steps: int,
+        guidance: float | None,
+        graded: bool = False,
+    ) -> Decoded:
+        """The same with their sound."""
         assert len(x0) == len(conditioning), "decode takes one row of conditioning per sample"
-        replay = self.known_proofs.get((steps, guidance))
-        way = Way(steps, guidance, forward=False, mixed=False) if replay is None else replay.to_way
-        decode = partial(self.loop.decode, way=way, graded=graded)
+        proof = self.known_proofs.get((steps, guidance))
+        way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
+
+        def decode(x: Tensor, rows: Conditioning) -> Decoded:
+            return self.loop.decode(x, rows, way, graded)
+
         size = self.sizes.rows("decoding", len(x0))
         whole = row_calls.decoded_in_calls(
             decode, x0, conditioning, size, way.together, graded=graded

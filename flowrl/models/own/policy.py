@@ -22,6 +22,7 @@ from flowrl.models.adapters import (
 )
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.diffusers.batch import MediaBatch, Scales
+from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.own.calls import ModelCalls, OwnConditioning
 from flowrl.models.own.lora import add_own_lora
@@ -33,6 +34,7 @@ from rewards import Samples
 from rewards.types import MediaForm
 from samplers import Begin, Ode, Plan, Velocity
 from samplers.counter_noise import NoiseKind
+from samplers.layout import Layout
 from samplers.storage import Storage
 
 MODEL_FILE = "model.safetensors"  # of all weights
@@ -81,6 +83,8 @@ class OwnPolicy:
         self.device = device
 
     # what a `MediaBatch` uses
+
+    layout: Layout | None = None  # one tensor is the whole state
 
     @property
     def dtype(self) -> torch.dtype:
@@ -195,6 +199,18 @@ class OwnPolicy:
         media = torch.cat(parts) if parts else x0
         self.form = self.form or self.calls.form(media)
         return media
+
+    def decoded(
+        self,
+        x0: Tensor,
+        conditioning: OwnConditioning,
+        *,
+        steps: int,
+        guidance: float | None = None,
+        graded: bool = False,
+    ) -> Decoded:
+        """The samples, which have no sound beside them."""
+        return Decoded(self.decode(x0, conditioning, steps=steps, guidance=guidance, graded=graded))
 
     # what a `Policy` is, beside
 

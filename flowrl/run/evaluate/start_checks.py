@@ -2,9 +2,13 @@
 
 from collections.abc import Collection, Iterator
 
+import torch
 from accelerate.utils import gather_object
 
 from flowrl.errors import UserError
+from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.rows import of_parts, parts_of_samples
+from flowrl.likelihoods.transition import Transition
 from flowrl.models.diffusers.batch import Driven
 from flowrl.models.diffusers.call.columns import TEXT_COLUMNS, images
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -114,7 +118,8 @@ def check_drawn_sets(session: Session) -> None:
 
 
 def check_levels(session: Session) -> None:
-    """Raise a UserError if the plan does not fit the model's own noise levels.
+    """Raise a UserError if the plan does not fit the model's own noise levels, or if it credits
+    parts that the model's samples do not have.
 
     The settings are checked on evenly spaced levels. A scheduler whose list ends at a level near 0
     has one step less that may be noisy."""
@@ -131,6 +136,11 @@ def check_levels(session: Session) -> None:
             f"{levels}: {problem}; use more steps or a smaller window"
         ) from problem
     session.learner.policy.fitted([p for p in plans if isinstance(p, Plan)], steps)
+    likelihood = session.algorithm.likelihood
+    if isinstance(likelihood, Transition | Matching) and likelihood.parts:
+        layout = parts_of_samples(likelihood.parts, session.learner.policy.layout)
+        assert layout is not None
+        of_parts(torch.zeros(1, len(likelihood.parts)), likelihood.parts, layout)
 
 
 def check_same_sources(run: Run) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flowrl.run.state.waiting import asks_server, may_overlap
 from rewards import Reward, Samples, Scores
+from rewards.audio import Audio
 from rewards.guard import SharedState, beside_sampling
 from rewards.types import Cancels, parts_of
 
@@ -229,4 +230,6 @@ def joined_samples(parts: Sequence[Samples]) -> Samples:
         media = [item for part in parts for item in part.media]
     prompts = [text for part in parts for text in part.prompts]
     meta = [row for part in parts for row in part.meta]
-    return Samples(media, prompts, torch.cat([part.group for part in parts]), meta)
+    sounds = [part.audio for part in parts if part.audio is not None]
+    audio = Audio.joined(sounds) if sounds else None
+    return Samples(media, prompts, torch.cat([part.group for part in parts]), meta, audio)

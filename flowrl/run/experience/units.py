@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flowrl.media.statistics import Statistics, merged_means
 from flowrl.models.call_sizes import bounded_call
+from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.models.rewritten import open_texts
 from flowrl.prompts import PromptSet
@@ -223,11 +224,12 @@ def decode_samples_of(
     reward would otherwise be blamed on the reward.
     """
     with bounded_call("decoding"):
-        media = batch.media(rollout)
-    check_samples(rollout, media, place)
+        made = batch.media(rollout)
+    media, audio = made if isinstance(made, Decoded) else (made, None)
+    check_samples(rollout, media if audio is None else [media, audio.waveform], place)
     group = on_host(rollout.prompt)
     texts, meta = prompts.take([rows[i] for i in group.tolist()])
-    return Samples(media, texts, group, meta)
+    return Samples(media, texts, group, meta, audio)
 
 
 def totals(scores: Scores, weights: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.media.sounds import small_sound
 from flowrl.media.thumbnails import small_copy
 from flowrl.models.diffusers.batch import Driven
 from flowrl.pages.records import (
@@ -232,7 +233,7 @@ def record_tree(session: Session, experience: Experience, iteration: int) -> Non
                     tree.node[:, k].tolist(),
                     _numbers(tree.values[leaves_of, k]),
                     _numbers(tree.advantages[leaves_of, k]),
-                    [shortened(tree.texts[i], 46) for i in leaves_of]
+                    [shortened(tree.texts[i], MOST_TEXT // 10) for i in leaves_of]
                     if tree.texts and not k
                     else [],
                 )
@@ -268,7 +269,10 @@ def _samples(
         known = {name: _number(value) if there else None for name, value, there in each}
         prompt = shortened(str(samples.prompts[i]), MOST_TEXT // 10)
         found.append(SampleRecord(i, prompt, known, **_media(media, side)))
-    return found
+    if shown.audio is None:
+        return found
+    copies = [small_sound(each, shown.audio.rate) for each in shown.audio.waveform]
+    return [replace(r, **copy._asdict()) for r, copy in zip(found, copies, strict=True)]
 
 
 def images_of_row(row: Mapping[str, Any], side: int) -> list[GivenImage]:

@@ -15,6 +15,7 @@ from flowrl.media.statistics import Statistics
 from flowrl.models.policy import RolloutLike
 from flowrl.prompts import Draws, PromptSet
 from rewards import Samples, Scores
+from rewards.audio import Audio
 from samplers.host import on_host
 
 LAG = "workers/lag"  # the metric: iterations between the weights that sampled and those trained
@@ -79,11 +80,14 @@ class StoredSamples:
 
     def take(self, rows: Sequence[int]) -> Samples:
         """Samples of these rows, in this order."""
-        media, first = dict[int, Any](), 0
+        media, sounds, first = dict[int, Any](), dict[int, Audio](), 0
         for count, bring in self.parts:
             here = {row - first for row in rows if first <= row < first + count}
             brought = bring() if here else None
-            media |= {} if brought is None else {first + i: brought.media[i] for i in here}
+            if brought is not None:
+                media |= {first + i: brought.media[i] for i in here}
+            if brought is not None and brought.audio is not None:
+                sounds |= {first + i: brought.audio.take([i]) for i in here}
             first += count
         taken = [media[row] for row in rows]
         tensors = [each for each in taken if isinstance(each, Tensor)]
@@ -91,7 +95,8 @@ class StoredSamples:
         whole = torch.stack(tensors) if same and tensors else taken
         group = self.group[torch.tensor([*rows], dtype=torch.long)]
         meta = [self.meta[row] for row in rows] if self.meta else ()
-        return Samples(whole, [self.prompts[row] for row in rows], group, meta)
+        audio = Audio.joined([sounds[row] for row in rows]) if sounds else None
+        return Samples(whole, [self.prompts[row] for row in rows], group, meta, audio)
 
 
 @dataclass(frozen=True)

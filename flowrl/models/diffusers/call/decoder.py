@@ -8,15 +8,19 @@ GPU once per optimizer step: results of the check stay on the device until then.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
+from diffusers.configuration_utils import ConfigMixin
 from torch import Tensor, nn
 
 from flowrl.models.diffusers.call.patches import Patch
 from flowrl.models.diffusers.call.proof_checks import NotFinitePartError, refuse_weights
+from rewards.audio import Audio
+from samplers.host import sent
 
+RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")  # a vocoder's is the last word
 _unread: list[tuple[Tensor, Callable[[], NoReturn]]] = []  # spreads, and who raises the error
 
 
@@ -82,6 +86,56 @@ def _tensors(output: Any) -> Iterator[Tensor]:
         return
     values = output if isinstance(output, tuple) else vars(output).values()
     yield from (value for value in values if isinstance(value, Tensor))
+
+
+class Decoded(NamedTuple):
+    """Images [n 3 h w] or videos [n f 3 h w], and their sound if the pipeline makes any."""
+
+    media: Tensor
+    audio: Audio | None = None
+
+    @classmethod
+    def of(cls, pipe: Any, result: Any, double: bool = False) -> "Decoded":
+        """Read the result of a pipeline's call."""
+        media = media_of(result[0], double)
+        sound = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+        if isinstance(sound, np.ndarray):
+            sound = torch.from_numpy(sound)
+        if not isinstance(sound, Tensor) or not sound.is_floating_point():
+            return cls(media)
+        rate = sampling_rate(pipe)
+        if rate is None or sound.ndim not in (2, 3) or len(sound) != len(media):
+            return cls(media)
+        waveform = sound[:, None] if sound.ndim == 2 else sound
+        return cls(media, Audio(waveform.float(), rate))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Decoded"]) -> "Decoded":
+        """Concatenate rows."""
+        media, sounds = torch.cat([part.media for part in parts]), [p.audio for p in parts]
+        known = [sound for sound in sounds if sound is not None]
+        return cls(media, Audio.joined(known) if known else None)
+
+    def take(self, rows: Tensor) -> "Decoded":
+        media = self.media[sent(rows, self.media.device)]
+        return Decoded(media, None if self.audio is None else self.audio.take(rows))
+
+    @property
+    def values(self) -> Tensor:
+        """All numbers, for comparisons: the media alone if there is no sound."""
+        if self.audio is None:
+            return self.media
+        return torch.cat([part.flatten(1) for part in (self.media, self.audio.waveform)], 1)
+
+
+def sampling_rate(pipe: Any) -> int | None:
+    """The rate in Hz of the sound that a pipeline makes, from its components' configurations; None
+    if they have none."""
+    configs = [
+        dict(part.config) for part in pipe.components.values() if isinstance(part, ConfigMixin)
+    ]
+    rates = (config[name] for name in RATES for config in configs if config.get(name) is not None)
+    return next((int(rate) for rate in rates), None)
 
 
 def media_of(result: Any, double: bool = False) -> Tensor:

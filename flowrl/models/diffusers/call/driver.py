@@ -22,6 +22,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,19 +33,25 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.call.conditioning import Calls
 from flowrl.models.diffusers.call.image_cache import Memo
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise
-from flowrl.models.diffusers.call.latents import Entry, injected
+from flowrl.models.diffusers.call.latents import (
+    PREPARE,
+    Doors,
+    Entry,
+    PartEntries,
+    entered,
+    injected,
+)
 from flowrl.models.diffusers.call.patches import Patch, patched, placed
+from flowrl.models.diffusers.call.received import LevelPerRow, OneStep, PerRow, Received
 from flowrl.models.diffusers.call.scheduler_standin import (
     FAILURES,
     Control,
-    OneStep,
-    PerRow,
-    Received,
     Stop,
     data_size,
     stand_in,
 )
 from flowrl.models.diffusers.call.stubs import Stubs
+from samplers.layout import Layout
 
 DENOISERS = ("transformer", "transformer_2", "unet")
 ENCODERS = ("encode_prompt", "_encode_prompt")  # methods that encode prompts, the newer name first
@@ -57,6 +64,7 @@ class Target:
 
     times: Tensor  # [] or [n]
     index: int | None = None  # of the loop's steps: fast-forward to it
+    levels: Tensor | None = None  # [] or [n], for loops that read their scheduler's `sigmas`
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class PipelineCall:
     arguments: Mapping[str, Any]
     encoded: Calls = ()
     x: Tensor | None = None  # None: the pipeline's own initial noise
-    entry: Entry = Entry()
+    entry: Entry | PartEntries = Entry()
     stubs: bool = True  # whether stubs may stand for denoisers, where only states matter
     held: torch.dtype | None = None  # of the state in the loop; None: as the pipeline prepares it
 
@@ -90,6 +98,7 @@ class Driver:
         self.memo = Memo(pipe)
         self.behind = 0  # times that the loop cuts off at the end of its list
         self.stubs = Stubs(self.denoisers)
+        self.layout: Layout | None = None  # of the loop's state, if it has parts
         self.encoder = next(name for name in ENCODERS if name in dir(pipe))
         self._place: tuple[torch.device, torch.device] | None = None
 
@@ -133,10 +142,12 @@ class Driver:
         elif target.index is not None:
             stop = self._driven(call, Control(stop_at=target.index), [], until=target.index)
         else:
-            times = target.times
+            times, levels = target.times, target.levels
             count = 1 + self.behind
             pinned = OneStep([PerRow(times)] * count) if times.ndim else times.expand(count)
-            stop = self._driven(call, Control(pinned=pinned), self._whole_list())
+            if levels is not None:
+                levels = OneStep([LevelPerRow(levels)] * count) if levels.ndim else [levels] * count
+            stop = self._driven(call, Control(pinned=pinned, levels=levels), self._whole_list())
         if not isinstance(stop, Stop) or stop.received is None:
             raise UserError(
                 f"{type(self.pipe).__name__} ended without the expected call of scheduler.step: "
@@ -175,16 +186,45 @@ class Driver:
         result = self._run(type(self.pipe).__call__, self._seeded(arguments), control, [])
         return control.records, result, control.repeatable
 
-    def find_entry(self, call: PipelineCall, shape: tuple[int, ...]) -> Entry:
+    def parts(self, call: PipelineCall) -> Layout | None:
+        """The layout of a state of several parts; None for a single one.
+
+        A loop has p of them if it calls `step` p times after each evaluation of its denoiser. Their
+        names are known with their entries.
+        """
+        before, self.layout, control = self.layout, None, Control("visit")
+        doors = Doors.of(type(self.pipe), parts=True)
+        if len(doors.arguments) < 2 and len(doors.methods) < 2:
+            return None
+        try:
+            self._driven(call, control, [], until=NEVER_STOP)
+        except torch.OutOfMemoryError:
+            raise
+        except FAILURES:  # a loop that looks into its denoisers
+            return None
+        counts = {count for count in control.calls if count}
+        if len(counts) != 1 or counts == {1}:
+            return None
+        many = counts.pop()
+        shapes = tuple(tuple(record.sample.shape[1:]) for record in control.records[:many])
+        known = before is not None and before.shapes == shapes  # with its names
+        self.layout = before if known else Layout(tuple(map(str, range(many))), shapes)
+        return self.layout
+
+    def find_entry(self, call: PipelineCall, shape: tuple[int, ...]) -> Entry | PartEntries:
         """Find a way to pass a given state [1 *shape] to a step."""
-        return injected(
-            lambda x, entry: self.received(replace(call, x=x, entry=entry), None).folded(1).sample,
-            lambda: self.prepared(call),
-            shape,
-            takes_latents="latents" in self.parameters,
-            size=data_size(self.real),
-            owner=type(self.pipe).__name__,
-        )
+
+        def seen(x: Tensor, entry: Entry | PartEntries) -> Tensor:
+            return self.received(replace(call, x=x, entry=entry), None).folded(1).sample
+
+        kind, size = type(self.pipe), data_size(self.real)
+        prepared = partial(self.prepared, call)
+        if self.layout is not None:
+            found = entered(seen, prepared, self.layout, kind, size)
+            self.layout = found.layout
+            return found
+        doors = Doors.of(kind, parts=False)
+        return injected(seen, prepared, shape, doors, size=size, owner=kind.__name__)
 
     def takes_stubs(self, call: PipelineCall) -> bool:
         """Whether the loop reaches a step if denoisers return zeros."""
@@ -196,11 +236,11 @@ class Driver:
             return False
         return True
 
-    def prepared(self, call: PipelineCall) -> list[Any]:
-        """Outputs of the calls of prepare_latents, if any, without a given state."""
-        if "prepare_latents" not in dir(self.pipe):
+    def prepared(self, call: PipelineCall, method: str = PREPARE) -> list[Any]:
+        """Outputs of the calls of a method that prepares states, if any, without a given state."""
+        if method not in dir(self.pipe):
             return []
-        patch, outputs = self._kept("prepare_latents")
+        patch, outputs = self._kept(method)
         self._driven(replace(call, x=None), Control(), [patch], until=NEVER_STOP)
         return outputs
 
@@ -223,11 +263,9 @@ class Driver:
         arguments = self._seeded(call.arguments)
         stubs = self.stubs.patches(self.control, until) if until and call.stubs else []
         patches = [*patches, *stubs, self._hand_back(call.encoded)]
-        if call.x is not None and call.entry.place is None:
-            arguments["latents"] = call.x if call.entry.size == 1 else call.entry.size * call.x
-        if call.x is not None and not (call.entry.place is None and call.held is None):
-            put = call.entry.around(self.pipe.prepare_latents, call.x, call.held)
-            patches.append(Patch(self.pipe, "prepare_latents", put))
+        if call.x is not None:
+            arguments |= call.entry.arguments(call.x)
+            patches += call.entry.patches(self.pipe, call.x, call.held)
         return self._run(self.raw, arguments, control, patches)
 
     def _seeded(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,6 +285,7 @@ class Driver:
         """Return the call's result, or the Stop that ended it (without its frames)."""
         self._refuse_caches()
         vars(self.control).update(vars(control))
+        self.control.layout = self.layout
         finished = False
         try:
             stands = Patch(self.pipe, "scheduler", self.scheduler)

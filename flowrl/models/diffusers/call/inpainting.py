@@ -18,7 +18,7 @@ from flowrl.models.diffusers.call import checks, columns
 from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise
 from flowrl.models.diffusers.call.own_steps import MeasuredScheduler
-from flowrl.models.diffusers.call.scheduler_standin import Received
+from flowrl.models.diffusers.call.received import Received
 from flowrl.models.diffusers.call.signature import Loop
 from samplers.adapt import scale
 from samplers.held import Held

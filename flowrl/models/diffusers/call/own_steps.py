@@ -17,8 +17,9 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise
+from flowrl.models.diffusers.call.received import Received
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES, Received, data_size
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES, data_size
 from flowrl.models.diffusers.call.signature import Loop
 from samplers import Plan, Scheduler
 from samplers.adapt import scale

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from flowrl.errors import NotFiniteError, UserError
-from flowrl.models.diffusers.call.scheduler_standin import Received
+from flowrl.models.diffusers.call.received import Received
 
 
 class NotFinitePartError(NotFiniteError):

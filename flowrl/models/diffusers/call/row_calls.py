@@ -8,7 +8,9 @@ from torch import Tensor
 
 from flowrl.models.diffusers.call.columns import Extra, by_image
 from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.call.schedule import Way
+from rewards.audio import Audio
 from samplers import Velocity
 from samplers.host import on_host, picked, sent
 
@@ -87,14 +89,14 @@ def velocity_in_calls(
 
 
 def decoded_in_calls(
-    decode: Callable[[Tensor, Conditioning], Tensor],
+    decode: Callable[[Tensor, Conditioning], Decoded],
     x0: Tensor,
     conditioning: Conditioning,
     size: int,
     together: Sequence[str],
     *,
     graded: bool,
-) -> Tensor:
+) -> Decoded:
     """Decode x0 [n *d] in calls of at most `size` rows. Without gradients no part is held in memory
     twice."""
     extras = conditioning.extras
@@ -106,15 +108,19 @@ def decoded_in_calls(
     return _in_order(groups, parts, graded)
 
 
-def _in_order(groups: Sequence[Tensor], parts: Iterator[Tensor], graded: bool) -> Tensor:
+def _in_order(groups: Sequence[Tensor], parts: Iterator[Decoded], graded: bool) -> Decoded:
     """Rows of all groups in their original order."""
     first = next(parts)
     if len(groups) == 1:
         return first
     if graded:
-        order = sent(torch.argsort(torch.cat(list(groups))), first.device)
-        return torch.cat([first, *parts])[order]
-    whole = first.new_empty(sum(map(len, groups)), *first.shape[1:])
+        order = torch.argsort(torch.cat(list(groups)))
+        return Decoded.joined([first, *parts]).take(order)
+    count, sounds = sum(map(len, groups)), list[Audio]()
+    whole = first.media.new_empty(count, *first.media.shape[1:])
     for rows, part in zip(groups, chain([first], parts), strict=True):
-        whole[sent(rows, part.device)] = part
-    return whole
+        whole[sent(rows, whole.device)] = part.media
+        sounds += [] if part.audio is None else [part.audio]
+    if not sounds:
+        return Decoded(whole)
+    return Decoded(whole, Audio.joined(sounds).take(torch.argsort(torch.cat(list(groups)))))

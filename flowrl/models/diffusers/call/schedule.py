@@ -130,6 +130,10 @@ class PipelineSchedule:
         time = above - 1 + ((at - low) / (high - low)).clamp(0, 1)
         return time if self.timesteps.is_floating_point() else time.round()
 
+    def levels_of(self, sigma: Tensor) -> Tensor:
+        """The entries [n] of a flow's own list of levels for these, in its dtype."""
+        return self._own(sigma.detach().cpu().to(torch.float32))
+
     def _own(self, sigma: Tensor) -> Tensor:
         """Return the sigma of a flow's scheduler for ours."""
         known = torch.tensor(self.sigmas[:-1], dtype=torch.float32)
@@ -187,9 +191,8 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float
         start += 1
     if len(places) < len(passed):
         raise UserError(
-            "loops with several states (a video with sound, frames at different levels) cannot "
-            f"be driven: this one steps at the times {passed.tolist()}, but its "
-            f"{type(scheduler).__name__} has {listed.tolist()}"
+            "loops that step frames at different levels cannot be driven: this one steps at the "
+            f"times {passed.tolist()}, but its {type(scheduler).__name__} has {listed.tolist()}"
         )
     found = sigmas[places]
     if levels is not None:  # its sigmas are s / alpha
@@ -226,3 +229,4 @@ class Way:
     mixed: bool  # rows of several sigmas may share a call
     decodes_in_loop: bool = False  # whether the decoder needs the loop to run, with nothing moving
     together: tuple[str, ...] = ()  # columns of images: rows with images of one size share a call
+    levels: bool = False  # pinned, the list of levels too: for loops that read it

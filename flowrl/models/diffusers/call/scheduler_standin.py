@@ -2,57 +2,22 @@
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from flowrl.models.diffusers.call.received import Received
+from samplers.layout import Layout
 
 # errors of a pipeline's own code when it cannot be called in some way
 FAILURES = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
     NotImplementedError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
-
-
-class Received(NamedTuple):
-    """Arguments of one `scheduler.step`, and its result in the pipeline's own call."""
-
-    output: Tensor
-    timestep: Any
-    sample: Tensor
-    following: Tensor | None = None
-    # `sample` as the denoiser sees it: some schedulers scale it (Euler-discrete), most do not
-    state: Tensor | None = None
-    # the scheduler's own prediction of the clean sample, in its first step, where it returns one
-    clean: Tensor | None = None
-    more: Mapping[str, Any] = {}  # the other arguments of the step (eta)
-
-    @classmethod
-    def joined(cls, parts: Sequence["Received"]) -> "Received":
-        """Join rows that were called one at a time."""
-        first = parts[0]
-        return first._replace(
-            output=torch.cat([part.output for part in parts]),
-            sample=torch.cat([part.sample for part in parts]),
-            following=_joined([part.following for part in parts]),
-            state=_joined([part.state for part in parts]),
-            clean=_joined([part.clean for part in parts]),
-        )
-
-    def folded(self, rows: int) -> "Received":
-        """One row per sample: some loops step the frames of all videos as rows."""
-        if len(self.output) == len(self.sample) == rows:
-            return self
-        return self._replace(
-            output=_folded(self.output, rows),
-            sample=_folded(self.sample, rows),
-            following=None if self.following is None else _folded(self.following, rows),
-            state=None if self.state is None else _folded(self.state, rows),
-            clean=None if self.clean is None else _folded(self.clean, rows),
-        )
 
 
 OURS_OF_STEP = ("model_output", "timestep", "sample", "generator", "return_dict")
@@ -65,48 +30,12 @@ def data_size(scheduler: Any) -> float:
     return float(scheduler.config["sigma_data"]) if trig else 1.0
 
 
-def _joined(values: Sequence[Tensor | None]) -> Tensor | None:
-    tensors = [value for value in values if value is not None]
-    return torch.cat(tensors) if tensors else None
-
-
-def _folded(value: Tensor, rows: int) -> Tensor:
-    if len(value) == rows or len(value) % rows:
-        return value
-    return value.reshape(rows, len(value) // rows, *value.shape[1:])
-
-
 class Stop(BaseException):
     """Ends a pipeline call. Not an Exception, so that pipelines that catch errors do not catch
     it."""
 
     def __init__(self, received: Received | None = None):
         self.received = received
-
-
-class PerRow(Tensor):
-    """A vector of timesteps in place of the loop's scalar `t`.
-
-    Most loops broadcast `t` by `expand` to the rows that the denoiser sees. Here `expand` repeats
-    the vector instead, so that in guidance's doubled batch both copies of a row get its time.
-    """
-
-    @staticmethod
-    def __new__(cls, times: Tensor) -> "PerRow":
-        return Tensor._make_subclass(cls, times)
-
-    def expand(self, *shape: Any) -> Tensor:  # type: ignore[override]
-        sizes = shape[0] if isinstance(shape[0], tuple | list) else shape
-        plain = self.as_subclass(Tensor)
-        if len(sizes) != 1 or sizes[0] % len(plain):
-            raise ValueError(f"one timestep per row cannot be expanded to {tuple(sizes)}")
-        return plain.repeat(sizes[0] // len(plain))
-
-
-class OneStep(list):
-    """A one-step loop with a vector as its timestep, in place of a tensor of shape [1]."""
-
-    shape = (1,)
 
 
 class Unmoved(tuple):
@@ -133,10 +62,18 @@ class Control:
     stop   the call ends at step number `stop_at`; states do not change before it, or are `moved`
            everywhere
     visit  the loop runs to its end, its steps are recorded, states do not change
+
+    With a `layout` each step of the loop is as many calls of `step`, one per part, and what they
+    receive is joined. `calls` counts those since each evaluation of a stubbed denoiser.
     """
 
     mode: Literal["own", "stop", "visit"] = "stop"
     pinned: Any = None  # stands for `timesteps`; None: the real list
+    levels: Any = None  # stands for `sigmas`; None: the real list
+    layout: Layout | None = None
+    part: int = 0  # of the loop's step that comes next
+    waiting: list[Received] = field(default_factory=list)  # parts of a step that is not whole
+    calls: list[int] = field(default_factory=list)
     stop_at: int = 0
     moved: float | None = None
     count: int = 0
@@ -147,6 +84,30 @@ class Control:
     @property
     def scales(self) -> bool:
         return self.mode == "own" or self.native_scale
+
+    def arrived(self) -> int:
+        """Count a call of `step`, and return the number of the loop's step."""
+        if not self.calls:
+            self.calls.append(0)
+        self.calls[-1] += 1
+        index, self.part = self.count, self.part + 1
+        if self.layout is None or self.part == len(self.layout.names):
+            self.part, self.count = 0, self.count + 1
+        return index
+
+    def whole(self, seen: Received, owner: str) -> Received | None:
+        """The whole step that this part completes; None while others are missing."""
+        if self.layout is None:
+            return seen
+        self.waiting.append(seen)
+        if len(self.waiting) < len(self.layout.names):
+            return None
+        parts, self.waiting = self.waiting, []
+        return Received.packed(parts, owner)
+
+    def record(self, seen: Received, owner: str) -> None:
+        step = self.whole(seen, owner)
+        self.records += [] if step is None else [step]
 
 
 def stand_in(real: Any, control: Control) -> Any:
@@ -161,6 +122,9 @@ def stand_in(real: Any, control: Control) -> Any:
 
     def timesteps(self: Any) -> Any:
         return vars(self)["timesteps"] if control.pinned is None else control.pinned
+
+    def sigmas(self: Any) -> Any:
+        return vars(self)["sigmas"] if control.levels is None else control.levels
 
     def init_noise_sigma(self: Any) -> Any:
         if not control.scales:
@@ -178,6 +142,8 @@ def stand_in(real: Any, control: Control) -> Any:
     }
     # also where the real one does not scale: some loops ask the class, which is another one now
     members["scale_model_input"] = scale
+    if "sigmas" in vars(real):
+        members["sigmas"] = property(sigmas, _setter("sigmas"))
     if "set_timesteps" in dir(kind):
         members["set_timesteps"] = _set_timesteps(kind, control)
     if "init_noise_sigma" in {*dir(kind), *vars(real)}:
@@ -197,11 +163,14 @@ def _step(kind: Any, control: Control, size: float) -> Any:
         more = {name: value for name, value in given.items() if name not in OURS_OF_STEP}
         output, sample = _over(given["model_output"], size), _over(given["sample"], size)
         seen = Received(output, given["timestep"], sample, more=more)
-        index, control.count = control.count, control.count + 1
+        index = control.arrived()
         if control.mode == "stop" and index == control.stop_at:
             if control.native_scale:
                 seen = seen._replace(state=_as_seen(self, kind, seen.sample, seen.timestep))
-            raise Stop(seen)
+            whole = control.whole(seen, kind.__name__)
+            if whole is not None:
+                raise Stop(whole)
+            return Unmoved(given["sample"])
         if control.mode == "stop" and control.moved is not None:
             kind.step(self, *args, **named)  # it counts its steps
             return Unmoved(torch.full_like(given["sample"], control.moved))
@@ -211,7 +180,7 @@ def _step(kind: Any, control: Control, size: float) -> Any:
         kept = seen._replace(output=seen.output.clone(), sample=seen.sample.clone())
         if control.mode == "own":
             return _own_step(control, self, kind, kept, (args, named), size)
-        control.records.append(kept)
+        control.record(kept, kind.__name__)
         return Unmoved(given["sample"])
 
     step.__signature__ = signature  # type: ignore[attr-defined]
@@ -254,10 +223,11 @@ def _own_step(
     if twin is not None:
         given = inspect.signature(kind.step).bind(twin, *args, **named).arguments
         again = kind.step(**given | {"return_dict": True})
-        control.repeatable = torch.equal(following, _over(_moved(again), size))
+        control.repeatable &= torch.equal(following, _over(_moved(again), size))
         clean = _clean(twin, seen, again)
         clean = None if clean is None else _over(clean, size)
-    control.records.append(seen._replace(following=following, state=state, clean=clean))
+    whole = seen._replace(following=following, state=state, clean=clean)
+    control.record(whole, kind.__name__)
     return result
 
 

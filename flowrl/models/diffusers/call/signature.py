@@ -20,7 +20,7 @@ from flowrl.models.diffusers.call.conditioning import (
     check_constants,
     flatten,
 )
-from flowrl.models.diffusers.call.decoder import finite_decoder, media_of
+from flowrl.models.diffusers.call.decoder import Decoded, finite_decoder
 from flowrl.models.diffusers.call.driver import Driver, PipelineCall, Target
 from flowrl.models.diffusers.call.image_to_image import (
     CleanPart,
@@ -30,8 +30,8 @@ from flowrl.models.diffusers.call.image_to_image import (
 )
 from flowrl.models.diffusers.call.missing_texts import MissingTexts
 from flowrl.models.diffusers.call.patches import patched
+from flowrl.models.diffusers.call.received import Received
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
-from flowrl.models.diffusers.call.scheduler_standin import Received
 from flowrl.models.diffusers.call.traits import (
     TRIAL_GUIDANCE,
     UNGUIDED,
@@ -175,7 +175,10 @@ class Loop:
                 )
             if self.levels is not None:
                 self.levels.check(schedule, steps, self.name)
-            own, size = noise_sizes(first, seen, draws.drawn)
+            drawn = draws.drawn
+            if self.driver.layout is not None:  # each part draws its own
+                drawn = [torch.cat([each.flatten() for each in drawn])]
+            own, size = noise_sizes(first, seen, drawn)
             self.driver.behind = int(schedule.trig and not _ends(self.driver.scheduler, times))
             if schedule.preserving:
                 size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()
@@ -285,8 +288,14 @@ class Loop:
         else:
             times = start.schedule.times(sigma)
             same = bool((times == times[0]).all())  # asked on the CPU, where they are
-            times = sent(times[:1] if same else times, start.device)
-            target = Target(times[0] if same else times)
+            levels = start.schedule.levels_of(sigma) if way.levels else None
+            lists = [
+                None if each is None else sent(each[:1] if same else each, start.device)
+                for each in (times, levels)
+            ]
+            times, levels = (None if each is None else each[0] if same else each for each in lists)
+            assert times is not None
+            target = Target(times, levels=levels)
         call = self._at(x, conditioning, way)
         if not places.any():  # all at the first level
             call = replace(call, held=None)
@@ -294,17 +303,18 @@ class Loop:
 
     def decode(
         self, x0: Tensor, conditioning: Conditioning, way: Way, graded: bool = False
-    ) -> Tensor:
-        """Decode x0 [n *d] to [n 3 h w] or [n f 3 h w], float32; rows share their images. `graded`
-        keeps the gradient with respect to x0 if the pipeline has one."""
+    ) -> Decoded:
+        """Decode x0 [n *d] to [n 3 h w] or [n f 3 h w], float32, and sound if there is any; rows
+        share their images. `graded` keeps the gradient with respect to x0 if the pipeline has
+        one."""
         if self.traits.single and len(x0) > 1:
             each = [(x0[[i]], conditioning.take([i])) for i in range(len(x0))]
-            return torch.cat([self.decode(*row, way, graded) for row in each])
+            return Decoded.joined([self.decode(*row, way, graded) for row in each])
         call = self._at(x0 if graded else x0.detach(), conditioning, way)
         with patched(finite_decoder(self.pipe)):
             loops = way.decodes_in_loop
-            result = self.driver.finished(call, decodes_in_loop=loops, graded=graded)[0]
-        return media_of(result, double=graded)
+            result = self.driver.finished(call, decodes_in_loop=loops, graded=graded)
+        return Decoded.of(self.pipe, result, double=graded)
 
     def _at(self, x: Tensor, conditioning: Conditioning, way: Way) -> PipelineCall:
         start, traits, guidance = self.start(way.steps), self.traits, way.guidance

@@ -25,7 +25,7 @@ from flowrl.models.diffusers.call.conditioning import (
     same_form,
 )
 from flowrl.models.diffusers.call.driver import Driver, PipelineCall, Target
-from flowrl.models.diffusers.call.latents import Entry
+from flowrl.models.diffusers.call.latents import Entry, PartEntries
 from flowrl.models.diffusers.call.schedule import ModelOutput
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.user_levels import UserLevels
@@ -95,7 +95,7 @@ class Traits:
     encodings: Mapping[tuple[str, ...], Encoding] = field(default_factory=dict)
     blank: Conditioning = Conditioning(SINGLE, ([()],), (SHORT_PROMPT,))
     stubs: bool = True
-    entry: Entry = Entry()
+    entry: Entry | PartEntries = Entry()
     levels: UserLevels | None = None
     single: bool = False
     form: Literal["pt", "np"] = "pt"
@@ -229,7 +229,7 @@ def _with_entry(driver: Driver, traits: Traits) -> Traits:
     traits = replace(traits, blank=Conditioning(SINGLE, ([calls],), (SHORT_PROMPT,), extras))
     call = traits.trial_call(traits.blank, traits.steps)
 
-    def trial(stubs: bool) -> tuple[bool, Entry]:
+    def trial(stubs: bool) -> tuple[bool, Entry | PartEntries]:
         return stubs, driver.find_entry(replace(call, stubs=stubs), shape)
 
     with torch.no_grad():
@@ -259,8 +259,10 @@ def _encoding(driver: Driver, traits: Traits, extra: Extra, each: bool) -> Encod
     call = traits.trial_call(Conditioning(SINGLE, ([calls],), prompts, rows), traits.steps)
     with torch.no_grad(), driver.stubs.learning():
         first = driver.received(call, Target(torch.empty(0), 0)).folded(len(prompts))
+        parts = driver.parts(call)
     plain = layout(UNGUIDED) if _differs_unguided(driver, traits, rows[:1]) else None
-    return Encoding(guided, plain, each, tuple(first.sample.shape[1:]))
+    shape = tuple(first.sample.shape[1:]) if parts is None else (parts.size,)
+    return Encoding(guided, plain, each, shape)
 
 
 def _differs_unguided(driver: Driver, traits: Traits, rows: Sequence[Extra]) -> bool:

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from flowrl.models.diffusers.call import checks
 from flowrl.models.diffusers.call.columns import Extra
-from flowrl.models.diffusers.call.decoder import media_of
-from flowrl.models.diffusers.call.scheduler_standin import Received
+from flowrl.models.diffusers.call.decoder import Decoded
+from flowrl.models.diffusers.call.received import Received
 from flowrl.models.diffusers.call.signature import Loop
 
 
@@ -19,7 +18,7 @@ def record(
     extras: Sequence[Extra],
     steps: int,
     guidance: float | None,
-) -> tuple[list[Received], Tensor, bool]:
+) -> tuple[list[Received], Decoded, bool]:
     """Make the pipeline's own call.
 
     Return its steps, its media, and whether its scheduler's step draws no noise.
@@ -30,12 +29,12 @@ def record(
             *(record(loop, *row, steps, guidance) for row in rows), strict=True
         )
         joined = [Received.joined(step) for step in zip(*records, strict=True)]
-        return joined, torch.cat(media), all(repeatable)
+        return joined, Decoded.joined(media), all(repeatable)
     with checks.its_own(loop.name, loop.call):
         given = loop.arguments(prompts, steps, guidance, extras)
         try:
             records, result, repeatable = loop.driver.recorded(given)
-            media = media_of(result[0])
+            media = Decoded.of(loop.pipe, result)
         except torch.OutOfMemoryError:
             raise
         except checks.FAILURES:

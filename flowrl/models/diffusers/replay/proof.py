@@ -10,7 +10,7 @@ compared); a rounded list of levels, which is reported; negative prompts by them
 compared after guidance has combined them with the prompt's prediction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,13 +22,15 @@ from flowrl.models.diffusers.call import proof_checks
 from flowrl.models.diffusers.call.checks import its_own
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.call.image_shapes import follows_pictures
 from flowrl.models.diffusers.call.inpainting import blends
 from flowrl.models.diffusers.call.neutral import counted_rows
 from flowrl.models.diffusers.call.own_steps import renews_noise
 from flowrl.models.diffusers.call.proof_checks import largest_difference, shown
+from flowrl.models.diffusers.call.received import Received
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Way
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES, Received
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.signature import Loop
 from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.replay.proof_images import OtherImages
@@ -98,7 +100,9 @@ class Subject:
             reading=steps.reading(),
             padding=padding,
             user_levels=self.loop.levels is not None,
-            video=self.recorded[1].ndim == 5,
+            video=self.recorded[1].media.ndim == 5,
+            levels=way.levels,
+            parts=() if (layout := self.loop.driver.layout) is None else layout.names,
             together=together,
             evaluations=self._evaluations(way),
             sampler=self.loop.own_sampler,
@@ -113,13 +117,13 @@ class Subject:
         return self.loop.encode(self.prompts, self.extras)
 
     @cached_property
-    def recorded(self) -> tuple[list[Received], Tensor, bool]:
+    def recorded(self) -> tuple[list[Received], Decoded, bool]:
         """The pipeline's own call: its steps, its media, and whether it draws no noise."""
         call = (self.loop, self.prompts, self.extras, self.steps, self.guidance)
         steps, media, repeatable = record(*call)
-        predicted = [media, *(step.output for step in steps)]
+        predicted = [media.values, *(step.output for step in steps)]
         proof_checks.finite(self.loop.name, self.loop.pipe.components, predicted)
-        if not shown(media) and self.loop.traits.form == "pt":
+        if not shown(media.media) and self.loop.traits.form == "pt":
             self.loop.traits = replace(
                 self.loop.traits, form="np"
             )  # some pipelines scale to 0..1 only there
@@ -143,13 +147,12 @@ class Subject:
 
     def _way(self) -> Way:
         reasons = []
-        for forward in (False, True):
-            way = Way(self.steps, self.guidance, forward=forward, mixed=False)
+        for name, forward, levels in self._ways():
+            way = Way(self.steps, self.guidance, forward=forward, mixed=False, levels=levels)
             reason = self._mismatch(way)
             if reason is None:
-                mixed = not forward and self._mixes(way)
-                return Way(self.steps, self.guidance, forward=forward, mixed=mixed)
-            reasons.append(f"{'fast-forward' if forward else 'pinned'} {reason}")
+                return replace(way, mixed=not forward and self._mixes(way))
+            reasons.append(f"{name} {reason}")
         if self._takes_later():
             return self._way()
         raise UserError(
@@ -158,6 +161,13 @@ class Subject:
             f"({'; '.join(reasons)}). Leave arguments out one by one to find the cause, "
             "or use another pipeline"
         )
+
+    def _ways(self) -> Iterator[tuple[str, bool, bool]]:
+        """Ways to try, in order: their names, `forward` and `levels` (see `Way`)."""
+        yield "pinned", False, False
+        if self.loop.traits.kind in ("flow", "inverted"):
+            yield "with its levels pinned too", False, True
+        yield "fast-forward", True, False
 
     def _takes_later(self) -> bool:
         """Give states after the first the dtype that they have in the pipeline's own call, if it
@@ -251,10 +261,11 @@ class Subject:
         last, reasons = self.own[-1].following, []
         assert last is not None
         for through in (False, True):
-            how = Way(self.steps, self.guidance, way.forward, way.mixed, through)
+            how = replace(way, decodes_in_loop=through)
             try:
-                decoded = self.loop.decode(last, self.conditioning, how)
-                away = largest_difference(decoded, self.recorded[1])
+                made = self.loop.decode(last, self.conditioning, how)
+                decoded = made.media
+                away = largest_difference(made.values, self.recorded[1].values)
             except (torch.OutOfMemoryError, proof_checks.NotFinitePartError):
                 raise
             except FAILURES as error:
@@ -288,7 +299,7 @@ class Subject:
         mistake."""
         if way.guidance is None or way.guidance <= 1:
             return
-        more = Way(way.steps, way.guidance + 1, forward=way.forward, mixed=False)
+        more = replace(way, guidance=way.guidance + 1, mixed=False)
         if self._mismatch(more) is not None:  # some guide a part of the steps only
             return
         raise UserError(

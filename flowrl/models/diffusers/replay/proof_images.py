@@ -69,7 +69,7 @@ class OtherImages:
                 ]
                 made.append((received[0].output, received[1].output, received[2].output))
             x, _ = self.states[-1]
-            media = [self.loop.decode(x, rows, self.way) for rows in (both, first, second)]
+            media = [self.loop.decode(x, rows, self.way).values for rows in (both, first, second)]
         return [*made, (media[0], media[1], media[2])]
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.proof_checks import largest_difference
+from flowrl.models.diffusers.call.received import Received
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
-from flowrl.models.diffusers.call.scheduler_standin import Received
 from flowrl.models.diffusers.call.signature import Loop
 from samplers import euler
 from samplers.adapt import from_vp

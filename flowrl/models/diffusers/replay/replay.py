@@ -39,13 +39,16 @@ class Replay:
     evaluations: float = 1.0  # of the network, for a row's velocity; more than 1: guided
     sampler: bool = False  # samples are made by the scheduler's own steps
     together: tuple[str, ...] = ()  # columns: rows with images of one size share a call, to the bit
+    levels: bool = False  # pinned, with the list of levels too
+    parts: tuple[str, ...] = ()  # of the state, if it has several
 
     @cached_property  # read for every call
     def to_way(self) -> Way:
         forward = self.way == "forward"
         return Way(
-            self.steps, self.guidance, forward, self.mixed, self.decodes_in_loop, self.together
-        )
+            self.steps, self.guidance, forward, self.mixed, self.decodes_in_loop, self.together,
+            self.levels,
+        )  # fmt: skip
 
     @property
     def own_steps(self) -> bool:
@@ -57,6 +60,8 @@ class Replay:
 
     def __str__(self) -> str:
         way = {"pinned": "pinned timestep", "forward": "fast-forward"}[self.way]
+        way += " and level" * self.levels
+        of = f" of {' and '.join(self.parts)}" * bool(self.parts)
         rows = "share a call" if self.mixed else "are grouped"
         what = "velocity" if self.kind == "flow" else f"prediction ({self.kind})"
         padding = "" if self.padding is None else (
@@ -69,8 +74,8 @@ class Replay:
             f"{self.pipeline}, {self.dtype}, {self.steps} steps"
             f"{' at the levels of model.sigmas' if self.user_levels else ''}, "
             f"guidance {self.guidance}{guided}: "
-            f"{what} and decoder equal the pipeline's own call to the bit ({way}), the first state "
-            f"to rounding; rows of several sigmas {rows}{images}; {self.solver}{padding}"
+            f"{what}{of} and decoder equal the pipeline's own call to the bit ({way}), the first "
+            f"state to rounding; rows of several sigmas {rows}{images}; {self.solver}{padding}"
         )
 
     @property

@@ -150,7 +150,8 @@ def _file(digest: str) -> Path:
 
 
 def _replay(values: Mapping[str, Any]) -> Replay:
-    return Replay(**{**values, "together": tuple(values["together"])})  # a list in JSON
+    lists = {name: tuple(values[name]) for name in ("together", "parts")}  # as JSON has them
+    return Replay(**{**values, **lists})
 
 
 def _whole(values: Mapping[str, Any]) -> WholeProof:

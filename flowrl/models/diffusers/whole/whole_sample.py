@@ -5,31 +5,41 @@ The pipeline's own call; its own scheduler, stepped with flowrl's velocities; fl
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call.conditioning import Conditioning
-from flowrl.models.diffusers.call.decoder import media_of
+from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.call.driver import PipelineCall
 from flowrl.models.diffusers.call.image_to_image import GivenNoise, RecordedNoise
-from flowrl.models.diffusers.call.patches import patched
+from flowrl.models.diffusers.call.latents import Entry, PartEntries
+from flowrl.models.diffusers.call.patches import Patch, patched
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES, data_size
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_neighbours import nudged
 from samplers import Latents, roll
 from samplers.adapt import from_vp, scale
+from samplers.counter_noise import cpu_noise
 from samplers.kernels import per_row
-from samplers.noise import normal
 
-StepCall = Callable[
-    [Any, inspect.BoundArguments, int], Any
-]  # (real step, its arguments, its number)
+
+class StepPlace(NamedTuple):
+    """The place of a call of a scheduler's step: the number of the loop's step, that of the state's
+    part, and the states of the other parts before it (of the first part)."""
+
+    step: int
+    part: int
+    before: Sequence[Tensor]
+
+
+# (real step, its arguments, its place)
+StepCall = Callable[[Any, inspect.BoundArguments, StepPlace], Any]
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class WholeSample:
     def noise(self) -> Tensor:
         """Noise [n *d], in the shape that the loop's steps receive."""
         keys = [(self.seed, 0, draw, "root", 0) for draw in self.rows.tolist()]
-        return normal(keys, self.policy.shape(self.batch.steps))
+        return cpu_noise(keys, self.policy.shape(self.batch.steps), self.policy.layout)
 
     @cached_property
     def first(self) -> Tensor:
@@ -68,11 +78,15 @@ class WholeSample:
         return self.noise if begin is None else begin(self.noise, self.rows)
 
     @cached_property
-    def given(self) -> Tensor | None:
-        """The argument `latents`; None if noise cannot be passed to a call, which then draws it
+    def given(self) -> dict[str, Tensor] | None:
+        """Arguments that give a call its noise; None if it cannot be given and the call draws it
         from its seed."""
+        entry = self.policy.loop.traits.entry
+        if isinstance(entry, PartEntries):
+            alone = all(part.place is None and part.size == 1 for part in entry.parts)
+            return entry.arguments(self.noise) if alone else None
         try:
-            return self.latents
+            return {"latents": self.latents}
         except ValueError:
             return None
 
@@ -85,6 +99,7 @@ class WholeSample:
         """
         draws, loop, shape = RecordedNoise(1.0), self.policy.loop, self.noise.shape
         entry = loop.traits.entry
+        assert isinstance(entry, Entry), "states of one tensor"
         steps = self.batch.steps
         if (
             "latents" not in loop.driver.parameters
@@ -119,8 +134,8 @@ class WholeSample:
         if the call takes no latents.
         """
 
-        def step(real: Any, given: inspect.BoundArguments, index: int) -> Any:
-            if index == 0 and unit and self.given is None:
+        def step(real: Any, given: inspect.BoundArguments, at: StepPlace) -> Any:
+            if at.step == 0 and unit and self.given is None:
                 x = given.arguments["sample"]
                 given.arguments["sample"] = nudged(x, unit).to(x)
             return real(*given.args, **given.kwargs)
@@ -134,22 +149,31 @@ class WholeSample:
         velocity = self.policy.bind(self.conditioning, steps=steps, guidance=self.guidance)
         visits = self.policy.schedule(steps).visits
 
-        def step(real: Any, given: inspect.BoundArguments, index: int) -> Any:
+        known: list[tuple[Tensor, Tensor]] = []  # a step's states and outputs
+
+        def found(real: Any, given: inspect.BoundArguments, at: StepPlace) -> tuple[Tensor, Tensor]:
+            """States and outputs of a whole step, for the first of its parts."""
             size = data_size(loop.driver.real)
-            sample, unit = given.arguments["sample"], torch.ones_like(given.arguments["sample"])
+            sample = self._whole(given.arguments["sample"], at.before)
+            unit = torch.ones_like(sample)
             if "scale_model_input" in dir(real.__self__):
                 unit = real.__self__.scale_model_input(unit, given.arguments["timestep"])
             folded = len(sample) != len(self.rows)  # frames are rows of their own
             shape = self.noise.shape if folded else sample.shape
             sample, unit = sample.reshape(shape), unit.reshape(shape) / size
-            sigma = torch.full((len(sample),), visits[index])
-            if index == 0:
+            sigma = torch.full((len(sample),), visits[at.step])
+            if at.step == 0:
                 sample = (loop.state(self.first, sigma) / unit).to(sample)
             flow, vp = sample * unit, loop.traits.kind not in ("flow", "inverted")
             flow = from_vp(flow, sigma) if vp else flow
             with torch.no_grad():
                 v = velocity(flow, sigma, self.rows)
-            output = size * self._prediction(flow, v, sigma)
+            return sample, size * self._prediction(flow, v, sigma)
+
+        def step(real: Any, given: inspect.BoundArguments, at: StepPlace) -> Any:
+            if at.part == 0:
+                known[:] = [found(real, given, at)]
+            sample, output = (self._part(whole, at.part) for whole in known[0])
             output = output.to(given.arguments["model_output"].dtype)
             like = given.arguments["sample"].shape
             given.arguments |= {
@@ -173,6 +197,7 @@ class WholeSample:
                 policy.device,
                 begin=lambda _noise, _prompt: self.first,
                 held=policy.held(self.conditioning, steps),
+                layout=policy.layout,
             ),
             self.rows.tolist(),
             seed=self.seed,
@@ -181,42 +206,51 @@ class WholeSample:
         return policy.latents(rollout.x0, steps)
 
     def media(self, latents: Tensor) -> Tensor:
+        """The decoded values, of sound too."""
         conditioning, steps = self.conditioning, self.batch.steps
-        return self.policy.decode(latents, conditioning, steps=steps, guidance=self.guidance)
+        decoded = self.policy.decoded(latents, conditioning, steps=steps, guidance=self.guidance)
+        return decoded.values
 
     def _own_call(self, step: StepCall, unit: float = 0.0) -> tuple[Tensor, Tensor]:
         """(latents, media) of the pipeline's own call, with `step` around its scheduler's.
 
         Uses a copy that shares all modules, so that the pipeline's scheduler stays unchanged.
         """
-        twin, states = copy.copy(self.policy.pipe), [torch.empty(0)]
+        twin, states = copy.copy(self.policy.pipe), list[Tensor]()
         scheduler = copy.deepcopy(self.policy.loop.driver.real)
         vars(twin)["scheduler"] = scheduler
-        real = scheduler.step
-        signature = inspect.signature(real)
+        layout = self.policy.layout
+        kind, count = type(scheduler), 1 if layout is None else len(layout.names)
 
-        def around(*args: Any, **named: Any) -> Any:
-            draws = self._step_noise(len(states) - 1)
-            with patched(() if draws is None else draws.patches(scheduler)):
-                result = step(real, signature.bind(*args, **named), len(states) - 1)
+        def around(self_: Any, *args: Any, **named: Any) -> Any:
+            real = kind.step.__get__(self_)
+            index, part = divmod(len(states), count)
+            at = StepPlace(index, part, states[-count + 1 :] if count > 1 else [])
+            draws = self._step_noise(index, part)
+            with patched(() if draws is None else draws.patches(self_)):
+                result = step(real, inspect.signature(real).bind(*args, **named), at)
             state = result[0] if isinstance(result, tuple) else result.prev_sample
             states.append(state.clone())  # some loops write into it
             return result
 
-        vars(around)["__signature__"] = signature
-        vars(scheduler)["step"] = around
+        vars(around)["__signature__"] = inspect.signature(kind.step)
+        # by its class: some loops step a copy of it
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": around})
         given = self._arguments(self.guidance)
-        if self.given is not None:
-            latents = nudged(self.given, unit) if unit else self.given
+        for name, latents in (self.given or {}).items():
+            latents = nudged(latents, unit) if unit else latents
             latents = latents.to(self.policy.loop.start(self.batch.steps).dtype)
-            given["latents"] = latents.clone()  # some loops write into it
+            given[name] = latents.clone()  # some loops write into it
         if "generator" in self.policy.loop.driver.parameters:
             seed = self.seed if self.given is not None else 0  # 0 as in `Driver`
             given["generator"] = torch.Generator().manual_seed(seed)
         # one posterior for each image
-        with torch.no_grad(), patched(self.policy.loop.driver.memo.patches()):
-            media = media_of(twin(**given)[0])
-        last = states[-1] / data_size(scheduler)
+        driver = self.policy.loop.driver
+        silent = Patch(driver.logger, "disabled", True)  # it warns of states that are given
+        with torch.no_grad(), patched((silent, *driver.memo.patches())):
+            media = Decoded.of(twin, twin(**given)).values
+        last = states[-1] if layout is None else layout.pack(states[-count:])
+        last = last / data_size(scheduler)
         shape = (len(self.rows), *self.noise.shape[1:])
         return self._blended(last if last.shape == shape else last.reshape(shape)), media
 
@@ -228,13 +262,26 @@ class WholeSample:
         flow = replace(held, end=1.0)
         return flow.put(last, last, self.rows, None)
 
-    def _step_noise(self, step: int) -> "GivenNoise | None":
+    def _whole(self, sample: Tensor, others: Sequence[Tensor]) -> Tensor:
+        """A step's whole states, from its first part and the others, as the step before left
+        them."""
+        layout = self.policy.layout
+        if layout is None:
+            return sample
+        return layout.pack([sample, *others]) if others else self.first.to(sample)
+
+    def _part(self, whole: Tensor, part: int) -> Tensor:
+        layout = self.policy.layout
+        return whole if layout is None else layout.unpack(whole)[part]
+
+    def _step_noise(self, step: int, part: int) -> "GivenNoise | None":
         """The noise of flowrl's step if its steps are the scheduler's; otherwise the scheduler
         draws it."""
         if not self.policy.loop.own_sampler:
             return None
         keys = [(self.seed, 0, draw, "step", 0, step, 0) for draw in self.rows.tolist()]
-        return GivenNoise(normal(keys, self.noise.shape[1:]))
+        noise = cpu_noise(keys, self.noise.shape[1:], self.policy.layout)
+        return GivenNoise(self._part(noise, part))
 
     def _prediction(self, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
         """The model output that the scheduler interprets as the flow velocity v at flow states

@@ -1,0 +1,52 @@
+"""Mutants of states with parts, of sound, and of credit by part."""
+
+PARTS = "likelihoods/test_modalities.py"
+MODELS = "models/test_sound.py"
+REWARDS = "rewards/test_sound_rewards.py"
+
+# fmt: off
+ROWS = (
+    ("sound-noise-of-a-part", "samplers/counter_noise.py", "([(*key, name) for key in keys], part)",
+     "([(*key, len(part)) for key in keys], part)", PARTS),
+    ("sound-mean-of-a-part", "samplers/layout.py", "part.mean(1) for part", "part.sum(1) for part",
+     PARTS),
+    ("sound-free-entries", "samplers/kernels.py",
+     "layout.means(kept) / layout.means(free.to(kept))", "layout.means(kept)", PARTS),
+    ("sound-order-of-parts", "flowrl/likelihoods/rows.py",
+     "known.get(name, nothing) for name in layout.names", "known[name] for name in parts", PARTS),
+    ("sound-step-of-a-part", "flowrl/likelihoods/transition.py",
+     "a.view(len(a), -1, count)[:, edges.step]", "a.view(len(a), count, -1)[..., edges.step]",
+     PARTS),
+    ("sound-density-of-a-part", "flowrl/likelihoods/transition.py",
+     "logp = mean_log_prob(g, rows.x_next, rows.free, rows.layout)",
+     "logp = mean_log_prob(g, rows.x_next, rows.free, rows.layout).detach()", PARTS),
+    ("sound-last-credit", "flowrl/likelihoods/matching.py",
+     "a.cpu().view(len(a), -1, count)[:, -1]", "a.cpu().view(len(a), -1, count)[:, 0]", PARTS),
+    ("sound-nft-size", "flowrl/losses/ratio.py",
+     "entries(error.detach().abs(), None, rows.layout)",
+     "entries(error.detach().abs(), None, None)", PARTS),
+    ("sound-weights-of-a-route", "flowrl/credit/advantages.py", "weights=context.weights[at]",
+     "weights=context.weights[: len(at)]", PARTS),
+    ("sound-scores-of-a-route", "rewards/types.py", "Scores(self.values[:, at], self.scored[:, at]",
+     "Scores(self.values[:, at], self.scored[:, : len(at)]", PARTS),
+    ("sound-level-of-a-row", "flowrl/models/diffusers/call/received.py",
+     "return other * self._beside(other)", "return other * self._beside(other).flip(0)", MODELS),
+    ("sound-steps-of-a-loop", "flowrl/models/diffusers/call/scheduler_standin.py",
+     "self.part == len(self.layout.names)", "self.part > 0", MODELS),
+    ("sound-rate", "flowrl/models/diffusers/call/decoder.py",
+     '("output_sampling_rate", "sampling_rate", "sample_rate")',
+     '("sample_rate", "output_sampling_rate", "sampling_rate")', MODELS),
+    ("sound-decibels", "rewards/perception/sound.py", "(10 * mean_square", "(20 * mean_square",
+     REWARDS),
+    ("sound-silence", "rewards/catalogue/silence.py", "1 - (levels < self.below)",
+     "(levels < self.below)", REWARDS),
+    ("sound-onsets", "rewards/catalogue/synchrony.py", "(lines[1:] - lines[:-1]).clamp(min=0)",
+     "(lines[1:] - lines[:-1]).abs()", REWARDS),
+    ("sound-onset-places", "rewards/catalogue/synchrony.py", "* hop + size / 2) / len(wave)",
+     "* hop) / len(wave)", REWARDS),
+    ("sound-other-rate", "rewards/perception/sound.py", "* (after / before)", "* (before / after)",
+     REWARDS),
+    ("sound-clap-norm", "rewards/catalogue/clap.py",
+     "functional.normalize(self.model.text_projection(pooled).float(), dim=-1)",
+     "self.model.text_projection(pooled).float()", REWARDS),
+)
