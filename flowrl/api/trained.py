@@ -153,14 +153,17 @@ class TrainedRun:
                 steps or run.evaluation_steps,
                 e.seed if seed is None else seed,
             )
-            judges = self.judges(rewards)
+            judges = self.judges(rewards, of_sets=prompts is None)
             policy = whole_at_evaluation(policy_of(run, self.folder, weights), run)
             return score_trial(judges, draw_trial(policy, trial), Attempts.of(e))
 
-    def judges(self, given: Sequence[GivenReward] = ()) -> dict[str, Reward]:
-        """Evaluation rewards by label, loaded: the given ones, or the run's."""
+    def judges(self, given: Sequence[GivenReward] = (), of_sets: bool = True) -> dict[str, Reward]:
+        """Evaluation rewards by label, loaded: the given ones, or the run's. `of_sets`: each scores
+        its own data sets alone."""
         if not given:
-            return load_rewards(run_of(self.folder).judges, self.live)
+            specs = run_of(self.folder).judges
+            kept = {} if of_sets else {"sets": ()}
+            return load_rewards([spec.model_copy(update=kept) for spec in specs], self.live)
         read = GivenRewards.of(given, "rewards")
         specs = tuple(RewardSpec.model_validate(spec) for spec in read.specs)
         return load_rewards(specs, Live(read.objects))

@@ -25,7 +25,7 @@ from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score
 from flowrl.run.evaluate.start_checks import made_form
 from flowrl.run.state.session import load_rewards, prove_rewards
 from flowrl.run.watch.text_facts import likely_form
-from flowrl.settings import EvaluateSettings, PromptFiles, Run
+from flowrl.settings import EvaluateSettings, PromptFiles, RewardSpec, Run
 from flowrl.settings.arguments import EvaluateArguments
 from flowrl.settings.checks import check_texts
 from flowrl.settings.sentences import plain_message
@@ -58,7 +58,7 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
         raise UserError("evaluate: --model has no rewards: add some with --rewards")
     e = evaluation_settings(run, given)
     specs = tuple(parse_specs(words, "--rewards").values())
-    rewards = load_rewards(specs or run.judges)
+    rewards = load_rewards(_fitting(specs or run.judges, suite is not None or bool(given.prompts)))
     opened: tuple[Any, Any] | None = None
     if run.model.own is not None:  # it alone knows its form
         opened = chosen.open()
@@ -88,6 +88,11 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
         print("\n".join(lines))
     if given.out is not None:
         write_scores(given.out, result, base)
+
+
+def _fitting(specs: Sequence[RewardSpec], other: bool) -> list[RewardSpec]:
+    """Rewards for the run's data sets, or without them for `other` prompts."""
+    return [spec.model_copy(update={"sets": ()}) if other else spec for spec in specs]
 
 
 def proven_form(policy: Policy, prompts: PromptSet, run: Run) -> MediaForm:

@@ -17,7 +17,8 @@ from flowrl.models.language.advice import experts_warning, learning_rate_warning
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.policy import Policy
-from flowrl.prompts import IMAGE_COLUMNS
+from flowrl.prompts import DATA_SET, IMAGE_COLUMNS
+from flowrl.run.evaluate.evaluate import Trial
 from flowrl.run.experience.reward_gradient import prove_gradients
 from flowrl.run.model_proof import StartProof
 from flowrl.run.state.session import Session, prove_rewards
@@ -41,6 +42,7 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
     ):
         session.terminal.say(sentence)
     check_levels(session)
+    check_drawn_sets(session)
     for sentence in counts_on_levels(session):
         session.terminal.say(sentence)
     for warning in _model_warnings(session):
@@ -110,6 +112,22 @@ def _model_warnings(session: Session) -> Iterator[str]:
     config = learner.policy.roots()["model"].config
     found = learning_rate_warning(session.run, weights), experts_warning(config)
     yield from (warning for warning in found if warning is not None)
+
+
+def check_drawn_sets(session: Session) -> None:
+    """Raise a UserError if evaluations have no prompt of a data set that has its own rewards."""
+    if session.held_out is None:
+        return
+    e, steps = session.run.evaluate, session.run.evaluation_steps
+    trial = Trial.of(session.held_out, e.samples, e.per_prompt, steps, e.seed)
+    drawn = {row.get(DATA_SET) for row in session.held_out.take(trial.rows)[1]}
+    for spec in session.run.held_out_rewards:
+        if missing := [name for name in spec.sets if name not in drawn]:
+            raise UserError(
+                f"evaluate.samples: none of an evaluation's {len(trial.rows)} prompts is of "
+                f"{missing[0]}, which {spec.label} scores: raise it, or bound the other data sets "
+                "with `limit`"
+            )
 
 
 def check_levels(session: Session) -> None:
