@@ -59,8 +59,8 @@ def draws_per_part(plan: Plan | TextPlan, rows_per_call: int) -> int | None:
         simple = not (plan.cuts or plan.forking or plan.greedy or plan.turns > 1)
         counts = {plan.group}
     else:
-        others = (plan.steer, plan.guide, plan.looks, plan.thin, plan.keep)
-        simple = all(other is None for other in others)
+        others = (plan.steer, plan.guide, plan.looks, plan.thin)
+        simple = all(other is None for other in others) and not plan.keep
         counts = {*plan.states, plan.group}
     return lcm(*(rows_per_call // gcd(rows_per_call, n) for n in counts)) if simple else None
 

@@ -46,8 +46,9 @@ class Plan:
     this one uses: both then have the same children where they are in the same state. `guide` moves
     the noisy steps that are sampled along a reward; their densities stay the kernel's. `looks` asks
     for rewards of predicted clean samples; `thin` stops samples early; the roots are the remaining
-    samples. `keep` is the step before which a rollout keeps its states; None keeps none. Raises
-    ValueError, with the step's index, for steps that do not connect or are impossible.
+    samples. A rollout keeps its states before the steps `keep`, in rising order; the gradient of
+    the earlier ones passes through the one before step `bridge`. Raises ValueError, with the step's
+    index, for steps that do not connect or are impossible.
     """
 
     steps: tuple[Step, ...]
@@ -62,7 +63,8 @@ class Plan:
     guide: RewardGuide | None = None
     looks: Looks | None = None
     thin: Thinning | None = None
-    keep: int | None = None
+    keep: tuple[int, ...] = ()
+    bridge: int | None = None
 
     def __post_init__(self) -> None:
         if not self.steps:
@@ -84,10 +86,6 @@ class Plan:
             )
         if self.steer is not None and any(s.train or s.branch > 1 for s in self.steps):
             raise ValueError("steered steps cannot branch or be trained on: they have no density")
-        if self.keep is not None and not 0 <= self.keep < len(self.steps):
-            raise ValueError(
-                f"keep names step {self.keep}, but the plan has only {len(self.steps)} steps"
-            )
         for a, b in pairwise(self.steps):
             if a.sigma_next != b.sigma:
                 raise ValueError(
@@ -231,8 +229,12 @@ def _check(k: int, s: Step, kernel: Kernel | None) -> None:
 
 
 def _misplaced(plan: Plan) -> str | None:
-    """Return why `looks` or `thin` is invalid, or None."""
-    looks, thin = plan.looks, plan.thin
+    """Return why `keep`, `bridge`, `looks` or `thin` is invalid, or None."""
+    looks, thin, last = plan.looks, plan.thin, len(plan.steps)
+    if set(plan.keep) - set(range(last)) or sorted(set(plan.keep)) != [*plan.keep]:
+        return f"keep {plan.keep} takes rising indices of the plan's {last} steps"
+    if plan.bridge is not None and plan.bridge not in plan.keep[1:]:
+        return f"bridge {plan.bridge} is none of the later steps of keep {plan.keep}"
     if (looks or thin) and plan.steer is not None:
         return "steer already scores intermediate states: leave out looks and thin"
     if looks is not None and looks.at and not (0 <= looks.at[0] <= looks.at[-1] < len(plan.steps)):

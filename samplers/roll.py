@@ -48,7 +48,7 @@ class Rollout:
     iteration: int
     index: int
     seen: tuple[Seen, ...] = ()
-    kept: Float[Tensor, "n *d"] | None = None  # the states before the plan's step `keep`
+    kept: tuple[Float[Tensor, "n *d"], ...] = ()  # the states before the plan's steps `keep`
     storage: Storage = Storage()  # how states are kept for training
     noise: NoiseKind = "generator"  # that drew these samples, and what training adds to them
     free: Bool[Tensor, "p *d"] | None = None  # entries that are sampled, by prompt; None: all
@@ -84,7 +84,7 @@ class _Trunk:
 
     def descend(
         self, walk: Walk, plan: Plan, index: int
-    ) -> tuple[State, tuple[Edges, ...], tuple[Seen, ...], Tensor | None]:
+    ) -> tuple[State, tuple[Edges, ...], tuple[Seen, ...], tuple[Tensor, ...]]:
         """Sample a plan: its leaves, trained transitions, intermediate predictions and kept
         states."""
         state, start = walk.root(plan), 0
@@ -93,16 +93,16 @@ class _Trunk:
             if place is not None and place in self.states:
                 state, start = self.states[place], k
         edges, seen = list[Edges](), list[Seen]()
-        kept = None
+        kept = list[Tensor]()
         for k in range(start, len(plan.steps)):
             if places:
                 self.keep(places[k], state)
-            kept = state.x if k == plan.keep else kept
+            kept += [state.x] if k in plan.keep else []
             if plan.looks is not None and k in plan.looks.at:
                 seen.append(walk.completed(plan, k, state))
             state, edge = walk.advance(plan, index, k, state)
             edges += [edge] if edge is not None else []
-        return state, tuple(edges), tuple(seen), kept
+        return state, tuple(edges), tuple(seen), tuple(kept)
 
 
 R = TypeVar("R")
@@ -179,7 +179,7 @@ def _rolled(plans: Sequence[Plan], walk: Walk, sampling: Sampling[Rollout]) -> t
     rollouts: list[Rollout] = []
     for index, plan in enumerate(plans):
         seen: tuple[Seen, ...] = ()
-        kept: Tensor | None = None
+        kept: tuple[Tensor, ...] = ()
         if plan.steer is not None:
             x0, edges = _steered(plan.steer, plan, walk, index, sampling.score), ()
         elif plan.thin is not None:

@@ -38,7 +38,7 @@ class LastSteps:
                 f"spread is a standard deviation and must be at least 0, not {self.spread}"
             )
         keep = self._first(steps, random.Random(key_hash(seed, iteration, "last steps")))
-        return (Plan(steps_of(sigmas), roots=self.group, keep=keep),)
+        return (Plan(steps_of(sigmas), roots=self.group, keep=(keep,)),)
 
     def _first(self, steps: int, rng: random.Random) -> int:
         if self.cut == "uniform":
@@ -73,4 +73,105 @@ class OneOfSteps:
                 f"{steps - 1}"
             )
         rng = random.Random(key_hash(seed, iteration, "one step"))
-        return (Plan(steps_of(sigmas), roots=self.group, keep=rng.randrange(first, stop)),)
+        return (Plan(steps_of(sigmas), roots=self.group, keep=(rng.randrange(first, stop),)),)
+
+
+def evenly_spaced(start: int, end: int, most: int) -> list[int]:
+    """At most so many steps of [start, end), evenly spaced; `start` is the first."""
+    count = end - start
+    if count <= most:
+        return list(range(start, end))
+    return [start + round(i * (count - 1) / max(most - 1, 1)) for i in range(most)]
+
+
+@dataclass(frozen=True)
+class TwoLeaps:
+    """Euler steps that keep the states of two leaps, from step k to step j and from j to the end:
+    LeapAlign (arXiv:2604.15311), FlowBP-Lagrange (arXiv:2606.11075).
+
+    order   velocities of each leap, at evenly spaced steps
+    spread  concentrations of the shares of the steps after j, between k and j, and before k, which
+            are Dirichlet distributed; None: k and j are any two steps
+    reach   the most steps from j to the end; None: no bound
+    k and j are drawn once per iteration, for all of its draws.
+    """
+
+    group: int
+    order: int = 1
+    spread: tuple[float, float, float] | None = None
+    reach: int | None = None
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        steps = len(sigmas) - 1
+        least = 2 if self.spread is None else 3
+        if steps < least or self.order < 1 or (self.reach is not None and self.reach < least - 1):
+            raise ValueError(
+                f"two leaps need at least {least} steps, an order of at least 1 and a reach of at "
+                f"least {least - 1}, not {steps} steps, {self.order} and {self.reach}"
+            )
+        rng = random.Random(key_hash(seed, iteration, "two leaps"))
+        k, j = self._ends(steps, rng)
+        keep: set[int] = set()
+        for start, end in ((k, j), (j, steps)):
+            found = evenly_spaced(start, end, self.order)
+            later = {step + 1 for step in found[2:]} - {steps}  # whose velocity is a difference
+            keep |= {*found, *later}
+        plan = Plan(steps_of(sigmas), roots=self.group, keep=tuple(sorted(keep)), bridge=j)
+        return (plan,)
+
+    def _ends(self, steps: int, rng: random.Random) -> tuple[int, int]:
+        if self.spread is None and self.reach is None:
+            k, j = sorted(rng.sample(range(steps), 2))
+            return k, j
+        reach = steps if self.reach is None else self.reach
+        if self.spread is None:
+            j = rng.randrange(max(1, steps - reach), steps)
+            return rng.randrange(j), j
+        shares = [rng.gammavariate(each, 1.0) for each in self.spread]
+        parts = [round(share / sum(shares) * steps) for share in shares]
+        parts[shares.index(max(shares))] += steps - sum(parts)
+        parts = [max(1, part) for part in parts]
+        parts[parts.index(max(parts))] += steps - sum(parts)
+        after = min(parts[0], reach - 1)  # what is cut off here lies before k: j - k stays
+        return steps - after - parts[1] - 1, steps - after - 1
+
+
+@dataclass(frozen=True)
+class SomeSteps:
+    """Euler steps that keep the states before `active` of them: FlowBP (arXiv:2606.11075).
+
+    late   how much likelier later steps are: step i of a part has the weight (i + 1)^late
+    split  draw them from two parts of the steps, in proportion to their lengths, the later of which
+           begins with a drawn step that is always kept: the bridge of FlowBP-Bridge
+    The steps are drawn once per iteration, for all of its draws.
+    """
+
+    group: int
+    active: int = 4
+    late: float = 1.0
+    split: bool = False
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        steps = len(sigmas) - 1
+        if not 1 + self.split <= self.active <= steps:
+            raise ValueError(
+                f"active must be between {1 + self.split} and {steps}, the number of steps, not "
+                f"{self.active}"
+            )
+        rng, bridge = random.Random(key_hash(seed, iteration, "some steps")), None
+        if not self.split:
+            keep = self._drawn(0, steps, self.active, rng)
+        else:
+            bridge = max(rng.sample(range(steps), 2))
+            before = min(max(round(self.active * bridge / steps), 1), bridge, self.active - 1)
+            before = max(before, self.active - (steps - bridge))
+            keep = [*self._drawn(0, bridge, before, rng), bridge]
+            keep += self._drawn(bridge + 1, steps, self.active - before - 1, rng)
+        return (Plan(steps_of(sigmas), roots=self.group, keep=tuple(keep), bridge=bridge),)
+
+    def _drawn(self, start: int, end: int, count: int, rng: random.Random) -> list[int]:
+        left, found = list(range(start, end)), list[int]()
+        for _ in range(count):
+            weights = [(step - start + 1) ** self.late for step in left]
+            found.append(left.pop(rng.choices(range(len(left)), weights)[0]))
+        return sorted(found)

@@ -18,6 +18,7 @@ from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.paired import paired_gain, prompt_means
 from flowrl.evaluation.suites import Suite, load_suite, suite_summary
 from flowrl.models.policy import EvaluationSampler, Policy
+from flowrl.paths import removed_on_error
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score_trial
@@ -25,7 +26,7 @@ from flowrl.run.evaluate.start_checks import made_form
 from flowrl.run.state.session import load_rewards, prove_rewards
 from flowrl.run.state.size_check import check_sizes
 from flowrl.run.watch.text_facts import likely_form
-from flowrl.settings import EvaluateSettings, PromptFiles, Run
+from flowrl.settings import EvaluateSettings, PromptFiles, RewardSpec, Run
 from flowrl.settings.arguments import EvaluateArguments
 from flowrl.settings.checks import check_texts
 from flowrl.settings.sentences import plain_message
@@ -59,7 +60,7 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
         raise UserError("evaluate: --model has no rewards: add some with --rewards")
     e = evaluation_settings(run, given)
     specs = tuple(parse_specs(words, "--rewards").values())
-    rewards = load_rewards(specs or run.judges)
+    rewards = load_rewards(_fitting(specs or run.judges, suite is not None or bool(given.prompts)))
     opened: tuple[Any, Any] | None = None
     if run.model.own is not None:  # it alone knows its form
         opened = chosen.open()
@@ -89,6 +90,11 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
         print("\n".join(lines))
     if given.out is not None:
         write_scores(given.out, result, base)
+
+
+def _fitting(specs: Sequence[RewardSpec], other: bool) -> list[RewardSpec]:
+    """Rewards for the run's data sets, or without them for `other` prompts."""
+    return [spec.model_copy(update={"sets": ()}) if other else spec for spec in specs]
 
 
 def proven_form(policy: Policy, prompts: PromptSet, run: Run) -> MediaForm:
@@ -203,7 +209,7 @@ def table_lines(table: EvaluationTable) -> list[str]:
 def write_scores(out: Path, result: HeldOutResult, base: HeldOutResult | None) -> None:
     """Write one line per sample: its prompt, scores and attempts, and the base model's."""
     sides = [_rows_of(result), [] if base is None else _rows_of(base)]
-    with out.open("w") as file:
+    with removed_on_error(out), out.open("w") as file:
         for i, prompt in enumerate(result.samples.prompts):
             row: dict[str, Any] = {"prompt": prompt, **sides[0][i]}
             if result.data_sets:

@@ -34,6 +34,7 @@ class PathRows(Rows):
     noise     the noise in x, which is subtracted from the last state; None: the last state is clean
     swapped   whether a relative reward's two words are exchanged
     strength  extra weight of the first of these words
+    weight    a factor on each row's loss, known once its path is; None: 1
     """
 
     x: Float[Tensor, "b *d"]
@@ -41,19 +42,36 @@ class PathRows(Rows):
     noise: Float[Tensor, "b *d"] | None = None
     swapped: bool = False
     strength: float = 0.0
+    weight: Float[Tensor, "b 1"] | None = None
+
+    def known_states(self) -> list[Tensor] | None:
+        """States at which the path evaluates velocities; None if they follow from the path."""
+        return [self.x] if len(self.sigmas) == 2 else None
+
+    def path(self, policy: Velocity) -> "Path":
+        """Rebuild the samples; if their noise is known, x0 = (x - sigma noise) / (1 - sigma)."""
+        found = euler_path(policy, self.x, self.sigmas, self.prompt)
+        if self.noise is None:
+            return found
+        end = self.sigmas[-1]
+        return found._replace(x0=(found.x0 - end * self.noise) / (1 - end))
 
 
 class Path(NamedTuple):
-    """Clean samples with gradients, the states in between (detached), and the velocities there."""
+    """Clean samples with gradients, the states in between (detached), the velocities there, and a
+    weight for each sample's loss."""
 
     x0: Float[Tensor, "b *d"]
     states: list[Tensor]
     velocities: list[Tensor]
+    weight: Float[Tensor, "b 1"] | None = None
 
 
 @runtime_checkable
 class Starts(Protocol):
     """Chooses the states from which a rollout's samples are rebuilt."""
+
+    inside: bool  # whether states inside a path follow from the trained policy
 
     def steps(self, plan: Plan) -> list[int]:
         """Number of steps with gradients for each row of a sample."""
@@ -93,7 +111,7 @@ class Pathwise:
 
         x0 = x + sum (sigma' - sigma) v(x_sigma, sigma), minus the remaining part of a known noise
 
-    starts  the states: `Kept`, `Renoised` or `KnownNoise`
+    starts  the states: `Kept`, `Renoised`, `KnownNoise` or `flowrl.likelihoods.shortcuts`
 
     Anchors compare velocities at the states of the path, which are treated as constants.
     """
@@ -138,19 +156,16 @@ class Pathwise:
         if not anchors:
             return 0
         steps = self.starts.steps(plan)
-        return plan.group * sum(anchors * k + (k if k > 1 else 0) for k in steps)
+        more = self.starts.inside
+        return plan.group * sum(anchors * k + (k if more and k > 1 else 0) for k in steps)
 
     def decoded(self, plan: Plan) -> int:
         """Samples per draw that are decoded with gradients."""
         return plan.group * len(self.starts.steps(plan))
 
     def path(self, policy: Velocity, rows: PathRows) -> Path:
-        """Rebuild the samples; if their noise is known, x0 = (x - sigma noise) / (1 - sigma)."""
-        found = euler_path(policy, rows.x, rows.sigmas, rows.prompt)
-        if rows.noise is None:
-            return found
-        end = rows.sigmas[-1]
-        return found._replace(x0=(found.x0 - end * rows.noise) / (1 - end))
+        """Rebuild the samples of the rows."""
+        return rows.path(policy)
 
     def at(self, policy: Velocity, rows: PathRows, states: Sequence[Tensor]) -> Evaluation:
         """Velocities at the given states of the path, side by side; no log-likelihood."""
@@ -187,22 +202,21 @@ class Kept:
     arXiv:2309.17400), or one step to the clean sample (`project`: ReFL, arXiv:2304.05977)."""
 
     project: bool = False
+    inside = True
 
     def refuses(self, choices: Choices) -> str | None:
-        if any(plan.keep is None for plan in image_plans(choices)):
+        if any(len(plan.keep) != 1 for plan in image_plans(choices)):
             return "Kept needs stored intermediate states: use the plan LastSteps or OneOfSteps"
         return None
 
     def steps(self, plan: Plan) -> list[int]:
-        assert plan.keep is not None
-        return [1 if self.project else len(plan.steps) - plan.keep]
+        return [1 if self.project else len(plan.steps) - plan.keep[0]]
 
     def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
-        first = rollout.plan.keep
-        assert first is not None and rollout.kept is not None
+        (first,), (x,) = rollout.plan.keep, rollout.kept
         levels = rollout.plan.sigmas[first:]
         sigmas = (levels[0], 0.0) if self.project else levels
-        return [_rows(common, x=rollout.kept, sigmas=sigmas)]
+        return [_rows(common, x=x, sigmas=sigmas)]
 
 
 @dataclass(frozen=True)
@@ -211,6 +225,7 @@ class Renoised:
     noise in one step with gradients: DRaFT-LV (arXiv:2309.17400)."""
 
     draws: int = 2
+    inside = True
 
     def refuses(self, choices: Choices) -> str | None:
         return None if self.draws >= 1 else "Renoised needs at least one draw: raise draws"
@@ -245,6 +260,7 @@ class KnownNoise:
     width: float = 0.101
     both: bool = False
     strengths: tuple[tuple[float, float], tuple[float, float]] = ((0.0, 0.0), (0.0, 0.0))
+    inside = True
 
     def refuses(self, choices: Choices) -> str | None:
         low, high = self.levels

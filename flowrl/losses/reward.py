@@ -5,7 +5,7 @@ from typing import Literal
 
 from flowrl.credit.choices import Choices
 from flowrl.errors import UserError
-from flowrl.likelihoods.pathwise import Pathwise
+from flowrl.likelihoods.pathwise import PathRows, Pathwise
 from flowrl.likelihoods.rows import Evaluations, Rows
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Anchor, Entries, anchored, roles
@@ -15,10 +15,11 @@ from flowrl.losses.base import Anchor, Entries, anchored, roles
 class RewardGradient:
     """Maximises a reward by its gradient: ReFL (arXiv:2304.05977), DRaFT (arXiv:2309.17400), SRPO.
 
-        loss = scale phi(r), phi = -r, max(bound - r, 0), or |r - bound|
+        loss = w scale phi(r), phi = -r, max(bound - r, 0), or |r - bound|
 
     r is the weighted sum of the rewards with its gradient, passed to this loss as the
-    log-likelihood of `new`. It is not standardised, so its scale acts like a learning rate.
+    log-likelihood of `new`. It is not standardised, so its scale acts like a learning rate. w is
+    the rows' weight, 1 without one.
 
     form   linear, hinge (samples that score above the bound have no gradient) or target
     words  two words for a relative reward (arXiv:2509.06942): r is (1 + strength) times the score
@@ -55,7 +56,10 @@ class RewardGradient:
         else:
             pull = (score - self.bound).abs()
         value = pull if self.scale == 1 else self.scale * pull
-        metrics = {"through/score": score.detach(), "policy_loss": value.detach()}
+        metrics = {"through/score": score.detach()}
+        if isinstance(rows, PathRows) and rows.weight is not None:
+            value, metrics["through/weight"] = value * rows.weight, rows.weight
+        metrics["policy_loss"] = value.detach()
         if self.form == "hinge":
             metrics["through/satisfied"] = (score.detach() >= self.bound).to(score)
         divergence, kl = anchored(self.anchors, likelihood, evaluations, rows)

@@ -34,6 +34,9 @@
 | draft           | LastSteps    | none                         | Pathwise, K steps | Gradient   |
 | draft_lv        | Ode          | none                         | Pathwise, renoise | Gradient   |
 | srpo            | Ode          | none                         | Pathwise, noise   | Gradient   |
+| leap_align      | TwoLeaps     | none                         | Pathwise, leaps   | Gradient   |
+| flow_bp         | SomeSteps    | none                         | Pathwise, active  | Gradient   |
+| flow_bp_lagrange | TwoLeaps    | none                         | Pathwise, leaps   | Gradient   |
 | opd             | Window       | none                         | Transition        | Teacher    |
 
 | text            | any          | any                          | Token             | any        |
@@ -106,7 +109,8 @@ IMAGE_FUNCTIONS = (
     feedback.e_grpo, feedback.g2rpo, feedback.euphonium, intermediate.dense_grpo,
     intermediate.turning_point, intermediate.vgpo, intermediate.pro_grpo,
     intermediate.potential_tree, reward_gradient.refl, reward_gradient.draft,
-    reward_gradient.draft_lv, reward_gradient.srpo, distillation.opd,
+    reward_gradient.draft_lv, reward_gradient.srpo, reward_gradient.leap_align,
+    reward_gradient.flow_bp, reward_gradient.flow_bp_lagrange, distillation.opd,
 )  # fmt: skip
 TEXT_FUNCTIONS = (
     text.text_mixture, text.text_grpo, text.text_rloo, text.text_dr_grpo, text.text_dapo,

@@ -1,6 +1,6 @@
 """Prompt files, and the rewards that score the samples."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -173,11 +173,16 @@ class PromptFiles(Settings):
         return joined
 
 
+def _names(value: Any) -> Any:
+    """Convert one name to a list of it."""
+    return (value,) if isinstance(value, str) else value
+
+
 class RewardSpec(Settings):
     """A reward: `name` is a file of `rewards/`, or a function in a user's file
-    (`my_rewards.py:sharpness`). Keys other than `name`, `label` and `weight` are the reward's
-    settings: `{name: shapes, kind: strict}` equals `{name: shapes, settings: {kind: strict}}`, and
-    `shapes` alone equals `{name: shapes}`."""
+    (`my_rewards.py:sharpness`). Keys other than `name`, `label`, `weight` and `sets` are the
+    reward's settings: `{name: shapes, kind: strict}` equals `{name: shapes, settings: {kind:
+    strict}}`, and `shapes` alone equals `{name: shapes}`."""
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
     name: str
@@ -185,6 +190,8 @@ class RewardSpec(Settings):
     """Name of its scores; by default `shapes`, or `shapes.strict` with a kind."""
     weight: float | tuple[tuple[int, float], ...] = 1.0
     """A number, or points `[[0, 1.0], [50, 0.2]]`: linear between iterations, constant outside."""
+    sets: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+    """Data sets of `prompts.held_out` that a held-out reward scores; empty: all."""
     settings: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -194,7 +201,7 @@ class RewardSpec(Settings):
             data = {"name": data}
         if not isinstance(data, Mapping):
             return data
-        own = {key: data[key] for key in ("name", "label", "weight") if key in data}
+        own = {key: data[key] for key in ("name", "label", "weight", "sets") if key in data}
         rest = {key: value for key, value in data.items() if key not in (*own, "settings")}
         inner = data.get("settings", {})
         if not isinstance(inner, Mapping):
@@ -235,3 +242,23 @@ class RewardSpec(Settings):
             return self.weight
         at, weights = zip(*self.weight, strict=True)
         return float(np.interp(iteration, at, weights))
+
+
+def check_sets(
+    prompts: PromptFiles, held_out: Sequence[RewardSpec], others: Sequence[RewardSpec]
+) -> None:
+    """ValueError for rewards of data sets that `prompts.held_out` does not list."""
+    for spec in others:
+        if spec.sets:
+            raise ValueError(
+                f"rewards: {spec.label}: sets belongs to held_out_rewards: for training, use the "
+                "reward by_row"
+            )
+    listed = [each.label for each in prompts.held_out or ()]
+    for spec in held_out:
+        wrong = [each for each in spec.sets if each not in listed or len(listed) < 2]
+        if wrong:
+            raise ValueError(
+                f"held_out_rewards: {spec.label}: sets has {wrong[0]!r}, but the data sets of a "
+                f"list in prompts.held_out are {', '.join(listed[1:] and listed) or 'none'}"
+            )

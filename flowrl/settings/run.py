@@ -13,7 +13,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
-from flowrl.settings.data import PromptFiles, RewardSpec
+from flowrl.settings.data import PromptFiles, RewardSpec, check_sets
 from flowrl.settings.environment import check_turns
 from flowrl.settings.given import GivenSettings, with_prompts
 from flowrl.settings.joint import JointSettings
@@ -259,6 +259,7 @@ class Run(Settings):
                 raise ValueError(
                     f"{place}: {labels} are not unique; remove one, or give it a `label`"
                 )
+        check_sets(self.prompts, self.held_out_rewards, (*self.rewards, *self.intermediate_rewards))
         if self.recipe.modalities is not None:
             known = [spec.label for spec in self.rewards]
             named = [name for names in self.recipe.modalities.values() for name in names]

@@ -2,24 +2,33 @@
 
 PATHS, RUNS = "likelihoods/test_pathwise.py", "run/test_through.py"
 GRADIENTS, NOISES = "rewards/test_gradients.py", "cli/test_optimise.py"
+LEAPS, JUMPS = "flowrl/likelihoods/shortcuts.py", "likelihoods/test_shortcuts.py"
 PATHWISE, THROUGH = "flowrl/likelihoods/pathwise.py", "flowrl/run/experience/reward_gradient.py"
 
 # fmt: off
 ROWS = (
     ("path-step", PATHWISE, "x = (x + (to - sigma) * v)", "x = (x - (to - sigma) * v)", PATHS),
     ("path-graph", PATHWISE, "        states.append(x.detach())\n", "        states.append(x := x.detach())\n", PATHS),
-    ("path-known", PATHWISE, "(found.x0 - end * rows.noise) / (1 - end)", "found.x0 - end * rows.noise", PATHS),
+    ("path-known", PATHWISE, "(found.x0 - end * self.noise) / (1 - end)", "found.x0 - end * self.noise", PATHS),
     ("path-up", PATHWISE, "(m - reach, True, self.strengths[1])", "(m + reach, True, self.strengths[1])", PATHS),
     ("path-own-noise", PATHWISE, 'noise_of(rollout, "root")', 'noise_of(rollout, "other")', PATHS),
     ("path-strength", PATHWISE, "first + m * (last - first)", "first", PATHS),
     ("path-level", PATHWISE, "(1 - level) * rollout.x0 + level * noise", "rollout.x0 + level * noise", PATHS),
     ("path-project", PATHWISE, "(levels[0], 0.0) if self.project else levels", "levels", PATHS),
     ("tails-first", "samplers/tails.py", "return steps - self.last\n        for", "return steps - self.last - 1\n        for", PATHS),
+    ("leap-alpha", LEAPS, "x = x + self.alpha * moved", "x = x + moved", JUMPS),
+    ("leap-scale", LEAPS, "scale * weight * (v - v.detach())", "weight * (v - v.detach())", JUMPS),
+    ("leap-target", LEAPS, "(found - target).abs()", "(found - self.x0).abs()", JUMPS),
+    ("leap-lagrange", LEAPS, "(ends[1] - ends[0]) / scale", "(ends[1] - ends[0])", JUMPS),
+    ("leap-rescale", LEAPS, "sum(map(abs, whole)) / sum(map(abs, part)) - 1", "sum(map(abs, whole)) - 1", JUMPS),
+    ("leap-rest", LEAPS, "weight / length * (states[step + 1] - states[step])", "weight * (states[step + 1] - states[step])", JUMPS),
+    ("leap-bridge", "samplers/tails.py", "bridge = max(rng.sample(range(steps), 2))", "bridge = rng.randrange(1, steps)", JUMPS),
+    ("leap-weight", "flowrl/losses/reward.py", "value * rows.weight, rows.weight", "value, rows.weight", JUMPS),
     ("loss-hinge", "flowrl/losses/reward.py", "(self.bound - score).relu()", "(score - self.bound).relu()", PATHS),
     ("through-slope", THROUGH, "(path.x0 - path.x0.detach()) * slope", "(path.x0 - path.x0.detach()) * 2 * slope", RUNS),
     ("through-masked", THROUGH, "kept = on_host(rows.mask).any(1).nonzero()[:, 0]", "kept = torch.arange(len(rows.mask))", RUNS),
     ("through-counted", PATHWISE, "each = 3 if anchors else 2", "each = 2", RUNS),
-    ("through-frozen", PATHWISE, "anchors * k + (k if k > 1 else 0)", "anchors * k", RUNS),
+    ("through-frozen", PATHWISE, "anchors * k + (k if more and k > 1 else 0)", "anchors * k", RUNS),
     ("through-anchor", THROUGH, "evaluations[role] = likelihood.at(policy, rows, states)",
      "evaluations[role] = likelihood.at(policy, rows, [s + 1 for s in states])", RUNS),
     ("gradient-ranks", "rewards/checks/gradient_test.py", "self.ranks >= RANKS and self.gap <= LARGEST_GAP", "True", GRADIENTS),

@@ -122,7 +122,7 @@ def test_draws_that_do_not_fill_bundles_are_refused_before_weights_load() -> Non
         check_plan(run_from(tree, "new"))
 
 
-@pytest.mark.parametrize("name", ["refl", "draft", "draft_lv", "srpo"])
+@pytest.mark.parametrize("name", ["refl", "draft", "draft_lv", "srpo", "leap_align"])
 def test_a_gradient_method_gets_a_reward_with_a_gradient(name: str, tmp_path: Path) -> None:
     files = image_files(None, name)
     (tmp_path / "my_reward.py").write_text(files["my_reward.py"])

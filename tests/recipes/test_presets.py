@@ -119,6 +119,13 @@ DRAFT = guided(7.5) | {
     "model.pipeline": SD15, "recipe.steps": 50, "recipe.group": 1, "recipe.scale": 1.0,
     "recipe.form": "linear", "train.lr": 4e-4,
 }  # fmt: skip
+LEAP = guided(3.5) | {
+    "model.pipeline": SD3, "model.height": 512, "model.width": 512, "model.lora": None,
+    "recipe.steps": 25, "recipe.group": 1, "recipe.form": "hinge", "recipe.bound": 0.55,
+    "prompts.per_iteration": 64, "train.lr": 1e-5, "train.weight_decay": 1e-4,
+    "train.max_grad_norm": 1.0, "train.iterations": 300, "evaluate.steps": 40,
+    "evaluate.average": 0.995,
+}  # fmt: skip
 
 PUBLISHED: dict[str, Table] = {
     "dense_grpo_sd35m_geneval": DENSE,
@@ -150,6 +157,18 @@ PUBLISHED: dict[str, Table] = {
         "train.max_grad_norm": 0.1, "train.weight_decay": 1e-4, "prompts.per_iteration": 32,
         "recipe.strengths": ((0.1, 0.25), (0.3, 0.01)),
     },
+    "leap_align_flux_hps": LEAP | {
+        "model.pipeline": FLUX, "model.height": 720, "model.width": 720, "evaluate.steps": 50,
+        "recipe.alpha": 0.3, "recipe.tau": 0.1,
+    },
+    "flow_bp_sd35m_hps": of(LEAP, recipe__active=4, recipe__late=1.0, recipe__rescale=0.5),
+    "flow_bp_bridge_sd35m_hps": of(
+        LEAP, recipe__active=5, recipe__late=4.0, recipe__rescale=0.0, recipe__bridge=0.5
+    ),
+    "flow_bp_lagrange_sd35m_hps": of(
+        LEAP, recipe__order=3, recipe__second=0.25, recipe__alpha=0.1, recipe__tau=0.2,
+        recipe__rescale=0.0, recipe__reach=10, recipe__spread=(2.5, 6.0, 2.0),
+    ),
     "flow_dppo_sd35m_multi": DPPO,
     "flow_dppo_sd35m_multi_cps": of(DPPO, recipe__most=1e-6, recipe__kernel="cps"),
     "dgpo_sd35m_geneval": DGPO,

@@ -36,7 +36,8 @@ from samplers import (
 )
 from tests.support.tiny import TinyFlow
 
-THROUGH = ("refl", "draft", "draft_lv", "srpo")  # tests/run/test_through.py has these
+SHORTCUTS = ("leap_align", "flow_bp", "flow_bp_lagrange")
+THROUGH = ("refl", "draft", "draft_lv", "srpo", *SHORTCUTS)  # tests/run/test_through.py has these
 ELSEWHERE = (*THROUGH, "opd")  # which tests/run/test_teachers.py has
 RECIPES = {name: recipe for name, recipe in IMAGE_RECIPES.items() if name not in ELSEWHERE}
 CORNERS = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])

@@ -15,6 +15,7 @@ from examples.own.points import TARGET, Points, tilted
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES, TEXT_RECIPES
 from flowrl.settings.read import check_run, run_from
+from tests.recipes import test_recipes as bandit
 from tests.support import runs
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "own"
@@ -194,6 +195,40 @@ def test_reward_weighted_matching_finds_the_exact_optimum(tmp_path):
     means = torch.stack(found)
     error = 4.30 * means.std(0) / 3**0.5  # of a 95 % interval over three seeds
     assert ((means.mean(0) - torch.stack(wanted)).abs() < error + 0.03).all(), (means, wanted)
+
+
+BASE = -0.9425  # of the reward, in closed form: -((1 + 0.8^2) + 2 * 0.35^2) / 2
+SETTINGS = {
+    **{
+        name: settings | {"group": 64}
+        for name, settings in bandit.SMALL.items()
+        if "group" in settings
+    },
+    "g2rpo": bandit.SMALL["g2rpo"],
+    "srpo": {"steps": 6, "words": None},  # a reward without words has no opposite
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["none", *(each["name"] for each in ALL)])
+def test_every_recipe_goes_from_the_known_reward_to_the_known_optimum(name, tmp_path):
+    """Of a reward without an anchor the optimum is 0, with every sample at the target.
+
+    In 40 iterations each recipe goes more than a third of the way, most of them nine tenths."""
+    recipe = {"name": name, **SETTINGS.get(name, bandit.SMALL.get(name, {"steps": 6}))}
+    settings = tree(tmp_path, GRPO if name == "none" else json.loads(json.dumps(recipe)))
+    (one := tmp_path / "one.txt").write_text("a point\n")
+    settings["prompts"] = {"train": str(one), "per_iteration": 1 if "group" in recipe else 16}
+    lr, iterations = (1e-9, 1) if name == "none" else (3e-3, 40)
+    settings["train"] = {"iterations": iterations, "lr": lr, "rows_per_call": 4096, "alarms": "off"}
+    settings |= {"track": {"images": 0, "training": 0}, "checkpoint": {"every": 1000}}
+    run = trained(tmp_path, {k: v for k, v in settings.items() if k != "evaluate"})
+    media = run.sample(["a point"], count=4096, steps=50, seed=0).media.double()
+    reward = float(-(media - torch.tensor(TARGET)).square().sum(1).mean() / 2)
+    if name == "none":
+        assert abs(reward - BASE) < 0.04  # of 4096 samples, and of 50 Euler steps
+    else:
+        assert reward > 0.65 * BASE and media[:, 1].mean() > 0.2, (reward, media.mean(0))
 
 
 LEARNING = {

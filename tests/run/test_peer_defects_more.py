@@ -131,7 +131,7 @@ def test_18_a_samples_noise_is_its_own():
 
 # baselines that are memories, a greedy sample or a teacher, and not the group
 ALONE = {"opd", "refl", "draft", "draft_lv", "srpo", "text_stream", "text_riskpo", "text_remax"}
-ALONE |= {"text_a_star_po"}
+ALONE |= {"text_a_star_po", "leap_align", "flow_bp", "flow_bp_lagrange"}
 
 
 def test_19_a_group_has_at_least_two_samples(pipeline, tmp_path, capsys):

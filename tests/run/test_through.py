@@ -24,6 +24,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "draft": {"last": 2, "kl": 0.1},
     "draft_lv": {},
     "srpo": {"words": ["good", "bad"], "levels": [0.3, 0.9]},
+    "leap_align": {"form": "linear"},
+    "flow_bp": {"active": 2, "bridge": 0.5, "form": "linear", "kl": 0.1},
+    "flow_bp_lagrange": {"form": "linear"},
 }
 
 
@@ -50,15 +53,19 @@ def test_a_gradient_method_trains_and_counts_its_work(pipeline, tmp_path, name):
     metrics = [iterate(kept, progress).metrics for progress in [Progress()] for _ in range(2)]
     for found in metrics:
         assert math.isfinite(found["loss"]) and found["grad_norm"] > 0 and found["skipped"] == 0
-    rows = {"refl": 1, "draft": 1, "draft_lv": 2, "srpo": 2}[name]
+    rows = {"draft_lv": 2, "srpo": 2}.get(name, 1)
     assert metrics[0]["count/decoded_graded"] == 4 * rows  # two prompts, two samples each
     # two steps twice each for the path, and once each for the anchor
-    graded = {"draft": 4 * (4 + 2)}.get(name, 4 * rows)
+    several = {"draft": 4 + 2, "leap_align": 4, "flow_bp": 4 + 2, "flow_bp_lagrange": 6}
+    graded = 4 * several.get(name, rows)
     assert metrics[0]["count/training"] == graded
-    assert metrics[0]["count/frozen"] == (4 * 4 if name == "draft" else 0)
+    # states of shortcuts are known
+    assert metrics[0]["count/frozen"] == {"draft": 4 * 4, "flow_bp": 4 * 2}.get(name, 0)
     work = iteration_work(kept.run)
     assert (work.training, work.frozen) == (graded, metrics[0]["count/frozen"])
-    if name == "draft":  # the path of fresh weights ends at the sample that was scored
+    if name in ("leap_align", "flow_bp_lagrange"):
+        assert 0 < metrics[0]["through/weight"] <= 1 / (2 * (0.1 if name == "leap_align" else 0.2))
+    if name in ("draft", "flow_bp"):  # the path of fresh weights ends at the sample that was scored
         assert metrics[0]["through/score"] == pytest.approx(metrics[0]["reward"], abs=1e-5)
         assert metrics[0]["kl"] == 0 < metrics[1]["kl"]
 

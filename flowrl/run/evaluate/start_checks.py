@@ -1,6 +1,7 @@
 """The checks of a run before its first iteration: model, processes, noise levels, rewards."""
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -16,8 +17,9 @@ from flowrl.models.language.advice import experts_warning, learning_rate_warning
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.policy import Policy
-from flowrl.prompts import IMAGE_COLUMNS
+from flowrl.prompts import DATA_SET, IMAGE_COLUMNS
 from flowrl.prompts.row_sizes import RowSize
+from flowrl.run.evaluate.evaluate import Trial
 from flowrl.run.experience.reward_gradient import prove_gradients
 from flowrl.run.model_proof import StartProof
 from flowrl.run.state.session import Session, prove_rewards
@@ -41,6 +43,7 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
     ):
         session.terminal.say(sentence)
     check_levels(session)
+    check_drawn_sets(session)
     for sentence in counts_on_levels(session):
         session.terminal.say(sentence)
     for warning in _model_warnings(session):
@@ -94,8 +97,20 @@ def _argument(name: str) -> bool:
     return TEXT_COLUMNS.fullmatch(name) is not None or name in RowSize._fields
 
 
+def black_images(pipe: Any) -> Iterator[str]:
+    """A sentence for a pipeline whose safety checker replaces samples by black images."""
+    if pipe.components.get("safety_checker") is not None:
+        yield (
+            f"{type(pipe).__name__} has a safety checker, and each sample that it flags becomes a "
+            "black image, which is scored and trained on; to train without it, write "
+            '"safety_checker": [null, null] into a copy of its model_index.json'
+        )
+
+
 def _model_warnings(session: Session) -> Iterator[str]:
-    """Warn of settings that harm language models."""
+    """Warn of black images, and of settings that harm language models."""
+    if isinstance(session.learner.policy, PipelinePolicy):
+        yield from black_images(session.learner.policy.pipe)
     if session.run.model.language is None:
         return
     learner = session.learner
@@ -103,6 +118,22 @@ def _model_warnings(session: Session) -> Iterator[str]:
     config = learner.policy.roots()["model"].config
     found = learning_rate_warning(session.run, weights), experts_warning(config)
     yield from (warning for warning in found if warning is not None)
+
+
+def check_drawn_sets(session: Session) -> None:
+    """Raise a UserError if evaluations have no prompt of a data set that has its own rewards."""
+    if session.held_out is None:
+        return
+    e, steps = session.run.evaluate, session.run.evaluation_steps
+    trial = Trial.of(session.held_out, e.samples, e.per_prompt, steps, e.seed)
+    drawn = {row.get(DATA_SET) for row in session.held_out.take(trial.rows)[1]}
+    for spec in session.run.held_out_rewards:
+        if missing := [name for name in spec.sets if name not in drawn]:
+            raise UserError(
+                f"evaluate.samples: none of an evaluation's {len(trial.rows)} prompts is of "
+                f"{missing[0]}, which {spec.label} scores: raise it, or bound the other data sets "
+                "with `limit`"
+            )
 
 
 def check_levels(session: Session) -> None:

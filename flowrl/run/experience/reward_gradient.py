@@ -8,7 +8,7 @@ model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -218,14 +218,15 @@ def path_entries(
     assert isinstance(likelihood, Pathwise) and isinstance(loss, RewardGradient)
     assert isinstance(rows, PathRows)
     evaluations: dict[str, Evaluation] = {}
-    states = [rows.x]
-    if loss.roles and len(rows.sigmas) > 2:
+    states = rows.known_states() or []
+    if loss.roles and not states:
         with torch.no_grad():
             states = likelihood.path(policy, rows).states
     for role in sorted(loss.roles):
         with torch.no_grad(), learner.policies.using(role):
             evaluations[role] = likelihood.at(policy, rows, states)
     path = likelihood.path(policy, rows)
+    rows = replace(rows, weight=path.weight)
     out = velocities_of(path.velocities) if len(rows.sigmas) == 2 else None
     if loss.roles and out is None:
         out = likelihood.at(policy, rows, states)

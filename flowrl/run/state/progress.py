@@ -125,8 +125,8 @@ def _trial(run: Run) -> tuple[Any, ...]:
     return run.evaluation_steps, run.evaluation_guidance, run.evaluation_size, own, model, prompts
 
 
-def _scoring(spec: RewardSpec | None) -> tuple[str, dict[str, Any]] | None:
-    return None if spec is None else (spec.name, spec.settings)
+def _scoring(spec: RewardSpec | None) -> tuple[str, dict[str, Any], tuple[str, ...]] | None:
+    return None if spec is None else (spec.name, spec.settings, spec.sets)
 
 
 def _sources(spec: RewardSpec) -> Iterator[str]:

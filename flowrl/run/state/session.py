@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
+from jaxtyping import Float
+from torch import Tensor
 
 from flowrl.algorithm import Algorithm
 from flowrl.budget.spending import Rationed, open_budget
@@ -18,7 +21,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.own.policy import shown_by
 from flowrl.processes.parallel import Parallel
-from flowrl.prompts import PromptSet
+from flowrl.prompts import DATA_SET, PromptSet
 from flowrl.run.state.given_samples import GivenSamples
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.live import NOTHING_LIVE, Live
@@ -30,7 +33,7 @@ from flowrl.run.state.writer import FileWriter
 from flowrl.settings import RewardSpec, Run
 from rewards import Reward, Samples, Scores, load, score_all
 from rewards.checks.self_test import Prompts, check_sum, self_test
-from rewards.combine import blamed
+from rewards.combine import blamed, scored
 from rewards.load import check_sources
 from rewards.types import MediaForm, Reports, parts_of
 
@@ -145,15 +148,46 @@ def load_rewards(
     rewards = {}
     for spec in specs:
         if spec.label in elsewhere:
-            rewards[spec.label] = elsewhere[spec.label]
+            rewards[spec.label] = _of_sets(elsewhere[spec.label], spec)
             continue
         try:
             given = live.rewards.get(spec.label)
             spec.refuse_python(given is not None)
-            rewards[spec.label] = load(spec.name, **spec.settings) if given is None else given
+            found = load(spec.name, **spec.settings) if given is None else given
+            rewards[spec.label] = _of_sets(found, spec)
         except (ValueError, ImportError) as error:
             raise UserError(f"reward {spec.label}: {error}") from error
     return rewards
+
+
+@dataclass(frozen=True)
+class OfSets:
+    """A reward of the rows of some data sets; other rows are unscored."""
+
+    reward: Reward
+    label: str
+    sets: tuple[str, ...]
+
+    def rows(self, meta: Sequence[Mapping[str, Any]]) -> list[int]:
+        return [row for row, columns in enumerate(meta) if columns.get(DATA_SET) in self.sets]
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
+        if rows := self.rows(samples.meta):
+            found[rows] = scored(self.label, self.reward, samples.take(rows))
+        return found
+
+
+def _of_sets(reward: Reward, spec: RewardSpec) -> Reward:
+    return OfSets(reward, spec.label, spec.sets) if spec.sets else reward
+
+
+def _shown(reward: Reward, prompts: PromptSet, form: MediaForm) -> tuple[Reward, Prompts]:
+    """A reward for its test, and the rows that it scores."""
+    if not isinstance(reward, OfSets):
+        return reward, Prompts(prompts.texts, prompts.meta, *form)
+    rows = reward.rows(prompts.meta)
+    return reward.reward, Prompts(*prompts.take(rows), *form)
 
 
 def prove_rewards(
@@ -163,11 +197,11 @@ def prove_rewards(
     reward that passes; UserError, or a warning, for others."""
     if run.train.self_test == "off":
         return
-    shown = Prompts(prompts.texts, prompts.meta, *form)
     tests: list[Callable[[], str | None]] = [
-        lambda name=name, reward=reward: f"reward {self_test(name, reward, shown)}"
+        lambda name=name, reward=reward: f"reward {self_test(name, *_shown(reward, prompts, form))}"
         for name, reward in rewards.items()
     ]
+    shown = Prompts(prompts.texts, prompts.meta, *form)
     weights = {spec.label: spec.weight_at(0) for spec in run.rewards}
     if len(rewards) > 1 and set(rewards) == set(weights):
         tests.append(lambda: check_sum(rewards, weights, shown))

@@ -1,0 +1,208 @@
+"""Gradients through velocities at some states of a finished trajectory, whose sample stays
+unchanged: LeapAlign (arXiv:2604.15311) and FlowBP (arXiv:2606.11075)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from numpy.polynomial import polynomial
+from torch import Tensor
+
+from flowrl.credit.choices import Choices, image_plans
+from flowrl.likelihoods.pathwise import Path, PathRows
+from flowrl.likelihoods.rows import Rows
+from samplers import Plan, Rollout, Velocity
+from samplers.host import filled_rows
+from samplers.tails import TwoLeaps, evenly_spaced
+from samplers.untyped import evaluated_again
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortcutRows(PathRows):
+    """States `x` [b m *d] that samples `x0` passed at the first m of `sigmas`, the last of which
+    is 0.
+
+    weights  of the m velocities in the sample
+    scales   of their gradients
+    bridge   the state whose gradient reaches the velocities before it, times `alpha`
+    tau      smallest distance that counts in the weight of a sample; None: all weigh the same
+    rest     parts of the two connections [b 2 *d] from velocities without gradients
+    """
+
+    x0: Float[Tensor, "b *d"]
+    weights: tuple[float, ...]
+    scales: tuple[float, ...]
+    bridge: int | None = None
+    alpha: float = 0.0
+    tau: float | None = None
+    rest: Float[Tensor, "b 2 *d"] | None = None
+
+    def known_states(self) -> list[Tensor]:
+        return list(self.x.unbind(1))
+
+    def path(self, policy: Velocity) -> Path:
+        """The samples `x0`, whose gradient is that of sum scale weight v(x, sigma)."""
+        again = torch.is_grad_enabled() and len(self.weights) > 1
+        states, velocities = self.known_states(), list[Tensor]()
+        moved = torch.zeros_like(self.x0)  # 0, with the gradient
+        for k, (x, weight, scale) in enumerate(zip(states, self.weights, self.scales, strict=True)):
+            if k == self.bridge and self.alpha:
+                x = x + self.alpha * moved
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            level = filled_rows(len(x), self.sigmas[k], dtype, x.device)
+            v = (
+                evaluated_again(policy, x, level, self.prompt)
+                if again
+                else policy(x, level, self.prompt)
+            )
+            velocities.append(v)
+            moved = (moved + scale * weight * (v - v.detach())).to(self.x0.dtype)
+        return Path(self.x0 + moved, states, velocities, self._similarity(velocities))
+
+    @torch.no_grad()
+    def _similarity(self, velocities: Sequence[Tensor]) -> Float[Tensor, "b 1"] | None:
+        """Weights 1 / (max(d_bridge, tau) + max(d_0, tau)), where d is the mean absolute distance
+        from a connection to the state of the trajectory (LeapAlign, eq. 12)."""
+        if self.tau is None:
+            return None
+        assert self.bridge is not None
+        ends = ((0, self.bridge), (self.bridge, len(self.weights)))
+        targets = (self.x[:, self.bridge], self.x0)
+        distances: list[Tensor] = []
+        for leap, ((start, end), target) in enumerate(zip(ends, targets, strict=True)):
+            found = self.x[:, start] if self.rest is None else self.x[:, start] + self.rest[:, leap]
+            for k in range(start, end):
+                found = found + self.weights[k] * velocities[k].detach()
+            distance = (found - target).abs().flatten(1).mean(1, keepdim=True)
+            distances.append(distance.clamp(min=self.tau))
+        return 1 / (distances[0] + distances[1])
+
+
+class Quadrature(NamedTuple):
+    """A sum of velocities that stands for a part of the trajectory."""
+
+    steps: list[int]
+    weights: list[float]
+
+
+def lagrange(levels: Sequence[float], start: int, end: int, order: int) -> Quadrature:
+    """Integral of the polynomial through the velocities at `order` steps of [start, end).
+
+        w_i = int_{sigma_start}^{sigma_end} prod_{q != i} (s - sigma_q) / (sigma_i - sigma_q) ds
+
+    Order 1 is one leap with the velocity of its start, w = sigma_end - sigma_start.
+    """
+    steps = evenly_spaced(start, end, order)
+    weights: list[float] = []
+    for step in steps:
+        others = [levels[q] for q in steps if q != step]
+        whole = polynomial.polyint(polynomial.polyfromroots(others))
+        scale = polynomial.polyval(levels[step], polynomial.polyfromroots(others))
+        ends = polynomial.polyval([levels[start], levels[end]], whole)
+        weights.append(float((ends[1] - ends[0]) / scale))
+    return Quadrature(steps, weights)
+
+
+def rescaled(part: Sequence[float], whole: Sequence[float], share: float) -> float:
+    """Factor 1 + share (sum |whole| / sum |part| - 1) on gradients, which makes up for the
+    velocities that have none."""
+    return 1 + share * (sum(map(abs, whole)) / sum(map(abs, part)) - 1)
+
+
+@dataclass(frozen=True)
+class Shortcuts:
+    """Starts from the states that the plan kept, without a new trajectory.
+
+        x0 = x0_sampled + sum_i g_i w_i (v_i - sg(v_i))
+
+    sg stops the gradient. w_i are the steps' own lengths (`euler`: FlowBP-Sparse, and FlowBP-Bridge
+    with a plan that has a bridge), or those of `lagrange` on the two leaps of the plan `TwoLeaps`
+    (order 1: LeapAlign). The gradient also passes through the state at the bridge, times `alpha`.
+
+    order    velocities per leap of `lagrange`; the first two have gradients
+    second   scale of the gradient of the second of them
+    rescale  how far gradients make up for velocities without, from 0 to 1
+    tau      distance in LeapAlign's weight of samples; None: equal weights
+    """
+
+    rule: Literal["euler", "lagrange"]
+    order: int = 1
+    alpha: float = 0.0
+    tau: float | None = None
+    second: float = 1.0
+    rescale: float = 0.0
+    inside = False
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses plans that keep other states, and settings out of range."""
+        plans, leaps = image_plans(choices), self.rule == "lagrange"
+        if any(not plan.keep for plan in plans):
+            return "Shortcuts needs stored intermediate states: use the plan TwoLeaps or SomeSteps"
+        if leaps and not (isinstance(choices.plan, TwoLeaps) and choices.plan.order == self.order):
+            return f"leaps of order {self.order} need the plan TwoLeaps with the same order"
+        if self.alpha and any(plan.bridge is None for plan in plans):
+            return "alpha scales the gradient through a bridge, which this plan has not: set split"
+        if not 0 <= self.alpha <= 1:
+            return f"alpha scales the gradient through the bridge: from 0 to 1, not {self.alpha}"
+        if self.tau is not None and not (leaps and self.tau > 0):
+            return "tau is a distance above 0 between the ends of two leaps and the trajectory"
+        if self.rescale < 0 or self.second < 0:
+            return "rescale and second scale gradients: at least 0"
+        return None
+
+    def _leaps(self, plan: Plan) -> tuple[Quadrature, Quadrature]:
+        assert plan.bridge is not None
+        ends = (plan.keep[0], plan.bridge, len(plan.steps))
+        first, last = (lagrange(plan.sigmas, a, b, self.order) for a, b in pairwise(ends))
+        return first, last
+
+    def steps(self, plan: Plan) -> list[int]:
+        if self.rule == "euler":
+            return [len(plan.keep)]
+        return [sum(len(leap.steps[:2]) for leap in self._leaps(plan))]
+
+    def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
+        plan = rollout.plan
+        states = dict(zip(plan.keep, rollout.kept, strict=True)) | {len(plan.steps): rollout.x0}
+        own, rest = self._euler(plan) if self.rule == "euler" else self._lagrange(plan, states)
+        steps = [step for step, _, _ in own]
+        return [
+            ShortcutRows(
+                **vars(common),
+                x=torch.stack([states[step] for step in steps], 1),
+                sigmas=(*(plan.sigmas[step] for step in steps), 0.0),
+                x0=rollout.x0,
+                weights=tuple(weight for _, weight, _ in own),
+                scales=tuple(scale for _, _, scale in own),
+                bridge=None if plan.bridge is None else steps.index(plan.bridge),
+                alpha=self.alpha,
+                tau=self.tau,
+                rest=rest,
+            )
+        ]
+
+    def _euler(self, plan: Plan) -> tuple[list[tuple[int, float, float]], None]:
+        lengths = [after - before for before, after in pairwise(plan.sigmas)]
+        factor = rescaled([lengths[k] for k in plan.keep], lengths, self.rescale)
+        return [(k, lengths[k], factor) for k in plan.keep], None
+
+    def _lagrange(
+        self, plan: Plan, states: dict[int, Tensor]
+    ) -> tuple[list[tuple[int, float, float]], Float[Tensor, "b 2 *d"]]:
+        """Steps with gradients, and the sums of the velocities without: these follow from two
+        successive states of the trajectory."""
+        own: list[tuple[int, float, float]] = []
+        rests: list[Tensor] = []
+        for leap in self._leaps(plan):
+            factor = rescaled(leap.weights[:2], leap.weights, self.rescale)
+            scales = [factor, factor * self.second]
+            own += zip(leap.steps[:2], leap.weights[:2], scales, strict=False)
+            rest = torch.zeros_like(states[len(plan.steps)])
+            for step, weight in list(zip(leap.steps, leap.weights, strict=True))[2:]:
+                length = plan.sigmas[step + 1] - plan.sigmas[step]
+                rest = rest + weight / length * (states[step + 1] - states[step])
+            rests.append(rest)
+        return own, torch.stack(rests, 1)
