@@ -44,7 +44,10 @@ def is_pipeline_of(pipe: Any, folder: Path) -> bool:
 
 def _same_settings(part: nn.Module, folder: Path) -> bool:
     """Whether a model of diffusers has the configuration of its folder."""
-    return not isinstance(part, ModelMixin) or _alike(part, type(part).load_config(str(folder)))
+    if not isinstance(part, ModelMixin):
+        return True
+    known: Any = type(part)  # `load_config` is of ConfigMixin, which every such model also is
+    return _alike(part, known.load_config(str(folder)))
 
 
 def _alike(part: Any, stored: Any) -> bool:

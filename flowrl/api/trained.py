@@ -192,7 +192,7 @@ def _check_counts(place: str, counts: Mapping[str, Any]) -> None:
     """UserError for anything but whole numbers from 1; None stands for the run's own."""
     for name, value in counts.items():
         whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if value is not None and not (whole and value >= 1):
+        if value is not None and not (whole and int(value) >= 1):
             raise UserError(f"{place}: {name} must be a whole number from 1, not {value!r:.50}")
 
 

@@ -78,7 +78,7 @@ def _file(path: Path, data: DataSource, place: str) -> PromptRows:
         raise UserError(f"{place}: {source} cannot be read: {_short(error)}") from error
     rows = _same_columns(found.rows, source, place)
     if suffix == ".csv":
-        for name in (rows[0].keys() if rows else ()) - {data.column}:
+        for name in set(rows[0] if rows else ()) - {data.column}:
             _convert(rows, name)
     return PromptRows(rows, found.places)
 
