@@ -24,6 +24,7 @@ from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score_trial
 from flowrl.run.evaluate.start_checks import made_form
 from flowrl.run.state.session import load_rewards, prove_rewards
+from flowrl.run.state.size_check import check_sizes
 from flowrl.run.watch.text_facts import likely_form
 from flowrl.settings import EvaluateSettings, PromptFiles, RewardSpec, Run
 from flowrl.settings.arguments import EvaluateArguments
@@ -53,6 +54,7 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     suite = None if given.suite is None else load_suite(given.suite)
     prompts = evaluation_prompts(chosen, given, suite)
     check_texts(prompts, run.model)
+    check_sizes(run, prompts)
     words = given.rewards or (suite.rewards if suite is not None else ())
     if not words and chosen.folder is None:
         raise UserError("evaluate: --model has no rewards: add some with --rewards")

@@ -23,6 +23,7 @@ from flowrl.pages.unseen import Unseen
 from flowrl.settings import Run
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.read import dump
+from flowrl.settings.unlike import unlike_training
 
 CARD, CURVES = "README.md", "curves.svg"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -176,8 +177,11 @@ def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
     yield "size", " x ".join(map(str, sides)) if all(sides) else own
     yield "sampling", "deterministic (ODE), whatever noise training sampled with"
     yield "scheduler", _scheduler(run.model.pipeline) or own
-    for key, value in run.model.call.items():
+    frames = {} if run.evaluate.num_frames is None else {"num_frames": run.evaluate.num_frames}
+    for key, value in {**run.model.call, **frames}.items():
         yield code_span(key), code_span(value)
+    if differs := unlike_training(run):
+        yield "unlike training", differs
     if run.model.sigmas is not None:
         yield "noise levels", code_span(dump(run)["model"]["sigmas"])
 

@@ -7,10 +7,12 @@ from typing import Any
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
+from flowrl.estimate.by_size import described_sizes
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.losses.reward import RewardGradient
 from flowrl.prompts import PromptSet
 from flowrl.run.state.given_check import check_given, described_given
+from flowrl.run.state.size_check import check_sizes_of
 from flowrl.run.watch.text_facts import pipeline_call, text_length
 from flowrl.settings import Run
 from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers
@@ -38,6 +40,7 @@ def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
     updates = f"optimizer steps per iteration: {run.train.optimizer_steps}"
     notes = (
         *described_given(run),
+        *described_sizes(run),
         *_near_zero(run, algorithm, iteration),
         updates,
         *text_length(run, _training_prompts(run)),
@@ -161,7 +164,9 @@ def _training_prompts(run: Run) -> PromptSet | None:
 
 
 def _check_prompts(run: Run, place: PromptPlace) -> None:
-    check_texts(run.prompts.read(place), run.model)
+    prompts = run.prompts.read(place)
+    check_texts(prompts, run.model)
+    check_sizes_of(run, place, prompts)
 
 
 def _check_teachers(run: Run) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from flowrl.cli.given_model import device_of
 from flowrl.errors import UserError
+from flowrl.models.diffusers.by_size import other_sizes, rows_by_size
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole import proof_cache as proof_cache
 from flowrl.models.diffusers.whole.proof_cache import CachedProof
@@ -62,8 +63,10 @@ def _prove(run: Run, prompts: PromptSet, held_out: PromptSet | None, cache: bool
             print(sentence)
         return
     policy.check_rows(rows[1])
-    digest = proof_digest(run, policy, rows, held_out, StartRecord.of(run, 1))
-    kept = proof_cache.read(digest) if cache else None
+    digest = None  # a cached proof is of the run's own size
+    if not other_sizes(policy, rows[1]):
+        digest = proof_digest(run, policy, rows, held_out, StartRecord.of(run, 1))
+    kept = proof_cache.read(digest) if cache and digest is not None else None
     if kept is None:
         sentences = policy.proofs(rows[0], run.algorithm().steps, rows[1])
     else:
@@ -72,21 +75,27 @@ def _prove(run: Run, prompts: PromptSet, held_out: PromptSet | None, cache: bool
     print("\n".join(sentences), flush=True)
     whole = kept.whole if kept is not None else ()
     if not whole:
-        whole = _whole(run, policy, rows)
-        proof_cache.keep(digest, CachedProof.of(policy, sentences, whole))
+        for each in rows_by_size(policy, *rows):
+            own = tuple(each.take(rows[0])), tuple(each.take(rows[1]))
+            whole = (*whole, *_whole(run, each.policy, own, each.policy is policy))
+        if digest is not None:
+            proof_cache.keep(digest, CachedProof.of(policy, sentences, whole))
     print(f"{deviations(whole)}\n{LEGEND}")
     if kept is not None:
         print(kept.line)
 
 
-def _whole(run: Run, policy: PipelinePolicy, rows: PromptColumns) -> tuple[WholeProof, ...]:
+def _whole(
+    run: Run, policy: PipelinePolicy, rows: PromptColumns, own_size: bool
+) -> tuple[WholeProof, ...]:
     """The proofs over whole samples, with the steps, guidance scales and sizes of the run's
-    training and evaluations. UserError if one fails."""
+    training and evaluations. UserError if one fails. Rows with another size than the run's
+    (`own_size` False) have it in evaluations too."""
     scales, steps, made = policy.guidance, run.algorithm().steps, []
     evaluator = evaluation_policy(policy, run)
     assert isinstance(evaluator, PipelinePolicy)
     own = run.evaluation_steps, evaluator.guidance.sample
-    sized = evaluator.loop is not policy.loop
+    sized = own_size and evaluator.loop is not policy.loop
     pairs = [(steps, scales.sample), (steps, scales.train), *(() if sized else (own,))]
     cases = [(policy, *pair) for pair in dict.fromkeys(pairs)]
     for subject, count, guidance in [*cases, *([(evaluator, *own)] if sized else ())]:

@@ -1,7 +1,7 @@
 """Generate samples for prompts, with a run's weights or with an untrained model."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.pages.sample_files import Page
 from flowrl.paths import find, new_numbered
 from flowrl.prompts import PromptSet
+from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
 from flowrl.run.experience.units import decode_samples_of, totals
 from flowrl.run.state.session import load_rewards
@@ -44,7 +45,8 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     out = None if given.out is None else out_folder(given.out)
     chosen = GivenModel.of(given, options, "sample")
     run = chosen.run
-    prompts = with_rows(run, given.prompts, given.image)
+    sides = [name for name in ("height", "width") if getattr(given, name) is not None]
+    prompts = with_rows(run, given.prompts, given.image, sides)
     specs = specs or chosen.judges
     _refuse(given, bool(specs))
     out = out or new_numbered((chosen.folder or Path()) / "samples", "sample")
@@ -80,7 +82,8 @@ def _sample(
         )
     else:
         option = "--steer" if given.optimise == "no" else "--optimise"
-        weights, driven = last_weights(specs, run.train.iterations), drivable(policy, option)
+        weights = last_weights(specs, run.train.iterations)
+        driven = drivable(_at_one_size(policy, prompts, option), option)
         guidance = driven.guidance.sample
         scorer = SampleScorer(driven, rewards, weights, trial, guidance, device_of(run))
         samples, summary = _improved(scorer, given)
@@ -93,6 +96,22 @@ def _sample(
     page = replace(page, samples=shown_by(policy, page.samples))
     whole = page.save(out, "grid")
     print(f"{len(page.scores)} samples in {out}; overview page: {whole}")
+
+
+def _at_one_size(policy: Any, prompts: PromptSet, option: str) -> Any:
+    """The policy at the size of the prompts. UserError, naming the option, for several sizes."""
+    from flowrl.models.diffusers.by_size import rows_by_size
+    from flowrl.models.diffusers.policy import PipelinePolicy
+
+    if not isinstance(policy, PipelinePolicy):
+        return policy
+    first, *others = rows_by_size(policy, prompts.texts, prompts.meta)
+    if others:
+        raise UserError(
+            f"sample: {option} needs prompts of one size, but the run's files give them "
+            f"{1 + len(others)}: sample them one by one, or set --height and --width"
+        )
+    return first.policy
 
 
 def _save_each(page: Page, policy: Policy | RewrittenPolicy, out: Path) -> None:
@@ -193,14 +212,23 @@ def _refuse(given: SampleArguments, rewards: bool) -> None:
 
 
 def with_rows(
-    run: Run, texts: tuple[str, ...], image: str | Path | Image | None = None
+    run: Run,
+    texts: tuple[str, ...],
+    image: str | Path | Image | None = None,
+    given: Collection[str] = (),
 ) -> PromptSet:
-    """Prompts with their rows, which contain the image if there is one.
+    """Prompts with their rows, which contain the image if there is one, and the sizes, except for
+    those that are `given` otherwise, that the run's files have for a prompt.
 
     An environment gets the first row with this prompt in the run's files, or only the prompt.
     UserError for an image that cannot be read.
     """
     rows: list[dict[str, Any]] = [{"prompt": text} for text in texts]
+    if run.model.pipeline is not None:
+        known = _rows_by_prompt(run)
+        sizes = [RowSize.of(known.get(text, {})).given for text in texts]
+        own = [{k: v for k, v in each.items() if k not in given} for each in sizes]
+        rows = [row | size for row, size in zip(rows, own, strict=True)]
     if run.model.environment is not None:
         rows = _rows_of_run(run, texts, run.model.environment.name)
     if image is not None:

@@ -11,3 +11,7 @@ def check_start(run: Run) -> None:
 
         check_given(run)
     check_run(run)
+    if run.model.pipeline is not None:
+        from flowrl.run.state.size_check import check_row_sizes  # slow to import
+
+        check_row_sizes(run)

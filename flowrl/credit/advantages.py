@@ -184,12 +184,14 @@ class ScaleSteps:
     by: Literal["std", "1/h"]
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        columns = context.columns
-        std, h = (torch.tensor(x, dtype=torch.float64) for x in (columns.std, columns.h))
+        return credit._replace(value=credit.value * context.step_weights(self._weights))
+
+    def _weights(self, std: Tensor, h: Tensor, slope: Tensor) -> Float[Tensor, " k"]:
+        del slope
         weight = std if self.by == "std" else 1 / h
         levels = h.flip(0).cumsum(0).flip(0)  # where each step starts: the last one ends on 0
         last = max(int((levels >= CLEAN).sum()) - 1, 1)  # the first step that no planner trains on
-        return credit._replace(value=credit.value * (weight / weight[:last].mean())[:, None])
+        return weight / weight[:last].mean()
 
     def refuses(self, choices: Choices) -> str | None:
         if text_plans(choices):

@@ -7,6 +7,8 @@ weight of a step's loss.
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.credit.values import Context, Credit
@@ -31,11 +33,13 @@ class EvenGradients:
             raise UserError(f"the share of the steps must be in (0, 1], not {self.share}")
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        columns = context.columns
-        std, slope = (torch.tensor(c, dtype=torch.float64) for c in (columns.std, columns.slope))
+        return credit._replace(value=credit.value * context.step_weights(self._weights))
+
+    def _weights(self, std: Tensor, h: Tensor, slope: Tensor) -> Float[Tensor, " k"]:
+        del h
         weight = std / slope.abs()
         first = min(max(1, int(self.share * len(weight) + 1e-6)), max(1, len(weight) - 1))
-        return credit._replace(value=credit.value * (weight / weight[:first].mean())[:, None])
+        return weight / weight[:first].mean()
 
     def refuses(self, choices: Choices) -> str | None:
         if text_plans(choices) or any(plan.kernel is None for plan in image_plans(choices)):

@@ -59,6 +59,8 @@ class Context:
     reference  log-ratios to the initial model, where credit reads them
     tracked    set by the algorithm's tracker
     intermediate  scores of intermediate states
+    steps      std, h and slope (as in `Columns`) of each sample's own steps, where samples of
+               several sizes have different noise levels; None: those of `columns`
     """
 
     columns: Columns
@@ -71,6 +73,18 @@ class Context:
     reference: ReferenceRatios | None = None
     tracked: TrackedStatistics = TrackedStatistics()
     intermediate: IntermediateScores | None = None
+    steps: Float[Tensor, "n k 3"] | None = None
+
+    def step_weights(
+        self, weigh: Callable[[Tensor, Tensor, Tensor], Float[Tensor, " k"]]
+    ) -> Float[Tensor, "... k 1"]:
+        """Weights of steps from their std, h and slope [k], for every sample or for all alike."""
+        if self.steps is None:
+            own = (self.columns.std, self.columns.h, self.columns.slope)
+            return weigh(*(torch.tensor(each, dtype=torch.float64) for each in own))[:, None]
+        kinds, place = torch.unique(self.steps, dim=0, return_inverse=True)
+        each = [weigh(*k.unbind(-1)) if k.any() else torch.ones_like(k[:, 0]) for k in kinds]
+        return torch.stack(each)[place][..., None]  # ones: of samples that only fill up a group
 
     @property
     def way(self) -> IntermediateScores | None:
@@ -83,6 +97,7 @@ class Context:
             self,
             nodes=None if self.nodes is None else move(self.nodes),
             lengths=None if self.lengths is None else move(self.lengths),
+            steps=None if self.steps is None else move(self.steps),
             turns=None if self.turns is None else SampleTurns(*map(move, self.turns)),
             reference=None
             if self.reference is None

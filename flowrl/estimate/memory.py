@@ -16,6 +16,7 @@ from safetensors import safe_open
 
 from flowrl.estimate import sizes
 from flowrl.estimate.activations import kept_by_call
+from flowrl.estimate.by_size import at_size, size_shares
 from flowrl.estimate.sizes import Sizes
 from flowrl.models.own.policy import automatic_rows
 from flowrl.paths import find
@@ -89,9 +90,11 @@ def size(count: int) -> str:
 
 
 def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
-    """Estimate a run's memory, for a joint run of both models; None if a model is not on this
-    machine."""
-    own = _of_model(run, iteration)
+    """Estimate a run's memory, for a joint run of both models, at the largest size of its prompts;
+    None if a model is not on this machine."""
+    sizes = [at_size(run.model, size.given) for _, size in size_shares(run)]
+    every = [_of_model(run.model_copy(update={"model": m}), iteration) for m in sizes]
+    own = max((each for each in every if each is not None), key=_total, default=None)
     if run.joint is None or run.before is None or own is None:
         return own
     before = _of_model(run.before, iteration)
@@ -100,6 +103,10 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     own = own if run.joint.train != "text" else _untrained(own)
     before = before if run.joint.train != "image" else _untrained(before)
     return _together(before, own, run.before.model.device == "cpu")
+
+
+def _total(found: MemoryEstimate) -> int:
+    return found.total
 
 
 def _untrained(found: MemoryEstimate) -> MemoryEstimate:

@@ -231,12 +231,9 @@ class RowShape:
     @classmethod
     def of(cls, described: Description, m: ModelSettings) -> "RowShape":
         """Read the sizes of one row from diffusers' configurations."""
-        vae = described.vae()
-        config = dict(described.first.config)
+        vae, config = described.vae(), dict(described.first.config)
         levels = next((vae[n] for n in LEVELS if vae.get(n)), [vae.get("base_dim", 1)])
-        halvings = len(vae.get("dim_mult") or levels) - 1
-        spatial = next((vae[n] for n in SPATIAL if vae.get(n)), 2**halvings)
-        temporal = next((vae[n] for n in TEMPORAL if vae.get(n)), 1)
+        spatial, temporal = _compression(vae)
         side = config.get("sample_size")
         size = side * spatial if isinstance(side, int) else 512
         height = _size("height", described, m) or size
@@ -250,15 +247,78 @@ class RowShape:
         tokens = None
         if patch is not None:
             sizes = list(patch) if isinstance(patch, list | tuple) else [patch]
-            packed = 2 if channels == 4 * own and sizes[-1] == 1 else 1  # FLUX, Qwen-Image
             deep = sizes[0] if len(sizes) == 3 else config.get("patch_size_t") or 1
-            tokens = max(1, math.prod(shape) // (deep * (sizes[-1] * packed) ** 2))
+            side = _patch(vae, config)
+            tokens = max(1, math.prod(shape) // (deep * side**2))
             if described.pipeline in EDITING:  # the edited image, as tokens of the same size
                 resized = m.call.get("_auto_resize", True)  # else it keeps its own size: the rows'
                 edited = EDITED_PIXELS if resized else height * width
-                tokens += edited // (spatial * sizes[-1] * packed) ** 2
+                tokens += edited // (spatial * side) ** 2
         pixels = frames * height * width
         return cls(*shape, own, tokens, pixels * levels[0], 3 * pixels)
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """Sizes that a pipeline can generate, as far as its configuration shows.
+
+    factor   of pixels: a height or width is a multiple of it
+    longest  pixels of the longest height or width; None without a limit
+    frames   of a video are 1 more than a multiple of this
+    """
+
+    factor: int
+    longest: int | None
+    frames: int
+
+    @classmethod
+    def of(cls, described: Description) -> "SizeLimits":
+        vae, config = described.vae(), dict(described.first.config)
+        spatial, temporal = _compression(vae)
+        patch = _patch(vae, config)
+        most = config.get("pos_embed_max_size")  # SD3: patches of a side
+        longest = most * patch * spatial if isinstance(most, int) else None
+        return cls(spatial * patch, longest, temporal)
+
+    def refusal(self, sizes: Mapping[str, int]) -> str | None:
+        """Why a pipeline cannot generate these sizes, by the names of its call's arguments."""
+        for name in ("height", "width"):
+            pixels = sizes.get(name, self.factor)
+            if pixels % self.factor:
+                near = max(self.factor, round(pixels / self.factor) * self.factor)
+                return (
+                    f"{name} {pixels} is not a multiple of {self.factor}, as the model's latents "
+                    f"need: use {near}"
+                )
+            if self.longest is not None and pixels > self.longest:
+                return f"{name} {pixels} is above the model's longest side of {self.longest} pixels"
+        frames = sizes.get("num_frames", 1)
+        if more := (frames - 1) % self.frames:
+            near = frames - more
+            return (
+                f"{frames} frames are not 1 more than a multiple of {self.frames}, as the model's "
+                f"latents need: use {near} or {near + self.frames}"
+            )
+        return None
+
+
+def _compression(vae: Mapping[str, Any]) -> tuple[int, int]:
+    """Pixels per latent in space, and frames per latent in time."""
+    levels = next((vae[n] for n in LEVELS if vae.get(n)), [vae.get("base_dim", 1)])
+    halvings = len(vae.get("dim_mult") or levels) - 1
+    spatial = next((vae[n] for n in SPATIAL if vae.get(n)), 2**halvings)
+    return spatial, next((vae[n] for n in TEMPORAL if vae.get(n)), 1)
+
+
+def _patch(vae: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """Latents on a side of a token, packed or not; 1 for a model without tokens."""
+    patch = config.get("patch_size", config.get("all_patch_size"))
+    if patch is None:
+        return 1
+    channels = config.get("in_channels", 4)
+    own = vae.get("latent_channels") or vae.get("z_dim") or channels
+    side = list(patch)[-1] if isinstance(patch, list | tuple) else patch
+    return side * (2 if channels == 4 * own and side == 1 else 1)  # FLUX, Qwen-Image
 
 
 def _size(name: str, described: Description, m: ModelSettings) -> int | None:

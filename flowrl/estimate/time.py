@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.estimate import flops, sizes
+from flowrl.estimate.by_size import at_size, size_shares
 from flowrl.estimate.devices import DeviceGroup
 from flowrl.estimate.flops import FlopCount
 from flowrl.estimate.memory import BYTES, rows_per_call
@@ -130,22 +131,30 @@ class TimeEstimate:
 def estimate_time(
     run: Run, devices: DeviceGroup, utilisation: float, iteration: int = 0
 ) -> TimeEstimate | None:
-    """Estimate the seconds of an iteration; None if the model's operations are unknown."""
+    """Estimate the seconds of an iteration, on average over the sizes of its prompts; None if the
+    model's operations are unknown. `count` is that of the first size."""
     m, described = run.model, describe(run.model)
     length = run.algorithm().steps
-    count = None if described is None else flop_count(described, m, length)
-    if described is None or count is None:
+    counts = [
+        (share, flop_count(described, at_size(m, size.given), length))
+        for share, size in size_shares(run)
+        if described is not None
+    ]
+    known = [(share, count) for share, count in counts if count is not None]
+    if described is None or not known or len(known) < len(counts):
         return None
+    count = known[0][1]
     work = iteration_work(run, iteration)
     speed = devices.peak(m.dtype) * utilisation
     rate = speed * at_work(run.prompts.per_iteration, devices.number, m.context_parallel)
     passes = (3 if m.lora is None else 2) + int(run.train.gradient_checkpointing)
+    state, trained = (sum(s * getattr(c, of) for s, c in known) for of in ("state", "trained"))
     phases = {
-        "sampling": work.sampling * count.state / rate,
-        "training": (work.training * passes + work.frozen) * count.trained / rate,
+        "sampling": work.sampling * state / rate,
+        "training": (work.training * passes + work.frozen) * trained / rate,
     }
     if count.decode is not None:
-        phases["decoding"] = work.samples * count.decode / rate
+        phases["decoding"] = work.samples * sum(s * (c.decode or 0.0) for s, c in known) / rate
     if m.language is not None:
         phases["sampling"] = max(phases["sampling"], reading_weights(run, devices, work.samples))
     evaluation = None
@@ -176,12 +185,16 @@ def _evaluation(
 ) -> float | None:
     e, m = run.evaluate, run.model
     guidance = m.guidance.model_copy(update={"sample": run.evaluation_guidance})
-    sized = m.model_copy(update={**run.evaluation_size, "guidance": guidance})
-    count = flop_count(described, sized, run.evaluation_steps)
-    if count is None:
-        return None
-    steps = 1 if m.language is not None else run.evaluation_steps
-    work = e.samples * (steps * count.state + (count.decode or 0.0))
+    guided, steps = m.model_copy(update={"guidance": guidance}), run.evaluation_steps
+    each = 0.0
+    for share, size in size_shares(run, "held_out"):
+        sized = at_size(guided, {**run.evaluation_size, **size.given})
+        count = flop_count(described, sized, steps)
+        if count is None:
+            return None
+        states = 1 if m.language is not None else steps
+        each += share * (states * count.state + (count.decode or 0.0))
+    work = e.samples * each
     seconds = work / speed / devices.number
     if m.language is None:
         return seconds

@@ -45,6 +45,8 @@ class Rows:
     `behaviour` is the evaluation of the sampling policy where `old` is that of the proximal policy.
     `state` numbers the states that rows start from: rows of one prompt with the same number have
     the same x and sigma, so their velocity is evaluated once. None: every row has its own state.
+    `place` is the index of these rows among an iteration's rows of their samples, by which they are
+    dealt to optimizer steps. None: it is the index among all of the iteration's rows.
     """
 
     prompt: Int[Tensor, " b"]  # index into the batch's prompts
@@ -53,6 +55,7 @@ class Rows:
     old: Evaluation | None  # the behaviour policy's; None until the update evaluates it
     state: Int[Tensor, " b"] | None = field(default=None, kw_only=True)
     behaviour: Evaluation | None = field(default=None, kw_only=True)
+    place: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ evaluations. It never sees a reward; a loss never sees a model.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -34,6 +34,7 @@ from samplers import Edges, Gaussian, Particled, Rollout, Velocity, mean_log_pro
 from samplers.host import filled_rows, on_host, sent, uploaded
 from samplers.kernels import coefficients, mean_over, step
 from samplers.layout import Layout
+from samplers.mixed import MixedRollout
 
 KlForm = Literal["exact", "published", "velocity", "mean"]
 NEEDS_TOKEN = "a plan of text needs the Token likelihood"
@@ -62,6 +63,26 @@ class Likelihood(Protocol):
     def log_ratio(self, new: Evaluation, old: Evaluation, rows: Any) -> Float[Tensor, "b t"]: ...
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: Any) -> Float[Tensor, "b t"]: ...
+
+
+def rows_by_shape(
+    likelihood: Likelihood,
+    rollout: Any,
+    advantage: PointValues,
+    mask: PointMask,
+    first: int = 0,
+) -> list[Rows]:
+    """A likelihood's rows of a rollout. Samples of several sizes have rows of their own for each
+    size, whose `place` counts from `first`."""
+    if not isinstance(rollout, MixedRollout):
+        return [*likelihood.rows(rollout, advantage, mask)]
+    found: list[Rows] = []
+    for part, own in enumerate(rollout.parts):
+        at = rollout.samples(part).to(advantage.device)
+        for k, rows in enumerate(likelihood.rows(own, advantage[at], mask[at])):
+            prompt = rollout.placed(part, rows.prompt)
+            found.append(replace(rows, prompt=prompt, place=first + k))
+    return found
 
 
 def mse(

@@ -79,8 +79,15 @@ class Description:
 
     def default(self, name: str) -> Any:
         """Default value of an argument of the pipeline's call; None without such an argument."""
-        parameters = inspect.signature(getattr(diffusers, self.pipeline or "").__call__).parameters
-        return parameters[name].default if name in parameters else None
+        return self._parameters[name].default if self.takes(name) else None
+
+    def takes(self, name: str) -> bool:
+        """Whether the pipeline's call has this argument."""
+        return name in self._parameters
+
+    @property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(getattr(diffusers, self.pipeline or "").__call__).parameters
 
     @property
     def guided_by_part(self) -> bool:

@@ -1,10 +1,11 @@
 """Open the model of a run's settings; no other module knows all kinds of models."""
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +16,9 @@ from flowrl.models.policy import Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.paths import find
 from flowrl.prompts import has_images
+from flowrl.prompts.row_sizes import RowSize, row_sizes
 from flowrl.settings import Run
+from flowrl.settings.data import PromptPlace
 from flowrl.settings.levels import levels_of
 from samplers.scheduler import unbound
 from samplers.storage import Storage
@@ -33,7 +36,7 @@ def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Po
     """Load the model. `folder` is a training run's; other uses never sample from a server."""
     set_tf32(run.model.tf32, device)
     if run.model.pipeline:
-        return _pipeline(run, device)
+        return _pipeline(run, device, folder is not None)
     if run.model.own is not None:
         return _own(run, device)
     policy = _language(run, device)
@@ -54,7 +57,7 @@ def set_tf32(allowed: bool | None, device: torch.device) -> None:
         torch.backends.cudnn.allow_tf32 = allowed
 
 
-def _pipeline(run: Run, device: torch.device) -> Policy:
+def _pipeline(run: Run, device: torch.device, trains: bool) -> Policy:
     from flowrl.models import savings
     from flowrl.models.diffusers.batch import Scales
     from flowrl.models.diffusers.call.image_shapes import sized_by_images
@@ -86,9 +89,18 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
     policy.guidance = Scales(policy.scale(m.guidance.sample), policy.scale(m.guidance.train))
     policy.encoding_cache = _encoding_cache(run)
     policy.storage, policy.noise = _storage(run), run.train.noise
-    if sized_by_images(policy.loop) and run.prompts.on_disk("train"):
-        policy.check_rows(run.prompts.read("train").meta)  # sizes of calls rest on the latents'
+    rows = [row for place in run.prompts.given if trains for row in _rows(run, place)]
+    if sized_by_images(policy.loop):
+        rows = _rows(run, "train")
+    if sized_by_images(policy.loop) or any(size.given for size in row_sizes(rows)):
+        policy.check_rows(rows)  # sizes of calls rest on the latents'; before weights are sharded
     return policy
+
+
+def _rows(run: Run, place: PromptPlace) -> Sequence[Mapping[str, Any]]:
+    """Rows of prompts on this machine. Rows of evaluations at another size have their own."""
+    others = place == "held_out" and run.evaluation_size
+    return run.prompts.read(place).meta if run.prompts.on_disk(place) and not others else ()
 
 
 def _own(run: Run, device: torch.device) -> Policy:
@@ -144,20 +156,19 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     size, guidance = run.evaluation_size, run.evaluation_guidance
     if run.model.pipeline is None or (not size and guidance == run.model.guidance.sample):
         return policy
-    from flowrl.models.diffusers.call.signature import Loop
+    from flowrl.models.diffusers.by_size import LoopSize
     from flowrl.models.diffusers.policy import PipelinePolicy
 
     assert isinstance(policy, PipelinePolicy)
     twin = copy.copy(policy)
-    twin.guidance = policy.guidance._replace(sample=policy.scale(guidance))
+    if unknown := size.keys() - policy.loop.driver.parameters.keys():
+        name = min(unknown)
+        raise UserError(f"evaluate.{name}: {policy.name} takes no {name}: leave it out")
     if size:
-        call = {**policy.call, **policy.loop.traits.shared, **size}
-        twin.loop = Loop(policy.pipe, call, policy.loop.levels)
-        twin.loop.own_sampler = policy.loop.own_sampler
-        twin.call, twin.known_proofs, twin.last_held = twin.loop.call, {}, None
-        twin.encoding_cache = _encoding_cache(run)  # they may depend on the size
+        twin = copy.copy(policy.at(LoopSize.of(policy.loop, RowSize(**size))))
+        twin.used = {}
         twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
-        twin.frozen.rest()
+    twin.guidance = policy.guidance._replace(sample=policy.scale(guidance))
     return twin
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flowrl.media.statistics import Statistics
 from flowrl.models.call_sizes import CallSizes
 from flowrl.models.diffusers.batch import MediaBatch
+from flowrl.models.diffusers.mixed_batch import refuse_mixed
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Policy
 from samplers import Planner, Rollout, Sampling
@@ -35,6 +36,7 @@ def open_texts(
     place = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     first = [keys.index(key) for key in place]
     batch: Any = policy.open([texts[i] for i in first], [meta[i] for i in first], steps)
+    refuse_mixed(batch, "model.rewriter")
     assert isinstance(batch, MediaBatch), "only pipelines have a rewriter"
     index = torch.tensor([place[key] for key in keys])
     return replace(batch, conditioning=batch.conditioning.take(index))

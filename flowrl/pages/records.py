@@ -106,6 +106,9 @@ class TreeRecord:
     totals: list[float | None]  # weighted sums of the rewards of each leaf
 
 
+UNLIKE = "evaluations unlike training"  # a fact: settings that differ
+
+
 @dataclass(frozen=True)
 class LaunchRecord:
     """A start or resume: the machine, the versions, and the plan as text."""

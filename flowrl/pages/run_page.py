@@ -12,7 +12,7 @@ from markupsafe import Markup
 from flowrl.evaluation.agreement import MeanInterval
 from flowrl.evaluation.paired import paired_gain
 from flowrl.pages.curves import DIVERSITIES, NORMAL, RunCharts
-from flowrl.pages.records import EvaluationRecord, SampleRecord, write_whole
+from flowrl.pages.records import UNLIKE, EvaluationRecord, SampleRecord, write_whole
 from flowrl.pages.run_folder import RunFolder, flat
 from flowrl.pages.stack import count, duration_text, from_template, number, signed
 from flowrl.pages.tree import TreeView
@@ -193,7 +193,9 @@ def _off(run: RunFolder) -> bool:
 
 
 def _sentences(run: RunFolder) -> Iterator[str]:
-    """Findings in plain words, each based on a number on the page."""
+    """Findings in plain words, each based on a number or a setting on the page."""
+    if run.starts and (differs := run.starts[-1].facts.get(UNLIKE)):
+        yield Markup("Evaluations are unlike training: {}.").format(differs)
     for name in run.judges:
         found = last_gain(run, name)
         if found is not None:

@@ -98,7 +98,8 @@ def step_gains(
     run, seed = session.run, session.run.train.seed
     draws = session.prompts.draw(number, run.prompts.per_iteration, seed, None)
     (part,) = sample_round(session, number, draws, {}).parts
-    assert isinstance(part.rollout, Rollout)
+    if not isinstance(part.rollout, Rollout):
+        raise UserError("calibrate: prompts have several sizes, whose steps differ: choose one")
     context = Context(
         part.rollout.columns, session.weights(number), intermediate=part.everyone.intermediate
     )

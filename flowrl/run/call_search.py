@@ -1,5 +1,6 @@
 """Choose rows per call on a GPU by measuring the peak memory of calls of one and two rows."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,6 +10,8 @@ from torch import Tensor
 from flowrl.estimate.memory import estimate
 from flowrl.models.call_sizes import CallTooLarge, bounded_call
 from flowrl.models.diffusers.batch import Driven
+from flowrl.models.diffusers.by_size import rows_by_size
+from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.state.session import Session
 from flowrl.settings import Run
 from flowrl.settings.train import CallKind
@@ -83,7 +86,11 @@ def _calls(session: Session, policy: Driven) -> dict[CallKind, Callable[[int], o
     """A call of each kind as a function of its rows."""
     steps = session.algorithm.steps
     prompts, meta = session.prompts.take([0])
-    conditioning = policy.encode(prompts, meta)
+    if isinstance(policy, PipelinePolicy) and len(policy.used) > 1:
+        groups = rows_by_size(policy, session.prompts.texts, session.prompts.meta)
+        largest = max(groups, key=lambda each: math.prod(each.policy.shape(steps)))
+        policy, (prompts, meta) = largest.policy, session.prompts.take(largest.rows[:1])
+    conditioning: Any = policy.encode(prompts, meta)
     sigma, shape = policy.schedule(steps).sigmas[0], policy.shape(steps)
 
     def velocity(rows: int, guidance: float | None) -> Tensor:
@@ -102,7 +109,7 @@ def _calls(session: Session, policy: Driven) -> dict[CallKind, Callable[[int], o
 
     def decoding(rows: int) -> None:
         x0 = torch.zeros(rows, *shape, device=policy.device, dtype=policy.arithmetic)
-        taken: Any = conditioning.take(torch.zeros(rows, dtype=torch.long))
+        taken = conditioning.take(torch.zeros(rows, dtype=torch.long))
         policy.decode(x0, taken, steps=steps, guidance=policy.guidance.sample)
 
     return {"sampling": sampling, "decoding": decoding, "training": training}

@@ -10,6 +10,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.by_size import other_sizes
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole import proof_cache as proof_cache
@@ -86,6 +87,8 @@ class StartProof:
         if not isinstance(session.learner.policy, PipelinePolicy) or session.start_record is None:
             return None
         try:
+            if other_sizes(session.learner.policy, self.rows[1]):
+                return None  # a cached proof is of the run's own size
             self.digest = proof_digest(
                 session.run,
                 session.learner.policy,

@@ -14,7 +14,7 @@ from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import IN_PYTHON
 from flowrl.settings.model import ModelSettings
-from flowrl.settings.run import Run
+from flowrl.settings.run import SIZES, Run
 from flowrl.settings.train import StatesSettings
 from flowrl.settings.words import unknown_name
 from flowrl.settings.workers import WorkerSettings
@@ -141,7 +141,7 @@ def _check_sampling(run: Run, algorithm: Algorithm) -> None:
 
 
 def _refuse_evaluation(run: Run, why: str) -> None:
-    for place in ("guidance", "height", "width"):
+    for place in ("guidance", *SIZES):
         if getattr(run.evaluate, place) is not None:
             raise UserError(f"evaluate.{place} {why}: leave it out")
 

@@ -26,6 +26,7 @@ from flowrl.settings.train import Checkpoint, EvaluateSettings, StatesSettings, 
 from flowrl.settings.workers import WorkerSettings
 from samplers import FeynmanKac, FlowSDE, Particled, Planner
 
+SIZES = ("height", "width", "num_frames")  # of samples, that evaluations may have for themselves
 EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps one
 
 
@@ -158,7 +159,7 @@ class Run(Settings):
             "model": rewriter.model(),
             "train": self.train.model_copy(update={**own, "states": StatesSettings()}),
             "evaluate": self.evaluate.model_copy(
-                update=dict.fromkeys(("steps", "guidance", "height", "width"))
+                update=dict.fromkeys(("steps", "guidance", *SIZES))
             ),
             "steer": None,
             "intermediate_rewards": (),
@@ -212,10 +213,16 @@ class Run(Settings):
 
     @property
     def evaluation_size(self) -> dict[str, int]:
-        """Height and width of evaluations in pixels, each only if it differs from training's."""
-        own = {"height": self.evaluate.height, "width": self.evaluate.width}
-        model = {"height": self.model.height, "width": self.model.width}
-        return {k: v for k, v in own.items() if v is not None and v != model[k]}
+        """Height, width and frames of evaluations, each only if it differs from training's."""
+        own = {name: getattr(self.evaluate, name) for name in SIZES}
+        return {k: v for k, v in own.items() if v is not None and v != self.trained_size[k]}
+
+    @property
+    def trained_size(self) -> dict[str, int | None]:
+        """Height, width and frames of training; None for the pipeline's own."""
+        m = self.model
+        own = {"height": m.height, "width": m.width, "num_frames": None}
+        return {name: m.call.get(name, value) for name, value in own.items()}
 
     @property
     def exported(self) -> str:

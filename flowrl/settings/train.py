@@ -161,6 +161,8 @@ class EvaluateSettings(Settings):
     """Height of images and videos in pixels; null: model.height."""
     width: int | None = Field(default=None, ge=1)
     """Width of images and videos in pixels; null: model.width."""
+    num_frames: int | None = Field(default=None, ge=1)
+    """Frames of videos; null: those of training."""
     samples: int = Field(default=512, ge=1, le=1_000_000)
     per_prompt: int = Field(default=4, ge=1, le=100_000)
     """Minimum samples per prompt, from which the diversity is measured."""

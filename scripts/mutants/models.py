@@ -6,6 +6,7 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 ZOO = "models/test_pipeline_zoo.py"
 BEGUN = f"{ZOO}::test_a_loop_that_begins_at_a_picture"
 PAINTED = f"{ZOO}::test_a_painting_begins_at_its_pictures_and_samples_at_its_own_guidance"
+SIZES, SIZED_RUNS = "models/test_by_size.py", "run/test_sizes.py"
 DRIVEN = f"{ZOO}::test_any_pipeline_is_driven_to_the_bit"
 REFUSED = f"{ZOO}::test_what_our_samplers_cannot_step_is_refused"
 START = "models/test_pipeline_start.py::test_a_sample_is_the_pipelines_own"
@@ -196,5 +197,16 @@ ROWS = (
      f"{QUANTIZED}::test_components_arguments_and_live_models_are_checked"),
     ("entry-numbers", "flowrl/models/diffusers/call/latents.py", "torch.Generator().manual_seed(1)) + 0.5",
      "torch.Generator().manual_seed(0))", DRIVEN),
+    ("sizes-row", "flowrl/models/diffusers/by_size.py", "own.given.get(name, loop.call.get(name))",
+     "loop.call.get(name)", f"{SIZES}::test_samples_of_several_sizes_equal_the_pipelines_own"),
+    ("sizes-order", "samplers/mixed.py", "for draw in at]).argsort()", "for draw in at])",
+     f"{SIZES}::test_steps_of_several_sizes_have_the_densities_of_their_own_batches"),
+    ("sizes-place", "flowrl/likelihoods/transition.py", "place=first + k", "place=None",
+     f"{SIZED_RUNS}::test_smaller_calls_and_units_change_only_rounding"),
+    ("sizes-advantage", "flowrl/likelihoods/transition.py", "likelihood.rows(own, advantage[at], mask[at])",
+     "likelihood.rows(own, advantage[: len(at)], mask[at])",
+     f"{SIZED_RUNS}::test_gradients_are_the_sum_of_each_sizes_own"),
+    ("sizes-credit", "flowrl/credit/values.py", "if self.steps is None:", "if True:",
+     f"{SIZED_RUNS}::test_credit_weighs_steps_by_each_samples_own_levels"),
 )
 # fmt: on

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from flowrl.paths import PROJECT
-from tests.support import environments, process_runs, runs, text_runs, tiny_lm, tiny_vlm
+from tests.support import (
+    environments,
+    process_runs,
+    runs,
+    text_runs,
+    tiny_lm,
+    tiny_pipelines,
+    tiny_vlm,
+)
 from tests.support.process_runs import DDP, Job, Weights, alone, apart, told
 from tests.support.warm import together
 
@@ -20,7 +28,7 @@ RECIPES = {
 TURNS = {"name": "text_gigpo", "length": 24, "group": 4, "kl": 0.0}
 KL = {"name": "text_reinforce", "length": 6, "group": 4, "kl": 10.0, "kl_in": "reward"}
 LATER = ("nft", "mix_grpo", "branch_grpo", "awm", "float32", "one draw")
-LATER += ("own model",)
+LATER += ("own model", "sizes")
 LATER += ("text kl", "text tree", "text forking")
 POINTS = PROJECT / "examples" / "own" / "points.py"
 Ran = tuple[Path, dict[str, Weights]]
@@ -60,6 +68,12 @@ def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
     made["own model"] = job(pipeline, folder, RECIPES["flow_grpo"])
     own = {"own": f"{POINTS}:Points", "lora": None, "device": "cpu", "dtype": "float64"}
     made["own model"]["settings"] |= {"model": own, "rewards": [f"{POINTS}:Closeness"]}
+    flux = tmp_path_factory.mktemp("flux")
+    tiny_pipelines.flux().save_pretrained(flux)
+    made["sizes"] = job(flux, tmp_path_factory.mktemp("sizes"), RECIPES["flow_grpo"])
+    # two sizes for the first process, and one for the second
+    rows = [{"height": 16, "width": 12}, {}, {"height": 12}, {"width": 12, "height": 12}]
+    runs.sized(made["sizes"]["settings"], rows)["prompts"]["per_iteration"] = 3
     made["poisoned"] = job(pipeline, folder, RECIPES["nft"], updates=1) | {"poison": True}
     made["poisoned thrice"] = made["poisoned"] | {"iterations": 3, "stops": True}
     own = folder / "own.py"

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ def tree(pipeline: Path, folder: Path, recipe: dict[str, Any], **train: Any) -> 
         "checkpoint": {"every": 1},
         "track": {"images": 4},
     }
+
+
+def sized(settings: dict[str, Any], sizes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The same run with columns added to its four prompts, all drawn in every iteration."""
+    file = Path(settings["prompts"]["train"])
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    pairs = zip(rows, sizes, strict=True)
+    file.write_text("".join(json.dumps({**row, **size}) + "\n" for row, size in pairs))
+    settings["model"] |= {"height": 16, "width": 16}
+    settings["prompts"]["per_iteration"] = 4
+    return settings
 
 
 def write(settings: dict, folder: Path) -> Path:

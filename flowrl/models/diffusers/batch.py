@@ -196,9 +196,10 @@ class MediaBatch:
             graded=graded,
         )
 
-    def clean(self, x: Tensor) -> Tensor:
-        """Convert states [n *d] at the schedule's last level to the input of `decode`, with
-        gradients."""
+    def clean(self, x: Tensor, prompt: Tensor) -> Tensor:
+        """Convert states [n *d] of these prompts [n] at the schedule's last level to the input of
+        `decode`, with gradients."""
+        del prompt
         return self.owner.latents(x, self.steps)
 
     def statistics(self, rollout: Rollout, media: Any) -> Statistics:

@@ -49,14 +49,20 @@ class EncodingCache:
         prompts: Sequence[str],
         extras: Sequence[Extra],
         device: torch.device,
+        size: tuple[Any, ...] = (),
     ) -> Conditioning:
-        """Encode prompts, each alone or from the cache; the result is on `device`."""
+        """Encode prompts, each alone or from the cache; the result is on `device`. Encodings may
+        depend on the `size` of the samples."""
         own = list(extras) if extras else [{}] * len(prompts)
-        rows = [self._row(encode, *row, bool(extras)) for row in zip(prompts, own, strict=True)]
+        pairs = zip(prompts, own, strict=True)
+        rows = [self._row(encode, *row, size, bool(extras)) for row in pairs]
         return moved(Conditioning.cat(rows), device)
 
-    def _row(self, encode: Encode, prompt: str, extra: Extra, extras: bool) -> Conditioning:
+    def _row(
+        self, encode: Encode, prompt: str, extra: Extra, size: tuple[Any, ...], extras: bool
+    ) -> Conditioning:
         key = encoding_key(prompt, extra)
+        key = None if key is None else (*size, *key)
         if key is not None and key in self._kept:
             self._kept.move_to_end(key)
             if (found := self._kept[key].read()) is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch
+from flowrl.models.diffusers.by_size import LoopSize, OpenedBatch
+from flowrl.models.diffusers.mixed_batch import MixedBatch
 from flowrl.models.diffusers.policy import PipelinePolicy
 from samplers import Ode, Velocity
 
@@ -28,7 +30,7 @@ class HybridPolicy:
 
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
-    ) -> MediaBatch:
+    ) -> OpenedBatch:
         """Open a batch, as `PipelinePolicy.open` does. UserError if no step remains for the trained
         weights."""
         if not 0 < self.last < steps:
@@ -36,17 +38,21 @@ class HybridPolicy:
                 f"--base-steps {self.last}: at least one of the {steps} steps of a sample must "
                 "use the trained weights; use --weights base to sample with the base alone"
             )
-        policy = self.policy
-        return MediaBatch(policy, policy.encode(prompts, meta), steps, ending=self._ended)
+        batch = self.policy.open(prompts, meta, steps)
+        if isinstance(batch, MediaBatch):
+            return replace(batch, ending=self._ended)
+        assert isinstance(batch, MixedBatch)
+        return replace(batch, parts=tuple(replace(p, ending=self._ended) for p in batch.parts))
 
     def plain(self, group: int) -> Ode:
         return self.policy.plain(group)
 
     def _ended(self, painting: MediaBatch, velocity: Velocity) -> Velocity:
         """The velocity, with the base weights from the level at which the last steps begin."""
-        steps, guidance = painting.steps, self.policy.guidance.sample
-        begins = self.policy.schedule(steps).sigmas[steps - self.last]
-        other = self.policy if self.base is None else self.base
+        steps, guidance, owner = painting.steps, self.policy.guidance.sample, painting.owner
+        begins = owner.schedule(steps).sigmas[steps - self.last]
+        assert isinstance(owner, PipelinePolicy)
+        other = owner if self.base is None else self.base.at(LoopSize.of(owner.loop))
         with self._base_weights():  # which proves a second model too
             prompts: Any = painting.conditioning
             plain = other.bind(prompts, steps=steps, guidance=guidance)

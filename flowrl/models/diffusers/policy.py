@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
-from flowrl.models.diffusers.batch import MediaBatch, Scales
+from flowrl.models.diffusers import by_size
+from flowrl.models.diffusers.batch import Scales
+from flowrl.models.diffusers.by_size import LoopSize, Proofs
 from flowrl.models.diffusers.call import checks, columns, row_calls
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
@@ -74,7 +76,8 @@ class PipelinePolicy(DenoiserWeights):
         self.loop = Loop(pipe, call, levels)
         self.name, self.call = self.loop.name, self.loop.call
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
-        self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
+        self.known_proofs, self.loops = Proofs(), by_size.Loops()  # loops of other sizes
+        self.used: dict[LoopSize, str] = {}  # sizes of known rows, with a row's place; empty: own
         self.last_held: tuple[Conditioning, int, Held | None] | None = None
         self.encoding_cache: EncodingCache | None = None  # None: prompts are encoded in batches
         self.storage = Storage()  # of the states that are trained on
@@ -108,8 +111,16 @@ class PipelinePolicy(DenoiserWeights):
 
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
-    ) -> MediaBatch:
-        return MediaBatch(self, self.encode(prompts, meta), steps)
+    ) -> by_size.OpenedBatch:
+        return by_size.open_by_size(self, prompts, meta, steps)
+
+    def at(self, size: LoopSize, place: str = "") -> "PipelinePolicy":
+        return by_size.twin_at(self, size, place)
+
+    @property
+    def sized(self) -> list["PipelinePolicy"]:
+        """The policy at each size of the known rows; this one without any."""
+        return [self.at(*each) for each in self.used.items()] or [self]
 
     def plain(self, group: int) -> Ode:
         return Ode(group, kernel=Scheduler() if self.loop.own_sampler else None)
@@ -125,25 +136,13 @@ class PipelinePolicy(DenoiserWeights):
         return own_plans(self.loop, plans, steps)
 
     def automatic(self, steps: int) -> int:
-        """Rows per call for the size of a row's latents, based on measurements of small models."""
-        return max(1, min(128, 2**18 // math.prod(self.shape(steps))))
+        """Rows per call for the largest latents of a row, based on measurements of small models."""
+        return max(1, min(128, 2**18 // max(math.prod(p.shape(steps)) for p in self.sized)))
 
     def proofs(
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
-        """Prove the pipeline at the guidance scales of sampling and training.
-
-        The independence of rows is checked at the higher scale, which also uses negative prompts.
-        """
-        scales = sorted(set(self.guidance), key=lambda scale: math.inf if scale is None else scale)
-        found: list[str] = []
-        for scale in scales:
-            whole, trained = scale == scales[-1], scale == self.guidance.train
-            replay = self.prove(
-                prompts, steps=steps, guidance=scale, meta=meta, complete=whole, gradient=trained
-            )
-            found.append(str(replay))
-        return found
+        return by_size.prove_by_size(self, prompts, steps, meta)
 
     def scale(self, guidance: GuidanceScale) -> float | None:
         """The pipeline's own scale for a setting; `none` is the scale at which it applies no
@@ -174,9 +173,11 @@ class PipelinePolicy(DenoiserWeights):
         return start
 
     def check_rows(self, meta: Sequence[Mapping[str, Any]]) -> None:
-        """UserError for rows of prompt files that cannot share a batch."""
+        """Note the sizes of all rows. UserError for rows that this pipeline refuses."""
         self.loop.missing.check(self.loop.traits, meta)
-        self._extras(meta, [""] * len(meta))
+        for each in by_size.rows_by_size(self, [""] * len(meta), meta):
+            self.used[each.size] = columns.places(meta)[each.rows[0]]
+            each.policy._extras(each.take(meta), [""] * len(each.rows))
         self.frozen.rest()
 
     def _extras(
@@ -202,9 +203,8 @@ class PipelinePolicy(DenoiserWeights):
         if self.encoding_cache is None:
             found = row_calls.encoded_in_calls(*given, self.sizes.rows("sampling", len(prompts)))
         else:
-            found = self.encoding_cache.encode(*given, self.device)
-        if self.frozen.parts:
-            self.frozen.rest()
+            found = self.encoding_cache.encode(*given, self.device, LoopSize.of(self.loop).call)
+        self.frozen.rest()
         return found
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:

@@ -18,6 +18,7 @@ from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.policy import Policy
 from flowrl.prompts import DATA_SET, IMAGE_COLUMNS
+from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial
 from flowrl.run.experience.reward_gradient import prove_gradients
 from flowrl.run.model_proof import StartProof
@@ -74,6 +75,7 @@ def unread_columns(session: Session) -> Iterator[str]:
     if isinstance(policy, PipelinePolicy):
         parameters = list(policy.loop.driver.parameters)
         taken = {*images(parameters), *filter(TEXT_COLUMNS.fullmatch, parameters)}
+        taken |= {name for name in RowSize._fields if name in parameters}
     elif not isinstance(policy, CausalPolicy) or policy.vision is not None:
         return
     rows = [row for each in (session.prompts, session.held_out) if each for row in each.meta]
@@ -82,13 +84,17 @@ def unread_columns(session: Session) -> Iterator[str]:
         name
         for name in filled
         if name not in (*taken, "prompt")
-        and (IMAGE_COLUMNS.fullmatch(name) or (taken and TEXT_COLUMNS.fullmatch(name)))
+        and (IMAGE_COLUMNS.fullmatch(name) or (taken and _argument(name)))
     ]
     if unread:
         yield (
             f"prompts: the model takes no {', '.join(unread)}: only rewards read "
             f"{'this column' if len(unread) == 1 else 'these columns'}"
         )
+
+
+def _argument(name: str) -> bool:
+    return TEXT_COLUMNS.fullmatch(name) is not None or name in RowSize._fields
 
 
 def black_images(pipe: Any) -> Iterator[str]:
@@ -138,8 +144,22 @@ def check_levels(session: Session) -> None:
     has one step less that may be noisy."""
     if not isinstance(session.learner.policy, Driven):
         return
+    policy, forms = session.learner.policy, set[object]()
+    for each in policy.sized if isinstance(policy, PipelinePolicy) else [policy]:
+        plans = _plans_at(session, each)
+        forms.add(tuple((p.columns.nodes, p.columns.noisy) for p in plans))
+    if len(forms) > 1:
+        raise UserError(
+            "recipe: on the model's noise levels its plan draws noise at other steps for samples "
+            "of another size, so their credit cannot be compared step by step: choose prompts of "
+            "one size with `where`, or another recipe"
+        )
+
+
+def _plans_at(session: Session, policy: Driven) -> list[Plan]:
+    """The plans of the first iteration on a policy's own levels."""
     steps = session.algorithm.steps
-    sigmas = session.learner.policy.schedule(steps).sigmas
+    sigmas = policy.schedule(steps).sigmas
     try:
         plans = session.algorithm.plan(sigmas, 0, session.run.train.seed)
     except ValueError as problem:
@@ -148,12 +168,14 @@ def check_levels(session: Session) -> None:
             f"recipe: the plan does not fit the model's {steps} steps, whose levels end at "
             f"{levels}: {problem}; use more steps or a smaller window"
         ) from problem
-    session.learner.policy.fitted([p for p in plans if isinstance(p, Plan)], steps)
+    images = [p for p in plans if isinstance(p, Plan)]
+    policy.fitted(images, steps)
     likelihood = session.algorithm.likelihood
     if isinstance(likelihood, Transition | Matching) and likelihood.parts:
-        layout = parts_of_samples(likelihood.parts, session.learner.policy.layout)
+        layout = parts_of_samples(likelihood.parts, policy.layout)
         assert layout is not None
         of_parts(torch.zeros(1, len(likelihood.parts)), likelihood.parts, layout)
+    return images
 
 
 def check_same_sources(run: Run) -> None:
@@ -176,7 +198,7 @@ def made_form(policy: Policy) -> MediaForm:
         return policy.form
     if not isinstance(policy, PipelinePolicy):
         return MediaForm("text")
-    moving = any(each.video for each in policy.known_proofs.values())
+    moving = any(each.video for sized in policy.sized for each in sized.known_proofs.values())
     return MediaForm("video" if moving else "image")
 
 

@@ -23,7 +23,7 @@ from flowrl.run.state.session import Session
 from flowrl.run.state.units import LAG, StoredSamples
 from rewards import Samples, Scores
 from rewards.types import reports
-from samplers import Rollout
+from samplers.mixed import flow_parts, scales_by_step
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _summed(rows: list[dict[str, float]]) -> dict[str, float]:
 def _guided(rounds: Rounds) -> dict[str, float]:
     """Measure how far this process's guided steps were shifted, if any were trained on."""
     rollouts = [part.rollout for r in rounds.each if r.counts for part in r.parts]
-    edges = [edge for each in rollouts if isinstance(each, Rollout) for edge in each.edges]
+    edges = [e for each in rollouts for part in flow_parts(each) for e in part.edges]
     moved = [edge.moved.mean() for edge in edges if edge.moved is not None]
     return {"guide/moved": float(torch.stack(moved).mean())} if moved else {}
 
@@ -265,6 +265,7 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
         prompts=torch.tensor([row for r in rounds.each for row in r.draws.rows]),
         turns=turns,
         reference=reference,
+        steps=gathered(map(scales_by_step, rollouts)) if session.several_sizes else None,
     )
 
 

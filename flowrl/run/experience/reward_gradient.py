@@ -22,6 +22,7 @@ from flowrl.likelihoods.rows import Evaluation, Rows
 from flowrl.losses.base import Entries
 from flowrl.losses.reward import RewardGradient
 from flowrl.models.diffusers.batch import Driven, MediaBatch
+from flowrl.models.diffusers.mixed_batch import MixedBatch
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.session import Session
 from rewards import Reward, Samples, Scores
@@ -54,7 +55,7 @@ class RewardPath:
     size     number of samples that are decoded with gradients at a time
     """
 
-    batch: MediaBatch
+    batch: MediaBatch | MixedBatch
     texts: Sequence[str]
     meta: Sequence[Mapping[str, Any]]
     rewards: Mapping[str, DifferentiableScore]
@@ -84,7 +85,7 @@ class RewardPath:
         rewards: Mapping[str, Reward],
         weights: Tensor,
     ) -> "RewardPath":
-        assert isinstance(batch, MediaBatch)
+        assert isinstance(batch, MediaBatch | MixedBatch)
         texts, meta = session.prompts.take(rows)
         slicing = session.run.model.vae.slicing
         return cls(
@@ -152,7 +153,7 @@ class RewardPath:
         is the decoder's input rather than states at the schedule's last level."""
         part = x0.detach().clone().requires_grad_()
         with torch.enable_grad():
-            latents = part if clean else self.batch.clean(part)
+            latents = part if clean else self.batch.clean(part, prompt)
             media = self.batch.decode(latents, prompt, graded=True)
             if not media.requires_grad:
                 raise UserError(NO_GRADIENT)
@@ -180,14 +181,17 @@ class RewardPath:
         n = min(CHECKED, len(samples.prompts))
         group, known = len(samples.prompts) // len(self.texts), scores.scored.all(1)
         prompt = torch.arange(n) // group
+        size = self.size if isinstance(samples.media, Tensor) else 1  # a list has several sizes
         graded = torch.cat(
-            [
-                self.total(uploaded(samples.media[:n][at], self.batch.owner.device), prompt[at])
-                for at in torch.arange(n).split(self.size)
-            ]
+            [self._graded(samples, at, prompt) for at in torch.arange(n).split(size)]
         )
         plain = scores.values[:n] @ self.weights.to(scores.values)
         return Agreement.of(torch.where(known[:n], plain, torch.nan), graded)
+
+    def _graded(self, samples: Samples, at: Tensor, prompt: Tensor) -> Tensor:
+        """Differentiable scores of some samples of one size."""
+        media = torch.stack([samples.media[i] for i in at.tolist()])
+        return self.total(uploaded(media, self.batch.owner.device), prompt[at])
 
     def check(self, samples: Samples, scores: Scores) -> tuple[str, bool]:
         """A sentence on this agreement in the first iteration, and whether the agreement is

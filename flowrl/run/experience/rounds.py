@@ -15,6 +15,7 @@ from torch import Tensor
 from flowrl.budget.spending import DrawRequest
 from flowrl.likelihoods.rows import Rows, stacked, take
 from flowrl.likelihoods.token import TokenPolicy
+from flowrl.likelihoods.transition import rows_by_shape
 from flowrl.prompts import Draws
 from flowrl.run.experience.rewriting import Rewritings, rewrite_draws
 from flowrl.run.experience.round import PlanSamples, Round, sample_round
@@ -136,7 +137,8 @@ class Rounds:
         for plan, owns in enumerate(columns):
             for mine, r, own in zip(rows, self.each, owns, strict=True):
                 if r.counts:
-                    mine += likelihood.rows(r.parts[plan].rollout, *own)
+                    first = 0 if not mine or mine[-1].place is None else mine[-1].place + 1
+                    mine += rows_by_shape(likelihood, r.parts[plan].rollout, *own, first)
         first = self.first
         made = LearnedRows(tuple(rows[0]), first.ids, first.batch.policy, first.prompts)
         if len(self.each) > 1:

@@ -223,9 +223,9 @@ class ScoreParts(Generic[R]):
 
 def joined_samples(parts: Sequence[Samples]) -> Samples:
     """All samples of the parts, in order."""
-    first = parts[0].media
-    if isinstance(first, Tensor):
-        media = torch.cat([each for part in parts if isinstance(each := part.media, Tensor)])
+    tensors = [each for part in parts if isinstance(each := part.media, Tensor)]
+    if len(tensors) == len(parts) and len({each.shape[1:] for each in tensors}) == 1:
+        media: Any = torch.cat(tensors)
     else:
         media = [item for part in parts for item in part.media]
     prompts = [text for part in parts for text in part.prompts]

@@ -26,6 +26,7 @@ from rewards import Samples, Scores, score_all
 from samplers import Rollout, Sampling
 from samplers.completions import TextRollout
 from samplers.host import on_host
+from samplers.mixed import joined_mixed
 from samplers.parts import DrawsPart, draws_per_part, joined_rollout, joined_texts, placed_rollout
 
 
@@ -63,7 +64,8 @@ def sample_units(
         return sample_unit(session, whole, seconds)
     else:
         made = [sample_unit(session, unit, seconds)[1] for unit in units]
-    return encoded_prompts(session, whole, seconds), joined_units(units, made)
+    joined = joined_units(units, made, session.several_sizes)
+    return encoded_prompts(session, whole, seconds), joined
 
 
 def units_of(session: Session, whole: SamplingUnit) -> list[SamplingUnit]:
@@ -160,19 +162,25 @@ def _with_turns(
     return scores, looked + turned.looked
 
 
-def joined_units(units: Sequence[SamplingUnit], made: Sequence[UnitSamples]) -> UnitSamples:
-    """Join the samples of all units of a share, by plan."""
+def joined_units(
+    units: Sequence[SamplingUnit], made: Sequence[UnitSamples], mixed: bool = False
+) -> UnitSamples:
+    """Join the samples of all units of a share, by plan. `mixed`: they may have several sizes."""
     if len(made) == 1:
         return made[0]
-    placed = [_placed(samples, unit.first) for unit, samples in zip(units, made, strict=True)]
+    pairs = list(zip(units, made, strict=True))
     draws = tuple(draw for unit in units for draw in unit.ids)
+    join: Callable[..., RolloutLike] = partial(_joined_rollout, draws=draws)
+    if mixed:
+        join = partial(joined_mixed, firsts=[unit.first for unit in units], draws=draws)
+    placed = [_placed(samples, unit.first, mixed) for unit, samples in pairs]
     rollouts = zip(*(each.rollouts for each in placed), strict=True)
     samples = zip(*(each.samples for each in placed), strict=True)
     scores = zip(*(each.scores for each in placed), strict=True)
     found = [each.statistics for each in placed]
     columns = {name: torch.cat([each.columns[name] for each in found]) for name in found[0].columns}
     return UnitSamples(
-        tuple(_joined_rollout(parts, draws) for parts in rollouts),
+        tuple(map(join, rollouts)),
         tuple(map(_joined_samples, samples)),
         tuple(map(Scores.joined, scores)),
         Statistics(merged_means([(each.means, each.size) for each in found]), columns),
@@ -195,15 +203,18 @@ def merged_reports(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
 
-def _placed(made: UnitSamples, first: int) -> UnitSamples:
-    """A unit's samples, with indices counted from the first draw of the share."""
+def _placed(made: UnitSamples, first: int, mixed: bool) -> UnitSamples:
+    """A unit's samples, with indices counted from the first draw of the share. `mixed`: indices of
+    rollouts stay, as `joined_mixed` takes them."""
+    samples = tuple(replace(each, group=each.group + first) for each in made.samples)
+    if mixed:
+        return replace(made, samples=samples)
     rollouts = tuple(
         placed_rollout(each, DrawsPart(first, each.draws))
         if isinstance(each, Rollout)
         else replace(each, prompt=each.prompt + first)  # type: ignore[type-var]
         for each in made.rollouts
     )
-    samples = tuple(replace(each, group=each.group + first) for each in made.samples)
     return replace(made, rollouts=rollouts, samples=samples)
 
 

@@ -11,7 +11,7 @@ from flowrl.run.experience.collect import FirstSamples
 from flowrl.run.experience.rewriting import neighbours
 from flowrl.run.state.session import Session
 from rewards import Samples, Scores
-from samplers import Rollout
+from samplers.mixed import plan_of
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _of_draw(session: Session, first: FirstSamples, draw: int) -> FirstTree:
     place = torch.arange(group)[:, None] * torch.tensor(columns.nodes) // group
     if ids is not None:
         place = torch.stack([torch.unique(column, return_inverse=True)[1] for column in ids.T], 1)
-    plan = rollout.plan if isinstance(rollout, Rollout) else None
+    plan = plan_of(rollout, draw)
     return FirstTree(
         start=draw * group,
         node=place,

@@ -21,6 +21,7 @@ from flowrl.media.thumbnails import small_copy
 from flowrl.models.diffusers.batch import Driven
 from flowrl.pages.records import (
     MOST_TEXT,
+    UNLIKE,
     AlarmRecord,
     EvaluationRecord,
     GivenImage,
@@ -45,6 +46,7 @@ from flowrl.run.show.first_tree import first_tree, joint_tree
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.state.units import StoredSamples
+from flowrl.settings.unlike import unlike_training
 from rewards import Samples, Scores
 from rewards.perception.files import read_images
 from samplers.completions import TextPlan
@@ -90,6 +92,8 @@ def record_start(session: Session, iteration: int, resumed: bool) -> None:
 def _facts(session: Session) -> Iterator[tuple[str, str]]:
     yield "processes", str(session.parallel)
     yield "model", str(session.learner)
+    if session.held_out is not None and (differs := unlike_training(session.run)):
+        yield UNLIKE, differs
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}"
     yield "threads", str(torch.get_num_threads())
     yield "Python", platform.python_version()

@@ -12,7 +12,7 @@ from torch import Tensor
 from flowrl.errors import NotFiniteError
 from flowrl.likelihoods.rows import Rows
 from flowrl.models.policy import RolloutLike
-from samplers import Rollout
+from samplers.mixed import flow_parts
 
 Named = Iterable[tuple[str, Tensor]]
 # a loss that is not finite is no error of its own where its optimizer step was skipped
@@ -57,8 +57,7 @@ def check_samples(rollout: RolloutLike, media: object, place: str) -> None:
     `place`."""
     parts = media if isinstance(media, list | tuple) else [media]
     named = [("the samples", part) for part in parts if isinstance(part, Tensor)]
-    if isinstance(rollout, Rollout):
-        named.insert(0, ("the latents of the samples", rollout.x0))
+    named = [("the latents of the samples", each.x0) for each in flow_parts(rollout)] + named
     if (name := first_not_finite(named)) is not None:
         refuse(f"{name} of {place}", plural=True)
 

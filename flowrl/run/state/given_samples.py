@@ -18,6 +18,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.given_texts import check_length, completion_rows
 from flowrl.prompts import Draws
+from flowrl.prompts.row_sizes import unsized
 from flowrl.run.state.given_file import (
     GivenFile,
     GivenItem,
@@ -86,6 +87,7 @@ class GivenSamples:
 
     def open_batch(self, rows: Sequence[int]) -> Any:
         texts, meta = self.file.prompts.take(rows)
+        meta = [unsized(row) for row in meta]  # given samples have the run's size
         return self.learner.policy.open(texts, meta, self.learner.algorithm.steps)
 
     def rows(self, iteration: int) -> GivenRows:

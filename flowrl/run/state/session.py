@@ -18,6 +18,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.budget.spending import Rationed, open_budget
 from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.errors import UserError
+from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.own.policy import shown_by
 from flowrl.processes.parallel import Parallel
 from flowrl.prompts import DATA_SET, PromptSet
@@ -92,6 +93,12 @@ class Session:
         beside which rewards run."""
         in_turn = scores_in_turn(self.rewards, len(self.algorithm.plans))
         return in_turn and self.parallel.device != "cuda"
+
+    @cached_property
+    def several_sizes(self) -> bool:
+        """Whether prompts have samples of several sizes, each with its own noise levels."""
+        policy = self.learner.policy
+        return isinstance(policy, PipelinePolicy) and len(policy.used) > 1
 
     @cached_property
     def reporting(self) -> Mapping[str, Reward]:

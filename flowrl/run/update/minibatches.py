@@ -105,8 +105,8 @@ def shares_of(learner: Learner, experience: Experience, iteration: int) -> list[
     assignment = RowAssignment(settings.seed, iteration, settings.updates)
     device = next(iter(learner.policies.parameters.values())).device
     shares: list[Chunks] = [[] for _ in range(settings.updates)]
-    for place, rows in enumerate(experience.rows):
-        inputs = input_of(rows, unit)
+    for at, rows in enumerate(experience.rows):
+        place, inputs = at if rows.place is None else rows.place, input_of(rows, unit)
         dealt = assignment.steps(rows, inputs, experience.draws, place, unit)
         for number, share in enumerate(shares):
             index = (dealt == number).nonzero()[:, 0]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flowrl.models.policy import RolloutLike
 from samplers import Edges, Rollout
+from samplers.mixed import MixedRollout
 
 T = TypeVar("T")
 
@@ -95,6 +96,8 @@ def of_bytes(sent: TensorBytes) -> Tensor:
 def distinct_states(rollout: RolloutLike) -> RolloutLike:
     """The rollout with each state once: parents shared by children of one state, and parents that
     are the results of the previous step, are left out. `all_states` restores them, to the bit."""
+    if isinstance(rollout, MixedRollout):
+        return replace(rollout, parts=tuple(map(distinct_states, rollout.parts)))
     if not isinstance(rollout, Rollout):
         return rollout
     edges, before = list[Edges](), None
@@ -113,6 +116,8 @@ def distinct_states(rollout: RolloutLike) -> RolloutLike:
 
 def all_states(rollout: RolloutLike) -> RolloutLike:
     """The original rollout from the result of `distinct_states`."""
+    if isinstance(rollout, MixedRollout):
+        return replace(rollout, parts=tuple(map(all_states, rollout.parts)))
     if not isinstance(rollout, Rollout):
         return rollout
     edges = list[Edges]()

@@ -78,6 +78,7 @@ class Loop:
         self._starts: dict[int, Start] = {}
         self._noise: dict[tuple[tuple[str, ...], int], bool] = {}  # first states are noise alone
         self.image_shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}  # of latents, by images
+        self.own_shape: tuple[int, ...] | None = None  # of them, if only images determine it
 
     def arguments(
         self,
@@ -153,6 +154,7 @@ class Loop:
             self.traits = with_images(self.driver, self.traits, images)
         self._starts.clear()
         self.own_kernels.clear()
+        self.own_shape = self.start(self.traits.steps).shape
 
     def start(self, steps: int) -> Start:
         """Schedule and form of the first states, found once per number of steps."""

@@ -229,7 +229,8 @@ class Subject:
         if self.extras and follows_pictures(self.loop, self.extras[0]):
             raise UserError(
                 f"{self.loop.name} makes latents in the shape of its image, so images of "
-                "different shapes could not be trained on together: set height and width"
+                "different shapes could not be trained on together: set height and width, or "
+                "give rows columns of these names"
             )
 
     def _mixes(self, way: Way) -> bool:

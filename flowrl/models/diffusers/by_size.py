@@ -1,0 +1,161 @@
+"""Prompts of several sizes: each size has a loop of its own, with its own schedule and proof.
+
+A call of the network, the encoders or the decoder holds rows of one size. Noise belongs to a sample
+and has its shape, so a sample does not depend on the sizes beside it.
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.batch import MediaBatch, Scales
+from flowrl.models.diffusers.call import columns
+from flowrl.models.diffusers.call.image_shapes import latent_shapes, sized_by_images
+from flowrl.models.diffusers.call.offload import OffloadedParts
+from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.mixed_batch import MixedBatch
+from flowrl.models.diffusers.replay.replay import Replay
+from flowrl.models.evaluation_counter import Meter
+from flowrl.models.policy import Batch
+from flowrl.prompts.row_sizes import RowSize, described, row_sizes
+from samplers import Planner
+
+Proofs = dict[tuple[int, float | None], Replay]  # by steps and guidance
+Meta = Sequence[Mapping[str, Any]]
+
+
+class LoopSize(NamedTuple):
+    """The difference between loops of one pipeline: arguments of its call, and the latents' shape
+    where an image alone determines it."""
+
+    call: tuple[tuple[str, int | None], ...]
+    image: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, loop: Loop, own: RowSize = RowSize()) -> "LoopSize":
+        """A loop's size, with the sizes of a row in place of the call's. A pipeline ignores sizes
+        that its call does not take."""
+        names = [name for name in RowSize._fields if name in loop.driver.parameters]
+        return cls(tuple((name, own.given.get(name, loop.call.get(name))) for name in names))
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        return {name: value for name, value in self.call if value is not None}
+
+    def __str__(self) -> str:
+        return described(dict(self.call)) or f"latents {list(self.image)}"
+
+
+Loops = dict[LoopSize, tuple[Loop, Proofs]]
+OpenedBatch = Batch[Planner, Any, Any]  # a MediaBatch or a MixedBatch
+
+
+class Sizable(Protocol):
+    """A pipeline's policy, which has a twin for each size."""
+
+    pipe: Any
+    loop: Loop
+    call: Mapping[str, Any]
+    guidance: Scales
+    known_proofs: Proofs
+    loops: Loops
+    used: dict[LoopSize, str]
+    last_held: Any
+    frozen: OffloadedParts
+
+    def at(self, size: LoopSize, place: str = "") -> Any: ...
+
+
+P = TypeVar("P", bound=Sizable)
+
+
+class SizedRows(NamedTuple):
+    """A policy at one size, and the rows that have it."""
+
+    policy: Any
+    size: LoopSize
+    rows: list[int]
+
+    def take(self, column: Sequence[Any]) -> list[Any]:
+        return [column[i] for i in self.rows] if column else []
+
+
+def rows_by_size(policy: Sizable, prompts: Sequence[str], meta: Meta) -> list[SizedRows]:
+    """The rows of each size, which columns or images set, with the policy at that size, in order of
+    each size's first row. UserError, with the row's place, for a size that the pipeline refuses."""
+    sizes = row_sizes(meta) or [RowSize()] * len(prompts)
+    places = columns.places(meta) or [""] * len(prompts)
+    shapes: Sequence[tuple[int, ...]] = [()] * len(prompts)
+    if sized_by_images(policy.loop) and (extras := policy.loop.extras(meta, prompts)):
+        shapes = latent_shapes(policy.loop, extras)
+    known = {size: LoopSize.of(policy.loop, size) for size in set(sizes)}
+    groups = dict[LoopSize, list[int]]()
+    for i, (size, shape) in enumerate(zip(sizes, shapes, strict=True)):
+        groups.setdefault(known[size]._replace(image=shape), []).append(i)
+    firsts = [places[rows[0]] for rows in groups.values()]
+    if len(groups) > 1 and policy.loop.driver.layout is not None:
+        raise UserError(
+            f"{firsts[1]}: it has another size than {firsts[0]}, but videos with sound need "
+            "one size: choose rows with `where`, or leave their sizes out with `keep`"
+        )
+    pairs = zip(groups.items(), firsts, strict=True)
+    return [SizedRows(policy.at(size, at), size, rows) for (size, rows), at in pairs]
+
+
+def other_sizes(policy: Sizable, meta: Meta) -> bool:
+    """Whether any row has another size than the policy, as far as columns show."""
+    own = LoopSize.of(policy.loop)
+    sizes = {LoopSize.of(policy.loop, each) for each in set(row_sizes(meta))}
+    return len(policy.used) > 1 or not sizes <= {own}
+
+
+def twin_at(policy: P, size: LoopSize, place: str) -> P:
+    """The policy at another size: the same modules, guidance and call sizes, and a loop of its own.
+    UserError, naming the `place`, for a size that the pipeline refuses."""
+    own = policy.loop.own_shape = policy.loop.own_shape or size.image
+    if size == LoopSize.of(policy.loop)._replace(image=own):
+        return policy
+    if size not in policy.loops:
+        call = {**policy.call, **policy.loop.traits.shared, **size.arguments}
+        try:
+            loop = Loop(policy.pipe, call, policy.loop.levels)
+        except UserError as error:
+            raise UserError(f"{place}: {error}" if place else str(error)) from error
+        loop.own_sampler = policy.loop.own_sampler
+        policy.loops[size] = loop, {}
+        policy.frozen.rest()
+    twin = copy.copy(policy)
+    twin.loop, twin.known_proofs = policy.loops[size]
+    twin.call, twin.last_held = twin.loop.call, None
+    return twin
+
+
+def open_by_size(policy: Sizable, prompts: Sequence[str], meta: Meta, steps: int) -> OpenedBatch:
+    """Encode prompts, each size by itself; a plain batch if all have one size."""
+    groups, meter, made = rows_by_size(policy, prompts, meta), Meter(), list[MediaBatch]()
+    for each in groups:
+        encoded = each.policy.encode(each.take(prompts), each.take(meta))
+        made.append(MediaBatch(each.policy, encoded, steps, meter))
+    if len(made) == 1:
+        return made[0]
+    return MixedBatch(tuple(made), tuple(tuple(each.rows) for each in groups), meter)
+
+
+def prove_by_size(policy: Sizable, prompts: Sequence[str], steps: int, meta: Meta) -> list[str]:
+    """Prove the pipeline at each size, at the guidance scales of sampling and training.
+
+    The independence of rows is checked at the higher scale, which also uses negative prompts.
+    """
+    groups, found = rows_by_size(policy, prompts, meta), list[str]()
+    trained = policy.guidance.train
+    scales = sorted(set(policy.guidance), key=lambda scale: math.inf if scale is None else scale)
+    for each in groups:
+        for scale in scales:
+            replay = each.policy.prove(
+                each.take(prompts), steps=steps, guidance=scale, meta=each.take(meta),
+                complete=scale == scales[-1], gradient=scale == trained,
+            )  # fmt: skip
+            found.append(str(replay) if len(groups) == 1 else f"{each.size}: {replay}")
+    return found

@@ -1,0 +1,117 @@
+"""A batch of prompts of several sizes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.media.statistics import Statistics, merged_means
+from flowrl.models.diffusers.batch import Driven, MediaBatch
+from flowrl.models.evaluation_counter import Meter
+from samplers import Planner, Rollout, Sampling, Velocity
+from samplers.host import on_host, sent
+from samplers.mixed import MixedRollout, by_draws
+
+
+@dataclass(frozen=True)
+class MixedBatch:
+    """A `flowrl.models.policy.Batch` of images or videos of several sizes.
+
+    parts   a batch for each size, all with one meter
+    places  of each part, the indices of its prompts among all prompts
+    """
+
+    parts: tuple[MediaBatch, ...]
+    places: tuple[tuple[int, ...], ...]
+    meter: Meter
+    _local: Tensor = field(init=False, repr=False, compare=False)  # [prompts 2]: part, index in it
+
+    def __post_init__(self) -> None:
+        pairs = {at: (k, i) for k, own in enumerate(self.places) for i, at in enumerate(own)}
+        local = torch.tensor([pairs[at] for at in range(len(pairs))])
+        object.__setattr__(self, "_local", local)
+
+    @property
+    def owner(self) -> Driven:
+        """The policy at the first size."""
+        return self.parts[0].owner
+
+    @property
+    def policy(self) -> Velocity:
+        """Velocity at the guidance scale of training. The rows of a call have one size."""
+        policies = [part.policy for part in self.parts]
+
+        def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+            part, own = self._part(prompt)
+            return policies[part](x, sigma, own)
+
+        return velocity
+
+    def _part(self, prompt: Tensor) -> tuple[int, Tensor]:
+        """The part that prompts belong to, and their indices in it."""
+        at = self._local[on_host(prompt)]
+        part = int(at[0, 0]) if len(at) else 0
+        assert bool((at[:, 0] == part).all()), "the rows of a call have one size"
+        return part, sent(at[:, 1].contiguous(), prompt.device)
+
+    def rollouts(
+        self,
+        plan: Planner,
+        draws: Sequence[int],
+        *,
+        seed: int,
+        iteration: int,
+        sampling: Sampling[Rollout] = Sampling(),
+    ) -> tuple[MixedRollout, ...]:
+        """Sample each size by itself. No rollout is complete before the last size, so the hooks of
+        `sampling` for single rollouts and parts are not called."""
+        own = replace(sampling, score=None, slope=None, on_rollout=None, on_part=None)
+        keyed = {"seed": seed, "iteration": iteration, "sampling": own}
+        made = [
+            part.rollouts(plan, [draws[i] for i in at], **keyed)
+            for part, at in zip(self.parts, self.places, strict=True)
+        ]
+        same = zip(*made, strict=True)
+        return tuple(MixedRollout(parts, self.places, tuple(draws)) for parts in same)
+
+    def media(self, rollout: MixedRollout) -> list[Tensor]:
+        """Decode samples to images [3 h w] or videos [f 3 h w], each at its size."""
+        found: dict[int, Tensor] = {}
+        for part, (batch, own) in enumerate(zip(self.parts, rollout.parts, strict=True)):
+            made = batch.media(own)
+            assert isinstance(made, Tensor), "samples with sound have one size"
+            found |= zip(rollout.samples(part).tolist(), made, strict=True)
+        return [found[i] for i in range(len(found))]
+
+    def decode(self, x0: Tensor, prompt: Tensor, graded: bool = False) -> Tensor:
+        """Decode latents [n *d] of one size; see `MediaBatch.decode`."""
+        part, own = self._part(prompt)
+        return self.parts[part].decode(x0, own, graded)
+
+    def clean(self, x: Tensor, prompt: Tensor) -> Tensor:
+        """Convert states of one size; see `MediaBatch.clean`."""
+        part, own = self._part(prompt)
+        return self.parts[part].clean(x, own)
+
+    def statistics(self, rollout: MixedRollout, media: Sequence[Tensor]) -> Statistics:
+        found: list[Statistics] = []
+        for part, (batch, own) in enumerate(zip(self.parts, rollout.parts, strict=True)):
+            here = torch.stack([media[i] for i in rollout.samples(part).tolist()])
+            found.append(batch.statistics(own, here))
+        columns = {
+            name: by_draws([each.columns[name] for each in found], self.places)
+            for name in found[0].columns
+        }
+        return Statistics(merged_means([(each.means, each.size) for each in found]), columns)
+
+
+def refuse_mixed(batch: Any, what: str) -> None:
+    """UserError for prompts of several sizes where all must have one; `what` names the place."""
+    if isinstance(batch, MixedBatch):
+        raise UserError(
+            f"{what} needs prompts of one size, but their rows have several: choose rows with "
+            "`where`, or leave the columns of sizes out with `keep`"
+        )

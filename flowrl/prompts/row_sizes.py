@@ -1,0 +1,72 @@
+"""A prompt's own height, width and number of frames, from columns of its row."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flowrl.errors import UserError
+from flowrl.prompts.prompt_set import PromptRow
+
+FRAMES = "frames"  # another name of the column `num_frames`
+
+
+class RowSize(NamedTuple):
+    """Sizes that a row sets, in pixels and frames; None for those of the run."""
+
+    height: int | None = None
+    width: int | None = None
+    num_frames: int | None = None
+
+    @property
+    def given(self) -> dict[str, int]:
+        """The sizes that the row sets, named like arguments of a pipeline."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+    def __str__(self) -> str:
+        return described(self.given)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "RowSize":
+        """Read a row. UserError, with its place, for anything but whole numbers above 0. A column
+        `frames` that holds no number, such as a list of images, is not a size."""
+        place = row.place if isinstance(row, PromptRow) else "a prompt's row"
+        sizes = {name: _size(row.get(name), f"{place}, {name}") for name in cls._fields}
+        frames = row.get(FRAMES)
+        if isinstance(frames, int | float) and not isinstance(frames, bool):
+            other = _size(frames, f"{place}, {FRAMES}")
+            if sizes["num_frames"] not in (None, other):
+                raise UserError(
+                    f"{place}: num_frames is {sizes['num_frames']} but {FRAMES} is {other}: keep "
+                    "one of the two columns"
+                )
+            sizes["num_frames"] = other
+        return cls(**sizes)
+
+
+def described(sizes: Mapping[str, int | None]) -> str:
+    """Sizes as "height 512, width 768, 33 frames"."""
+    words = [f"{n} {v}" for n, v in sizes.items() if n != "num_frames" and v is not None]
+    frames = sizes.get("num_frames")
+    return ", ".join(words if frames is None else [*words, f"{frames} frames"])
+
+
+def row_sizes(rows: Sequence[Mapping[str, Any]]) -> list[RowSize]:
+    """The size of each row. UserError for a row whose size cannot be read."""
+    return [RowSize.of(row) for row in rows]
+
+
+def unsized(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row without its sizes."""
+    kept = {name: value for name, value in row.items() if name not in (*RowSize._fields, FRAMES)}
+    return PromptRow(kept, row.place) if isinstance(row, PromptRow) else kept
+
+
+def _size(value: Any, place: str) -> int | None:
+    if value is None or value == "" or value != value:  # pandas writes NaN for a missing number
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or value < 1 or value % 1 != 0:  # infinity has the remainder NaN
+        raise UserError(
+            f"{place}: {value!r:.50} is not a whole number of pixels or frames: correct it, or "
+            "leave the column out with `keep`"
+        )
+    return int(value)

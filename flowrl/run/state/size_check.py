@@ -1,0 +1,66 @@
+"""Checks of the sizes in prompt rows before any weights load."""
+
+from flowrl.errors import UserError
+from flowrl.estimate.sizes import SizeLimits
+from flowrl.models.description import describe
+from flowrl.prompts import PromptSet
+from flowrl.prompts.prompt_set import PromptRow
+from flowrl.prompts.row_sizes import RowSize, row_sizes
+from flowrl.run.watch.text_facts import pipeline_call
+from flowrl.settings import Run
+from flowrl.settings.data import PromptPlace
+from flowrl.settings.run import asks_intermediate
+
+
+def check_row_sizes(run: Run) -> None:
+    """UserError for sizes in a run's prompt rows that it cannot generate or train on."""
+    for place in run.prompts.given if run.model.pipeline is not None else ():
+        check_sizes_of(run, place, run.prompts.read(place))
+
+
+def check_sizes_of(run: Run, place: PromptPlace, prompts: PromptSet) -> None:
+    """The same for prompts of one place. Given samples ignore the sizes in their rows."""
+    if run.model.pipeline is not None and (place == "held_out" or run.drawn):
+        check_sizes(run, prompts)
+        _check_mixed(run, place, prompts)
+
+
+def check_sizes(run: Run, prompts: PromptSet) -> None:
+    """UserError, naming the file and row, for a size that the pipeline cannot generate."""
+    sizes = row_sizes(prompts.meta) if run.model.pipeline is not None else []
+    if not any(size.given for size in sizes) or (described := describe(run.model)) is None:
+        return
+    limits, known = SizeLimits.of(described), set[RowSize]()
+    for size, row in zip(sizes, prompts.meta, strict=True):
+        if size in known:
+            continue
+        known.add(size)
+        own = {name: value for name, value in size.given.items() if described.takes(name)}
+        if (reason := limits.refusal(own)) is not None:
+            place = row.place if isinstance(row, PromptRow) else "a prompt's row"
+            raise UserError(f"{place}: {reason}, or leave the column out with `keep`")
+
+
+def _check_mixed(run: Run, place: PromptPlace, prompts: PromptSet) -> None:
+    """UserError if prompts have several sizes and the run needs them to have one."""
+    _, parameters = pipeline_call(run)
+    own = {n: v for n, v in run.trained_size.items() if n in parameters or not parameters}
+    sizes = set[tuple[int | None, ...]]()
+    for size in set(row_sizes(prompts.meta)):
+        sizes.add(tuple(size.given.get(name, value) for name, value in own.items()))
+    alone = {"the recipe joint": run.before is not None and len(sizes) > 1}
+    if place == "train":
+        scores = asks_intermediate(run.algorithm())
+        alone |= {
+            "given, of samples at the run's size,": run.given is not None
+            and not sizes <= {tuple(own.values())},
+            "budget.replay": run.budget.replay > 0 and len(sizes) > 1,
+            "budget.flat: resample": run.budget.flat == "resample" and len(sizes) > 1,
+            "scoring intermediate samples (this recipe, or steer)": scores and len(sizes) > 1,
+        }
+    for name, used in alone.items():
+        if used:
+            raise UserError(
+                f"prompts.{place}: {name} needs prompts of one size, but these rows have "
+                f"{len(sizes)}: choose rows with `where`, or leave their sizes out with `keep`"
+            )
