@@ -211,8 +211,8 @@ def _sandbox() -> Finding:
 
 
 def _rewards() -> Iterator[Finding]:
-    """Rewards with published models, by how they were verified (`rewards.proofs`)."""
-    from rewards.proofs import by_basis
+    """Rewards with published models, by how they were verified (`rewards.checks.proofs`)."""
+    from rewards.checks.proofs import by_basis
 
     means = {
         "authors' code run": "score like their authors' code on tiny random weights",

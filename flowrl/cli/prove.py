@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from flowrl.cli.given_model import device_of
 from flowrl.errors import UserError
-from flowrl.models.diffusers.by_size import other_sizes, rows_by_size
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.sizes.by_size import other_sizes, rows_by_size
 from flowrl.models.diffusers.whole import proof_cache as proof_cache
 from flowrl.models.diffusers.whole.proof_cache import CachedProof
 from flowrl.models.diffusers.whole.whole_proof import LEGEND, WholeProof, deviations, prove_whole

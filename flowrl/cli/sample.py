@@ -100,8 +100,8 @@ def _sample(
 
 def _at_one_size(policy: Any, prompts: PromptSet, option: str) -> Any:
     """The policy at the size of the prompts. UserError, naming the option, for several sizes."""
-    from flowrl.models.diffusers.by_size import rows_by_size
     from flowrl.models.diffusers.policy import PipelinePolicy
+    from flowrl.models.diffusers.sizes.by_size import rows_by_size
 
     if not isinstance(policy, PipelinePolicy):
         return policy

@@ -24,7 +24,7 @@ from samplers.scheduler import unbound
 from samplers.storage import Storage
 
 if TYPE_CHECKING:
-    from flowrl.models.diffusers.encoding_cache import EncodingCache
+    from flowrl.models.diffusers.call.encoding_cache import EncodingCache
     from flowrl.models.language.policy import CausalPolicy
 
 DTYPES = {
@@ -125,7 +125,7 @@ def _storage(run: Run) -> Storage:
 
 
 def _encoding_cache(run: Run) -> "EncodingCache | None":
-    from flowrl.models.diffusers.encoding_cache import MIB, EncodingCache
+    from flowrl.models.diffusers.call.encoding_cache import MIB, EncodingCache
 
     how = run.model.encodings
     return None if how.keep == "no" else EncodingCache(how.keep, how.most * MIB)
@@ -156,8 +156,8 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     size, guidance = run.evaluation_size, run.evaluation_guidance
     if run.model.pipeline is None or (not size and guidance == run.model.guidance.sample):
         return policy
-    from flowrl.models.diffusers.by_size import LoopSize
     from flowrl.models.diffusers.policy import PipelinePolicy
+    from flowrl.models.diffusers.sizes.by_size import LoopSize
 
     assert isinstance(policy, PipelinePolicy)
     twin = copy.copy(policy)

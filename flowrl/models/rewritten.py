@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flowrl.media.statistics import Statistics
 from flowrl.models.call_sizes import CallSizes
 from flowrl.models.diffusers.batch import MediaBatch
-from flowrl.models.diffusers.mixed_batch import refuse_mixed
+from flowrl.models.diffusers.sizes.mixed_batch import refuse_mixed
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Policy
 from samplers import Planner, Rollout, Sampling

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rewards.checks.proofs import PROOFS
 from rewards.perception.frames import AGGREGATES, OverFrames, frame_indices
-from rewards.proofs import PROOFS
 from rewards.types import Reward, Samples
 
 GRADED = tuple(sorted(["brightness", *(name for name, proof in PROOFS.items() if proof.gradient)]))

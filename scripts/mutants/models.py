@@ -197,7 +197,7 @@ ROWS = (
      f"{QUANTIZED}::test_components_arguments_and_live_models_are_checked"),
     ("entry-numbers", "flowrl/models/diffusers/call/latents.py", "torch.Generator().manual_seed(1)) + 0.5",
      "torch.Generator().manual_seed(0))", DRIVEN),
-    ("sizes-row", "flowrl/models/diffusers/by_size.py", "own.given.get(name, loop.call.get(name))",
+    ("sizes-row", "flowrl/models/diffusers/sizes/by_size.py", "own.given.get(name, loop.call.get(name))",
      "loop.call.get(name)", f"{SIZES}::test_samples_of_several_sizes_equal_the_pipelines_own"),
     ("sizes-order", "samplers/mixed.py", "for draw in at]).argsort()", "for draw in at])",
      f"{SIZES}::test_steps_of_several_sizes_have_the_densities_of_their_own_batches"),

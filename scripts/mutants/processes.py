@@ -93,7 +93,7 @@ ROWS = (
      "max(_groups(run, iteration)), 0)", "run/test_memory.py"),
     ("memory-reward", "flowrl/run/state/smaller_calls.py", "if of_callback(error) or not out_of_memory(error):",
      "if of_callback(error) or not isinstance(error, RuntimeError):", "run/test_memory.py"),
-    ("encodings-lock", "flowrl/models/diffusers/encoding_cache.py",
+    ("encodings-lock", "flowrl/models/diffusers/call/encoding_cache.py",
      "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n            shutil", "shutil",
      "models/test_encoding_cache.py"),
     ("freed-blocks", "flowrl/run/state/session.py", "libc.mallopt(MMAP_THRESHOLD, LARGEST_BLOCK)", "pass",

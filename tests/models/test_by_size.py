@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.by_size import other_sizes
-from flowrl.models.diffusers.mixed_batch import MixedBatch
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.sizes.by_size import other_sizes
+from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
 from flowrl.prompts import PromptSet
 from flowrl.prompts.row_sizes import RowSize
 from samplers import Chain, FlowSDE

@@ -25,11 +25,11 @@ from rewards.catalogue.editscore import FOLLOWING_QUESTION, QUALITY_QUESTION
 from rewards.catalogue.geneval import GenEval
 from rewards.catalogue.hpsv3 import INSTRUCTION
 from rewards.catalogue.videoalign import VIDEO_INSTRUCTION
+from rewards.checks.proofs import PROOFS
 from rewards.judging.tally import take_tallies
 from rewards.load import names
 from rewards.perception.detect import Detection
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL
-from rewards.proofs import PROOFS
 from scripts.authors.common import (
     ARRAYS,
     PROMPTS,

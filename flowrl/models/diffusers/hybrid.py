@@ -11,9 +11,9 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch
-from flowrl.models.diffusers.by_size import LoopSize, OpenedBatch
-from flowrl.models.diffusers.mixed_batch import MixedBatch
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.sizes.by_size import LoopSize, OpenedBatch
+from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
 from samplers import Ode, Velocity
 
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.diffusers import by_size
 from flowrl.models.diffusers.batch import Scales
-from flowrl.models.diffusers.by_size import LoopSize, Proofs
 from flowrl.models.diffusers.call import checks, columns, row_calls
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
 from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.call.driver import DENOISERS
+from flowrl.models.diffusers.call.encoding_cache import EncodingCache
 from flowrl.models.diffusers.call.experts import RestingExperts
 from flowrl.models.diffusers.call.image_shapes import fit_images
 from flowrl.models.diffusers.call.inpainting import held_entries
@@ -30,10 +30,10 @@ from flowrl.models.diffusers.call.own_steps import own_plans
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.signature import Loop
 from flowrl.models.diffusers.call.user_levels import UserLevels
-from flowrl.models.diffusers.encoding_cache import EncodingCache
 from flowrl.models.diffusers.lora import given_adapters
 from flowrl.models.diffusers.lora.weights import DenoiserWeights
 from flowrl.models.diffusers.replay import proof
+from flowrl.models.diffusers.sizes.by_size import LoopSize, Proofs
 from flowrl.settings.model import FrozenAdapter, GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
 from samplers.counter_noise import NoiseKind

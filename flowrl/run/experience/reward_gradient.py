@@ -22,7 +22,7 @@ from flowrl.likelihoods.rows import Evaluation, Rows
 from flowrl.losses.base import Entries
 from flowrl.losses.reward import RewardGradient
 from flowrl.models.diffusers.batch import Driven, MediaBatch
-from flowrl.models.diffusers.mixed_batch import MixedBatch
+from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.session import Session
 from rewards import Reward, Samples, Scores

@@ -15,8 +15,8 @@ from flowrl.models.diffusers.call import columns
 from flowrl.models.diffusers.call.image_shapes import latent_shapes, sized_by_images
 from flowrl.models.diffusers.call.offload import OffloadedParts
 from flowrl.models.diffusers.call.signature import Loop
-from flowrl.models.diffusers.mixed_batch import MixedBatch
 from flowrl.models.diffusers.replay.replay import Replay
+from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Batch
 from flowrl.prompts.row_sizes import RowSize, described, row_sizes
