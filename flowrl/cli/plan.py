@@ -12,7 +12,7 @@ from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.losses.reward import RewardGradient
 from flowrl.prompts import PromptSet
 from flowrl.run.state.given_check import check_given, described_given
-from flowrl.run.state.size_check import check_sizes_of
+from flowrl.run.watch.size_check import check_sizes_of
 from flowrl.run.watch.text_facts import pipeline_call, text_length
 from flowrl.settings import Run
 from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers

@@ -12,6 +12,6 @@ def check_start(run: Run) -> None:
         check_given(run)
     check_run(run)
     if run.model.pipeline is not None:
-        from flowrl.run.state.size_check import check_row_sizes  # slow to import
+        from flowrl.run.watch.size_check import check_row_sizes  # slow to import
 
         check_row_sizes(run)

@@ -16,10 +16,10 @@ from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.prompts import PromptSet
 from flowrl.run.experience.collect import Experience, collect
 from flowrl.run.state.session import Session
-from flowrl.run.state.size_check import check_sizes, check_sizes_of
 from flowrl.run.update.minibatches import share_of
 from flowrl.run.update.ratio_check import noise_floor
 from flowrl.run.update.update import Tally, add_gradients
+from flowrl.run.watch.size_check import check_sizes, check_sizes_of
 from flowrl.settings.read import run_from
 from samplers import Chain, FlowSDE, Latents, roll
 from samplers.mixed import MixedRollout, scales_by_step
