@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from flowrl.models.diffusers import encoding_cache as encoding_cache
+from flowrl.models.diffusers.call import encoding_cache as encoding_cache
 from flowrl.models.diffusers.call.encoding_cache import EncodingCache, byte_count
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.save import checkpoint

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
-from flowrl.models.diffusers import by_size
 from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.call import checks, columns, row_calls
 from flowrl.models.diffusers.call.columns import Extra
@@ -33,6 +32,7 @@ from flowrl.models.diffusers.call.user_levels import UserLevels
 from flowrl.models.diffusers.lora import given_adapters
 from flowrl.models.diffusers.lora.weights import DenoiserWeights
 from flowrl.models.diffusers.replay import proof
+from flowrl.models.diffusers.sizes import by_size
 from flowrl.models.diffusers.sizes.by_size import LoopSize, Proofs
 from flowrl.settings.model import FrozenAdapter, GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
