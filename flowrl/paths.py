@@ -7,6 +7,7 @@ Files of flowrl are named `configs/...` and `flowrl/...` in any working folder. 
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,8 +40,8 @@ def find(path: str) -> Path:
     near = Path(path)
     try:
         near = near.expanduser()
-        own = own_file(near)
-        return own if own is not None and not near.exists() and own.exists() else near
+        own, there = own_file(near), near.exists()  # raises for a name that is too long
+        return own if own is not None and not there and own.exists() else near
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{path[:100]!r} is not a file name ({str(error)[:100]})") from error
 
@@ -120,6 +121,32 @@ def _shown(path: Path) -> str:
     if not path.is_relative_to(CONFIGS_FOLDER):
         return str(path)
     return f"{(Path('configs') / path.relative_to(CONFIGS_FOLDER)).as_posix()} of flowrl ({path})"
+
+
+def new_numbered(parent: Path, stem: str) -> Path:
+    """Create `parent/stem-0001`, or the next number, which no other process gets. UserError if that
+    is impossible."""
+    while True:
+        folder = numbered(parent, stem)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:  # another process was first
+            continue
+        except OSError as error:
+            raise UserError(f"cannot create the folder {folder}: {error.strerror}") from error
+        return folder
+
+
+@contextmanager
+def removed_on_error(*files: Path) -> Iterator[None]:
+    """If the body fails, as on a full disk, remove these files, which would be cut short."""
+    try:
+        yield
+    except BaseException:
+        for file in files:
+            with suppress(OSError):
+                file.unlink()
+        raise
 
 
 def numbered(parent: Path, stem: str) -> Path:

@@ -102,6 +102,8 @@ def guarded_call(
     try:
         with no_exit(name, what):
             result = call(_copied(samples))
+            if isinstance(result, Iterator):  # a generator's body runs only now
+                result = list(result)
     except BaseException:
         _restore(state, grad)
         raise
@@ -171,5 +173,5 @@ def _mark(tensor: Tensor) -> tuple[int, ...]:
     bytes: numpy can write into the same memory without torch noticing."""
     if tensor.device.type != "cpu":
         return (*tensor.shape, tensor._version)
-    plain = tensor.detach().contiguous().view(torch.uint8)
+    plain = tensor.detach().contiguous().reshape(-1).view(torch.uint8)  # strides of size 1 are free
     return (*tensor.shape, zlib.crc32(plain.numpy().data))

@@ -5,32 +5,34 @@ that it came from if its weights are unchanged; otherwise it is saved into the r
 """
 
 import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+import diffusers
 from accelerate import init_empty_weights
-from diffusers.configuration_utils import ConfigMixin
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
-from safetensors import safe_open
 from safetensors.torch import save_model
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from flowrl.api.parts import place_of
+from flowrl.api.same_files import (
+    PIPELINE_INDEX,
+    has_weights_of,
+    is_pipeline_of,
+    is_tokenizer_of,
+)
 from flowrl.errors import UserError
 from flowrl.models.description import local_folder
-from flowrl.models.diffusers.call.driver import DENOISERS
 from flowrl.models.open import DTYPES
 from flowrl.paths import find
 from flowrl.settings.own_parts import OWN_NAME
 from flowrl.settings.read import run_from
 
 STORAGE_HOOKS = ("group_offloading", "lazy_prefetch", "layer_execution", "layerwise_casting")
-PIPELINE_INDEX, LANGUAGE_INDEX = "model_index.json", "config.json"
+LANGUAGE_INDEX = "config.json"
 
 
 def model_settings(
@@ -43,7 +45,9 @@ def model_settings(
     """
     _refuse_quantized(model)
     if isinstance(model, DiffusionPipeline) and tokenizer is None:
-        return {"pipeline": _pipeline_name(model, files), "dtype": _dtype(_denoiser(model))}
+        named = {"pipeline": _pipeline_name(model, files), "dtype": _dtype(_denoiser(model))}
+        _say_dtypes(model, named["dtype"])
+        return named | _vae_settings(model)
     if isinstance(model, PreTrainedModel):
         if tokenizer is None:
             raise UserError(
@@ -64,6 +68,23 @@ def model_settings(
             f"{type(model).__name__}"
         )
     return {"language" if _is_language(str(model), recipe) else "pipeline": str(model)}
+
+
+def _say_dtypes(pipe: Any, dtype: str) -> None:
+    """Print the parts that compute in another dtype than they will in the run."""
+    parts = {n: part for n, part in pipe.components.items() if isinstance(part, ModelMixin)}
+    other = {n: str(part.dtype).removeprefix("torch.") for n, part in parts.items()}
+    differ = [f"{name} in {own}" for name, own in other.items() if own != dtype]
+    if differ:
+        print(f"the pipeline has its {', '.join(differ)}; the run loads all parts in {dtype}")
+
+
+def _vae_settings(pipe: Any) -> dict[str, Any]:
+    """The section `vae` of a pipeline whose VAE decodes in tiles or sample by sample."""
+    values = vars(pipe.components.get("vae") or object)
+    names = {"tiling": "use_tiling", "slicing": "use_slicing"}
+    chosen = {name: True for name, own in names.items() if values.get(own) is True}
+    return {"vae": chosen} if chosen else {}
 
 
 def _refuse_quantized(model: Any) -> None:
@@ -151,7 +172,7 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
             "flowrl.train: the pipeline has adapters: merge them with pipe.fuse_lora(), then "
             "remove them with pipe.unload_lora_weights()"
         )
-    parts = {name: pipe.components.get(name) for name in DENOISERS}
+    parts = {n: part for n, part in pipe.components.items() if isinstance(part, ModelMixin)}
     lost = [f"{name}: {what}" for name, part in parts.items() for what in beyond_files(part)]
     if lost:
         raise UserError(
@@ -160,6 +181,7 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
             "(pipe.disable_freeu(), "
             "pipe.unload_ip_adapter(), set_default_attn_processor(), remove the hooks)"
         )
+    _refuse_own_class(pipe)
     source = str(pipe.config.get("_name_or_path") or "")
     folder = local_folder(source) if source else None
     if folder is not None and is_pipeline_of(pipe, folder):
@@ -167,6 +189,23 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
     saved = files / "pipeline"
     pipe.save_pretrained(saved)
     return str(saved)
+
+
+def _refuse_own_class(pipe: Any) -> None:
+    """UserError for a pipeline whose code is not that of the class that its files name."""
+    kind = type(pipe)
+    own = [name for name in vars(pipe) if inspect.isroutine(getattr(kind, name, None))]
+    if own:
+        raise UserError(
+            f"flowrl.train: {', '.join(own)} of this pipeline has been replaced, and a run trains "
+            f"a copy with {kind.__name__}'s own: restore it"
+        )
+    if getattr(diffusers, kind.__name__, None) is not kind:
+        raise UserError(
+            f"flowrl.train: {kind.__name__} of {kind.__module__} is not a class of diffusers, and "
+            "a run trains a copy that is loaded from files, which do not contain its code: pass a "
+            "pipeline of one of diffusers' classes"
+        )
 
 
 def beyond_files(part: Any) -> list[str]:
@@ -200,8 +239,10 @@ def _hooked(module: nn.Module) -> bool:
     registry = values.get("_diffusers_hook")
     if registry is not None:
         return any(not name.startswith(STORAGE_HOOKS) for name in registry.hooks)
-    replaced = "forward" in values and "_hf_hook" not in values
-    return replaced or bool(values["_forward_hooks"] or values["_forward_pre_hooks"])
+    replaced = any(inspect.isroutine(getattr(type(module), name, None)) for name in values)
+    return (replaced and "_hf_hook" not in values) or bool(
+        values["_forward_hooks"] or values["_forward_pre_hooks"]
+    )
 
 
 def _numbers(module: nn.Module) -> dict[str, Any]:
@@ -214,62 +255,6 @@ def _numbers(module: nn.Module) -> dict[str, Any]:
     return numbers
 
 
-def is_pipeline_of(pipe: Any, folder: Path) -> bool:
-    """Whether a folder contains this pipeline: the same classes and scheduler, and bit-identical
-    weights in the pipeline's dtype."""
-    if not (folder / PIPELINE_INDEX).is_file():
-        return False
-    index = json.loads((folder / PIPELINE_INDEX).read_text())
-    if index.get("_class_name") != type(pipe).__name__:
-        return False
-    for name, part in pipe.components.items():
-        kind = (index.get(name) or [None, None])[1]
-        if part is None or kind is None:
-            same = part is None and kind is None
-        elif isinstance(part, nn.Module):
-            same = kind == type(part).__name__ and has_weights_of(part, folder / name)
-        else:
-            same = not isinstance(part, ConfigMixin) or _has_config(part, kind, folder / name)
-        if not same:
-            return False
-    return True
-
-
-def _has_config(part: Any, kind: str, folder: Path) -> bool:
-    if type(part).__name__ != kind:
-        return False
-    stored = type(part).from_pretrained(str(folder)).config
-    ours, theirs = ({k: v for k, v in c.items() if k[0] != "_"} for c in (part.config, stored))
-    return ours == theirs
-
-
-def has_weights_of(module: nn.Module, folder: Path) -> bool:
-    """Whether a folder's safetensors files contain a module's weights, bit-identical in its dtype.
-
-    Tied weights may be missing there.
-    """
-    files = list(folder.glob("*.safetensors"))
-    files = [file for file in files if "." not in file.stem]  # not those of half precision
-    left = dict(module.state_dict(keep_vars=True))
-    if any(weight.is_meta for weight in left.values()):
-        raise UserError(
-            f"flowrl.train: weights of {type(module).__name__} are offloaded and cannot be "
-            "read; pass the model's folder or hub name, and settings={'model': {'offload': "
-            "True}}"
-        )
-    same: set[int] = set()
-    for file in files:
-        with safe_open(file, framework="pt") as stored:
-            for name in left.keys() & set(stored.keys()):
-                weight, kept = left.pop(name).detach(), stored.get_tensor(name)
-                if weight.shape != kept.shape or not torch.equal(
-                    weight.cpu(), kept.to(weight.dtype)
-                ):
-                    return False
-                same.add(weight.data_ptr())
-    return bool(files) and all(weight.data_ptr() in same for weight in left.values())
-
-
 def _language_name(model: Any, tokenizer: Any, files: Path) -> str:
     if any(".lora_" in name for name, _ in model.named_parameters()):
         raise UserError(
@@ -277,18 +262,9 @@ def _language_name(model: Any, tokenizer: Any, files: Path) -> str:
         )
     source = str(model.name_or_path or "")
     folder = local_folder(source) if source else None
-    if folder is not None and has_weights_of(model, folder) and _is_tokenizer_of(tokenizer, folder):
+    if folder is not None and has_weights_of(model, folder) and is_tokenizer_of(tokenizer, folder):
         return source
     saved = files / "language"
     model.save_pretrained(saved)
     tokenizer.save_pretrained(saved)
     return str(saved)
-
-
-def _is_tokenizer_of(tokenizer: Any, folder: Path) -> bool:
-    try:
-        stored: Any = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError):
-        return False
-    pairs = [(each.get_vocab(), each.chat_template, each.eos_token) for each in (tokenizer, stored)]
-    return pairs[0] == pairs[1]

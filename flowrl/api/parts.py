@@ -6,17 +6,19 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from io import IOBase
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from flowrl.errors import UserError
 from flowrl.prompts import IMAGE_COLUMNS
 from flowrl.settings.data import IN_PYTHON, RewardSpec
 from rewards import Reward, Samples, load
-from rewards.user_function import function_settings, user_reward
+from rewards.user_function import Own, function_settings, user_reward
 
+_PNG_MODES = ("1", "L", "LA", "P", "I", "I;16", "RGB", "RGBA")
 _RELABEL = "give one another label: {'name': object, 'label': 'another'}"
 GivenReward = str | Mapping[str, Any] | Callable[..., Any]
 GivenPrompts = str | Path | Mapping[str, Any] | Iterable[str | Mapping[str, Any]]
@@ -35,7 +37,9 @@ class GivenRewards:
 
         UserErrors begin with `place`.
         """
-        if isinstance(given, str | Mapping) or callable(given):
+        if isinstance(given, Mapping) and "name" not in given:  # as `rewards: {pickscore: 1.0}`
+            given = [{"name": name, "weight": weight} for name, weight in given.items()]
+        elif isinstance(given, str | Mapping) or callable(given):
             given = [given]
         specs, objects = [], dict[str, Reward]()
         for one in given:
@@ -66,11 +70,16 @@ class GivenRewards:
     def joined(self, others: Mapping[str, Reward], place: str) -> dict[str, Reward]:
         """Both collections of objects. UserError if two objects have the same label."""
         for label in self.objects.keys() & others.keys():
-            if self.objects[label] is not others[label]:
+            if not _same(self.objects[label], others[label]):
                 raise UserError(
                     f"{place}: rewards has another object labelled {label!r}; {_RELABEL}"
                 )
         return {**others, **self.objects}
+
+
+def _same(one: Reward, other: Reward) -> bool:
+    """Whether both are one object, or one function with the same settings."""
+    return one is other or (isinstance(one, Own) and isinstance(other, Own) and one == other)
 
 
 def _in_file(value: Any) -> Any:
@@ -173,9 +182,10 @@ def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
                 "DatasetDict"
             )
         return dict(given)
-    if not isinstance(given, Iterable):
+    given = _records(given)
+    if not isinstance(given, Iterable) or isinstance(given, IOBase):
         raise UserError(
-            f"{at}: expected a file, texts, rows or a data set, not {type(given).__name__}"
+            f"{at}: expected a file's name, texts, rows or a data set, not {type(given).__name__}"
         )
     path = files / f"{place}.jsonl"
     lines = [_line(row, i, path, column, at) for i, row in enumerate(given, 1)]
@@ -183,6 +193,15 @@ def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
         raise UserError(f"{at}: the list is empty")
     path.write_text("".join(line + "\n" for line in lines))
     return str(path)
+
+
+def _records(given: Any) -> Any:
+    """The rows of a pandas table, which iterates over the names of its columns; other values
+    unchanged."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(given, pandas.DataFrame):
+        return given
+    return given.astype(object).where(given.notna(), None).to_dict("records")
 
 
 def _line(row: Any, number: int, path: Path, column: str, at: str) -> str:
@@ -209,5 +228,7 @@ def _saved_image(image: Image.Image, name: str, number: int, path: Path, at: str
         )
     folder = path.with_name(f"{path.stem}_images")
     folder.mkdir(exist_ok=True)
+    image = ImageOps.exif_transpose(image)  # as files are read
+    image = image if image.mode in _PNG_MODES else image.convert("RGB")
     image.save(folder / f"{number:06d}_{name}.png")
     return f"{folder.name}/{number:06d}_{name}.png"

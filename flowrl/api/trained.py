@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -113,6 +114,7 @@ class TrainedRun:
         steps     denoising steps, or tokens; guidance: the scale. None: the run's values
         """
         texts = _texts(prompts)
+        _check_counts("sample", {"count": count, "steps": steps})
         changed = {} if guidance is None else {"guidance": {"sample": guidance}}
         with untouched():
             run = _with_model(self.settings, changed)
@@ -139,6 +141,7 @@ class TrainedRun:
         `samples` and `scores` [n, rewards]. Omitted arguments have the values of the run's own
         evaluations.
         """
+        _check_counts("evaluate", {"samples": samples, "steps": steps})
         with untouched():
             run = self.settings
             held_out = self._held_out(run, prompts)
@@ -177,11 +180,20 @@ class TrainedRun:
             return files_of.read("train")
 
 
-def _texts(prompts: str | Sequence[str]) -> tuple[str, ...]:
-    texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
-    if not texts or not all(text.strip() for text in texts):
-        raise UserError("sample: prompts must not be empty")
+def _texts(prompts: str | Iterable[str]) -> tuple[str, ...]:
+    listed = prompts if isinstance(prompts, Iterable) else ()
+    texts = (prompts,) if isinstance(prompts, str) else tuple(listed)
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise UserError("sample: prompts must be texts, and not empty")
     return texts
+
+
+def _check_counts(place: str, counts: Mapping[str, Any]) -> None:
+    """UserError for anything but whole numbers from 1; None stands for the run's own."""
+    for name, value in counts.items():
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if value is not None and not (whole and value >= 1):
+            raise UserError(f"{place}: {name} must be a whole number from 1, not {value!r:.50}")
 
 
 def _with_model(run: Run, changed: Mapping[str, Any]) -> Run:

@@ -1,6 +1,7 @@
 """Training from Python: `flowrl.train` and `flowrl.recipe`."""
 
 import copy
+import inspect
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,11 @@ class Given:
                 del chosen[key]
             tree["model"] = named | chosen
         if self.samples is not None:
+            if not isinstance(self.samples, Mapping):
+                kind = type(self.samples).__name__
+                raise UserError(
+                    f"{PLACE}: given must be a mapping such as {{'file': ...}}, not {kind}"
+                )
             tree["given"] = dict(self.samples)
         self._lay_over(tree)
         column = _section(tree, "prompts").get("column", "prompt")
@@ -131,6 +137,10 @@ def _tree(settings: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
     if isinstance(settings, str | Path):
         tree, _ = read_tree(find(str(settings)))
         settings = tree if isinstance(tree, Mapping) else {}
+    if settings is not None and not isinstance(settings, Mapping):
+        raise UserError(
+            f"{PLACE}: settings must be a mapping or a run's file, not {type(settings).__name__}"
+        )
     return copy.deepcopy(dict(settings or {}))
 
 
@@ -165,7 +175,7 @@ def train(  # noqa: PLR0913 one call has all of a run
     seed: int | None = None,
     tokenizer: Any = None,
     settings: Mapping[str, Any] | str | Path | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback] | Callback = (),
     folder: str | Path | None = None,
     resume: str | Path | None = None,
     trust: bool = False,
@@ -202,6 +212,7 @@ def train(  # noqa: PLR0913 one call has all of a run
     raises KeyboardInterrupt; a second Ctrl-C raises it at once. The run can be resumed in both
     cases. The state of the process is restored: see `flowrl.api.untouched`.
     """
+    callbacks = checked_callbacks(callbacks)
     numbers = {"iterations": iterations, "lr": lr, "seed": seed}
     arguments = Given(
         model, tokenizer, rewards, held_out_rewards, prompts, held_out, recipe, lora,
@@ -211,14 +222,14 @@ def train(  # noqa: PLR0913 one call has all of a run
         if resume is None:
             files = Path(temporary).resolve()
             run, objects = _read(arguments, files)
-            live = Live(objects, tuple(callbacks), files)
+            live = Live(objects, callbacks, files)
             name = Path(settings).stem if isinstance(settings, str | Path) else run.recipe.name  # type: ignore[attr-defined]
             result = starting.start(run, name, None if folder is None else Path(folder), live=live)
         else:
             if folder is not None:
                 raise UserError(f"{PLACE}: a resumed run already has a folder: leave `folder` out")
             run, objects = arguments.resume(Path(resume), trust)
-            live = Live(objects, tuple(callbacks))
+            live = Live(objects, callbacks)
             check_given(run)
             check_run(run, objects)
             result = starting.resume(run, Path(resume), live=live)
@@ -227,6 +238,18 @@ def train(  # noqa: PLR0913 one call has all of a run
             print(f"saved; resume with: flowrl.train(resume={str(result.folder)!r})")
         signal.raise_signal(result.signal)  # the caller's own handler decides what it does
     return TrainedRun(result.folder, Live(objects))
+
+
+def checked_callbacks(given: Sequence[Callback] | Callback) -> tuple[Callback, ...]:
+    """The callbacks as a tuple. UserError for anything that a run cannot call and wait for."""
+    found = (given,) if callable(given) else tuple(given)
+    for each in found:
+        if not callable(each) or inspect.iscoroutinefunction(each):
+            what = "is asynchronous" if callable(each) else "cannot be called"
+            raise UserError(
+                f"{PLACE}: callbacks must be functions of an event, and {each!r:.80} {what}"
+            )
+    return found
 
 
 def _read(given: Given, files: Path) -> tuple[Run, dict[str, Any]]:

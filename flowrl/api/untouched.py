@@ -4,6 +4,7 @@ import atexit
 import logging
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
@@ -17,14 +18,34 @@ import transformers.utils.logging
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from flowrl.cli.commands import quiet
+from flowrl.errors import UserError
+
+_ONE_THREAD = threading.RLock()  # a callback may sample in the thread of its run
 
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Run the body like a fresh `flowrl` process: float32, gradients enabled, quiet libraries.
-    Afterwards, even after an error, restore random states, default dtype and device, thread count,
-    gradient mode, environment, log levels, progress bars and accelerate's state. The run itself
-    restores signal handlers."""
+    """Run the body like a fresh `flowrl` process: plain float32, gradients enabled, quiet
+    libraries. Afterwards, even after an error, restore random states, default dtype and device,
+    thread count, gradient mode, environment, log levels, progress bars and accelerate's state. The
+    run itself restores signal handlers.
+
+    UserError while another thread is inside: these states, and those that libraries change while
+    they load a model, belong to the process."""
+    if not _ONE_THREAD.acquire(blocking=False):
+        raise UserError(
+            "another thread of this process is training, sampling or evaluating, and both would "
+            "change the same global states: wait for it, or start a process for each"
+        )
+    try:
+        with _restored():
+            yield
+    finally:
+        _ONE_THREAD.release()
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
     kept: list[Callable[[], AbstractContextManager[None]]] = [
         _random_states, _torch_defaults, _environment, _loggers, _progress_bars, _accelerate,
     ]  # fmt: skip
@@ -49,17 +70,28 @@ def _random_states() -> Iterator[None]:
 
 @contextmanager
 def _torch_defaults() -> Iterator[None]:
-    dtype, threads, device = torch.get_default_dtype(), torch.get_num_threads(), None
-    if torch.get_default_device().type != "cpu":
-        device = torch.get_default_device()
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()  # `model.tf32` changes it too
+    device = torch.get_default_device()
+    if device.type != "cpu":
         torch.set_default_device(None)
+    of_with = torch.get_default_device().type != "cpu"  # of a `with torch.device(...)`
     torch.set_default_dtype(torch.float32)
+    torch.set_float32_matmul_precision("highest")
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            if of_with:
+                stack.enter_context(torch.device("cpu"))
             yield
     finally:
         torch.set_default_dtype(dtype)
-        if device is not None:
+        torch.set_float32_matmul_precision(precision)
+        if device.type != "cpu" and not of_with:
             torch.set_default_device(device)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)

@@ -1,6 +1,7 @@
 """The command line. User errors print one sentence and exit with code 2; interruptions save
 first."""
 
+import errno
 import os
 import signal
 import sys
@@ -16,6 +17,9 @@ from flowrl.errors import Stopped, UserError
 from flowrl.paths import find
 
 _HELP = ("-h", "--help", "help")
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+# errors of a file or its disk, not of the program
+OF_THE_DISK = {errno.ENAMETOOLONG, errno.EROFS, errno.EACCES, *NO_SPACE}
 # commands that import no transformers
 WITHOUT_MODELS = ("doctor", "suites", "path", "schema", "completion")
 
@@ -35,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader has closed the pipe: `flowrl suites | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no error at exit either
         code = 128 + signal.SIGPIPE
+    except OSError as error:  # of standard output, such as a file on a full disk
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"flowrl: standard output: {str(error.strerror).lower()}", file=sys.stderr)
+        code = 3
     sys.exit(code)
 
 
@@ -55,9 +63,34 @@ def exit_code(words: list[str]) -> int:
     except UserError as error:
         print(f"flowrl: {error}", file=sys.stderr)
         return 3 if isinstance(error, Stopped) else 2
+    except OSError as error:
+        why = _of_the_disk(error)
+        if why is None:
+            raise
+        print(f"flowrl: {why}", file=sys.stderr)
+        return 3 if error.errno in NO_SPACE else 2
     except KeyboardInterrupt:
         print("\nflowrl: stopped at once; the last checkpoint is complete", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _of_the_disk(error: OSError) -> str | None:
+    """A sentence for an error of a file's name, its disk or the working folder; None for others."""
+    if isinstance(error, FileNotFoundError) and error.filename is None and not _has_folder():
+        return "the working folder no longer exists: change to another one"
+    if error.errno not in OF_THE_DISK:
+        return None
+    file = error.filename2 or error.filename
+    name = "standard output or a file" if file is None else str(file)
+    return f"{name[:200]}: {str(error.strerror).lower()}"
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _run(words: list[str]) -> int:

@@ -255,7 +255,9 @@ def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     words: list[str] = []
     options: list[str] = []
     into = words
-    for word in arguments:
+    for i, word in enumerate(arguments):
+        if word == "--":  # what follows are no options
+            return [*words, *arguments[i:]], options
         if word.startswith("--"):
             into = options if "." in word.partition("=")[0] else words
         into.append(word)

@@ -18,6 +18,7 @@ from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.paired import paired_gain, prompt_means
 from flowrl.evaluation.suites import Suite, load_suite, suite_summary
 from flowrl.models.policy import EvaluationSampler, Policy
+from flowrl.paths import removed_on_error
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score_trial
@@ -206,7 +207,7 @@ def table_lines(table: EvaluationTable) -> list[str]:
 def write_scores(out: Path, result: HeldOutResult, base: HeldOutResult | None) -> None:
     """Write one line per sample: its prompt, scores and attempts, and the base model's."""
     sides = [_rows_of(result), [] if base is None else _rows_of(base)]
-    with out.open("w") as file:
+    with removed_on_error(out), out.open("w") as file:
         for i, prompt in enumerate(result.samples.prompts):
             row: dict[str, Any] = {"prompt": prompt, **sides[0][i]}
             if result.data_sets:

@@ -13,7 +13,7 @@ from torch import nn
 
 from flowrl.cli.given_model import TEXT_ADAPTER, device_of, weights_folder
 from flowrl.cli.model_card import CardSubject, write_card
-from flowrl.cli.out_folder import out_folder
+from flowrl.cli.out_folder import out_folder, removed_if_empty, whole_or_empty
 from flowrl.errors import UserError
 from flowrl.models.description import describe
 from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND
@@ -23,7 +23,7 @@ from flowrl.models.diffusers.lora.lora_formats import (
     write_adapter,
 )
 from flowrl.models.diffusers.lora.lora_keys import original_layers
-from flowrl.paths import numbered
+from flowrl.paths import new_numbered
 from flowrl.run.atomic import CONTENTS
 from flowrl.run.save import checkpoint
 from flowrl.run.state.learner import load_policy
@@ -55,7 +55,24 @@ def export_run(given: ExportArguments) -> None:
         raise UserError("export: --formats is for image and video models: leave it out")
     denoisers = _denoisers(run) if adapter else []
     forms = _formats(given.formats, weights, denoisers) if adapter else ()
-    out = out_folder(numbered(given.run, "export") if given.out is None else given.out)
+    out = new_numbered(given.run, "export") if given.out is None else out_folder(given.out)
+    with removed_if_empty(out), whole_or_empty(out):
+        written = _write(given, run, weights, forms, denoisers, out)
+    for path in written:
+        print(path)
+    if given.push_to_hub is not None:
+        print(f"uploaded: {upload(out, given.push_to_hub, private=given.private)}")
+
+
+def _write(
+    given: ExportArguments,
+    run: Run,
+    weights: Path,
+    forms: Sequence[KeyFormat],
+    denoisers: Sequence[nn.Module],
+    out: Path,
+) -> list[Path]:
+    adapter = (weights / LORA_FILE).is_file()
     written = [out / path.name for path in _copied(weights, out, forms, adapter)]
     for form in CONVERTED:
         if form in forms:
@@ -64,11 +81,7 @@ def export_run(given: ExportArguments) -> None:
         _merge(run, weights, out / MERGED)
         written.append(out / MERGED)
     subject = CardSubject(run, given.run, weights, given.push_to_hub)
-    written.append(write_card(subject, out, [path.name for path in written]))
-    for path in written:
-        print(path)
-    if given.push_to_hub is not None:
-        print(f"uploaded: {upload(out, given.push_to_hub, private=given.private)}")
+    return [*written, write_card(subject, out, [path.name for path in written])]
 
 
 def _weights(given: ExportArguments) -> Path:

@@ -15,6 +15,7 @@ from flowrl.models.open import evaluation_policy, whole_at_evaluation
 from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.paths import find
+from flowrl.run.atomic import numbered_folders
 from flowrl.run.save import checkpoint
 from flowrl.run.state.learner import load_models, load_policy
 from flowrl.settings import ModelSettings, RewardSpec, Run
@@ -56,7 +57,7 @@ def weights_folder(folder: Path, weights: str) -> Path:
     """Folder of a run's last or best weights, or `weights` itself. UserError if it does not
     exist."""
     if weights == "best":
-        chosen = max((folder / "best").glob("[0-9]*"), default=None)
+        chosen = next(reversed(numbered_folders(folder / "best")), None)
     elif weights == "last":
         chosen = next((p for n in WEIGHT_FOLDERS if (p := folder / n).is_dir()), None)
     else:

@@ -8,7 +8,7 @@ from shlex import quote
 from flowrl.cli.new_files import image_files, known_files, text_files
 from flowrl.cli.schema import read_schema
 from flowrl.errors import UserError
-from flowrl.paths import CONFIGS_FOLDER, find
+from flowrl.paths import CONFIGS_FOLDER, find, removed_on_error
 from flowrl.recipes import RECIPES
 from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.settings.arguments import Word
@@ -60,8 +60,9 @@ def write_new_run(given: New) -> None:
         raise UserError(f"new: {given.folder / taken[0]} already exists; choose another folder")
     try:
         given.folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (given.folder / name).write_text(content, encoding="utf-8")
+        with removed_on_error(*(given.folder / name for name in files)):
+            for name, content in files.items():
+                (given.folder / name).write_text(content, encoding="utf-8")
     except OSError as error:
         raise UserError(f"new: {given.folder} cannot be written: {error.strerror}") from error
     example = files["held_out.txt"].splitlines()[0]

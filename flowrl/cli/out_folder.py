@@ -1,5 +1,8 @@
 """The folder that `--out` names."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flowrl.errors import UserError
@@ -17,3 +20,28 @@ def out_folder(out: Path) -> Path:
     except OSError as error:
         raise UserError(f"--out: cannot create the folder {out}: {error.strerror}") from error
     return out
+
+
+@contextmanager
+def whole_or_empty(folder: Path) -> Iterator[None]:
+    """If the body fails, what it has written into the folder is removed."""
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def removed_if_empty(folder: Path) -> Iterator[Path]:
+    """The folder; if the body fails before it has written a file there, it is removed."""
+    try:
+        yield folder
+    except BaseException:
+        with suppress(OSError):  # it has files
+            folder.rmdir()
+        raise

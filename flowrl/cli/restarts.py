@@ -126,7 +126,8 @@ class _Parent:
 
 
 def _newest(folder: Path) -> str:
-    return max((p.name for p in (folder / "checkpoints").glob("[0-9]*")), default="")
+    names = (path.name for path in (folder / "checkpoints").glob("[0-9]*"))
+    return max((name for name in names if name.isdigit()), default="")
 
 
 def _since(newest: str) -> str:

@@ -12,7 +12,7 @@ from PIL.Image import Image
 
 from flowrl.cli.given_model import GivenModel, device_of, load_into
 from flowrl.cli.optimise import NoiseSearch, optimised_samples
-from flowrl.cli.out_folder import out_folder
+from flowrl.cli.out_folder import out_folder, removed_if_empty
 from flowrl.cli.steer import (
     SampleScorer,
     SteeredSampler,
@@ -27,7 +27,7 @@ from flowrl.models.own.policy import shown_by
 from flowrl.models.policy import Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.pages.sample_files import Page
-from flowrl.paths import find, numbered
+from flowrl.paths import find, new_numbered
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
 from flowrl.run.experience.units import decode_samples_of, totals
@@ -45,9 +45,21 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     chosen = GivenModel.of(given, options, "sample")
     run = chosen.run
     prompts = with_rows(run, given.prompts, given.image)
-    out = out or numbered((chosen.folder or Path()) / "samples", "sample")
     specs = specs or chosen.judges
     _refuse(given, bool(specs))
+    out = out or new_numbered((chosen.folder or Path()) / "samples", "sample")
+    with removed_if_empty(out):
+        _sample(given, chosen, prompts, specs, out)
+
+
+def _sample(
+    given: SampleArguments,
+    chosen: GivenModel,
+    prompts: PromptSet,
+    specs: tuple[RewardSpec, ...],
+    out: Path,
+) -> None:
+    run = chosen.run
     rewards = load_rewards(specs)
     base, policy = chosen.open()
     takes_image = check_takes_image(policy, given.image)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from flowrl.estimate.flops import INPUTS, UNCOUNTABLE, text_tokens
 from flowrl.estimate.sizes import RowShape
 from flowrl.models.description import describe
-from flowrl.models.diffusers.lora.lora import default_targets
+from flowrl.models.diffusers.lora.lora import chosen_targets
 from flowrl.models.open import DTYPES
 from flowrl.models.savings import outer_lists
 from flowrl.settings import ModelSettings
@@ -93,7 +93,7 @@ def _kept(settings: str, lora: tuple[int, tuple[str, ...] | None, bool] | None) 
     model.requires_grad_(lora is None)
     if lora is not None:
         rank, targets, half = lora
-        ends = default_targets(model) if targets is None else list(targets)
+        ends = chosen_targets(model, targets)
         model.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=ends))
         for each, p in model.named_parameters():
             if ".lora_" in each:

@@ -33,7 +33,7 @@ from flowrl.evaluation.reward_report import (
     results,
     sentences,
 )
-from flowrl.paths import find, numbered
+from flowrl.paths import find, new_numbered
 from flowrl.settings import RewardSpec
 from flowrl.settings.arguments import Word
 from rewards import Judge, Reward
@@ -100,7 +100,7 @@ def measure_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) 
     ties = headline(preferences, given.ties)
     say = f"{preferences.name} ({preferences.layout}): {preferences.clusters} prompts, "
     print(f"{say}{len(preferences.items)} samples, {len(preferences.a)} pairs")
-    out = given.out or numbered(Path(), "reward-evaluation")
+    out = given.out or new_numbered(Path(), "reward-evaluation")
     make_output_folder(out)
     gallery = Gallery(preferences.items, given.frames)
     items = preferences.items

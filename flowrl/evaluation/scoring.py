@@ -17,6 +17,7 @@ from flowrl.evaluation.folders import Where, columns, find_items
 from flowrl.evaluation.measure import Cost, Gallery, Item, check_specs, loaded, parse_specs, scores
 from flowrl.evaluation.outputs import make_output_folder
 from flowrl.media import pictures
+from flowrl.paths import removed_on_error
 from flowrl.settings.arguments import Word
 
 Column = Float[np.ndarray, " n"]
@@ -102,11 +103,13 @@ def write(
     for name, column in values.items():
         table[name] = [None if np.isnan(score) else float(score) for score in column]
     table["problem"] = [broken.get(item.source.name, "") for item in items]
-    with (out / "scores.csv").open("w", encoding="utf-8", newline="") as file:
+    listed, whole = out / "scores.csv", out / "scores.parquet"
+    with removed_on_error(listed), listed.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow([_plain(name) for name in table])
         rows.writerows([_plain(cell) for cell in row] for row in zip(*table.values(), strict=True))
-    parquet.write_table(pyarrow.table(table), out / "scores.parquet")
+    with removed_on_error(whole):
+        parquet.write_table(pyarrow.table(table), whole)
 
 
 def _plain(cell: Any) -> Any:

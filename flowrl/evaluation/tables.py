@@ -19,7 +19,7 @@ def rows_of(source: Path) -> tuple[list[dict[str, Any]], Path]:
     problem."""
     if source.is_dir():
         files = sorted(source.glob("*.parquet")) or sorted(
-            path for path in source.iterdir() if path.suffix in SUFFIXES
+            path for path in source.iterdir() if path.suffix.lower() in SUFFIXES
         )
         if not files:
             raise UserError(f"{source}: no table in this folder ({', '.join(SUFFIXES)})")
@@ -33,10 +33,11 @@ def rows_of(source: Path) -> tuple[list[dict[str, Any]], Path]:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    if path.suffix not in SUFFIXES:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise UserError(f"{path}: cannot read {path.suffix!r}; use one of {', '.join(SUFFIXES)}")
     try:
-        rows = _parquet(path) if path.suffix == ".parquet" else _text(path)
+        rows = _parquet(path) if suffix == ".parquet" else _text(path, suffix)
     except (ValueError, csv.Error) as error:  # json's and the decoder's errors are ValueErrors
         raise UserError(f"{path} cannot be read: {error}") from error
     if not rows or not all(isinstance(row, dict) for row in rows):
@@ -44,12 +45,11 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _text(path: Path) -> list[dict[str, Any]]:
+def _text(path: Path, suffix: str) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8-sig")
-    if path.suffix in (".csv", ".tsv"):
-        comma = "\t" if path.suffix == ".tsv" else ","
-        return list(csv.DictReader(io.StringIO(text), delimiter=comma))
-    if path.suffix == ".json":
+    if suffix in (".csv", ".tsv"):
+        return _cells(text, "\t" if suffix == ".tsv" else ",")
+    if suffix == ".json":
         content = json.loads(text, object_pairs_hook=one_value_per_key)
         return content if isinstance(content, list) else []
     rows = []
@@ -59,6 +59,19 @@ def _text(path: Path) -> list[dict[str, Any]]:
             rows.extend(row)
         except ValueError as error:
             raise ValueError(f"line {i + 1}: {error}") from error
+    return rows
+
+
+def _cells(text: str, comma: str) -> list[dict[str, Any]]:
+    reader = csv.DictReader(io.StringIO(text), delimiter=comma)
+    names = [name for name in reader.fieldnames or () if name]
+    if len({*names}) < len(names):
+        raise ValueError("two columns have the same name")
+    rows = []
+    for row in reader:
+        if any(row.pop(None, ())):  # type: ignore[call-overload] cells without a column
+            raise ValueError(f"line {reader.line_num}: more cells than columns")
+        rows.append(row)
     return rows
 
 

@@ -22,6 +22,9 @@ _MOST_FILES = 5_000  # of a folder
 _MOST_COLUMNS = 1_000
 _MOST_ROWS = 20_000_000
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
+_LINE_END = re.compile(r"\r\n|\r|\n")  # not those of str.splitlines, which are in prompts
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")  # JSON's
+_EXACT_DIGITS = 15  # of a float; with more it would be another number
 _NO_HUB_NAME = {".tsv", ".gz", ".zip", ".yaml", ".yml", ".xlsx", ".arrow", ".py", ".md"}
 
 
@@ -38,7 +41,7 @@ def read_rows(data: DataSource, place: str) -> PromptRows:
     if path.is_file():
         if wrong := data.unused("config", "split", "revision"):
             raise UserError(f"{place}: {source} is a file, which has no {wrong}: leave it out")
-        return data.selection.of(_file(path, source, place), f"{place}: {source}")
+        return data.selection.of(_file(path, data, place), f"{place}: {source}")
     if path.is_dir():
         if wrong := data.unused("config", "revision"):
             raise UserError(f"{place}: {source} is a folder, which has no {wrong}: leave it out")
@@ -54,24 +57,30 @@ def read_rows(data: DataSource, place: str) -> PromptRows:
 
 def on_hub(source: str) -> bool:
     """Whether a source is a hub data set's name, owner/name, rather than a file or folder."""
-    if not _HUB_NAME.fullmatch(source) or Path(source).suffix in {*READERS, *_NO_HUB_NAME}:
+    suffix = Path(source).suffix.lower()
+    if not _HUB_NAME.fullmatch(source) or suffix in {*READERS, *_NO_HUB_NAME}:
         return False
     return not find(source).exists()
 
 
-def _file(path: Path, source: str, place: str) -> PromptRows:
-    if path.suffix not in READERS:
+def _file(path: Path, data: DataSource, place: str) -> PromptRows:
+    source, suffix = data.source, path.suffix.lower()
+    if suffix not in READERS:
         known = ", ".join(READERS)
         raise UserError(f"{place}: {source}: cannot read {path.suffix or 'it'}; use one of {known}")
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise _Damage(f"more than {_MOST_BYTES // 2**20} MiB")
-        found = READERS[path.suffix](path)
+        found = READERS[suffix](path)
     except _Damage as error:
         raise UserError(f"{place}: {source} cannot be read: {error}") from error
     except OSError as error:
         raise UserError(f"{place}: {source} cannot be read: {_short(error)}") from error
-    return PromptRows(_same_columns(found.rows, source, place), found.places)
+    rows = _same_columns(found.rows, source, place)
+    if suffix == ".csv":
+        for name in (rows[0].keys() if rows else ()) - {data.column}:
+            _convert(rows, name)
+    return PromptRows(rows, found.places)
 
 
 def _short(error: BaseException) -> str:
@@ -97,10 +106,10 @@ def _text(path: Path) -> str:
 
 
 def _lines(text: str) -> Iterable[tuple[str, str]]:
-    """Lines with their places. Blank lines are skipped."""
-    for number, line in enumerate(text.split("\n"), 1):
+    """Lines with their places, with the ends of lines of any system. Blank lines are skipped."""
+    for number, line in enumerate(_LINE_END.split(text), 1):
         if line.strip():
-            yield f"line {number}", line.removesuffix("\r")
+            yield f"line {number}", line
 
 
 def one_value_per_key(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -187,17 +196,15 @@ def _read_csv(path: Path) -> PromptRows:
             places.append(f"line {reader.line_num}")
     except csv.Error as error:
         raise _Damage(f"not valid CSV ({_short(error)})") from error
-    for name in names:
-        _convert(rows, name)
     return PromptRows(rows, places)
 
 
 def _convert(rows: Sequence[Row], name: str) -> None:
-    """Convert a CSV column to numbers or booleans if all of its cells are; empty cells become
-    None."""
+    """Convert a CSV column to numbers or booleans if all of its cells are, as JSON writes them, so
+    that 007 stays a text; empty cells become None."""
     cells = [row[name] or None for row in rows]
     given = [cell for cell in cells if cell is not None]
-    for convert in (_boolean, int, float):
+    for convert in (_boolean, _integer, _float):
         try:
             values = [convert(cell) for cell in given]
         except (ValueError, OverflowError):
@@ -213,6 +220,19 @@ def _boolean(cell: str) -> bool:
     if cell.lower() not in ("true", "false"):
         raise ValueError(cell)
     return cell.lower() == "true"
+
+
+def _integer(cell: str) -> int:
+    if not _NUMBER.fullmatch(cell):
+        raise ValueError(cell)
+    return int(cell)
+
+
+def _float(cell: str) -> float:
+    digits = re.split("[eE]", cell)[0].replace("-", "").replace(".", "").strip("0")
+    if not _NUMBER.fullmatch(cell) or len(digits) > _EXACT_DIGITS:
+        raise ValueError(cell)
+    return float(cell)
 
 
 def _read_parquet(path: Path) -> PromptRows:

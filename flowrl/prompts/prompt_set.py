@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -82,7 +83,7 @@ class PromptSet:
         `read`."""
         table, at = read_rows(data, place), f"{place}: {data.source}"
         column = data.column
-        if data.source.endswith(".txt") and column == "prompt":
+        if data.source.lower().endswith(".txt") and column == "prompt":
             column = "text"
         if not table.rows:
             raise UserError(f"{at} has no prompts")
@@ -203,7 +204,7 @@ def _prompt(text: Any, at: str, drop_reply: bool, folder: Path) -> str:
             return text  # an image without a word
     if text is not None and not isinstance(text, str):
         raise UserError(f"{at}: the prompt is {text!r:.50}, not a text")
-    if text is None or not text.strip():
+    if text is None or not any(map(_shows, text)):
         raise UserError(f"{at}: the prompt is empty")
     if len(text) > _MOST_CHARACTERS:
         raise UserError(f"{at}: the prompt has more than {_MOST_CHARACTERS} characters")
@@ -214,6 +215,11 @@ def _prompt(text: Any, at: str, drop_reply: bool, folder: Path) -> str:
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise UserError(f"{at}: the prompt contains half a surrogate pair, which is not valid text")
     return text
+
+
+def _shows(letter: str) -> bool:
+    """Whether a character is more than a space or an invisible mark, such as U+200B or U+FEFF."""
+    return not letter.isspace() and unicodedata.category(letter) != "Cf"
 
 
 def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -206,16 +206,23 @@ def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
     """Parse the words after `flowrl COMMAND` into a dataclass. UserError, in one sentence, for an
     unknown option, a missing word or a value of the wrong type."""
     values = _collect(kind, words, command)
+    hints, own = field_types(kind), word_fields(kind)
+    for name, value in values.items():
+        if value == "" and Path in _types(hints[name]):
+            raise UserError(f"{command}: {_shown(name, own)}: the name is empty")
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
-        short_repr = name.upper() if name in word_fields(kind) else f"--{name.replace('_', '-')}"
         why = "missing" if first["type"] == "missing" else plain_message(first)
         raise UserError(
-            f"{command}: {short_repr}: {why}; `flowrl {command} --help` lists all options"
+            f"{command}: {_shown(name, own)}: {why}; `flowrl {command} --help` lists all options"
         ) from error
+
+
+def _shown(name: str, words: Sequence[str]) -> str:
+    return name.upper() if name in words else f"--{name.replace('_', '-')}"
 
 
 def _collect(kind: type, words: Sequence[str], command: str) -> dict[str, Any]:
@@ -226,6 +233,9 @@ def _collect(kind: type, words: Sequence[str], command: str) -> dict[str, Any]:
     rest = list(words)
     while rest:
         word = rest.pop(0)
+        if word == "--":  # what follows are no options, even with dashes
+            alone += rest
+            break
         if not word.startswith("--"):
             alone.append(word)
             continue

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
+
+WITHOUT_COMMAS = "without commas"
+Name = Annotated[str, WITHOUT_COMMAS]  # a text that has none, so that an option's list may use them
 
 
 class OnResume(Enum):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.base import Name, OnResume, Settings
 from flowrl.settings.environment import EnvironmentSettings, StepSettings
 from flowrl.settings.levels import Sigmas, checked_sigmas
 from flowrl.settings.own_model import OwnModelSettings
@@ -39,7 +39,7 @@ class Lora(Settings):
     reads, or a hub name. They have their own rank, alpha and targets, and are the policy `ref`."""
     rank: int = Field(default=16, ge=1)
     alpha: float = Field(default=32.0, gt=0)
-    targets: tuple[str, ...] | None = None
+    targets: tuple[Name, ...] | None = None
     """Names of linear layers; null: attention and feed-forward layers of the blocks."""
     vision: bool = False
     """Whether the vision part of a vision-language model also gets adapters."""

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from flowrl.errors import UserError
+from flowrl.settings.base import WITHOUT_COMMAS
 from flowrl.settings.data import RewardSpec
 from flowrl.settings.older_names import older_option
 from flowrl.settings.run import Run
-from flowrl.settings.sentences import settings_at
+from flowrl.settings.sentences import other_recipes, settings_at
 from flowrl.settings.short_forms import spelled_out
 from flowrl.settings.strict_yaml import list_entries, parse_yaml
 from flowrl.settings.words import suggestion
@@ -75,7 +76,7 @@ def split_by_commas(words: Sequence[str], annotation: Any) -> list[str]:
 
 def _free(annotation: Any) -> bool:
     """Whether an annotation takes a free text or mapping, such as a file's name."""
-    if get_origin(annotation) is Literal:
+    if get_origin(annotation) is Literal or WITHOUT_COMMAS in get_args(annotation):
         return False
     inner = get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]
     return any(map(_free, inner)) if inner else annotation not in (int, float, NoneType, ...)
@@ -101,7 +102,7 @@ def with_options(tree: dict[str, Any], recipe: type[BaseModel], words: Sequence[
             option = Option(tuple(_parts(name)), Any)
         if option is None:
             known = list(option_names(recipe))
-            hint = suggestion(name, known, "--")
+            hint = other_recipes(_parts(name), recipe) or suggestion(name, known, "--")
             if hint.startswith("one of"):
                 hint = "`flowrl train --help` lists every setting"
             raise UserError(f"--{name[:100]} is not known; {hint}")

@@ -1,5 +1,6 @@
 """Pydantic's errors as sentences: the place, the given value, and valid values."""
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_origin
@@ -11,10 +12,13 @@ from flowrl.settings.inherit import BASE_KEY
 from flowrl.settings.run import Run
 from flowrl.settings.short_forms import model_named
 from flowrl.settings.strict_yaml import short_repr
-from flowrl.settings.words import unknown_name
+from flowrl.settings.words import flowrl_words, unknown_name
 
 _MOST_SENTENCES = 5
-_FORM = re.compile(r"float|int|str|bool|(tuple|list|dict)\[.*\]")  # of a value of several types
+_FORM = re.compile(
+    r"(constrained-)?(float|int|str)|bool|(tuple|list|dict|literal|function-[a-z]+)\[.*\]"
+)  # of a value of several types
+_SIZES = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
 _EITHER = "model.pipeline or model.language?"
 _BASE = (f"did you mean {BASE_KEY!r}?", f"did you mean {BASE_KEY}?")
 
@@ -68,6 +72,8 @@ def _clause(e: Mapping[str, Any], recipe: type[BaseModel] | None) -> str:
     where = [str(part)[:100] for part in e["loc"]]
     at = ".".join(_in_one_line(part) for part in where)
     if e["type"] == "extra_forbidden":
+        if others := other_recipes(where, recipe):
+            return f"{at}: {short_repr(where[-1])} is not known; {others}"
         elsewhere = _sections_with(where[-1], recipe)
         sentence = unknown_name(where[-1], _names(where[:-1], recipe), elsewhere)
         known = recipe is not None and recipe.__name__ in RECIPES
@@ -94,6 +100,10 @@ def _in_one_line(key: str) -> str:
 def plain_message(e: Mapping[str, Any]) -> str:
     """pydantic's message with the offending value."""
     message = e["msg"][0].lower() + e["msg"][1:]
+    if e["type"] in _SIZES:
+        words, bound = _SIZES[e["type"]]
+        count = e["ctx"][bound]
+        message = f"expected {words} {count} value{'s' if count != 1 else ''}"
     return f"{message}, not {short_repr(e['input'])}"
 
 
@@ -118,6 +128,22 @@ def _sections_with(name: str, recipe: type[BaseModel] | None) -> list[str]:
         if kind is not None and not listed and name in _names([part], recipe):
             found.append(f"{part}.{name}")
     return found
+
+
+def other_recipes(path: Sequence[str], recipe: type[BaseModel] | None) -> str | None:
+    """The recipes of the same kind that have a setting which this one lacks, as a clause.
+
+    None if there are none, or if another library has this name for a setting of the recipe.
+    """
+    own = "" if recipe is None else recipe.__name__
+    if own not in RECIPES or len(path) != 2 or path[0] != "recipe":
+        return None
+    if set(flowrl_words(path[1])) - {f"recipe.{path[1]}"}:
+        return None
+    alike = [each for each in RECIPES if each.startswith("text") == own.startswith("text")]
+    having = [each for each in alike if path[1] in inspect.signature(RECIPES[each]).parameters]
+    more = f" and {len(having) - 4} more" if len(having) > 4 else ""
+    return f"{own} has no such setting, {', '.join(having[:4])}{more} do" if having else None
 
 
 def settings_at(annotation: Any) -> type[BaseModel] | None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.base import Name, OnResume, Settings
 from flowrl.settings.model import GuidanceScale
 
 
@@ -56,6 +56,9 @@ class StatesSettings(Settings):
     changes. null: on the model's device."""
 
 
+AdamDecay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Train(Settings):
     """The optimizer, and the length of a run."""
 
@@ -98,7 +101,7 @@ class Train(Settings):
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     """adamw8bit (from bitsandbytes) keeps 2 bytes per trained weight instead of 8."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[AdamDecay, AdamDecay] = (0.9, 0.999)
     weight_decay: float = Field(default=1e-4, ge=0)
     recompute_old: bool | None = None
     """Recompute the samples' log-probabilities at the training batch's shape, so that the first
@@ -196,7 +199,7 @@ class Checkpoint(Settings):
 class Track(Settings):
     """Trackers for the metrics, and samples to inspect."""
 
-    trackers: tuple[str, ...] = Field(default=(), alias="with")
+    trackers: tuple[Name, ...] = Field(default=(), alias="with")
     """Trackers of accelerate: tensorboard, wandb, trackio, ..."""
     images: int = Field(default=16, ge=0)
     """Number of samples (images, videos or texts) of each evaluation to write to `samples/`."""

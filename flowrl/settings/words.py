@@ -221,6 +221,9 @@ def suggestion(
     another place (`elsewhere`), the nearest known name, or all known names. `prefix` is an
     option's."""
     text = str(name)[:100].removeprefix("--")
+    section, dot, inner = text.partition(".")
+    if dot and not prefix and section in known:
+        return f"write {section}: {{{inner}: ...}}"
     same = [each for each in known if _letters(each) == _letters(text)]
     if not same and (words := flowrl_words(text)):
         return f"did you mean {' or '.join(_written(word, prefix) for word in words)}?"
@@ -228,7 +231,8 @@ def suggestion(
         each for each in VALUES.get(_letters(text), (f"text_{folded(text)}",)) if each in known
     ]
     ends = [each for each in known if prefix and each.endswith(f".{folded(text)}")]
-    found = others or ends or elsewhere
+    begun = [each for each in known if prefix and "." in text and each.startswith(folded(text))]
+    found = others or ends or (begun if len(begun) <= _MOST_BEGUN else []) or elsewhere
     if not same and found:
         return f"did you mean {' or '.join(_written(each, prefix) for each in found)}?"
     near = (
@@ -237,6 +241,9 @@ def suggestion(
     if near:
         return f"did you mean {_written(near[0], prefix) if prefix else repr(near[0])}?"
     return f"one of {', '.join(_written(each, prefix) for each in known)}"
+
+
+_MOST_BEGUN = 3  # names that an abbreviation may stand for
 
 
 def _written(word: str, prefix: str) -> str:

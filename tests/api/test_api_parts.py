@@ -5,32 +5,32 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 import yaml
-from accelerate import cpu_offload_with_hook
-from diffusers import StableDiffusion3Pipeline
-from diffusers.models.attention_processor import AttnProcessor2_0
 from PIL import Image
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import flowrl
 import samplers
-from flowrl.api.models import beyond_files, has_weights_of, model_settings
+from flowrl.api.models import model_settings
 from flowrl.api.parts import GivenRewards, file_name, prompt_settings
-from flowrl.api.training import Given
+from flowrl.api.training import Given, checked_callbacks
 from flowrl.cli.serve import Serve
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.prompts import PromptSet
 from flowrl.settings.read import dump, run_from
 from rewards import Samples, load
+from rewards.perception.files import open_image_file
+from rewards.perception.media import to_tensor
 from rewards.user_function import FlowGrpoFunction, Own, TrlFunction
 from samplers import FlowSDE
 from tests.support import tiny_lm
 from tests.support.runs import NFT, lines, tree
 from tests.support.runs import flowrl as command_line
-from tests.support.tiny_pipelines_unet import sd15
+from tests.support.tiny_pipelines_image import live
 
 PAIRS = PROJECT / "configs/preferences/pairs.jsonl"
 TEXT = {"name": "text_grpo", "length": 3, "group": 2}
@@ -38,84 +38,6 @@ TEXT = {"name": "text_grpo", "length": 3, "group": 2}
 
 def redness(samples: Samples, power: float = 1.0) -> torch.Tensor:
     return samples.media.mean((2, 3))[:, 0] ** power
-
-
-def live(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    return StableDiffusion3Pipeline.from_pretrained(
-        folder, dtype=dtype, text_encoder_3=None, tokenizer_3=None
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_pipeline_is_recorded_by_the_name_that_it_came_from(
-    pipeline: Path, tmp_path: Path, dtype: torch.dtype
-) -> None:
-    pipe = live(pipeline, dtype)
-    named = model_settings(pipe, None, "nft", tmp_path)
-    assert named == {"pipeline": str(pipeline), "dtype": str(dtype).removeprefix("torch.")}
-    assert not list(tmp_path.iterdir())
-
-
-def changed_weight(pipe: Any) -> None:
-    next(pipe.text_encoder.parameters()).data[0, 0] += 1e-3
-
-
-def changed_scheduler(pipe: Any) -> None:
-    pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, shift=5.0)
-
-
-@pytest.mark.parametrize("change", [changed_weight, changed_scheduler])
-def test_another_pipeline_is_saved_into_the_run(
-    pipeline: Path, tmp_path: Path, change: Any
-) -> None:
-    pipe = live(pipeline)
-    change(pipe)
-    saved = Path(model_settings(pipe, None, "nft", tmp_path)["pipeline"])
-    assert saved == tmp_path / "pipeline"
-    assert has_weights_of(pipe.text_encoder, saved / "text_encoder")
-    assert not has_weights_of(pipe.text_encoder, pipeline / "text_encoder") or (
-        json.loads((saved / "scheduler/scheduler_config.json").read_text())["shift"] == 5.0
-    )
-
-
-def doubled(module: Any, *_: Any) -> None:
-    module.doubled = True
-
-
-class OwnProcessor(AttnProcessor2_0):
-    """A processor of a user's own."""
-
-
-LOST = {
-    "FreeU": lambda pipe: pipe.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4),
-    "a processor": lambda pipe: pipe.unet.set_attn_processor(OwnProcessor()),
-    "a hook": lambda pipe: pipe.unet.mid_block.register_forward_hook(doubled),
-    "a forward": lambda pipe: vars(pipe.unet).update(forward=pipe.unet.forward),
-    "a module": lambda pipe: setattr(pipe.unet, "conv_out", torch.nn.Identity()),
-}
-KEPT = {
-    "nothing": lambda pipe: None,
-    "gradient checkpointing": lambda pipe: pipe.unet.enable_gradient_checkpointing(),
-    "offloading": lambda pipe: cpu_offload_with_hook(pipe.unet, "cpu"),
-}
-
-
-@pytest.mark.parametrize("change", LOST)
-def test_what_the_files_of_a_live_pipeline_cannot_hold_is_named(
-    tmp_path: Path, change: str
-) -> None:
-    pipe = sd15()
-    LOST[change](pipe)
-    told = r"not contain all parts of this pipeline \(unet: .*disable_freeu"
-    with pytest.raises(UserError, match=told):
-        model_settings(pipe, None, "nft", tmp_path)
-
-
-@pytest.mark.parametrize("change", KEPT)
-def test_what_changes_no_output_of_a_live_pipeline_is_no_matter(change: str) -> None:
-    pipe = sd15()
-    KEPT[change](pipe)
-    assert beyond_files(pipe.unet) == []
 
 
 def test_a_language_model_is_recorded_or_saved(tmp_path: Path) -> None:
@@ -169,6 +91,26 @@ def test_callables_become_rewards_by_their_signatures(
 
     assert file_name(my_named_rewards.warm) == f"{tmp_path / 'my_named_rewards.py'}:warm"
     assert file_name(lambda samples: 0) is None and file_name(trl) is None
+
+
+def test_one_function_may_train_and_judge() -> None:
+    train, judge = (GivenRewards.of([redness], place) for place in ("rewards", "held_out_rewards"))
+    assert list(judge.joined(train.objects, "held_out_rewards")) == ["redness"]
+    other = GivenRewards.of([{"name": redness, "power": 2.0}], "held_out_rewards")
+    with pytest.raises(UserError, match="rewards has another object labelled 'redness'"):
+        other.joined(train.objects, "held_out_rewards")
+    short = GivenRewards.of({"shapes": 1.0, "brightness": 0.5}, "rewards")
+    assert [(spec["name"], spec["weight"]) for spec in short.specs] == [
+        ("shapes", 1.0),
+        ("brightness", 0.5),
+    ]
+
+
+def test_settings_of_another_type_are_refused() -> None:
+    with pytest.raises(UserError, match="settings must be a mapping or a run's file, not list"):
+        flowrl.train("a/b", recipe="nft", settings=[1])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"'train\.lr' is not known; write train: \{lr: \.\.\.\}"):
+        flowrl.train("a/b", recipe="nft", prompts=["x"], rewards=["jpeg"], settings={"train.lr": 1})
 
 
 def test_prompts_become_a_file_of_the_run(tmp_path: Path) -> None:
@@ -334,3 +276,36 @@ def test_lora_true_is_the_default_rank(lora: Any, rank: int | None, tmp_path: Pa
     given = Given("a/b", None, ["brightness"], [], ["a"], None, "nft", lora, {}, None)
     found = given.start(tmp_path)[0].model.lora
     assert (None if found is None else found.rank) == rank
+
+
+def test_a_table_of_pandas_has_rows_and_an_open_file_is_refused(tmp_path: Path) -> None:
+    table = pandas.DataFrame({"prompt": ["a", "b"], "count": [1, None]})
+    path = prompt_settings(table, tmp_path, "train", "prompt")
+    read = PromptSet.read(path, "prompt", "x")
+    assert read.texts == ("a", "b") and [row["count"] for row in read.meta] == [1.0, None]
+    with pytest.raises(UserError, match="expected a file's name"), open(path) as file:
+        prompt_settings(file, tmp_path, "held_out", "prompt")
+
+
+def test_an_image_of_a_row_is_read_like_its_file(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    Image.new("CMYK", (4, 2), (0, 255, 255, 0)).save(tmp_path / "a.jpg", exif=exif, quality=100)
+    with Image.open(tmp_path / "a.jpg") as image:
+        path = prompt_settings([{"prompt": "a", "image": image}], tmp_path, "train", "prompt")
+    (row,) = PromptSet.read(path, "prompt", "x").meta
+    seen, wanted = (to_tensor(open_image_file(p)) for p in (row["image"], tmp_path / "a.jpg"))
+    assert seen.shape == (3, 4, 2) and torch.equal(seen, wanted)
+
+
+async def waited(event: object) -> None:
+    """An asynchronous callback, which nobody would wait for."""
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"), [([3], "3 cannot be called"), ([waited], "is asynchronous")]
+)
+def test_callbacks_that_a_run_cannot_call_are_refused(given: Any, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        checked_callbacks(given)
+    assert checked_callbacks(print) == (print,) == checked_callbacks([print])

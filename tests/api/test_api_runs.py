@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,38 @@ def test_the_state_of_random_is_put_back() -> None:
     assert random.getstate() == before
 
 
+def test_two_threads_at_once_are_refused_and_a_callback_is_not() -> None:
+    def entered() -> bool:
+        with untouched():
+            return True
+
+    with ThreadPoolExecutor(1) as pool:
+        refused = pytest.raises(UserError, match="another thread of this process is training")
+        with untouched(), untouched(), refused:
+            pool.submit(entered).result()
+        assert pool.submit(entered).result()
+
+
+def test_a_run_computes_as_without_the_callers_contexts() -> None:
+    """`torch.autocast` and the device of a `with` do not reach a run, and stay the caller's."""
+    rows = torch.randn(4, 8)
+    exact = torch.nn.functional.linear(rows, rows)
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        with untouched():
+            found = torch.nn.functional.linear(rows, rows)
+            assert torch.zeros(1).device.type == "cpu"
+        assert torch.equal(found, exact) and found.dtype == torch.float32
+        assert torch.is_autocast_enabled("cpu") and torch.zeros(1).is_meta
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with untouched():
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.zeros(1).device.type == "cpu"
+
+
 def test_a_setting_is_checked_by_the_same_reader(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean"):
         flowrl.recipe("nft", step=8)
@@ -241,3 +274,20 @@ def _demo() -> dict[str, Any]:
 
 def _plain(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if not name.startswith("seconds")}
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda run: run.sample("a", count=0), "count must be a whole number from 1, not 0"),
+        (lambda run: run.sample("a", steps=0), "steps must be a whole number from 1, not 0"),
+        (lambda run: run.sample("a", count=1.5), "count must be a whole number from 1, not 1.5"),
+        (lambda run: run.evaluate(samples=0), "samples must be a whole number from 1, not 0"),
+        (lambda run: run.evaluate(steps=True), "steps must be a whole number from 1, not True"),
+        (lambda run: run.sample([1]), "prompts must be texts, and not empty"),
+        (lambda run: run.sample(None), "prompts must be texts, and not empty"),
+    ],
+)
+def test_zeros_and_other_types_are_no_defaults(tmp_path: Path, call: Any, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        call(flowrl.TrainedRun(tmp_path))

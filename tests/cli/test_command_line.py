@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,12 @@ import yaml
 
 from flowrl.cli import help
 from flowrl.cli.app import command, main
+from flowrl.cli.commands import split_settings
+from flowrl.cli.given_model import weights_folder
+from flowrl.cli.out_folder import removed_if_empty, whole_or_empty
 from flowrl.cli.schema import read_schema
-from flowrl.paths import PROJECT
+from flowrl.paths import PROJECT, new_numbered, removed_on_error
+from flowrl.settings.arguments import SampleArguments, parse_arguments
 from tests.support import runs
 
 DEMO = str(PROJECT / "configs" / "demo.yaml")
@@ -120,6 +125,14 @@ def test_the_help_of_train_lists_every_setting(capsys):
         (("serve-reward",), "serve-reward: REWARD: missing"),
         (("schema", "x"), "schema takes no arguments"),
         (("score", "."), "score: --rewards: missing"),
+        (("new", ""), "new: FOLDER: the name is empty"),
+        (("report", "a" * 300), "a{200}: file name too long"),
+        (("plan", "a" * 5000), "is not a file name"),
+        (("train", DEMO, "--prompts.train", "a" * 5000), "is not a file name"),
+        (
+            ("plan", DEMO, "--model.lora.targets", "to_q,to_x", "--model.lora.rank", "4"),
+            "lora target 'to_x' matches no linear layer of the model",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(capsys, words, sentence):
@@ -147,6 +160,13 @@ def test_a_mistake_is_one_sentence(capsys, words, sentence):
 )
 def test_a_mistake_in_sample_is_one_sentence(capsys, run_folder, words, sentence):
     assert re.search(sentence, refusal(capsys, "sample", run_folder, *words))
+
+
+def test_words_after_two_dashes_are_no_options():
+    words, options = split_settings(["run", "--count", "2", "--", "--a.b", "--count"])
+    given = parse_arguments(SampleArguments, words, "sample")
+    assert (given.run, given.prompts, given.count) == ("run", ("--a.b", "--count"), 2)
+    assert options == []
 
 
 def test_evaluate_takes_no_zeros(capsys, run_folder):
@@ -259,6 +279,52 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence_at_once(capsys, monkeypatc
 def test_the_schema_is_json(capsys):
     _, out, _ = flowrl(capsys, "schema")
     assert json.loads(out)["properties"].keys() >= {"recipe", "model", "rewards"}
+
+
+@pytest.mark.parametrize("command", ["suites", "path configs/demo.yaml", "--help"])
+def test_standard_output_on_a_full_disk_is_one_sentence(tmp_path, command):
+    line = f"{sys.executable} -m flowrl {command} > /dev/full"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=runs.environment(), check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 3 and done.stderr.count("\n") == 1
+    assert re.search("standard output.*: no space left on device", done.stderr)
+
+
+def test_two_commands_at_once_get_two_folders(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: new_numbered(tmp_path / "samples", "sample"), range(8)))
+    assert len({*found}) == 8 and all(folder.is_dir() for folder in found)
+
+
+def test_a_command_that_fails_leaves_no_half_written_folder(tmp_path):
+    with pytest.raises(OSError), removed_if_empty(tmp_path / "a"), whole_or_empty(tmp_path / "a"):
+        (tmp_path / "a/merged").mkdir(parents=True)
+        (tmp_path / "a/x.safetensors").write_text("")
+        raise OSError
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_file_that_is_cut_short_is_removed(tmp_path):
+    with pytest.raises(OSError), removed_on_error(tmp_path / "a", tmp_path / "b"):
+        (tmp_path / "a").write_text("half")
+        raise OSError
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("command", [("plan", DEMO), ("doctor",)])
+def test_a_deleted_working_folder_is_one_sentence(capsys, tmp_path, monkeypatch, command):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "the working folder no longer exists" in refusal(capsys, *command)
+
+
+def test_a_copy_beside_the_best_weights_is_not_taken(tmp_path):
+    for name in ("000001", "000002", "000002 (copy)", "000003.old"):
+        (tmp_path / "best" / name).mkdir(parents=True)
+    assert weights_folder(tmp_path, "best") == tmp_path / "best/000002"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])

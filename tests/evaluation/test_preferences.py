@@ -262,3 +262,18 @@ def test_labels():
     for bad in (None, -1, float("nan"), "c"):
         with pytest.raises(UserError, match="here: the label"):
             preference_label(bad, "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("prompt,prompt\na,b\n", "two columns have the same name"),
+        ("prompt,n\na,1\nb,2,3\n", "line 3: more cells than columns"),
+    ],
+)
+def test_a_table_whose_cells_have_no_column_of_their_own_is_refused(tmp_path, text, reason):
+    (tmp_path / "t.CSV").write_text(text)
+    with pytest.raises(UserError, match=reason):
+        rows_of(tmp_path / "t.CSV")
+    (tmp_path / "t.TSV").write_text("prompt\tn\t\na\t1\t\n")
+    assert rows_of(tmp_path / "t.TSV")[0] == [{"prompt": "a", "n": "1", "": ""}]

@@ -335,3 +335,51 @@ def test_held_out_prompts_that_training_sees_are_named(tmp_path):
     assert not [*seen_in_training(sets["train"], None)]
     (said,) = seen_in_training(sets["train"], sets["seen"])
     assert "every prompt of prompts.held_out is also in prompts.train" in said
+
+
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
+def test_lines_end_as_on_any_system(tmp_path, end):
+    (tmp_path / "p.txt").write_bytes(f"a{end}b\u2028c{end}{end}d{end}".encode())
+    found = PromptSet.read(str(tmp_path / "p.txt"), "prompt", "x")
+    assert found.texts == ("a", "b\u2028c", "d")
+    (tmp_path / "p.jsonl").write_bytes(f'{{"prompt": "a"}}{end}{{"prompt": "b"}}{end}'.encode())
+    assert PromptSet.read(str(tmp_path / "p.jsonl"), "prompt", "x").texts == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (("007", "012"), ["007", "012"]),
+        (("1_000", "2"), ["1_000", "2"]),
+        (("nan", "inf"), ["nan", "inf"]),
+        (("12345678901234567890.1", "2"), ["12345678901234567890.1", "2"]),
+        (("7", "-12"), [7, -12]),
+        (("0.5", "1e3"), [0.5, 1000.0]),
+        (("True", "false"), [True, False]),
+        (("", "3"), [None, 3]),
+    ],
+)
+def test_cells_of_a_csv_are_numbers_only_where_json_would_write_them_so(tmp_path, cells, values):
+    rows = "".join(f"a,{cell}\n" for cell in cells)
+    (tmp_path / "p.csv").write_text(f"prompt,answer\n{rows}")
+    found = PromptSet.read(str(tmp_path / "p.csv"), "prompt", "x")
+    assert [row["answer"] for row in found.meta] == values
+
+
+def test_prompts_of_a_csv_are_texts(tmp_path):
+    (tmp_path / "p.csv").write_text("prompt,title\n1984,1\n2001,2\n")
+    found = PromptSet.read(str(tmp_path / "p.csv"), "prompt", "x")
+    assert found.texts == ("1984", "2001") and found.meta[0] == {"prompt": "1984", "title": 1}
+    assert PromptSet.read(str(tmp_path / "p.csv"), "title", "x").texts == ("1", "2")
+
+
+def test_the_end_of_a_name_may_be_in_capitals(tmp_path):
+    for name, text in (("P.TXT", "a\n"), ("P.CSV", "prompt\na\n")):
+        (tmp_path / name).write_text(text)
+        assert PromptSet.read(str(tmp_path / name), "prompt", "x").texts == ("a",)
+    assert not on_hub("data/P.TXT")
+
+
+@pytest.mark.parametrize("text", ["\u200b", "\ufeff \u2060", " "])
+def test_a_prompt_that_shows_nothing_is_empty(tmp_path, text):
+    assert "line 1: the prompt is empty" in refused(file(tmp_path, [{"prompt": text}]))

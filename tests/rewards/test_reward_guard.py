@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from rewards import Samples, load, score_all
 from rewards.checks.self_test import self_test
 from rewards.combine import judged, scored
 from rewards.guard import SharedState, beside_sampling, guarded_call
+from rewards.perception.media import to_tensor
 from rewards.serving.batching import Job, scoring
 from rewards.serving.wire import WireSamples, encode_samples
 
@@ -341,3 +343,29 @@ def test_noise_that_is_large_within_a_group_fails_the_self_test():
 def test_a_guarded_call_returns_what_the_reward_returns():
     result = object()
     assert guarded_call("plain", lambda s: result, images()) is result
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_generator_that_writes_into_the_media_is_named(write):
+    def reward(samples):
+        for row in range(len(samples.prompts)):
+            write(samples)
+            yield float(row)
+
+    with pytest.raises(ValueError, match="reward 'bad' wrote into the media"):
+        score_all({"bad": reward}, images())
+    values = score_all({"fine": lambda s: (float(row) for row in range(len(s.prompts)))}, images())
+    assert values.values[:, 0].tolist() == list(map(float, range(len(values.values))))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4), (4, 1)])
+def test_images_of_one_pixel_are_scored_and_watched(size):
+    listed = Samples([to_tensor(Image.new("RGB", size))] * 2, ["p"] * 2, torch.zeros(2).long())
+    assert scored("fine", lambda s: [0.5] * len(s.prompts), listed).tolist() == [0.5, 0.5]
+
+    def reward(samples):
+        samples.media[1][0] = 1
+        return [0.0, 0.0]
+
+    with pytest.raises(ValueError, match="wrote into the media"):
+        scored("bad", reward, listed)

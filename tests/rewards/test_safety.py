@@ -12,9 +12,11 @@ from transformers import (
     ViTImageProcessor,
 )
 
+from flowrl.run.evaluate.start_checks import black_images
 from rewards import load
 from rewards.types import reports
 from tests.support.reward_contract import check_contract, images, videos
+from tests.support.tiny_pipelines_unet import sd15
 from tests.support.tiny_rewards import SIDE, pixels, prepared, samples
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -124,3 +126,11 @@ def test_another_file_is_refused(checker):
     save_file(state, folder / "model.safetensors")
     with pytest.raises(ValueError, match="is not a safety checker: it lacks concept_embeds"):
         load("safety", kind="concepts", model=str(folder))
+
+
+def test_a_pipeline_with_its_own_checker_warns_of_black_images(checker):
+    pipe = sd15()
+    assert not [*black_images(pipe)]
+    pipe.register_modules(safety_checker=checker[1])
+    (sentence,) = black_images(pipe)
+    assert "becomes a black image, which is scored and trained on" in sentence

@@ -25,6 +25,8 @@ RUN = run_from({**TREE, "model": {"pipeline": "p/q", "lora": None}}, "x")
     [
         (["--track.with", "tensorboard", "wandb"], "track.with", ["tensorboard", "wandb"]),
         (["--track.with", "tensorboard"], "track.with", ["tensorboard"]),
+        (["--track.with", "tensorboard,wandb"], "track.with", ["tensorboard", "wandb"]),
+        (["--model.lora.targets", "to_q,to_k"], "model.lora.targets", ["to_q", "to_k"]),
         (["--track.with", "[]"], "track.with", []),
         (["--model.lora.rank", "8"], "model.lora.rank", 8),
         (["--model.lora.targets", "to_q", "to_k"], "model.lora.targets", ["to_q", "to_k"]),
@@ -79,6 +81,22 @@ def test_every_setting_of_every_recipe_can_be_set_to_its_own_value():
         (["--"], "-- is not known"),
         (["--train..lr", "1"], "--train..lr is not known; did you mean --train.lr"),
         (["--rewards.x.y", "1"], "--rewards.x.y is not known"),
+        (["--train.iter", "1"], r"--train.iter is not known; did you mean --train.iterations\?$"),
+        (["--recipe.beta_x", "1"], "--recipe.beta_x is not known; did you mean"),
+        (
+            ["--recipe.levels_per_sample", "1"],
+            "not known; flow_grpo has no such setting, awm, nft, dpo, rwr and [0-9]+ more do$",
+        ),
+        (["--recipe", "{name: nft, eta: 0.5}"], "'eta' is not known; nft has no such setting, fl"),
+        (
+            ["--model.guidance.sample", "-1"],
+            "^command line: model.guidance.sample: input should be greater than .*; "
+            "model.guidance.sample: input should be 'none', not '-1'$",
+        ),
+        (["--rewards", ""], "rewards: expected at least 1 value, not "),
+        (["--train.betas", "-.9", ".9"], "train.betas.0: .*greater than or equal to 0, not '-.9'"),
+        (["--train.betas", ".9", "1"], "train.betas.1: .*less than 1, not '1'"),
+        (["--train.betas", ".9", ".9", ".9"], "train.betas: expected at most 2 values, not "),
     ],
 )
 def test_a_wrong_option_is_one_sentence(words, message):

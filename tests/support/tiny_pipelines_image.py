@@ -1,5 +1,8 @@
 """Tiny random pipelines of images on transformers: width 16 latents, one or two layers."""
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from diffusers import (
     DPMSolverMultistepScheduler,
@@ -155,3 +158,10 @@ def sana() -> SanaPipeline:
         tokenizer=tokenizer(64),
     )
     return ready(pipe)
+
+
+def live(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """The pipeline of a folder that `sd3` was saved into."""
+    return StableDiffusion3Pipeline.from_pretrained(
+        folder, dtype=dtype, text_encoder_3=None, tokenizer_3=None
+    )

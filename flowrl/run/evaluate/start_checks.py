@@ -1,6 +1,7 @@
 """The checks of a run before its first iteration: model, processes, noise levels, rewards."""
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -90,8 +91,20 @@ def unread_columns(session: Session) -> Iterator[str]:
         )
 
 
+def black_images(pipe: Any) -> Iterator[str]:
+    """A sentence for a pipeline whose safety checker replaces samples by black images."""
+    if pipe.components.get("safety_checker") is not None:
+        yield (
+            f"{type(pipe).__name__} has a safety checker, and each sample that it flags becomes a "
+            "black image, which is scored and trained on; to train without it, write "
+            '"safety_checker": [null, null] into a copy of its model_index.json'
+        )
+
+
 def _model_warnings(session: Session) -> Iterator[str]:
-    """Warn of settings that harm language models."""
+    """Warn of black images, and of settings that harm language models."""
+    if isinstance(session.learner.policy, PipelinePolicy):
+        yield from black_images(session.learner.policy.pipe)
     if session.run.model.language is None:
         return
     learner = session.learner

@@ -53,7 +53,7 @@ def add_lora(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
         config = LoraConfig(
             r=spec.rank,
             lora_alpha=spec.alpha,  # type: ignore[arg-type]
-            target_modules=_targets(denoiser, spec.targets),
+            target_modules=chosen_targets(denoiser, spec.targets),
             init_lora_weights="gaussian",
         )
         devices = {p.device for p in denoiser.parameters() if p.device.type == "cuda"}
@@ -157,7 +157,9 @@ def prepare_adapters(denoiser: nn.Module) -> None:
             parameter.requires_grad_(True)
 
 
-def _targets(denoiser: nn.Module, wanted: Sequence[str] | None) -> list[str]:
+def chosen_targets(denoiser: nn.Module, wanted: Sequence[str] | None) -> list[str]:
+    """Names of the linear layers that get adapters, or endings of them. UserError for a target that
+    matches nothing."""
     if wanted is None:
         return default_targets(denoiser)
     names = [name for name, module in denoiser.named_modules() if isinstance(module, nn.Linear)]
