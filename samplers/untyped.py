@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 
 def _listed(values: Tensor) -> Any:
@@ -46,8 +46,10 @@ def normal_quantiles(chances: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 def evaluated_again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Checkpoint a call: it stores only its inputs, and backward evaluates it again."""
-    found: Any = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    """Checkpoint a call: it stores only its inputs, and backward evaluates it again, to its end: a
+    user's model may turn torch's own exception for an early end into another."""
+    with set_checkpoint_early_stop(False):
+        found: Any = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
     return found
 
 

@@ -58,6 +58,8 @@ ROWS = (
      "if done > 0:", "run/test_interruptions.py::test_a_run_whose_checkpoints_are_gone_is_refused_and_loses_nothing"),
     ("meeting-lost", "flowrl/processes/meeting.py", "        if not lost(error):\n            raise\n", "        raise\n",
      "processes/test_meeting.py"),
+    ("held-out-sets", "flowrl/run/state/session.py", "if columns.get(DATA_SET) in self.sets]", "if columns]",
+     "run/test_held_out_sets.py::test_a_reward_of_sets_scores_their_rows_alone"),
     ("tracker-waits", "flowrl/run/show/mirror.py", "self._calls.put_nowait((name, do))", "self._calls.put((name, do))",
      "run/test_trackers.py::test_a_tracker_that_is_slower_than_the_run_loses_records"),
 )
