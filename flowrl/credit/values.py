@@ -82,9 +82,13 @@ class Context:
         if self.steps is None:
             own = (self.columns.std, self.columns.h, self.columns.slope)
             return weigh(*(torch.tensor(each, dtype=torch.float64) for each in own))[:, None]
-        kinds, place = torch.unique(self.steps, dim=0, return_inverse=True)
-        each = [weigh(*k.unbind(-1)) if k.any() else torch.ones_like(k[:, 0]) for k in kinds]
-        return torch.stack(each)[place][..., None]  # ones: of samples that only fill up a group
+        kinds = [*dict.fromkeys(tuple(map(tuple, steps)) for steps in self.steps.tolist())]
+        each = [torch.tensor(kind, dtype=torch.float64) for kind in kinds]
+        # ones: of samples that only fill up a group
+        weights = [weigh(*k.unbind(-1)) if k.any() else torch.ones_like(k[:, 0]) for k in each]
+        numbers = {kind: number for number, kind in enumerate(kinds)}
+        place = [numbers[tuple(map(tuple, steps))] for steps in self.steps.tolist()]
+        return torch.stack(weights)[place][..., None]
 
     @property
     def way(self) -> IntermediateScores | None:

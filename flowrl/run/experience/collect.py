@@ -23,7 +23,8 @@ from flowrl.run.state.session import Session
 from flowrl.run.state.units import LAG, StoredSamples
 from rewards import Samples, Scores
 from rewards.types import reports
-from samplers.mixed import flow_parts, scales_by_step
+from samplers import Rollout
+from samplers.mixed import MixedRollout, flow_parts, scales_by_step
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,7 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
 
     gathered, parts = rounds.gathered, rounds.parts(plan)
     rollouts = [part.rollout for part in parts]
+    flow = [each for each in rollouts if isinstance(each, Rollout | MixedRollout)]
     rollout = rollouts[0]
     turns = reference = None
     if rollout.exists is not None:
@@ -265,7 +267,7 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
         prompts=torch.tensor([row for r in rounds.each for row in r.draws.rows]),
         turns=turns,
         reference=reference,
-        steps=gathered(map(scales_by_step, rollouts)) if session.several_sizes else None,
+        steps=gathered(map(scales_by_step, flow)) if session.several_sizes else None,
     )
 
 

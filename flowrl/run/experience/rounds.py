@@ -138,7 +138,9 @@ class Rounds:
             for mine, r, own in zip(rows, self.each, owns, strict=True):
                 if r.counts:
                     first = 0 if not mine or mine[-1].place is None else mine[-1].place + 1
-                    mine += rows_by_shape(likelihood, r.parts[plan].rollout, *own, first)
+                    advantage, mask = own
+                    rollout = r.parts[plan].rollout
+                    mine += rows_by_shape(likelihood, rollout, advantage, mask, first)
         first = self.first
         made = LearnedRows(tuple(rows[0]), first.ids, first.batch.policy, first.prompts)
         if len(self.each) > 1:
