@@ -82,13 +82,12 @@ class Context:
         if self.steps is None:
             own = (self.columns.std, self.columns.h, self.columns.slope)
             return weigh(*(torch.tensor(each, dtype=torch.float64) for each in own))[:, None]
-        kinds = [*dict.fromkeys(tuple(map(tuple, steps)) for steps in self.steps.tolist())]
-        each = [torch.tensor(kind, dtype=torch.float64) for kind in kinds]
-        # ones: of samples that only fill up a group
-        weights = [weigh(*k.unbind(-1)) if k.any() else torch.ones_like(k[:, 0]) for k in each]
-        numbers = {kind: number for number, kind in enumerate(kinds)}
-        place = [numbers[tuple(map(tuple, steps))] for steps in self.steps.tolist()]
-        return torch.stack(weights)[place][..., None]
+        rows = [
+            # samples that only fill up a group have no steps
+            weigh(*own.unbind(-1)) if bool(own.any()) else torch.ones_like(own[:, 0])
+            for own in self.steps.unbind()
+        ]
+        return torch.stack(rows)[..., None]
 
     @property
     def way(self) -> IntermediateScores | None:
