@@ -7,7 +7,7 @@ and has its shape, so a sample does not depend on the sizes beside it.
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch, Scales
@@ -52,6 +52,7 @@ Loops = dict[LoopSize, tuple[Loop, Proofs]]
 OpenedBatch = Batch[Planner, Any, Any]  # a MediaBatch or a MixedBatch
 
 
+@runtime_checkable
 class Sizable(Protocol):
     """A pipeline's policy, which has a twin for each size."""
 
