@@ -22,23 +22,23 @@ from samplers.untyped import evaluated_again
 
 @dataclass(frozen=True, kw_only=True)
 class ShortcutRows(PathRows):
-    """States `x` [b m *d] that samples `x0` passed at the first m of `sigmas`, the last of which
+    """States `x` [b m *e] that samples `x0` passed at the first m of `sigmas`, the last of which
     is 0.
 
     weights  of the m velocities in the sample
     scales   of their gradients
     bridge   the state whose gradient reaches the velocities before it, times `alpha`
     tau      smallest distance that counts in the weight of a sample; None: all weigh the same
-    rest     parts of the two connections [b 2 *d] from velocities without gradients
+    rest     parts of the two connections [b 2 *e] from velocities without gradients
     """
 
-    x0: Float[Tensor, "b *d"]
+    x0: Float[Tensor, "b *e"]
     weights: tuple[float, ...]
     scales: tuple[float, ...]
     bridge: int | None = None
     alpha: float = 0.0
     tau: float | None = None
-    rest: Float[Tensor, "b 2 *d"] | None = None
+    rest: Float[Tensor, "b 2 *e"] | None = None
 
     def known_states(self) -> list[Tensor]:
         return list(self.x.unbind(1))
