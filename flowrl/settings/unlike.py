@@ -4,7 +4,7 @@ from typing import Any
 
 from flowrl.settings.run import Run
 
-WORDS = {"height": "height", "width": "width", "num_frames": "frames"}
+_SIZE_WORDS = {"height": "height", "width": "width", "num_frames": "frames"}
 
 
 def unlike_training(run: Run) -> str:
@@ -15,6 +15,6 @@ def unlike_training(run: Run) -> str:
     steps, size = run.algorithm().steps, run.trained_size
     scale, own = run.evaluation_guidance, run.model.guidance.sample
     pairs: list[tuple[str, Any, Any]] = [("steps", run.evaluation_steps, steps)]
-    pairs += [(WORDS[k], v, size[k] or "its own") for k, v in run.evaluation_size.items()]
+    pairs += [(_SIZE_WORDS[k], v, size[k] or "its own") for k, v in run.evaluation_size.items()]
     pairs += [("guidance", scale, own)]
     return ", ".join(f"{word} {a} instead of {b}" for word, a, b in pairs if a != b)

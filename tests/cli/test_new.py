@@ -162,7 +162,16 @@ def test_an_own_image_model_gets_a_line_on_judges() -> None:
     )
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS_FOLDER / "models").glob("*.yaml")))
+def first_of_each_model() -> list[Path]:
+    """The configuration that `new` takes: of several of one model the first by name."""
+    every = {
+        read_run(p).model.pipeline: p
+        for p in sorted((CONFIGS_FOLDER / "models").glob("*.yaml"), reverse=True)
+    }
+    return sorted(every.values())
+
+
+@pytest.mark.parametrize("path", first_of_each_model(), ids=lambda path: path.stem)
 def test_a_known_model_starts_from_its_own_settings(path, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("flowrl.cli.new.check_model", lambda _: None)  # it asks the hub
     known = read_run(path)
