@@ -37,8 +37,8 @@ def block(code: str) -> str:
     return f"So:\n```python\n{code}\n```\nThat is it."
 
 
-def passed(code: str, tests=PLAIN) -> list[bool]:
-    return run.run_tests(code, tests, SMALL)[0]
+def passed(code: str, tests=PLAIN, limits=SMALL) -> list[bool]:
+    return run.run_tests(code, tests, limits)[0]
 
 
 def test_scores_are_shares_or_all_or_nothing():

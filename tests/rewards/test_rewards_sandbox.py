@@ -159,7 +159,8 @@ def test_empty_arrays_and_numbers_in_order_still_pass():
         "assert 3 in F() and 4 not in F()",
         "import pickle\nassert pickle.loads(pickle.dumps([1, {2}])) == [1, {2}]",
     ]
-    assert passed(code, tests) == [True] * len(tests)
+    patient = replace(SMALL, seconds=60.0, memory=2**29)  # imports on a busy machine
+    assert passed(code, tests, patient) == [True] * len(tests)
 
 
 @pytest.mark.parametrize("mark", [b"1", b"1\n", b"0" * 32 + b" 1\n"])
