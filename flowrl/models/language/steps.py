@@ -173,7 +173,7 @@ def _probabilities(
             torch.zeros(len(part), width), _own(context, lengths), None, ids, lengths, 1.0, None,
             from_environment=context,
         )  # fmt: skip
-        logp = policy(asked, False).logp.double().cpu()
+        logp = policy(asked, False).logp.cpu().double()
         found.append((logp.sum(1) / lengths).exp())
     return torch.cat(found)
 
