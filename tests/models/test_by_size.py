@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
+from flowrl.likelihoods.transition import Transition, rows_by_shape
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.sizes.by_size import other_sizes
 from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
 from flowrl.prompts import PromptSet
 from flowrl.prompts.row_sizes import RowSize
 from samplers import Chain, FlowSDE
+from samplers.mixed import by_draws
 from samplers.noise import normal
 from tests.support.driving import STEPS
 from tests.support.tiny_pipelines import NAMED, SQUARE
@@ -86,6 +88,21 @@ def test_steps_of_several_sizes_have_the_densities_of_their_own_batches() -> Non
             there = mixed_edge.logp[2 * i : 2 * i + 2]
             torch.testing.assert_close(edge.logp, there, rtol=1e-4, atol=1e-4)
             assert edge.step == mixed_edge.step
+
+
+def test_rows_are_dealt_by_their_step_whatever_their_size() -> None:
+    """Rows of each size count from the same place, as the rows of one size do."""
+    _, batch = opened("FLUX.1")
+    (mixed,) = batch.rollouts(Chain(FlowSDE(0.7), 2), (4, 5, 6, 7), seed=SEED, iteration=2)
+    values = torch.zeros(8, len(mixed.edges), dtype=torch.float64)
+    rows = rows_by_shape(Transition(), mixed, values, torch.ones_like(values).bool(), 5)
+    steps = len(rows) // 3  # of three sizes
+    assert [each.place for each in rows] == [*range(5, 5 + steps)] * 3 and steps > 1
+
+
+def test_columns_of_sizes_are_joined_in_the_order_of_draws() -> None:
+    parts = [torch.tensor([10, 11, 20, 21]), torch.tensor([0, 1])]
+    assert by_draws(parts, [(1, 2), (0,)]).tolist() == [0, 1, 10, 11, 20, 21]
 
 
 def test_every_size_is_proven_and_refusals_name_the_row(tmp_path: Path) -> None:
