@@ -92,6 +92,7 @@ def kept_rollout(made: Experience) -> MixedRollout:
     return rollout
 
 
+@pytest.mark.slow
 def test_smaller_calls_and_units_change_only_rounding(shifted, tmp_path):
     """And rows are dealt to the same optimizer steps, whatever the rows beside them."""
     found = []
