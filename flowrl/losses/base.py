@@ -7,6 +7,7 @@ optimizer step and all processes, so that the result depends neither on chunks n
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -79,8 +80,8 @@ class Counts(NamedTuple):
     def of(cls, masks: Sequence[Tensor]) -> "Counts":
         if not masks:
             return cls(0.0, 0.0)
-        here = [host_copy(mask) for mask in masks]
-        masks = masks if any(mask is None for mask in here) else [m for m in here if m is not None]
+        here = [mask for mask in map(host_copy, masks) if mask is not None]
+        masks = here if len(here) == len(masks) else masks
         counts = [torch.stack([mask.any(1).sum(), mask.sum()]) for mask in masks]
         rows, tokens = torch.stack(counts).sum(0).cpu().unbind()  # one transfer
         return cls(float(rows), float(tokens))
@@ -251,7 +252,7 @@ class RatioLoss(ABC):
                 "a loss can select tokens by entropy only once: remove the other selections"
             )
 
-    @property
+    @cached_property
     def roles(self) -> frozenset[str]:
         return roles(self.anchors, "old")
 

@@ -250,7 +250,7 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
         metrics = metrics | {named(name): value for name, value in updated.metrics.items()}
     t2 = time.perf_counter()
     progress.iteration += 1
-    progress.optimizer_steps += session.run.train.optimizer_steps
+    progress.optimizer_steps += updates[-1].steps
     for each, updated in zip(lessons, updates, strict=True):
         each.followed(updated, progress)
     rates = [each.learner.optimizer.param_groups[0]["lr"] for each in lessons]

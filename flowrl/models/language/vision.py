@@ -251,3 +251,10 @@ def call_inputs(
         whole = whole.to(model.dtype) if whole.is_floating_point() else whole
         found[name] = uploaded(whole, model.device)
     return found
+
+
+def outside_of(model: Any) -> str:
+    """A regular expression of the modules outside the language part of a vision-language model."""
+    language = model.get_decoder()
+    others = [name for name, child in model.base_model.named_children() if child is not language]
+    return rf"(.+\.)?({'|'.join(map(re.escape, others))})\..+"

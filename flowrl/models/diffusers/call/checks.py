@@ -2,8 +2,6 @@
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,7 +15,6 @@ from flowrl.models import quantization
 from flowrl.models.diffusers.call.columns import VIDEO_COLUMNS, images
 from flowrl.models.diffusers.call.driver import DENOISERS, ENCODERS
 from flowrl.models.diffusers.call.schedule import ModelOutput
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.user_levels import UserLevels, refuse_levels
 from flowrl.settings.quantization import Quantization
 from rewards.perception.hub import of_network
@@ -33,27 +30,6 @@ OURS = frozenset(
 
 PARTIAL = frozenset(("denoising_start", "denoising_end"))  # a base and its refiner share a list
 Parameters = Mapping[str, inspect.Parameter]
-
-
-def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserError:
-    return UserError(f"{owner} rejects its arguments {call}: {type(error).__name__}: {error}")
-
-
-@dataclass(frozen=True)
-class its_own(AbstractContextManager[None]):  # noqa: N801 it reads as a word
-    """Turns errors in a pipeline's own code into UserErrors that name its arguments.
-
-    Some pipelines raise a plain Exception: it is turned as well, but its subclasses are not.
-    """
-
-    owner: str
-    call: Mapping[str, Any]
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, (UserError, torch.OutOfMemoryError)):
-            return
-        if isinstance(error, FAILURES) or type(error) is Exception:
-            raise refused(self.owner, self.call, error) from error
 
 
 def refuse_class(kind: type) -> None:

@@ -21,7 +21,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,8 @@ from flowrl.models.diffusers.call.latents import (
     Doors,
     Entry,
     PartEntries,
+    PipelineCall,
+    Target,
     entered,
     injected,
 )
@@ -58,27 +60,6 @@ ENCODERS = ("encode_prompt", "_encode_prompt")  # methods that encode prompts, t
 NEVER_STOP = 2**31  # of a denoiser that stays stubbed
 
 
-@dataclass(frozen=True)
-class Target:
-    """The point at which a driven call stops."""
-
-    times: Tensor  # [] or [n]
-    index: int | None = None  # of the loop's steps: fast-forward to it
-    levels: Tensor | None = None  # [] or [n], for loops that read their scheduler's `sigmas`
-
-
-@dataclass(frozen=True)
-class PipelineCall:
-    """One call of the pipeline: its arguments, stand-ins for its encoders, and its first state."""
-
-    arguments: Mapping[str, Any]
-    encoded: Calls = ()
-    x: Tensor | None = None  # None: the pipeline's own initial noise
-    entry: Entry | PartEntries = Entry()
-    stubs: bool = True  # whether stubs may stand for denoisers, where only states matter
-    held: torch.dtype | None = None  # of the state in the loop; None: as the pipeline prepares it
-
-
 class Driver:
     """Runs a pipeline's `__call__` with a stand-in for `scheduler`, which may differ from the
     pipeline's own, and always restores the pipeline."""
@@ -95,11 +76,12 @@ class Driver:
         self.logger = logging.getLogger(type(pipe).__module__)
         self.control = Control()
         self.scheduler = stand_in(scheduler, self.control)
-        self.memo = Memo(pipe)
+        self.memo: Memo | None = Memo(pipe)  # None: no call encodes images
         self.behind = 0  # times that the loop cuts off at the end of its list
         self.stubs = Stubs(self.denoisers)
         self.layout: Layout | None = None  # of the loop's state, if it has parts
         self.encoder = next(name for name in ENCODERS if name in dir(pipe))
+        self.cut = getattr(pipe, "get_timesteps", None)  # by a `strength`
         self._place: tuple[torch.device, torch.device] | None = None
 
     def encoded(self, arguments: Mapping[str, Any]) -> Calls:
@@ -147,7 +129,8 @@ class Driver:
             pinned = OneStep([PerRow(times)] * count) if times.ndim else times.expand(count)
             if levels is not None:
                 levels = OneStep([LevelPerRow(levels)] * count) if levels.ndim else [levels] * count
-            stop = self._driven(call, Control(pinned=pinned, levels=levels), self._whole_list())
+            cut = [] if self.cut is None else [self._whole_list(self.cut)]
+            stop = self._driven(call, Control(pinned=pinned, levels=levels), cut)
         if not isinstance(stop, Stop) or stop.received is None:
             raise UserError(
                 f"{type(self.pipe).__name__} ended without the expected call of scheduler.step: "
@@ -167,15 +150,14 @@ class Driver:
             return self._driven(call, Control(pinned=torch.empty(0)), [])
 
     def visited(self, call: PipelineCall, draws: RecordedNoise) -> list[Received]:
-        """Arguments of all steps of the loop, in order; afterwards the scheduler's own lists are
-        set.
+        """Arguments of all steps of the loop, in order, which sets the scheduler's own lists.
 
         Denoisers are stubbed, states do not change, and noise comes from `draws`.
         """
+        control = Control("visit")
         with torch.no_grad():
-            control = Control("visit")
             self._driven(call, control, draws.patches(self.pipe), until=NEVER_STOP)
-            return control.records
+        return control.records
 
     def recorded(self, arguments: Mapping[str, Any]) -> tuple[list[Received], Any, bool]:
         """Run the pipeline's own call with its own scheduler.
@@ -292,7 +274,8 @@ class Driver:
             # its own call warns once; each driven one would warn again
             silent = Patch(self.logger, "disabled", call is self.raw)
             place = placed(self.pipe, self._device()) if call is self.raw else nullcontext()
-            with place, patched((stands, silent, *self.memo.patches(), *patches)):
+            memo = () if self.memo is None else self.memo.patches()
+            with place, patched((stands, silent, *memo, *patches)):
                 result = call(self.pipe, **arguments)
             finished = True
             return result
@@ -325,11 +308,8 @@ class Driver:
 
         return Patch(self.pipe, self.encoder, stub)
 
-    def _whole_list(self) -> list[Patch]:
+    def _whole_list(self, real: Callable[..., Any]) -> Patch:
         """Let a `strength` cut the real list of timesteps instead of the pinned one."""
-        real = getattr(self.pipe, "get_timesteps", None)
-        if real is None:
-            return []
 
         def cut(*args: Any, **named: Any) -> Any:
             pinned, self.control.pinned = self.control.pinned, None
@@ -339,7 +319,7 @@ class Driver:
                 self.control.pinned = pinned
             return (pinned, *result[1:])
 
-        return [Patch(self.pipe, "get_timesteps", cut)]
+        return Patch(self.pipe, "get_timesteps", cut)
 
     def _refuse_caches(self) -> None:
         for name, denoiser in self.denoisers.items():

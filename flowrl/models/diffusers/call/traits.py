@@ -24,10 +24,10 @@ from flowrl.models.diffusers.call.conditioning import (
     learn,
     same_form,
 )
-from flowrl.models.diffusers.call.driver import Driver, PipelineCall, Target
-from flowrl.models.diffusers.call.latents import Entry, PartEntries
+from flowrl.models.diffusers.call.driver import Driver
+from flowrl.models.diffusers.call.latents import Entry, PartEntries, PipelineCall, Target
 from flowrl.models.diffusers.call.schedule import ModelOutput
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES, its_own
 from flowrl.models.diffusers.call.user_levels import UserLevels
 
 TRIAL_SIZE = 64  # pixels of a placeholder image, where the call gives no size
@@ -170,7 +170,7 @@ def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None)
         levels=levels,
         sign=-1 if kind == "inverted" else 1,
     )
-    with checks.its_own(name, traits.call):
+    with its_own(name, traits.call):
         return _with_entry(driver, _with_required(driver, traits))
 
 

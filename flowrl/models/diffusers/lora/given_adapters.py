@@ -21,7 +21,7 @@ from flowrl.models.diffusers.lora.lora import (
     prepare_adapters,
 )
 from flowrl.paths import find
-from flowrl.settings.model import FrozenAdapter
+from flowrl.settings.adapters import FrozenAdapter
 from rewards.perception.hub import of_network
 
 FROZEN = "frozen"

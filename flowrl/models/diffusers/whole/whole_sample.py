@@ -16,9 +16,9 @@ from torch import Tensor
 from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.decoder import Decoded
-from flowrl.models.diffusers.call.driver import PipelineCall
 from flowrl.models.diffusers.call.image_to_image import GivenNoise, RecordedNoise
-from flowrl.models.diffusers.call.latents import Entry, PartEntries
+from flowrl.models.diffusers.call.inpainting import first_flow
+from flowrl.models.diffusers.call.latents import Entry, PartEntries, PipelineCall
 from flowrl.models.diffusers.call.patches import Patch, patched
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES, data_size
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -73,7 +73,7 @@ class WholeSample:
         """flowrl's first flow states, from the keyed noise or from the noise that the call
         draws."""
         if self.given is None:
-            return self.policy.loop.first_flow(self.conditioning, self.batch.steps)
+            return first_flow(self.policy.loop, self.conditioning, self.batch.steps)
         begin = self.policy.begin(self.conditioning, self.batch.steps)
         return self.noise if begin is None else begin(self.noise, self.rows)
 
@@ -247,7 +247,8 @@ class WholeSample:
         # one posterior for each image
         driver = self.policy.loop.driver
         silent = Patch(driver.logger, "disabled", True)  # it warns of states that are given
-        with torch.no_grad(), patched((silent, *driver.memo.patches())):
+        memo = () if driver.memo is None else driver.memo.patches()
+        with torch.no_grad(), patched((silent, *memo)):
             media = Decoded.of(twin, twin(**given)).values
         last = states[-1] if layout is None else layout.pack(states[-count:])
         last = last / data_size(scheduler)
