@@ -101,12 +101,14 @@ class Chain:
         trained = max(1, int(self.fraction * last + 1e-9))
         chosen = random.Random(f"chain/{seed}/{iteration}").sample(range(last), trained)
         key = (*sigmas,), frozenset(chosen)
-        if key not in self._last:
+        plan = self._last.get(key)
+        if plan is None:
             noisy = set(range(last + self.noisy_last))
             steps = steps_of(sigmas, noisy=noisy, train=set(chosen))
+            plan = Plan(steps, self.kernel, self.group, self.shared_noise)
             self._last.clear()
-            self._last[key] = Plan(steps, self.kernel, self.group, self.shared_noise)
-        return (self._last[key],)
+            self._last[key] = plan
+        return (plan,)
 
     @cached_property
     def _last(self) -> dict[tuple[tuple[float, ...], frozenset[int]], Plan]:

@@ -64,7 +64,7 @@ class Sizable:
     known_proofs: Proofs
     loops: Loops
     used: dict[LoopSize, str]  # sizes of known rows, with a row's place; empty: own
-    one_size: bool  # whether all rows are known to have the policy's own
+    one_size: bool  # whether all prompts that will be opened have the policy's own
     last_held: Any
     frozen: OffloadedParts
 
@@ -85,8 +85,13 @@ class Sizable:
         for each in rows_by_size(self, [""] * len(meta), meta):
             self.used[each.size] = columns.places(meta)[each.rows[0]]
             each.policy.row_arguments(each.take(meta), [""] * len(each.rows))
-        self.one_size = self.used.keys() == {LoopSize.of(self.loop)}
         self.frozen.rest()
+
+    def check_all_rows(self, meta: Meta) -> None:
+        """Check the rows of all prompts that will be opened. If they have the policy's own size,
+        `open` no longer asks for it."""
+        self.check_rows(meta)
+        self.one_size = self.used.keys() == {LoopSize.of(self.loop)}
 
 
 class SizedRows(NamedTuple):
