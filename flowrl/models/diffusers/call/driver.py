@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.conditioning import Calls
-from flowrl.models.diffusers.call.image_cache import Memo
+from flowrl.models.diffusers.call.image_cache import ImageSet, Memo
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise
 from flowrl.models.diffusers.call.latents import (
     PREPARE,
@@ -66,11 +66,8 @@ class Driver:
 
     def __init__(self, pipe: Any, scheduler: Any) -> None:
         self.pipe, self.real = pipe, scheduler
-        self.denoisers: dict[str, nn.Module] = {
-            name: module
-            for name in DENOISERS
-            if isinstance(module := vars(pipe).get(name), nn.Module)
-        }
+        parts = {name: vars(pipe).get(name) for name in DENOISERS}
+        self.denoisers = {n: part for n, part in parts.items() if isinstance(part, nn.Module)}
         self.parameters = inspect.signature(type(pipe).__call__).parameters
         self.raw: Callable[..., Any] = inspect.unwrap(type(pipe).__call__)  # without torch.no_grad
         self.logger = logging.getLogger(type(pipe).__module__)
@@ -119,6 +116,8 @@ class Driver:
 
         If the target is None the denoiser is a stub: only the state matters.
         """
+        if target is not None and self.memo is not None:
+            self.memo.begin(ImageSet(call.arguments))
         if target is None:
             stop = self._driven(call, Control(), [], until=NEVER_STOP)
         elif target.index is not None:
@@ -212,11 +211,11 @@ class Driver:
         """Whether the loop reaches a step if denoisers return zeros."""
         try:
             self.received(call, None)
+            return True
         except torch.OutOfMemoryError:
             raise
         except FAILURES:
             return False
-        return True
 
     def prepared(self, call: PipelineCall, method: str = PREPARE) -> list[Any]:
         """Outputs of the calls of a method that prepares states, if any, without a given state."""
@@ -227,8 +226,7 @@ class Driver:
         return outputs
 
     def _kept(self, method: str) -> tuple[Patch, list[Any]]:
-        """A patch for one of the pipeline's methods that records its outputs, and the list of
-        them."""
+        """A patch for a method of the pipeline that records its outputs, and their list."""
         outputs: list[Any] = []
         real = getattr(self.pipe, method)
 
@@ -282,6 +280,8 @@ class Driver:
         except Stop as stop:
             return stop.with_traceback(None)
         finally:
+            if self.memo is not None:
+                self.memo.begin(None)
             control.repeatable = self.control.repeatable
             vars(self.control).update(vars(Control()))
             # the pipeline's own last line, which the exception skipped; without hooks it goes
@@ -290,7 +290,7 @@ class Driver:
                 self.pipe.maybe_free_model_hooks()
 
     def _device(self) -> torch.device:
-        """Return the pipeline's `_execution_device`, read again if the denoiser has moved."""
+        """The pipeline's `_execution_device`, read again if the denoiser has moved."""
         at = next(next(iter(self.denoisers.values())).parameters()).device
         if self._place is None or self._place[0] != at:
             self._place = at, self.pipe._execution_device
