@@ -7,6 +7,7 @@ one number per token of the prompt and are padded with it; image columns (`pixel
 rows. Models that need other columns are refused.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

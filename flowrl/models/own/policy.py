@@ -26,7 +26,7 @@ from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.own.calls import ModelCalls, OwnConditioning
 from flowrl.models.own.lora import add_own_lora
-from flowrl.models.own.protocol import OwnModel
+from flowrl.models.own.protocol import OwnModel, state_shape, trained_parts
 from flowrl.models.own.schedule import Levels, Scheduled
 from flowrl.settings.checks import refuse_scheduler
 from flowrl.settings.model import GuidanceScale

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from PIL.Image import Image
 from torch import Tensor
 
+from flowrl.errors import UserError
 from samplers.adapt import Prediction
 
 EncodedPrompts = Tensor | Mapping[str, Tensor]
