@@ -104,8 +104,7 @@ def test_everything_but_the_media_is_a_copy():
 def settings():
     before = SharedState.now()
     yield before
-    torch.set_default_dtype(before.dtype)
-    torch.set_num_threads(before.threads)
+    before.restore()
 
 
 @pytest.mark.parametrize(
@@ -116,6 +115,10 @@ def settings():
             "dtype from torch.float32 to torch.float64",
         ),
         (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "number of threads from"),
+        (lambda: torch.set_float32_matmul_precision("medium"), "float32 products from highest to"),
+        (lambda: torch.set_default_device("meta"), "default device from cpu to meta"),
+        (lambda: torch.autocast("cpu").__enter__(), "cpu from False to True"),  # and never left
+        (lambda: os.chdir("/"), "working folder from .* to /"),
     ],
 )
 def test_a_changed_setting_is_restored_and_is_that_rewards_error(settings, change, what):
@@ -127,7 +130,7 @@ def test_a_changed_setting_is_restored_and_is_that_rewards_error(settings, chang
         change()
         raise OSError("no such file")
 
-    with pytest.raises(ValueError, match=f"reward 'bad' changed the .*{what}"):
+    with pytest.raises(ValueError, match=f"reward 'bad' changed .*{what}"):
         score_all({"good": mean, "bad": reward}, images())
     assert SharedState.now() == settings
     with pytest.raises(OSError, match="no such file"):

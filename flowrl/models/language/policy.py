@@ -33,6 +33,7 @@ from flowrl.models.quantization import (
     loading,
     refuse_quantized,
 )
+from flowrl.models.whole_weights import lacks
 from flowrl.prompts import Chat
 from flowrl.settings.quantization import Quantization
 from rewards.perception.hub import of_network
@@ -107,11 +108,15 @@ class CausalPolicy:
             found = AutoConfig.from_pretrained(source, **gguf)
             kind = model_class(found)
             with loading(quantized):
-                model: Any = kind.from_pretrained(source, dtype=dtype, **gguf, **config)
+                model, info = kind.from_pretrained(
+                    source, dtype=dtype, output_loading_info=True, **gguf, **config
+                )
         except Exception as error:
             if not isinstance(error, ValueError | ImportError) and not of_network(error):
                 raise
             raise UserError(f"model.language: {source} cannot be loaded: {error}") from error
+        if missing := sorted(info["missing_keys"]):
+            raise UserError(f"model.language: {source}: {lacks(missing, type(model).__name__)}")
         model.requires_grad_(False)
         keep_differentiable(model, quantized)
         if quantized is None:
