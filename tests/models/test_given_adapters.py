@@ -198,6 +198,10 @@ def test_text_adapters_of_peft_begin_a_run(tmp_path: Path) -> None:
         ({"lora": {"from": "GIVEN", "rank": 4}}, "leave these settings out"),
         ({"adapters": ["STRANGER"]}, r"model.adapters, 1: .*(made for another model|cannot load)"),
         ({"lora": {"from": "PART"}}, "model.lora.from: of the .* made for another model"),
+        ({"lora": {"from": "HALF"}}, r"half.safetensors lacks transformer\..*\.lora_B\.weight"),
+        ({"adapters": ["HALF"]}, r"half.safetensors lacks transformer\..*\.lora_B\.weight"),
+        ({"adapters": ["RENAMED"]}, r"of the \d+ tensors of .*, \d+ belong to layers"),
+        ({"adapters": ["KOHYA"]}, r"its keys are kohya's or ComfyUI's, .* in diffusers' format"),
         ({"lora": {"from": "NAN"}}, r"from: .*nan.safetensors has NaN or infinity in .*\.lora_A"),
         ({"adapters": ["NAN"]}, r"adapters, 1: .*nan.safetensors has NaN or infinity in "),
         ({"adapters": [{"path": "GIVEN", "component": "transformer_2"}]}, "has no transformer_2"),
@@ -210,12 +214,27 @@ def test_adapters_that_do_not_fit_are_refused_before_the_run(
     weights = load_file(folder / "pytorch_lora_weights.safetensors")
     strange = {name.replace("attn", "other"): weight for name, weight in weights.items()}
     save_file(strange, tmp_path / "stranger.safetensors")
-    more = weights | {"transformer.nothing.lora_A.weight": torch.zeros(4, 4)}
+    sides = (f"transformer.nothing.lora_{side}.weight" for side in "AB")
+    more = weights | {name: torch.zeros(4, 4) for name in sides}
     save_file(more, tmp_path / "part.safetensors")
     first = next(name for name in weights if "lora_A" in name)
     save_file(weights | {first: weights[first] * torch.nan}, tmp_path / "nan.safetensors")
     files = {"GIVEN": folder, "STRANGER": "stranger.safetensors", "PART": "part.safetensors"}
     files["NAN"] = "nan.safetensors"
+    half = {f"x.{name}" if "lora_B" in name else name: each for name, each in weights.items()}
+    save_file(half, tmp_path / "half.safetensors")
+    pair = first.removesuffix("lora_A.weight")
+    renamed = {f"x.{k}" if k.startswith(pair) else k: each for k, each in weights.items()}
+    save_file(renamed, tmp_path / "renamed.safetensors")
+    names = {"lora_A": "lora_down", "lora_B": "lora_up"}
+    kohya = {
+        f"lora_unet_{k.replace(a, names[a])}": w
+        for k, w in weights.items()
+        for a in names
+        if a in k
+    }
+    save_file(kohya, tmp_path / "kohya.safetensors")
+    files |= {name.upper(): f"{name}.safetensors" for name in ("half", "renamed", "kohya")}
     text = repr(model)
     for name, file in files.items():
         text = text.replace(f"'{name}'", repr(str(tmp_path / file)))

@@ -25,8 +25,7 @@ from flowrl.run.watch import image_check
 from flowrl.run.watch.image_check import check_images
 from flowrl.settings import ModelSettings
 from flowrl.settings.checks import check_model
-from flowrl.settings.options import override
-from flowrl.settings.read import read_run
+from flowrl.settings.read import override, read_run
 from tests.support import tiny_lm
 
 CPU = torch.device("cpu")

@@ -30,6 +30,7 @@ from flowrl.models.diffusers.lora.lora import (
 from flowrl.models.diffusers.lora.lora_formats import METADATA
 from flowrl.paths import find
 from flowrl.settings.model import FrozenAdapter
+from flowrl.settings.model_files import safetensors_header
 from rewards.perception.hub import of_network
 
 FROZEN = "frozen"
@@ -144,8 +145,12 @@ def load_whole(
         if isinstance(error, torch.OutOfMemoryError) or not known:
             raise
         why = " ".join(str(error).split())[:200]
-        raise UserError(f"{place}: {kind} cannot load {source}: {why}") from error
+        hint = _of_other_tools(path)
+        raise UserError(f"{place}: {kind} cannot load {source}: {why}{hint}") from error
     state = wanted[0] if isinstance(wanted, tuple) else wanted
+    halves = [other for key in state if (other := _other_half(key)) and other not in state]
+    if halves:
+        raise UserError(f"{place}: {source} lacks {halves[0]}: download it again")
     wrong = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
     if wrong:
         raise UserError(f"{place}: {source} has NaN or infinity in {wrong[0]}: download it again")
@@ -154,7 +159,31 @@ def load_whole(
         raise UserError(
             f"{place}: of the {named} tensors of {source}, {_count(pipe) - before} belong to "
             f"layers of this {kind}: it was made for another model, or is not a plain LoRA"
+            f"{_of_other_tools(path)}"
         )
+
+
+def _other_half(key: str) -> str | None:
+    """The name of a product's other matrix; None for another tensor. Of a matrix whose other one is
+    missing, diffusers leaves the other one without values."""
+    for a, b in (("lora_A", "lora_B"), ("lora_down", "lora_up"), ("lora.down", "lora.up")):
+        for one, other in ((a, b), (b, a)):
+            if key.endswith(f"{one}.weight"):
+                return f"{key.removesuffix(f'{one}.weight')}{other}.weight"
+    return None
+
+
+def _of_other_tools(file: Path) -> str:
+    """A hint for a file with the keys of kohya or ComfyUI, which diffusers reads for some
+    pipelines."""
+    if not file.is_file() or file.suffix != ".safetensors":
+        return ""
+    keys = safetensors_header(file) or ()
+    tools = any(key.startswith(("lora_unet_", "diffusion_model.")) for key in keys)
+    return (
+        "; its keys are kohya's or ComfyUI's, which diffusers does not read for this pipeline: "
+        f"take the same adapter in diffusers' format ({LORA_FILE})" * tools
+    )
 
 
 def _loadable(pipe: Any) -> dict[str, nn.Module]:
