@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no error at exit either
         code = 128 + signal.SIGPIPE
     except OSError as error:  # of standard output, such as a file on a full disk
+        if error.errno is None or error.filename is not None:  # of something else: a bug
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"flowrl: standard output: {str(error.strerror).lower()}", file=sys.stderr)
         code = 3

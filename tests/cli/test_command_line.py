@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flowrl.cli import help
+from flowrl.cli import app, help
 from flowrl.cli.app import command, main
 from flowrl.cli.commands import split_settings
 from flowrl.cli.given_model import weights_folder
@@ -319,6 +319,19 @@ def test_a_deleted_working_folder_is_one_sentence(capsys, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert "the working folder no longer exists" in refusal(capsys, *command)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no file named model.safetensors"), FileNotFoundError(2, "No such file", "a")]
+)
+def test_an_error_of_another_file_is_not_one_of_standard_output(monkeypatch, capsys, error):
+    def fails(words: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(app, "exit_code", fails)
+    with pytest.raises(OSError, match=r"no file named|No such file"):
+        main(["plan", "demo"])
+    assert "standard output" not in capsys.readouterr().err
 
 
 def test_a_copy_beside_the_best_weights_is_not_taken(tmp_path):
