@@ -66,14 +66,6 @@ class _Setting:
     set: Callable[[Any], object]
 
 
-def _folder() -> str | None:
-    """The working folder, to which files of a run are relative; None if it is gone."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return None
-
-
 def _autocast(kind: str) -> _Setting:
     return _Setting(
         f"autocast on {kind}",
@@ -97,7 +89,6 @@ _SETTINGS = (
     ),
     _autocast("cpu"),
     _autocast("cuda"),
-    _Setting("the working folder", _folder, lambda path: path and os.chdir(path)),
 )
 
 

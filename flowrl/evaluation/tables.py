@@ -80,6 +80,9 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     from pyarrow import parquet
 
     try:
-        return parquet.read_table(path).to_pylist()
+        table = parquet.read_table(path)
+        if len(set(table.column_names)) < table.num_columns:
+            raise ValueError("two columns have the same name")
+        return table.to_pylist()
     except pyarrow.ArrowException as error:
         raise ValueError(str(error)) from error
