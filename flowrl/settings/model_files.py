@@ -98,7 +98,7 @@ def safetensors_header(file: Path) -> dict[str, Any] | None:
 
 
 def _damage(file: Path) -> str:
-    """What is wrong with a file of weights, with the fix; empty if its header fits its size."""
+    """Describe the damage of a file of weights, with the fix; empty if its header fits its size."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         begin = opened.read(len(_POINTER))

@@ -338,7 +338,7 @@ def test_a_parquet_file_has_columns_and_no_first_line(tmp_path):
     pyarrow.parquet.write_table(twice, file)
     with pytest.raises(UserError, match="two columns have the same name"):
         PromptSet.read(str(file), "prompt", "prompts.train")
-    with pytest.raises((UserError, ValueError), match="two columns have the same name"):
+    with pytest.raises(UserError, match="two columns have the same name"):
         rows_of(file)
 
 

@@ -15,6 +15,7 @@ from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.adapters import has_adapters, load_adapters, peft_adapter, save_adapters
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
+from flowrl.models.complete_weights import lacks
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
@@ -33,7 +34,6 @@ from flowrl.models.quantization import (
     loading,
     refuse_quantized,
 )
-from flowrl.models.whole_weights import lacks
 from flowrl.prompts import Chat
 from flowrl.settings.quantization import Quantization
 from rewards.perception.hub import of_network

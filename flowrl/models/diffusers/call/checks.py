@@ -14,12 +14,12 @@ from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models import quantization
+from flowrl.models.complete_weights import complete_weights, refuse_meta
 from flowrl.models.diffusers.call.columns import VIDEO_COLUMNS, images
 from flowrl.models.diffusers.call.driver import DENOISERS, ENCODERS
 from flowrl.models.diffusers.call.schedule import ModelOutput
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.user_levels import UserLevels, refuse_levels
-from flowrl.models.whole_weights import refuse_meta, whole_weights
 from flowrl.settings.quantization import Quantization
 from rewards.perception.hub import of_network
 
@@ -254,7 +254,7 @@ def from_pretrained(
         parts = [name for name in index if name in DENOISERS and name in listed]
         refuse_parts(kind.__name__, parts)
         given |= quantization.pipeline_arguments(quantized, index, parts, source, dtype)
-    with quantization.loading(quantized), whole_weights(source), _loaded(source):
+    with quantization.loading(quantized), complete_weights(source), _loaded(source):
         pipe = kind.from_pretrained(source, dtype=dtype, **given)
     for module in pipe.components.values():
         if isinstance(module, nn.Module):

@@ -15,7 +15,7 @@ _HEAD = re.compile(r"(.+\.)?lm_head\..+")  # of an encoder, which a pipeline nev
 
 
 @contextmanager
-def whole_weights(source: str) -> Iterator[None]:
+def complete_weights(source: str) -> Iterator[None]:
     """UserError for a component of the pipeline `source`, loaded in the body, whose file lacks
     weights."""
     lacking = dict[str, list[str]]()
