@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             code = exit_code(words)
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # a user's code may have closed it
+                sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe: `flowrl suites | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no error at exit either
         code = 128 + signal.SIGPIPE

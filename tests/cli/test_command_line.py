@@ -334,6 +334,17 @@ def test_an_error_of_another_file_is_not_one_of_standard_output(monkeypatch, cap
     assert "standard output" not in capsys.readouterr().err
 
 
+def test_a_reward_may_take_standard_output_away(monkeypatch):
+    def takes(words: list[str]) -> int:
+        monkeypatch.setattr(sys, "stdout", None)
+        return 0
+
+    monkeypatch.setattr(app, "exit_code", takes)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "demo"])
+    assert ended.value.code == 0
+
+
 def test_a_copy_beside_the_best_weights_is_not_taken(tmp_path):
     for name in ("000001", "000002", "000002 (copy)", "000003.old"):
         (tmp_path / "best" / name).mkdir(parents=True)
