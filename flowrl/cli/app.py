@@ -2,6 +2,7 @@
 first."""
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -57,6 +58,8 @@ def open_closed() -> None:
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # letters that a terminal lacks, as in errors
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def exit_code(words: list[str]) -> int:

@@ -1,5 +1,6 @@
 """The command line as a newcomer meets it: help, versions, and mistakes in one sentence."""
 
+import io
 import json
 import os
 import re
@@ -332,6 +333,15 @@ def test_an_error_of_another_file_is_not_one_of_standard_output(monkeypatch, cap
     with pytest.raises(OSError, match=r"no file named|No such file"):
         main(["plan", "demo"])
     assert "standard output" not in capsys.readouterr().err
+
+
+def test_letters_that_standard_output_lacks_are_escaped(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(app, "exit_code", lambda words: print("a \u00fc", words[0]) or 0)
+    with pytest.raises(SystemExit) as ended:
+        main(["\u65e5"])
+    assert ended.value.code == 0 and out.buffer.getvalue() == b"a \\xfc \\u65e5\n"
 
 
 def test_a_reward_may_take_standard_output_away(monkeypatch):

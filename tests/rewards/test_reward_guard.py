@@ -3,7 +3,9 @@
 import asyncio
 import os
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -323,6 +325,20 @@ def test_off_the_main_thread_an_interrupt_is_an_error_of_the_reward():
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(scored, "odd", reward, images()).exception()
     assert isinstance(ended, RuntimeError) and "reward 'odd' tried to end" in str(ended)
+
+
+@pytest.mark.parametrize("silent", range(1, 9))
+def test_a_call_without_scores_is_no_warning_of_torch(silent):
+    calls = 0
+
+    def reward(samples):
+        nonlocal calls
+        calls += 1
+        return mean(samples) * (float("nan") if calls == silent else 1)
+
+    with warnings.catch_warnings(), suppress(ValueError):
+        warnings.simplefilter("error")
+        self_test("silent", reward)
 
 
 def test_noise_that_is_large_within_a_group_fails_the_self_test():
