@@ -136,10 +136,11 @@ def rows(folder: Path, *images: Any) -> Path:
 
 @pytest.fixture
 def picture(tmp_path: Path) -> str:
-    Image.new("RGB", (8, 8)).save(tmp_path / "fine.png")
+    pixels = torch.randint(0, 256, (8, 8, 3), generator=torch.Generator().manual_seed(0))
+    Image.fromarray(pixels.byte().numpy()).save(tmp_path / "fine.png")
     (tmp_path / "text.png").write_text("hello")
     (tmp_path / "empty.png").touch()
-    (tmp_path / "cut.png").write_bytes((tmp_path / "fine.png").read_bytes()[:50])
+    (tmp_path / "cut.png").write_bytes((tmp_path / "fine.png").read_bytes()[:150])
     return str(tmp_path / "fine.png")
 
 
