@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from typing import TextIO
 
 from flowrl.cli.help import COMMANDS, command_help, overview
 from flowrl.cli.importing import collection_paused
@@ -36,8 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             code = exit_code(words)
         finally:
-            if sys.stdout is not None:  # a user's code may have closed it
-                sys.stdout.flush()
+            flush()
     except BrokenPipeError:  # the reader has closed the pipe: `flowrl suites | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no error at exit either
         code = 128 + signal.SIGPIPE
@@ -48,6 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"flowrl: standard output: {str(error.strerror).lower()}", file=sys.stderr)
         code = 3
     sys.exit(code)
+
+
+def flush() -> None:
+    """Flush standard output, if a user's code has not taken it away."""
+    stream: TextIO | None = sys.stdout
+    if stream is not None:
+        stream.flush()
 
 
 def open_closed() -> None:
