@@ -80,9 +80,9 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     from pyarrow import parquet
 
     try:
-        table = parquet.read_table(path)
-        if len(set(table.column_names)) < table.num_columns:
+        names = parquet.read_schema(path).names
+        if len(set(names)) < len(names):
             raise ValueError("two columns have the same name")
-        return table.to_pylist()
+        return parquet.read_table(path).to_pylist()
     except pyarrow.ArrowException as error:
         raise ValueError(str(error)) from error

@@ -221,7 +221,7 @@ def test_adapters_that_do_not_fit_are_refused_before_the_run(
     save_file(weights | {first: weights[first] * torch.nan}, tmp_path / "nan.safetensors")
     files = {"GIVEN": folder, "STRANGER": "stranger.safetensors", "PART": "part.safetensors"}
     files["NAN"] = "nan.safetensors"
-    half = {f"x.{name}" if "lora_B" in name else name: each for name, each in weights.items()}
+    half = {f"x.{name}" if "lora_A" in name else name: each for name, each in weights.items()}
     save_file(half, tmp_path / "half.safetensors")
     pair = first.removesuffix("lora_A.weight")
     renamed = {f"x.{k}" if k.startswith(pair) else k: each for k, each in weights.items()}

@@ -139,6 +139,8 @@ def load_whole(
     before = _count(pipe)
     try:
         wanted = pipe.lora_state_dict(at, **given)
+        state = wanted[0] if isinstance(wanted, tuple) else wanted
+        _check_tensors(state, source, place)
         pipe.load_lora_weights(at, adapter_name=adapter, **given, **more)
     except Exception as error:  # whatever the hub's client raises
         known = isinstance(error, (*FAILURES, OSError)) or of_network(error)
@@ -147,13 +149,6 @@ def load_whole(
         why = " ".join(str(error).split())[:200]
         hint = _of_other_tools(path)
         raise UserError(f"{place}: {kind} cannot load {source}: {why}{hint}") from error
-    state = wanted[0] if isinstance(wanted, tuple) else wanted
-    halves = [other for key in state if (other := _other_half(key)) and other not in state]
-    if halves:
-        raise UserError(f"{place}: {source} lacks {halves[0]}: download it again")
-    wrong = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
-    if wrong:
-        raise UserError(f"{place}: {source} has NaN or infinity in {wrong[0]}: download it again")
     named = sum(not key.endswith(("alpha", "alphas")) for key in state)
     if _count(pipe) - before != named or not named:
         raise UserError(
@@ -161,6 +156,16 @@ def load_whole(
             f"layers of this {kind}: it was made for another model, or is not a plain LoRA"
             f"{_of_other_tools(path)}"
         )
+
+
+def _check_tensors(state: Mapping[str, torch.Tensor], source: str, place: str) -> None:
+    """UserError for a product with one of its matrices alone, and for NaN or infinity."""
+    halves = [other for key in state if (other := _other_half(key)) and other not in state]
+    if halves:
+        raise UserError(f"{place}: {source} lacks {halves[0]}: download it again")
+    wrong = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
+    if wrong:
+        raise UserError(f"{place}: {source} has NaN or infinity in {wrong[0]}: download it again")
 
 
 def _other_half(key: str) -> str | None:
