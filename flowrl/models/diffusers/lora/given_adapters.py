@@ -144,7 +144,7 @@ def load_whole(
         pipe.load_lora_weights(at, adapter_name=adapter, **given, **more)
     except Exception as error:  # whatever the hub's client raises
         known = isinstance(error, (*FAILURES, OSError)) or of_network(error)
-        if isinstance(error, torch.OutOfMemoryError) or not known:
+        if isinstance(error, UserError | torch.OutOfMemoryError) or not known:
             raise
         why = " ".join(str(error).split())[:200]
         hint = _of_other_tools(path)
