@@ -14,7 +14,7 @@ from PIL import Image
 
 from rewards import Samples, load, score_all
 from rewards.checks.self_test import self_test
-from rewards.combine import judged, scored
+from rewards.combine import blamed, judged, scored
 from rewards.guard import SharedState, beside_sampling, guarded_call
 from rewards.perception.media import to_tensor
 from rewards.serving.batching import Job, scoring
@@ -325,6 +325,20 @@ def test_off_the_main_thread_an_interrupt_is_an_error_of_the_reward():
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(scored, "odd", reward, images()).exception()
     assert isinstance(ended, RuntimeError) and "reward 'odd' tried to end" in str(ended)
+
+
+def test_an_error_without_a_text_is_still_its_rewards():
+    class OddError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def reward(samples):
+        raise OddError
+
+    with pytest.raises(OddError) as error:
+        score_all({"odd": reward}, images())
+    found = blamed(error.value)
+    assert found is not None and "the reward odd raised OddError, which has no text (" in found
 
 
 @pytest.mark.parametrize("silent", range(1, 9))
