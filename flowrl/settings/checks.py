@@ -14,6 +14,12 @@ from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import IN_PYTHON
 from flowrl.settings.model import ModelSettings
+from flowrl.settings.model_files import (
+    PIPELINE_INDEX,
+    check_pipeline_files,
+    check_weights,
+    read_json,
+)
 from flowrl.settings.run import SIZES, Run
 from flowrl.settings.train import StatesSettings
 from flowrl.settings.words import unknown_name
@@ -236,7 +242,7 @@ def check_hub(m: ModelSettings) -> None:
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
-    wanted = wanted if m.pipeline is None else "model_index.json"
+    wanted = wanted if m.pipeline is None else PIPELINE_INDEX
     if isinstance(huggingface_hub.try_to_load_from_cache(source, wanted), str):
         return
     try:
@@ -266,13 +272,20 @@ def check_optimizer(name: str) -> None:
 
 
 def check_language(source: str, gguf_file: str | None) -> None:
-    """UserError for a value that is neither a transformers folder nor a hub name."""
+    """UserError for a value that is neither a transformers folder nor a hub name, and for a folder
+    without whole weights."""
     _check_source(source, gguf_file or "config.json", "model.language", "transformers")
+    if gguf_file is None and (folder := find(source)).is_dir():
+        read_json(folder / "config.json", "model.language")
+        check_weights(folder, "model.language")
 
 
 def check_pipeline(source: str) -> None:
-    """UserError for a value that is neither a diffusers folder nor a hub name."""
-    _check_source(source, "model_index.json", "model.pipeline", "diffusers")
+    """UserError for a value that is neither a diffusers folder nor a hub name, and for a folder
+    without whole weights."""
+    _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
+    if (folder := find(source)).is_dir():
+        check_pipeline_files(folder)
 
 
 def _check_source(source: str, wanted: str, place: str, library: str) -> None:

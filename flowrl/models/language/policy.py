@@ -14,6 +14,7 @@ from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.adapters import load_adapters, peft_adapter
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
+from flowrl.models.complete_weights import lacks
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
@@ -117,11 +118,15 @@ class CausalPolicy:
             found = AutoConfig.from_pretrained(source, **gguf)
             kind = model_class(found)
             with loading(quantized):
-                model: Any = kind.from_pretrained(source, dtype=dtype, **gguf, **config)
+                model, info = kind.from_pretrained(
+                    source, dtype=dtype, output_loading_info=True, **gguf, **config
+                )
         except Exception as error:
             if not isinstance(error, ValueError | ImportError) and not of_network(error):
                 raise
             raise UserError(f"model.language: {source} cannot be loaded: {error}") from error
+        if missing := sorted(info["missing_keys"]):
+            raise UserError(f"model.language: {source}: {lacks(missing, type(model).__name__)}")
         model.requires_grad_(False)
         keep_differentiable(model, quantized)
         if quantized is None:

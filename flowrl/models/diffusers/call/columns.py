@@ -1,8 +1,9 @@
 """A prompt's own arguments: columns of the prompt file named like arguments of the pipeline.
 
 `negative_prompt`, `prompt_2` and similar ones are texts; `image`, `mask_image`, `control_image`,
-`video` and similar ones are paths, lists of paths (several reference images, the frames of a video)
-or images. Only rewards read the other columns. `call` may hold arguments that all rows share.
+`video` and similar ones are paths, lists of paths (several reference images, the frames of a
+video), bytes as in parquet, or images. Only rewards read the other columns. `call` may hold
+arguments that all rows share.
 """
 
 import re
@@ -17,7 +18,7 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.prompts.prompt_set import IMAGE_COLUMNS, PromptRow
-from rewards.perception.files import Stamp, file_stamp, open_image_file
+from rewards.perception.files import Stamp, file_stamp, open_image_bytes, open_image_file
 from rewards.perception.media import to_rgb
 
 TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?")
@@ -67,12 +68,25 @@ def _value(name: str, value: Any, place: str) -> Any:
     if value is None or (isinstance(value, str | list | tuple) and not value):
         raise UserError(f"{place} has no {name}, but other prompts do")
     try:
-        if isinstance(value, str | Path):
-            return open_image(str(value))
-        if isinstance(value, list | tuple) and all(isinstance(path, str) for path in value):
-            return open_images(tuple(value))
+        return _picture(value)
     except ValueError as error:
         raise UserError(f"{place}, {name}: {error}") from error
+
+
+def _picture(value: Any) -> Any:
+    """The image or images of a cell: a path, several paths, or parquet's form {bytes, path}. Other
+    values, such as images from Python, are returned unchanged."""
+    if isinstance(value, Mapping):
+        data, path = value.get("bytes"), value.get("path")
+        if isinstance(data, bytes):
+            return _from_bytes(data, str(path or "bytes"))
+        value = path
+        if not isinstance(path, str):
+            raise ValueError("not an image: expected a path, or {bytes, path}")
+    if isinstance(value, str | Path):
+        return open_image(str(value))
+    if isinstance(value, list | tuple) and all(isinstance(path, str) for path in value):
+        return open_images(tuple(value))
     return value
 
 
@@ -94,6 +108,11 @@ def open_images(paths: tuple[str, ...]) -> list[Image.Image]:
 def _opened(path: str, stamp: Stamp | None) -> Image.Image:
     del stamp
     return to_rgb(open_image_file(path))
+
+
+@lru_cache(OPEN_IMAGES)
+def _from_bytes(data: bytes, name: str) -> Image.Image:
+    return to_rgb(open_image_bytes(data, name))
 
 
 @lru_cache(OPEN_IMAGES)
