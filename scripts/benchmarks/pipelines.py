@@ -62,7 +62,6 @@ EDITS = "edits an image by latents or embeddings that are made of it before: no 
 KNOWN = {
     "BlipDiffusionPipeline": OWN + "its Blip2QFormerModel has no invert_attention_mask",
     "BlipDiffusionControlNetPipeline": OWN + "its Blip2QFormerModel has no invert_attention_mask",
-    "BriaFiboEditPipeline": "its prompts are JSON: it cannot be tried out with plain ones",
     "ChromaInpaintPipeline": OWN + "its transformer's configuration has no guidance_embeds",
     "EasyAnimateControlPipeline": OWN + "its encode_prompt takes no text_encoder_index",
     "EasyAnimateInpaintPipeline": OWN + "it calls torch.tensor with two arguments",
