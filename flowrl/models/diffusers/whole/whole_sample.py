@@ -166,7 +166,7 @@ class WholeSample:
                 sample = (loop.state(self.first, sigma) / unit).to(sample)
             flow, vp = sample * unit, loop.traits.kind not in ("flow", "inverted")
             flow = from_vp(flow, sigma) if vp else flow
-            with torch.no_grad():
+            with torch.no_grad(), patched(self._processors()):
                 v = velocity(flow, sigma, self.rows)
             return sample, size * self._prediction(flow, v, sigma)
 
@@ -183,6 +183,14 @@ class WholeSample:
             return real(*given.args, **given.kwargs)
 
         return self._own_call(step)[0]
+
+    def _processors(self) -> list[Patch]:
+        """What the networks' attention is computed by, as a call within a call must leave it: a
+        loop that reads attention maps (SAG) puts its own in, and takes it out at its end only."""
+        networks = self.policy.loop.driver.denoisers.values()
+        kept = [(each, vars(each)) for network in networks for each in network.modules()]
+        name = "processor"
+        return [Patch(each, name, known[name]) for each, known in kept if name in known]
 
     def flowrl(self) -> Tensor:
         """Latents after flowrl's steps."""
