@@ -26,7 +26,15 @@ from sound_runs import row
 from torch import Tensor
 
 import flowrl
-from flowrl.demo.world import SIZE, PlacedObject, arrange, prompts_of, render, wanted_shapes
+from flowrl.demo.world import (
+    SIZE,
+    PlacedObject,
+    Split,
+    arrange,
+    prompts_of,
+    render,
+    wanted_shapes,
+)
 from flowrl.paths import PROJECT
 
 ROW = 16  # images of a row of a sheet
@@ -60,7 +68,7 @@ def free_side(away: float, stays: PlacedObject, at: float) -> tuple[int, int]:
     return math.ceil((at + reach) / 4) * 4, SIZE
 
 
-def sheet(folder: Path, name: str, count: int, seed: int) -> None:
+def sheet(folder: Path, name: Split, count: int, seed: int) -> None:
     """Write NAME.jsonl with its images and masks, each of them a part of one picture."""
     rng = random.Random(seed)
     prompts = [p for p in prompts_of(name) if wanted_shapes(p).relation]

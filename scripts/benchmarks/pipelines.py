@@ -65,8 +65,8 @@ KNOWN = {
     "ChromaInpaintPipeline": OWN + "its transformer's configuration has no guidance_embeds",
     "EasyAnimateControlPipeline": OWN + "its encode_prompt takes no text_encoder_index",
     "EasyAnimateInpaintPipeline": OWN + "it calls torch.tensor with two arguments",
-    "HunyuanDiTPAGPipeline": "exact at guidance 4.5; without guidance its own call fails with these "
-    "versions, whatever its parts: it has three styles for two copies of a prompt",
+    "HunyuanDiTPAGPipeline": "exact at guidance 4.5; without guidance its own call fails, whatever "
+    "its parts: it has three styles for two copies of a prompt",
     "QwenImageLayeredPipeline": "wants images with transparency; columns are read without",
     "StableDiffusionDiffEditPipeline": EDITS,
     "StableDiffusionLDM3DPipeline": "its images come with depths, and not as tensors",

@@ -66,10 +66,12 @@ def vocoder(_: Any) -> LTX2Vocoder:
     hertz = 200.0 * torch.arange(1, BINS + 1)
     time_ = torch.arange(2 * HOP) / RATE
     sines = torch.hann_window(2 * HOP) * torch.sin(2 * torch.pi * hertz[:, None] * time_)
+    (up,) = made.upsamplers
+    assert isinstance(up, nn.ConvTranspose1d)
     made.conv_in.weight.data[:, :, 3] = torch.eye(2 * BINS)
     for ear in (0, 1):
         for place, sign in ((ear, 1), (2 + ear, -1)):
-            made.upsamplers[0].weight.data[ear * BINS : (ear + 1) * BINS, place] = sign * sines
+            up.weight.data[ear * BINS : (ear + 1) * BINS, place] = sign * sines
             made.conv_out.weight.data[ear, place, 3] = sign * LEVEL
     return made
 

@@ -82,13 +82,12 @@ def vocoder() -> LTX2Vocoder:
 
 def wider_vocoder(_: Any) -> LTX2VocoderWithBWE:
     """LTX-2.3's: the spectrum of a first sound makes a second one of three times its rate."""
-    small = {"upsample_kernel_sizes": [4], "upsample_factors": [2], "resnet_kernel_sizes": [3]}
-    again = {"upsample_kernel_sizes": [12], "upsample_factors": [6], "resnet_kernel_sizes": [3]}
     return LTX2VocoderWithBWE(
-        in_channels=32, hidden_channels=8, resnet_dilations=[[1, 3, 5]], **small,
-        bwe_in_channels=8, bwe_hidden_channels=8, bwe_resnet_dilations=[[1, 3, 5]],
-        **{f"bwe_{name}": value for name, value in again.items()},
-        filter_length=8, hop_length=2, window_length=8, num_mel_channels=4,
+        in_channels=32, hidden_channels=8, upsample_kernel_sizes=[4], upsample_factors=[2],
+        resnet_kernel_sizes=[3], resnet_dilations=[[1, 3, 5]], bwe_in_channels=8,
+        bwe_hidden_channels=8, bwe_upsample_kernel_sizes=[12], bwe_upsample_factors=[6],
+        bwe_resnet_kernel_sizes=[3], bwe_resnet_dilations=[[1, 3, 5]], filter_length=8,
+        hop_length=2, window_length=8, num_mel_channels=4,
     )  # fmt: skip
 
 

@@ -308,9 +308,10 @@ class WholeSample:
         return self.policy.loop.arguments(c.prompts, self.batch.steps, guidance, c.extras)
 
     def _call(self, latents: Tensor | None) -> PipelineCall:
-        given = self._arguments(self.policy.loop.traits.trial_guidance)
+        traits = self.policy.loop.traits
+        given = self._arguments(traits.trial_guidance)
         given |= {} if latents is None else {"latents": latents}
-        return PipelineCall(given, self.conditioning.calls())
+        return PipelineCall(given, self.conditioning.calls(), stubs=traits.stubs)
 
     def _seen(self, latents: Tensor | None, draws: RecordedNoise) -> Tensor:
         with torch.no_grad():
