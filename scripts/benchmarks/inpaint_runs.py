@@ -1,4 +1,4 @@
-"""Does training help a model to paint the missing one of two shapes?
+"""Does training help a model to add the missing one of two shapes?
 
     python scripts/benchmarks/inpaint_runs.py --out runs/inpaint
 
@@ -69,7 +69,7 @@ def free_side(away: float, stays: PlacedObject, at: float) -> tuple[int, int]:
 
 
 def sheet(folder: Path, name: Split, count: int, seed: int) -> None:
-    """Write NAME.jsonl with its images and masks, each of them a part of one picture."""
+    """Write NAME.jsonl with its images and masks, each of them a part of one file."""
     rng = random.Random(seed)
     prompts = [p for p in prompts_of(name) if wanted_shapes(p).relation]
     rows, images, masks = list[dict[str, str]](), list[Tensor](), list[Tensor]()

@@ -185,8 +185,9 @@ class WholeSample:
         return self._own_call(step)[0]
 
     def _processors(self) -> list[Patch]:
-        """What the networks' attention is computed by, as a call within a call must leave it: a
-        loop that reads attention maps (SAG) puts its own in, and takes it out at its end only."""
+        """The networks' attention processors, which a call within a call must leave as they are.
+        A loop that reads attention maps (SAG) sets its own, and restores the others at its end
+        only."""
         networks = self.policy.loop.driver.denoisers.values()
         kept = [(each, vars(each)) for network in networks for each in network.modules()]
         name = "processor"
