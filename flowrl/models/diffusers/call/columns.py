@@ -6,6 +6,7 @@ video), bytes as in parquet, or images. Only rewards read the other columns. `ca
 arguments that all rows share.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -46,6 +47,16 @@ def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tupl
         return ()
     pairs = list(zip(rows, places(rows), strict=True))
     return tuple({name: _value(name, row.get(name), at) for name in found} for row, at in pairs)
+
+
+def instruction(prompt: str) -> str:
+    """A prompt as JSON, for editors that take nothing else (Bria Fibo Edit): one that is no JSON
+    object becomes the value of `edit_instruction`."""
+    try:
+        known = isinstance(json.loads(prompt), dict)
+    except json.JSONDecodeError:
+        known = False
+    return prompt if known else json.dumps({"edit_instruction": prompt})
 
 
 def texts_of(parameters: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -166,7 +166,7 @@ class WholeSample:
                 sample = (loop.state(self.first, sigma) / unit).to(sample)
             flow, vp = sample * unit, loop.traits.kind not in ("flow", "inverted")
             flow = from_vp(flow, sigma) if vp else flow
-            with torch.no_grad():
+            with torch.no_grad(), patched(self._processors()):
                 v = velocity(flow, sigma, self.rows)
             return sample, size * self._prediction(flow, v, sigma)
 
@@ -183,6 +183,15 @@ class WholeSample:
             return real(*given.args, **given.kwargs)
 
         return self._own_call(step)[0]
+
+    def _processors(self) -> list[Patch]:
+        """The networks' attention processors, which a call within a call must leave as they are.
+        A loop that reads attention maps (SAG) sets its own, and restores the others at its end
+        only."""
+        networks = self.policy.loop.driver.denoisers.values()
+        kept = [(each, vars(each)) for network in networks for each in network.modules()]
+        name = "processor"
+        return [Patch(each, name, known[name]) for each, known in kept if name in known]
 
     def flowrl(self) -> Tensor:
         """Latents after flowrl's steps."""
@@ -301,9 +310,10 @@ class WholeSample:
         return self.policy.loop.arguments(c.prompts, self.batch.steps, guidance, c.extras)
 
     def _call(self, latents: Tensor | None) -> PipelineCall:
-        given = self._arguments(self.policy.loop.traits.trial_guidance)
+        traits = self.policy.loop.traits
+        given = self._arguments(traits.trial_guidance)
         given |= {} if latents is None else {"latents": latents}
-        return PipelineCall(given, self.conditioning.calls())
+        return PipelineCall(given, self.conditioning.calls(), stubs=traits.stubs)
 
     def _seen(self, latents: Tensor | None, draws: RecordedNoise) -> Tensor:
         with torch.no_grad():
