@@ -93,6 +93,11 @@ def check_workers(run: Run, algorithm: Algorithm) -> None:
         raise UserError("workers.gpus: it needs workers; also set workers.sampling")
     if w.sampling or w.lag:
         _check_sampling(run, algorithm)
+    if w.evaluate and run.prompts.held_out is None:
+        raise UserError(
+            "workers.evaluate: the run has no held-out prompts to evaluate on; set "
+            "prompts.held_out, or leave it out"
+        )
     if not w.any:
         if w.address is not None:
             raise UserError("workers.address: it needs workers; also set workers.sampling")

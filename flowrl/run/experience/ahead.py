@@ -50,9 +50,8 @@ class IterationsAhead:
         hand the policies the weights that sampled."""
         session = self.session
         self.started = {k: each for k, each in self.started.items() if k >= iteration}
-        policies, algorithm = session.learner.policies, session.algorithm
-        averages = {each.name for each in algorithm.averages} & {*algorithm.roles}
-        self.weights[iteration] = policies.copies({algorithm.behaviour, *averages})
+        policies = session.learner.policies
+        self.keep(iteration)
         for k in range(iteration, iteration + session.run.workers.lag + 1):
             if k not in self.started:
                 self._start(k, iteration)
@@ -61,6 +60,15 @@ class IterationsAhead:
         now = self.started[iteration]
         self.age, self.more = iteration - now.version, now.more
         policies.keep_sampled({} if self.age == 0 else self.weights[now.version])
+
+    def keep(self, iteration: int) -> PolicyWeights:
+        """Copies of the weights with which an iteration begins, made once."""
+        algorithm = self.session.algorithm
+        averages = {each.name for each in algorithm.averages} & {*algorithm.roles}
+        if iteration not in self.weights:
+            names = {algorithm.behaviour, *averages}
+            self.weights[iteration] = self.session.learner.policies.copies(names)
+        return self.weights[iteration]
 
     def _start(self, iteration: int, version: int) -> None:
         session = self.session
