@@ -134,10 +134,10 @@ def _check_sampling(run: Run, algorithm: Algorithm) -> None:
             "workers.sampling: with model.compile: auto each process decides by itself; set it to "
             "true or false"
         )
-    if run.model.server is not None:
+    if run.workers.sampling and run.model.server is not None:
         raise UserError(
-            f"workers.{name}: with model.server the server samples, and it has only one version "
-            f"of the weights; set workers.{name}: 0, or leave the server out"
+            "workers.sampling: with model.server the server samples; set workers.sampling: 0, or "
+            "leave the server out"
         )
     if run.workers.lag and algorithm.reward_gradient:
         raise UserError(

@@ -90,10 +90,19 @@ class WorkerSettings(Settings):
                 "weights, and this loss has no ratio to weight its rows with: set "
                 "train.recompute_old: false, or lag: 0"
             )
-        how, likelihood, loss = self.correction, algorithm.likelihood, algorithm.loss
-        if self.clip and isinstance(loss, ClipsRatio):
-            loss = replace(loss, weights=(*loss.weights, BehindClip(likelihood, *loss.clip)))
+        algorithm, how = self.within_clip(algorithm), self.correction
+        likelihood, loss = algorithm.likelihood, algorithm.loss
+        assert isinstance(loss, RatioLoss), "`within_clip` changes only its weights"
         if isinstance(likelihood, Token):
-            return corrected(replace(algorithm, loss=loss), how.weight())
+            return corrected(algorithm, how.weight())
         weight = Decoupled(likelihood, how.mode, how.high, how.low)
         return replace(algorithm, loss=replace(loss, weights=(*loss.weights, weight)))
+
+    def within_clip(self, algorithm: Algorithm) -> Algorithm:
+        """The algorithm that leaves out rows past the clip range of the policy that sampled, if its
+        loss has one."""
+        loss = algorithm.loss
+        if not (self.clip and isinstance(loss, RatioLoss) and isinstance(loss, ClipsRatio)):
+            return algorithm
+        past = BehindClip(algorithm.likelihood, *loss.clip)
+        return replace(algorithm, loss=replace(loss, weights=(*loss.weights, past)))

@@ -1,12 +1,12 @@
-"""Evaluations beside the next iteration: a run's lines, pages, best weights and checkpoints are those
-of the run that evaluates in turn, also after an interruption in between."""
+"""Evaluations beside the next iteration: a run's lines, pages, best weights and checkpoints are
+those of the run that evaluates in turn, also after an interruption in between."""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -64,8 +64,10 @@ def _stored(unit, each: ScoredTrial) -> ScoredTrial:
 class LateSource(IterationsAhead):
     """Samples in turn, and evaluates late."""
 
-    late: list[int] = []  # iterations whose evaluation was waited for after the weights changed
-    full: list[Exception] = []  # raised once each, in place of a result
+    late: ClassVar[
+        list[int]
+    ] = []  # iterations evaluated after their weights changed
+    full: ClassVar[list[Exception]] = []  # raised once each, in place of a result
 
     def ask(self, units: list[Any], iteration: int) -> LateTrial:
         return LateTrial(self, units, iteration)
@@ -96,6 +98,9 @@ def same_ends(folder: Path, wanted: Path) -> None:
     assert len(shown) > 3
     for name in shown:
         assert (folder / name).read_bytes() == (wanted / name).read_bytes(), name
+    kept = sorted(p.relative_to(wanted) for p in wanted.glob("checkpoints/*/*.safetensors"))
+    assert kept == sorted(p.relative_to(folder) for p in folder.glob("checkpoints/*/*.safetensors"))
+    assert all((folder / name).read_bytes() == (wanted / name).read_bytes() for name in kept)
     states = [
         json.loads((run / "checkpoints" / "000005" / "state.json").read_text())
         for run in (folder, wanted)
