@@ -24,7 +24,7 @@ from flowrl.run.experience.units import cuttable, sample_unit
 from flowrl.run.model_proof import StartProof
 from flowrl.run.state.learner import Learner, evaluated
 from flowrl.run.state.record import Terminal
-from flowrl.run.state.session import Session, load_rewards, on_cpu
+from flowrl.run.state.session import Session, keep_freed_memory, load_rewards, on_cpu
 from flowrl.run.state.units import SamplingUnit, UnitSamples
 from flowrl.run.workers.scoring import ReplicatedReward, begin_worker, blamed_in_words
 from flowrl.run.workers.transport import brought_to, bytes_of, distinct_states
@@ -99,6 +99,8 @@ class SamplingWorker:
         self.versions: dict[str, int] = {}  # of the weights that are loaded, by policy
         self.folder = tempfile.TemporaryDirectory(prefix="flowrl-worker-")  # goes with this process
         folder = Path(self.folder.name)
+        if on_cpu(run):
+            keep_freed_memory()
         accelerator = Accelerator(cpu=on_cpu(run))
         learner = Learner.open(run, folder, accelerator)
         rewards = load_rewards(run.rewards, elsewhere=remote)
