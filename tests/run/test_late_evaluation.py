@@ -17,6 +17,7 @@ from flowrl.run import start, train
 from flowrl.run.evaluate.evaluate import evaluate_held_out, scored_unit, units_of_trial
 from flowrl.run.evaluate.trial import ScoredTrial, StoredTrial
 from flowrl.run.experience.ahead import IterationsAhead
+from flowrl.run.save import checkpoint
 from flowrl.run.state.learner import evaluated
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.units import StoredSamples
@@ -113,8 +114,9 @@ def same_ends(folder: Path, wanted: Path) -> None:
 
 
 @pytest.fixture
-def in_turn(pipeline, tmp_path) -> Path:
-    """The same run without workers, in the same units."""
+def in_turn(pipeline, tmp_path, monkeypatch) -> Path:
+    """The same run without workers, in the same units; all weights that were the best stay."""
+    monkeypatch.setattr(checkpoint, "drop_other_best", lambda *_: None)
     (tmp_path / "turn").mkdir()
     config = write(settings(pipeline, tmp_path, average=0.5), tmp_path)
     folder = tmp_path / "turn" / "run"
@@ -128,6 +130,7 @@ def test_a_run_that_evaluates_late_is_the_run_that_evaluates_in_turn(in_turn, la
     folder.parent.mkdir()
     assert flowrl("train", tmp_path / "tiny.yaml", "--folder", folder) == 0
     assert late.late == [2, 4]
+    assert (folder / "best" / "000004").exists(), "found beside iteration 5"
     same_ends(folder, in_turn)
     waited = [line.get("seconds/waiting/evaluation") for line in lines(folder)]
     assert waited == [None, None, 0.5, None, 0.5, None]
@@ -148,8 +151,7 @@ def test_an_interruption_with_an_evaluation_in_flight_repeats_its_iteration(
 
     with monkeypatch.context() as broken:
         broken.setattr(train, "iterate", ends)
-        with pytest.raises(SystemExit):
-            flowrl("train", tmp_path / "tiny.yaml", "--folder", folder)
+        assert flowrl("train", tmp_path / "tiny.yaml", "--folder", folder) == 9
     assert [line["iteration"] for line in lines(folder)] == [0, 1]
     assert max((folder / "checkpoints").iterdir()).name == "000001"
     assert flowrl("train", "--resume", folder) == 0
