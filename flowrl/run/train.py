@@ -115,7 +115,7 @@ def keep_settings(session: Session) -> None:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldLine:
     """An iteration whose line waits for an evaluation by workers, with its progress, and with its
     state if a checkpoint is due."""
 
@@ -134,7 +134,7 @@ class TrainingLoop:
     progress: Progress
     alarms: Alarms
     observers: Sequence[Observer] = ()
-    held: list[Held] = field(default_factory=list)
+    held: list[HeldLine] = field(default_factory=list)
 
     def record_base(self) -> None:
         """Evaluate the model before any training, and save it as checkpoint 0."""
@@ -212,7 +212,7 @@ class TrainingLoop:
         stop = interrupt.pending(session.accelerator)
         due = stop or progress.iteration % session.run.checkpoint.every == 0
         taken = checkpoint.take_state(session, progress.iteration) if due else None
-        self.held.append(Held(progress.copy(), metrics, asked, taken))
+        self.held.append(HeldLine(progress.copy(), metrics, asked, taken))
         if stop:
             self.settle()
         return stop

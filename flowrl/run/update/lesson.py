@@ -1,4 +1,4 @@
-"""What one model of a run learns from in an iteration, and its checks before and after."""
+"""The samples that one model of a run learns from in an iteration, with the checks of an update."""
 
 from dataclasses import dataclass, replace
 

@@ -15,7 +15,7 @@ from flowrl.run.workers.scoring import Waiting
 from rewards import Samples
 
 T = TypeVar("T")
-Made = tuple[MadeUnit, Mapping[str, Any]]  # a unit's results, and those of replicas
+UnitResult = tuple[MadeUnit, Mapping[str, Any]]  # a unit's results, and those of replicas
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class WorkersTrial:
 
     flight: Flight[Trial]
     weights: NamedWeights
-    wait: Callable[[Flight[Any], dict[str, float]], list[Made]]
+    wait: Callable[[Flight[Any], dict[str, float]], list[UnitResult]]
     fetch: Callable[[Flight[Any], int, int], Samples]
     waited: float = 0.0
 

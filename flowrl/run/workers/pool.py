@@ -32,7 +32,7 @@ from flowrl.run.state.session import Session
 from flowrl.run.state.units import SamplingUnit, StoredSamples, UnitSamples
 from flowrl.run.workers.cluster import Cluster
 from flowrl.run.workers.crew import Crew
-from flowrl.run.workers.flights import Flight, Made, Sent, WorkersTrial
+from flowrl.run.workers.flights import Flight, Sent, UnitResult, WorkersTrial
 from flowrl.run.workers.sampler import (
     Asked,
     AskedPrompts,
@@ -120,7 +120,7 @@ class SamplingPool:
         ]
         return [brought_to(made, device) for made in results]
 
-    def made(self, known: Flight[Any], seconds: dict[str, float]) -> list[Made]:
+    def made(self, known: Flight[Any], seconds: dict[str, float]) -> list[UnitResult]:
         """Wait for all units, in order."""
         known.send()
         try:
@@ -142,7 +142,7 @@ class SamplingPool:
             "workers/restarts": float(self.crew.restarts),
         }
 
-    def _made(self, known: Flight[Any], place: int, seconds: dict[str, float]) -> Made:
+    def _made(self, known: Flight[Any], place: int, seconds: dict[str, float]) -> UnitResult:
         """A unit's results with the scores of replicas. It is requested again if its worker is
         lost, or its samples before a replica has scored them."""
         why = ""
