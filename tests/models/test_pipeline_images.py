@@ -11,8 +11,8 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call import columns, image_cache
-from flowrl.models.diffusers.call.image_cache import Memo, Posterior
-from flowrl.models.diffusers.call.patches import patched
+from flowrl.models.diffusers.call.image_cache import ImageSet, Memo, Posterior
+from flowrl.models.diffusers.call.patches import patched, placed
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
 from rewards.perception.files import read_images
@@ -98,6 +98,40 @@ def test_memo_encodes_an_image_once() -> None:
     noise = (first.sample() - first.mean) / first.std
     assert noise.std() == pytest.approx(1, abs=0.1) and not torch.equal(noise[0], noise[1])
     assert pipe.vae.encode is counted
+
+
+def test_the_content_of_known_images_is_not_read_again(monkeypatch) -> None:
+    """Reading a tensor waits for its device. Images in another order are other ones, and so are
+    those of a call with another number (a strength, a height)."""
+    pipe: Any = type("Pipe", (), {})()
+    pipe.vae = vae().eval()
+    memo, read, digests = Memo(pipe), [], image_cache._digests
+
+    def counted(rows: torch.Tensor) -> list[str]:
+        read.append(len(rows))
+        return digests(rows)
+
+    monkeypatch.setattr(image_cache, "_digests", counted)
+    pixels = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    pictures = [Image.new("RGB", (16, 16)) for _ in pixels]
+
+    def encoded(order: list[int], number: float = 1.0) -> torch.Tensor:
+        given = {"image": [pictures[i] for i in order], "strength": number, "prompt": ["a"]}
+        memo.begin(ImageSet(given))
+        with patched(memo.patches()):
+            return pipe.vae.encode(pixels[order] * number).latent_dist.sample()
+
+    first = encoded([0, 1])
+    assert torch.equal(encoded([0, 1]), first) and read == [2]
+    assert torch.equal(encoded([1, 0]), first.flip(0)) and read == [2, 2]
+    assert not torch.equal(encoded([0, 1], 0.5), first) and read == [2, 2, 2]
+    pictures[0] = Image.new("RGB", (16, 16))  # another object, maybe at the same address
+    pixels[0] = 1 - pixels[0]
+    assert not torch.equal(encoded([0, 1])[0], first[0]) and read == [2, 2, 2, 2]
+    memo.begin(None)  # unknown: read in every call
+    with patched(memo.patches()):
+        pipe.vae.encode(pixels), pipe.vae.encode(pixels)
+    assert read == [2] * 6
 
 
 def test_memo_is_bounded_by_bytes_and_keeps_the_encodings_of_its_call(monkeypatch) -> None:
@@ -274,3 +308,26 @@ def test_a_pipeline_with_images_calls_its_denoiser_no_more_than_needed(tmp_path:
     neighbours, other_images = [1, 1, 3, 3, 3, 3], [2] * 6
     # another guidance, a gradient, and what a guided row costs
     assert rows == [*steps, *neighbours, *other_images, 2, 1, 2, 2]
+
+
+def test_positions_are_computed_once_and_handed_out_as_copies() -> None:
+    """FluxKontextPipeline writes into what it gets."""
+    made: list[tuple[Any, ...]] = []
+
+    class Pipe:
+        @staticmethod
+        def _prepare_latent_image_ids(*args: Any) -> torch.Tensor:
+            made.append(args)
+            return torch.arange(6.0).view(2, 3)
+
+    pipe: Any = Pipe()
+    sizes = (1, 2, 3, torch.device("cpu"), torch.float32)
+    with placed(pipe, torch.device("cpu")):
+        first = pipe._prepare_latent_image_ids(*sizes)
+        first[:] = 0
+        again = pipe._prepare_latent_image_ids(*sizes)
+        assert torch.equal(again, torch.arange(6.0).view(2, 3)) and made == [sizes]
+        pipe._prepare_latent_image_ids(2, *sizes[1:])
+        for _ in range(2):
+            pipe._prepare_latent_image_ids(again, 8)  # of an image: not remembered
+    assert len(made) == 4 and type(pipe) is Pipe
