@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 from statistics import median
 
@@ -83,7 +84,7 @@ def beside_one(bench: Bench, name: str, words: Sequence[str]) -> str:
     one = bench.run(f"{name}-one", words)
     lag = bench.run(f"{name}-beside", [*words, "--workers.sampling", "1"])
     same = weights(bench.out / f"{name}-one") == weights(bench.out / f"{name}-beside") != []
-    two = bench.run(f"{name}-threads", words, threads=2) if bench.threads else one
+    two = bench.run(f"{name}-threads", words, threads=2) if bench.threads else {"seconds": nan}
     sample, update = halves(one)
     _, shared = halves(bench.run(f"{name}-shared", words, other=True))
     return (
