@@ -99,6 +99,11 @@ def check_workers(run: Run, algorithm: Algorithm) -> None:
         raise UserError("workers.gpus: it needs workers; also set workers.sampling")
     if w.sampling or w.lag:
         _check_sampling(run, algorithm)
+    if w.evaluate and run.prompts.held_out is None:
+        raise UserError(
+            "workers.evaluate: the run has no held-out prompts to evaluate on; set "
+            "prompts.held_out, or leave it out"
+        )
     if not w.any:
         if w.address is not None:
             raise UserError("workers.address: it needs workers; also set workers.sampling")
@@ -135,10 +140,10 @@ def _check_sampling(run: Run, algorithm: Algorithm) -> None:
             "workers.sampling: with model.compile: auto each process decides by itself; set it to "
             "true or false"
         )
-    if run.model.server is not None:
+    if run.workers.sampling and run.model.server is not None:
         raise UserError(
-            f"workers.{name}: with model.server the server samples, and it has only one version "
-            f"of the weights; set workers.{name}: 0, or leave the server out"
+            "workers.sampling: with model.server the server samples; set workers.sampling: 0, or "
+            "leave the server out"
         )
     if run.workers.lag and algorithm.reward_gradient:
         raise UserError(

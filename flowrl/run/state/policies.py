@@ -184,6 +184,19 @@ class Policies:
             kept[SAMPLED + name] = {key: like(weight, p) for key, weight, p in pairs}
         self._weights = kept
 
+    @contextmanager
+    def earlier(self, name: str, weights: NamedWeights | None) -> Iterator[str]:
+        """The name of a policy inside: its own, or one with the weights that it had earlier, which
+        takes the place of the weights that sampled."""
+        if weights is None:
+            yield name
+            return
+        self.keep_sampled({name: weights})
+        try:
+            yield self.at_sampling(name)
+        finally:
+            self.keep_sampled({})
+
     def at_sampling(self, name: str) -> str:
         """The name of a policy's weights as they were when the samples were drawn."""
         return SAMPLED + name if SAMPLED + name in self._weights else name
