@@ -7,7 +7,6 @@ optimizer step and all processes, so that the result depends neither on chunks n
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -252,7 +251,7 @@ class RatioLoss(ABC):
                 "a loss can select tokens by entropy only once: remove the other selections"
             )
 
-    @cached_property
+    @property
     def roles(self) -> frozenset[str]:
         return roles(self.anchors, "old")
 
