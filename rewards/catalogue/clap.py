@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.perception.embedding import DtypeName, Placement, tokenize
+from rewards.perception.embedding import DtypeName, Placement, complete, tokenize
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.sound import expect_sound, resampled
 from rewards.types import OneOrMore, Reward, Samples
@@ -69,7 +69,7 @@ def load(
 
     place, path = Placement.of(device, dtype), model_path(model)
     return Clap(
-        place.put(ClapModel.from_pretrained(path)),
+        place.put(complete(ClapModel.from_pretrained, path)),
         AutoTokenizer.from_pretrained(path),
         AutoFeatureExtractor.from_pretrained(path),
         place,

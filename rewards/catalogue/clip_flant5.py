@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from rewards.perception.embedding import (
     DtypeName,
     Placement,
+    complete,
     image_processor,
     in_pair_batches,
 )
@@ -226,7 +227,7 @@ def load(
         folder = Path(fetched("clip_flant5", model, way_out, lambda: snapshot_download(model)))
     state, seen = state_of(folder), model_path(tower)
     reward = ClipFlanT5(
-        place.put(CLIPVisionModel.from_pretrained(seen)),
+        place.put(complete(CLIPVisionModel.from_pretrained, seen)),
         place.put(projector_of(state, str(folder))),
         place.put(language_model(folder, state)),
         AutoTokenizer.from_pretrained(model_path(tokenizer)),

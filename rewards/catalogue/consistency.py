@@ -18,6 +18,7 @@ subject that fills the frame; use it together with `motion`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,7 @@ from rewards.perception.embedding import (
     OPENAI_STD,
     DtypeName,
     Placement,
+    complete,
     standardised,
 )
 from rewards.perception.hub import HubName, model_path
@@ -81,7 +83,8 @@ def dino_frames(model: str, place: Placement) -> Callable[[VideoFrames], Float[T
     """Return a function from frames in 0..1 to a ViT's class tokens, as unit vectors."""
     from transformers import ViTModel
 
-    loaded: Any = place.put(ViTModel.from_pretrained(model, add_pooling_layer=False))
+    unpooled = partial(ViTModel.from_pretrained, add_pooling_layer=False)
+    loaded: Any = place.put(complete(unpooled, model))
     side = loaded.config.image_size
 
     @torch.no_grad()
@@ -99,7 +102,7 @@ def clip_frames(model: str, place: Placement) -> Callable[[VideoFrames], Float[T
     """Return a function from frames in 0..1 to CLIP's image embeddings, as unit vectors."""
     from transformers import CLIPModel
 
-    loaded: Any = place.put(CLIPModel.from_pretrained(model))
+    loaded: Any = place.put(complete(CLIPModel.from_pretrained, model))
     side = loaded.config.vision_config.image_size
 
     @torch.no_grad()

@@ -26,7 +26,13 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.perception.embedding import Placement, image_processor, in_batches, pil_images
+from rewards.perception.embedding import (
+    Placement,
+    complete,
+    image_processor,
+    in_batches,
+    pil_images,
+)
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
 from rewards.types import Inline, Reward, Samples
@@ -68,7 +74,7 @@ def classifier(model: str, label: str, place: Placement) -> Judged:
     """1 - P(label). ValueError if the model has no such label."""
     from transformers import AutoModelForImageClassification
 
-    loaded: Any = place.put(AutoModelForImageClassification.from_pretrained(model))
+    loaded: Any = place.put(complete(AutoModelForImageClassification.from_pretrained, model))
     labels = {name.lower(): int(index) for index, name in loaded.config.id2label.items()}
     if label.lower() not in labels:
         raise ValueError(f"safety: {model} has no label {label!r}; it has {', '.join(labels)}")

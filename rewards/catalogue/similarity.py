@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from rewards.perception.embedding import (
     Placement,
+    complete,
     image_processor,
     in_batches,
     pil_images,
@@ -70,7 +71,10 @@ def dino(model: str, place: Placement) -> Embed:
     vectors."""
     from transformers import AutoModel
 
-    loaded, processor = place.put(AutoModel.from_pretrained(model)), image_processor(model)
+    loaded, processor = (
+        place.put(complete(AutoModel.from_pretrained, model)),
+        image_processor(model),
+    )
 
     @torch.no_grad()
     def embed(images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from rewards.catalogue.vqascore import QUESTION
-from rewards.perception.embedding import Placement, in_pair_batches
+from rewards.perception.embedding import Placement, complete, in_pair_batches
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
 from rewards.types import Inline, Reward, Samples
@@ -79,7 +79,7 @@ def load(
     for word, ids in zip((yes, no), tokens, strict=True):
         if len(ids) != 1:
             raise ValueError(f"vlm_yes_no: {word!r} is {len(ids)} tokens in {model}, not one")
-    loaded = common.place.put(AutoModelForImageTextToText.from_pretrained(source))
+    loaded = common.place.put(complete(AutoModelForImageTextToText.from_pretrained, source))
     answers = (tokens[0][0], tokens[1][0])
     reward = YesNo(loaded, processor, answers, question, common.place, common.batch)
     return common.over_frames("vlm_yes_no", reward)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from rewards.perception.embedding import Placement, image_processor
+from rewards.perception.embedding import Placement, complete, image_processor
 from rewards.perception.hub import model_path
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
@@ -120,5 +120,5 @@ def detector(model: str, place: Placement) -> Detector:
     config = transformers.AutoConfig.from_pretrained(model)
     kind, read = kinds.get(config.model_type, boxes)
     return ModelDetector(
-        place.put(kind.from_pretrained(model)), image_processor(model), place, read
+        place.put(complete(kind.from_pretrained, model)), image_processor(model), place, read
     )

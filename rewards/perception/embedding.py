@@ -50,6 +50,23 @@ class Placement:
         return model.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
 
 
+def complete(load: Callable[..., Any], source: str) -> Any:
+    """Load a model by its `from_pretrained`.
+
+    ValueError if its files lack weights, which transformers fills in with random numbers.
+    """
+    model, info = load(source, output_loading_info=True)
+    learned = dict(model.named_parameters())
+    missing = sorted(key for key in info["missing_keys"] if key in learned)
+    if missing:
+        more = f" and {len(missing) - 2} more" if len(missing) > 2 else ""
+        raise ValueError(
+            f"{source} lacks weights of {type(model).__name__}, so scores would be random: "
+            f"{', '.join(missing[:2])}{more}"
+        )
+    return model
+
+
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
@@ -175,7 +192,7 @@ def transformers_towers(model: str, place: Placement, processor: str | None = No
 
     model, source = model_path(model), model_path(processor or model)
     return TransformersTowers(
-        place.put(CLIPModel.from_pretrained(model)),
+        place.put(complete(CLIPModel.from_pretrained, model)),
         AutoTokenizer.from_pretrained(source),
         image_processor(source),
         place,

@@ -1,11 +1,13 @@
 """Published reward models on tiny random weights, against raw calls and numbers by hand."""
 
+import shutil
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import CLIPModel
 
 from rewards import Samples, load
@@ -128,6 +130,20 @@ def test_the_contract_holds(folder, head, factory):
         assert scores.std() > 1e-3
         check_contract(load("pickscore", processor=str(folder), **own), factory, tolerance=1e-5)
         check_contract(load("aesthetic", head=str(head), **own), factory, tolerance=1e-5)
+
+
+def test_weights_that_a_file_lacks_are_told_and_never_random(folder, tmp_path):
+    """transformers fills them in and only logs that."""
+    copy = tmp_path / "cut"
+    shutil.copytree(folder, copy)
+    state = load_file(copy / "model.safetensors")
+    del state["visual_projection.weight"]
+    save_file(state, copy / "model.safetensors", {"format": "pt"})
+    for name in ("clip", "similarity"):
+        with pytest.raises(
+            ValueError, match=r"cut lacks weights of CLIPModel.*: visual_projection"
+        ):
+            load(name, model=str(copy))
 
 
 def test_what_is_cut_of_a_prompt_is_told(folder):

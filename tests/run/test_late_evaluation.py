@@ -65,9 +65,7 @@ def _stored(unit, each: ScoredTrial) -> ScoredTrial:
 class LateSource(IterationsAhead):
     """Samples in turn, and evaluates late."""
 
-    late: ClassVar[
-        list[int]
-    ] = []  # iterations evaluated after their weights changed
+    late: ClassVar[list[int]] = []  # iterations evaluated after their weights changed
     full: ClassVar[list[Exception]] = []  # raised once each, in place of a result
 
     def ask(self, units: list[Any], iteration: int) -> LateTrial:
