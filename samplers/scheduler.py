@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from samplers.host import on_host, uploaded
 from samplers.kernels import Gaussian, Kernel, lift, per_row, renoise, step
 from samplers.plan import Plan
 from samplers.solvers import Euler, Plain, Point
@@ -35,11 +36,11 @@ class Scheduler:
         if self.coefficients is None or self.sigmas is None:
             return renoise(x, v, sigma, sigma_next, sigma_next)
         x, v = lift(x), lift(v)
-        levels = torch.tensor(self.sigmas[:-1], dtype=torch.float64).to(sigma)
-        place = (sigma[:, None] - levels).abs().argmin(1).to("cpu")
-        of_x, of_v, std = (
-            torch.tensor(self.coefficients, dtype=torch.float64)[place].to(x).unbind(1)
-        )
+        here = on_host(sigma)
+        levels = torch.tensor(self.sigmas[:-1], dtype=torch.float64).to(here)
+        place = (here[:, None] - levels).abs().argmin(1)
+        numbers = torch.tensor(self.coefficients, dtype=torch.float64)[place].to(x.dtype)
+        of_x, of_v, std = uploaded(numbers, x.device).unbind(1)
         return Gaussian(per_row(of_x, x) * x + per_row(of_v, x) * v, std)
 
     def bound(self, sigmas: Sequence[float]) -> "Scheduler":

@@ -45,7 +45,8 @@ if __name__ == "__main__":
     )
     run = flowrl.train(resume=folder, rewards=[red], iterations=2)
     held_out = run.evaluate(["a red circle"], samples=2).metrics
-    print("RESULT", json.dumps([len(run.metrics), len(seen), held_out["red"]]), flush=True)
+    found = json.dumps([len(run.metrics), len(seen), held_out["red"]])
+    print(f"RESULT{found}\n", end="", flush=True)  # in one piece, beside the other process
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 LAUNCH = ("-m", "accelerate.commands.launch", "--num_processes", "2", "--cpu")

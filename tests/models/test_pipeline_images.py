@@ -11,7 +11,7 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call import columns, image_cache
-from flowrl.models.diffusers.call.image_cache import Memo, Posterior
+from flowrl.models.diffusers.call.image_cache import ImageSet, Memo, Posterior
 from flowrl.models.diffusers.call.patches import patched
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
@@ -98,6 +98,40 @@ def test_memo_encodes_an_image_once() -> None:
     noise = (first.sample() - first.mean) / first.std
     assert noise.std() == pytest.approx(1, abs=0.1) and not torch.equal(noise[0], noise[1])
     assert pipe.vae.encode is counted
+
+
+def test_the_content_of_known_images_is_not_read_again(monkeypatch) -> None:
+    """Reading a tensor waits for its device. Images in another order are other ones, and so are
+    those of a call with another number (a strength, a height)."""
+    pipe: Any = type("Pipe", (), {})()
+    pipe.vae = vae().eval()
+    memo, read, digests = Memo(pipe), [], image_cache._digests
+
+    def counted(rows: torch.Tensor) -> list[str]:
+        read.append(len(rows))
+        return digests(rows)
+
+    monkeypatch.setattr(image_cache, "_digests", counted)
+    pixels = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    pictures = [Image.new("RGB", (16, 16)) for _ in pixels]
+
+    def encoded(order: list[int], number: float = 1.0) -> torch.Tensor:
+        given = {"image": [pictures[i] for i in order], "strength": number, "prompt": ["a"]}
+        memo.begin(ImageSet(given))
+        with patched(memo.patches()):
+            return pipe.vae.encode(pixels[order] * number).latent_dist.sample()
+
+    first = encoded([0, 1])
+    assert torch.equal(encoded([0, 1]), first) and read == [2]
+    assert torch.equal(encoded([1, 0]), first.flip(0)) and read == [2, 2]
+    assert not torch.equal(encoded([0, 1], 0.5), first) and read == [2, 2, 2]
+    pictures[0] = Image.new("RGB", (16, 16))  # another object, maybe at the same address
+    pixels[0] = 1 - pixels[0]
+    assert not torch.equal(encoded([0, 1])[0], first[0]) and read == [2, 2, 2, 2]
+    memo.begin(None)  # unknown: read in every call
+    with patched(memo.patches()):
+        pipe.vae.encode(pixels), pipe.vae.encode(pixels)
+    assert read == [2] * 6
 
 
 def test_memo_is_bounded_by_bytes_and_keeps_the_encodings_of_its_call(monkeypatch) -> None:

@@ -122,7 +122,7 @@ def test_an_evaluation_without_a_prompt_of_a_set_is_refused(pipeline, tmp_path, 
     tree = settings(pipeline, tmp_path)
     tree["evaluate"] |= {"samples": 2, "per_prompt": 2}
     assert runs.flowrl("train", runs.write(tree, tmp_path), "--folder", tmp_path / "run") == 2
-    assert "none of an evaluation's 1 prompts is of dogs, which jpeg scores" in (
+    assert "the 1 prompts of an evaluation include none of dogs, which jpeg scores" in (
         " ".join(capsys.readouterr().err.split())
     )
 

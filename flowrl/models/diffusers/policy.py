@@ -305,7 +305,7 @@ class PipelinePolicy(DenoiserWeights):
         guidance: float | None,
         graded: bool = False,
     ) -> Decoded:
-        """The same with their sound."""
+        """Decode x0 as `decode` does, and its sound too."""
         assert len(x0) == len(conditioning), "decode takes one row of conditioning per sample"
         proof = self.known_proofs.get((steps, guidance))
         way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way

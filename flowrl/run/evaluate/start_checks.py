@@ -130,9 +130,9 @@ def check_drawn_sets(session: Session) -> None:
     for spec in session.run.held_out_rewards:
         if missing := [name for name in spec.sets if name not in drawn]:
             raise UserError(
-                f"evaluate.samples: none of an evaluation's {len(trial.rows)} prompts is of "
-                f"{missing[0]}, which {spec.label} scores: raise it, or bound the other data sets "
-                "with `limit`"
+                f"evaluate.samples: the {len(trial.rows)} prompts of an evaluation include none of "
+                f"{missing[0]}, which {spec.label} scores: raise it, or shorten the other data "
+                "sets with `limit`"
             )
 
 

@@ -132,11 +132,12 @@ class Policies:
     @torch.no_grad()
     def follow(self, optimizer_steps: int) -> None:
         """Update averages: average <- d average + (1 - d) current, where d is this step's decay."""
+        own = self.local(self.parameters)
         for average in self.averages:
             d = average.decay(optimizer_steps)
-            slow = self._weights[average.name]
+            slow = self.local(self._weights[average.name])
             torch._foreach_lerp_(  # type: ignore[reportPrivateImportUsage]
-                list(slow.values()), [self.parameters[key].detach() for key in slow], 1 - d
+                list(slow.values()), [own[key].detach() for key in slow], 1 - d
             )
 
     @torch.no_grad()

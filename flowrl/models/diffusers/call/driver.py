@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.conditioning import Calls
-from flowrl.models.diffusers.call.image_cache import Memo
+from flowrl.models.diffusers.call.image_cache import ImageSet, Memo
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise
 from flowrl.models.diffusers.call.latents import (
     PREPARE,
@@ -140,14 +140,17 @@ class Driver:
         if target is None:
             stop = self._driven(call, Control(), [], until=NEVER_STOP)
         elif target.index is not None:
-            stop = self._driven(call, Control(stop_at=target.index), [], until=target.index)
+            control, images = Control(stop_at=target.index), ImageSet(call.arguments)
+            stop = self._driven(call, control, [], until=target.index, images=images)
         else:
             times, levels = target.times, target.levels
             count = 1 + self.behind
             pinned = OneStep([PerRow(times)] * count) if times.ndim else times.expand(count)
             if levels is not None:
                 levels = OneStep([LevelPerRow(levels)] * count) if levels.ndim else [levels] * count
-            stop = self._driven(call, Control(pinned=pinned, levels=levels), self._whole_list())
+            control = Control(pinned=pinned, levels=levels)
+            images = ImageSet(call.arguments)
+            stop = self._driven(call, control, self._whole_list(), images=images)
         if not isinstance(stop, Stop) or stop.received is None:
             raise UserError(
                 f"{type(self.pipe).__name__} ended without the expected call of scheduler.step: "
@@ -257,16 +260,25 @@ class Driver:
         return Patch(self.pipe, method, keep), outputs
 
     def _driven(
-        self, call: PipelineCall, control: Control, patches: Sequence[Patch], *, until: int = 0
+        self,
+        call: PipelineCall,
+        control: Control,
+        patches: Sequence[Patch],
+        *,
+        until: int = 0,
+        images: ImageSet | None = None,
     ) -> Any:
-        """One call, with denoisers stubbed until the step `until` if the call allows stubs."""
+        """One call, with denoisers stubbed until the step `until` if the call allows stubs.
+
+        `images` are those of the call if its encodings depend on nothing else.
+        """
         arguments = self._seeded(call.arguments)
         stubs = self.stubs.patches(self.control, until) if until and call.stubs else []
         patches = [*patches, *stubs, self._hand_back(call.encoded)]
         if call.x is not None:
             arguments |= call.entry.arguments(call.x)
             patches += call.entry.patches(self.pipe, call.x, call.held)
-        return self._run(self.raw, arguments, control, patches)
+        return self._run(self.raw, arguments, control, patches, images)
 
     def _seeded(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Add a generator, so that a pipeline draws the same noise in every call."""
@@ -281,11 +293,13 @@ class Driver:
         arguments: Mapping[str, Any],
         control: Control,
         patches: Sequence[Patch],
+        images: ImageSet | None = None,
     ) -> Any:
         """Return the call's result, or the Stop that ended it (without its frames)."""
         self._refuse_caches()
         vars(self.control).update(vars(control))
         self.control.layout = self.layout
+        self.memo.begin(images)
         finished = False
         try:
             stands = Patch(self.pipe, "scheduler", self.scheduler)

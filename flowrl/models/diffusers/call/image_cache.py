@@ -4,15 +4,20 @@ A pipeline encodes its image in every call, and several pipelines draw a new sam
 each time, so the ratio of new to old would not be 1. While a pipeline is driven (and in the call
 that the proof compares with), `vae.encode` and image encoders cache their outputs per image; a
 posterior's noise is seeded by the image's content, so it is the same in every process and run.
+
+The content is read once for each set of images: reading a tensor waits for its device.
 """
 
 import hashlib
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -21,6 +26,7 @@ from samplers.noise import generator
 
 CACHED_ENCODINGS = 512  # encodings
 CACHED_BYTES = 2**31  # of them: the latents of a video are many times those of an image
+IMAGE_SETS = 512  # whose content is remembered
 # components, beside a vae, that see conditioning images
 SEERS = ("image_encoder", "image_encoder_2", "feature_encoder", "vision_encoder", "siglip")
 
@@ -42,6 +48,24 @@ class Posterior(DiagonalGaussianDistribution):
         return self.mean + self.std * self.noise
 
 
+class ImageSet:
+    """The images among a call's arguments, by identity, with its numbers."""
+
+    def __init__(self, arguments: Mapping[str, Any]):
+        leaves = tree_flatten(dict(arguments))[0]
+        images = [leaf for leaf in leaves if isinstance(leaf, Image | Tensor | np.ndarray)]
+        numbers = tuple(leaf for leaf in leaves if isinstance(leaf, int | float))
+        self.objects = tuple(weakref.ref(image) for image in images)
+        self.key = tuple(map(id, images)), numbers
+
+    def same(self, other: "ImageSet") -> bool:
+        """Whether both hold the same living objects: an identity may be used again."""
+        mine = [each() for each in self.objects]
+        theirs = [each() for each in other.objects]
+        pairs = zip(mine, theirs, strict=True)
+        return all(one is not None and one is another for one, another in pairs)
+
+
 class Memo:
     """Cached encodings of one pipeline."""
 
@@ -49,6 +73,14 @@ class Memo:
         self.pipe = pipe
         self.kept: OrderedDict[str, Any] = OrderedDict()
         self.bytes = 0
+        self.known: OrderedDict[Any, tuple[ImageSet, list[str]]] = OrderedDict()
+        self.images: ImageSet | None = None
+        self.encoded = 0  # images so far in this call
+
+    def begin(self, images: "ImageSet | None") -> None:
+        """Begin a call. `images` identifies all that its encodings depend on; None if unknown, as
+        where a pipeline may add noise to its images."""
+        self.images, self.encoded = images, 0
 
     def patches(self) -> list[Patch]:
         found = []
@@ -70,8 +102,9 @@ class Memo:
             at = tensors[0]
             context = f"{name} {[leaf for i, leaf in enumerate(leaves) if i != at]}"
             rows = []
-            for row in leaves[at].split(1):
-                key = f"{context} {_content(row)}"
+            contents = self._contents(context, leaves[at])
+            for row, content in zip(leaves[at].split(1), contents, strict=True):
+                key = f"{context} {content}"
                 if key not in self.kept:
                     given = [*leaves[:at], row, *leaves[at + 1 :]]
                     again, keywords = tree_unflatten(given, form)
@@ -86,6 +119,20 @@ class Memo:
             return rows[0] if len(rows) == 1 else _stack(rows)
 
         return remembering
+
+    def _contents(self, context: str, given: Tensor) -> list[str]:
+        """Digests of the rows of an encoder's input; remembered if the same images were met."""
+        if self.images is None or not self.images.objects:
+            return _digests(given)
+        self.encoded += 1
+        place = self.images.key, self.encoded, context, tuple(given.shape), given.dtype
+        met, contents = self.known.get(place, (None, []))
+        if met is None or not met.same(self.images):
+            contents = _digests(given)
+            self.known[place] = self.images, contents
+            if len(self.known) > IMAGE_SETS:
+                self.known.popitem(last=False)
+        return contents
 
     def _bound(self, used: int) -> None:
         """Drop the least recently used encodings, except this call's."""
@@ -105,9 +152,14 @@ def _size(encoding: Any) -> int:
     return size
 
 
-def _content(row: Tensor) -> str:
-    data = row.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return f"{tuple(row.shape)} {row.dtype} {hashlib.blake2b(data, digest_size=16).hexdigest()}"
+def _digests(rows: Tensor) -> list[str]:
+    """Digest of each row, after one copy of all to the host."""
+    form = f"{(1, *rows.shape[1:])} {rows.dtype}"
+    found = []
+    for row in rows.detach().cpu().contiguous().split(1):
+        data = row.contiguous().view(torch.uint8).numpy().tobytes()
+        found.append(f"{form} {hashlib.blake2b(data, digest_size=16).hexdigest()}")
+    return found
 
 
 def _fixed(leaf: Any, key: str) -> Any:

@@ -149,7 +149,7 @@ class Loop:
         return tuple({**extra, **pictures} for extra in extras)
 
     def fit(self, images: Extra) -> None:
-        """Take the form of states from these images, if no argument of the call sets it."""
+        """Set the shape of the states from these images, if no argument of the call sets it."""
         with checks.its_own(self.name, self.call):
             self.traits = with_images(self.driver, self.traits, images)
         self._starts.clear()
