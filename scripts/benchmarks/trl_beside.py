@@ -62,9 +62,9 @@ THEIRS: dict[str, dict[str, Any]] = {
 }
 REWARD = '''
 def even(samples):
-    """The share of a text's words that have an even number."""
-    numbers = [[int(w[1:]) for w in t.split() if w[:1] == "w"] for t in samples.media]
-    return [sum(i % 2 == 0 for i in n) / max(len(n), 1) for n in numbers]
+    """The share of a text's words that have an even number of letters."""
+    words = [text.split() for text in samples.media]
+    return [sum(len(w) % 2 == 0 for w in some) / max(len(some), 1) for some in words]
 '''
 
 
@@ -214,13 +214,15 @@ def theirs(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict
 
     def even(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
         tokens.append(sum(map(len, completion_ids)))
-        if not size.layers:  # of chats, as flowrl reads a text where there is a template
+        if chats:
             completions = [each[0]["content"] for each in completions]
-        numbers = [[int(w[1:]) for w in t.split() if w[:1] == "w"] for t in completions]
-        return [sum(i % 2 == 0 for i in n) / max(len(n), 1) for n in numbers]
+        split = [text.split() for text in completions]
+        return [sum(len(w) % 2 == 0 for w in some) / max(len(some), 1) for some in split]
 
+    words = AutoTokenizer.from_pretrained(model)
+    chats = words.chat_template is not None  # as flowrl reads a text where there is a template
     asked: list[Any] = prompts(size)
-    if not size.layers:
+    if chats:
         asked = [[{"role": "user", "content": each}] for each in asked]
     config = GRPOConfig(
         output_dir=str(folder), num_generations=GROUP, max_completion_length=size.length,
@@ -231,7 +233,7 @@ def theirs(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict
     )  # fmt: skip
     trainer = GRPOTrainer(
         str(model), even, args=config, train_dataset=Dataset.from_dict({"prompt": asked}),
-        processing_class=AutoTokenizer.from_pretrained(model), callbacks=[Steps()],
+        processing_class=words, callbacks=[Steps()],
     )  # fmt: skip
     before = peak()
     trainer.train()
