@@ -118,8 +118,12 @@ class Algorithm:
     @cached_property
     def guided(self) -> bool:
         """Whether a reward's gradient guides sampling."""
-        guides = [plan.guide for plan in image_plans(self)]
-        return any(guide is not None and guide.by == "slope" for guide in guides)
+        return any(plan.guide and plan.guide.by == "slope" for plan in image_plans(self))
+
+    @cached_property
+    def guides(self) -> bool:
+        """Whether a reward guides sampling, by its gradient or by probes."""
+        return any(plan.guide is not None for plan in image_plans(self))
 
     @property
     def text(self) -> bool:

@@ -151,7 +151,11 @@ def blamed(error: BaseException) -> str | None:
     own = [f for f in frames if _outside_libraries(Path(f.filename))] or frames
     if isinstance(error, ValueError) and Path(__file__).parent in Path(own[-1].filename).parents:
         return str(error)
-    what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    try:
+        text = ": " + " ".join(str(error).split())
+    except Exception:  # a class of the user's
+        text = ", which has no text"
+    what = f"{type(error).__name__}{text}"
     return f"the reward {whose} raised {what} ({Path(own[-1].filename).name}, {own[-1].lineno})"
 
 

@@ -58,28 +58,60 @@ def beside_sampling() -> None:
 
 
 @dataclass(frozen=True)
-class SharedState:
-    """Process settings that a reward must leave unchanged."""
+class _Setting:
+    """A setting of the process: its name in messages, and how to read and set it."""
 
-    dtype: torch.dtype
-    threads: int
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+
+
+def _autocast(kind: str) -> _Setting:
+    return _Setting(
+        f"autocast on {kind}",
+        lambda: torch.is_autocast_enabled(kind),
+        lambda on: torch.set_autocast_enabled(kind, on),
+    )
+
+
+_SETTINGS = (
+    _Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    _Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    _Setting(
+        "the precision of float32 products",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    _Setting(
+        "the default device",
+        torch.get_default_device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    ),
+    _autocast("cpu"),
+    _autocast("cuda"),
+)
+
+
+@dataclass(frozen=True)
+class SharedState:
+    """Process settings that a reward must leave unchanged, in the order of `_SETTINGS`."""
+
+    values: tuple[Any, ...]
 
     @classmethod
     def now(cls) -> "SharedState":
-        return cls(torch.get_default_dtype(), torch.get_num_threads())
+        return cls(tuple(setting.get() for setting in _SETTINGS))
 
     def restore(self) -> str | None:
         """Restore whatever changed. Returns a description of the first change, or None."""
-        now = SharedState.now()
-        if now.dtype != self.dtype:
-            torch.set_default_dtype(self.dtype)
-        if now.threads != self.threads:
-            torch.set_num_threads(self.threads)
-        if now.dtype != self.dtype:
-            return f"the default dtype from {self.dtype} to {now.dtype}"
-        if now.threads != self.threads:
-            return f"the number of threads from {self.threads} to {now.threads}"
-        return None
+        changes: list[str] = []
+        for setting, before, now in zip(
+            _SETTINGS, self.values, SharedState.now().values, strict=True
+        ):
+            if now != before:
+                setting.set(before)
+                changes.append(f"{setting.name} from {before} to {now}")
+        return changes[0] if changes else None
 
     def check(self, names: Sequence[str], what: Called = "reward") -> None:
         """Restore the settings. ValueError, naming the rewards, if one had changed."""
@@ -90,10 +122,20 @@ class SharedState:
             raise ValueError(f"{who} changed {changed}, which the run needs unchanged")
 
 
+@contextmanager
+def kept_settings() -> Iterator[None]:
+    """Restore the gradient mode and the settings of `SharedState` that the body changes."""
+    state, grad = SharedState.now(), torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        _restore(state, grad)
+
+
 def guarded_call(
     name: str, call: Callable[[Samples], Any], samples: Samples, what: Called = "reward"
 ) -> Any:
-    """Call a reward or judge, then restore grad mode, default dtype and thread count.
+    """Call a reward or judge, then restore grad mode and the settings of `SharedState`.
 
     ValueError, naming the reward, if it wrote into the media or changed a setting. RuntimeError
     for SystemExit and similar exceptions, which would end the run or the server without an error.
@@ -108,7 +150,7 @@ def guarded_call(
         _restore(state, grad)
         raise
     torch.set_grad_enabled(grad)
-    if not _BESIDE.sampling:
+    if not _BESIDE.sampling and SharedState.now() != state:
         state.check([name], what)
     if _marks(samples) != before:
         raise ValueError(

@@ -1,5 +1,4 @@
-"""Rewards by name. The folder is the registry: `rewards/catalogue/<name>.py` with a function
-`load`.
+"""Rewards by name. The folder is the registry: `rewards/catalogue/<name>.py` with `load`.
 
 `load(**settings)` of such a file returns a `Reward` and is the only place that imports heavy
 libraries. A file may have `judge(**settings)` as well or instead, which returns a `Judge`. Settings
@@ -28,9 +27,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
+from rewards.checks.settings import call_with, function_parameters, settings_of
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
-from rewards.types import Judge, Reward, call_with, function_parameters, settings_of
+from rewards.types import Judge, Reward
 from rewards.user_function import (
     OwnJudge,
     function_settings,
@@ -249,8 +249,7 @@ def _nested(annotation: Any) -> Any:
 
 
 def _unnamed(place: str, value: Any, annotation: Any) -> Any:
-    """Convert a mapping of names to rewards to a list of the rewards; other values stay as they
-    are."""
+    """Convert a mapping of names to rewards to a list of the rewards; keep other values."""
     if get_origin(annotation) is not Mapping:
         return value
     if not isinstance(value, Mapping):

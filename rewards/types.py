@@ -1,6 +1,5 @@
 """The contracts: samples in, one number per sample out. n samples, r rewards, p pairs."""
 
-import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -257,6 +256,8 @@ class Scores:
     @classmethod
     def joined(cls, parts: "Sequence[Scores]") -> "Scores":
         """Concatenate the samples of all parts."""
+        if len(parts) == 1:
+            return parts[0]
         ways, way = [part.intermediate for part in parts if part.intermediate is not None], None
         if ways:
             both = (torch.cat([w.values for w in ways]), torch.cat([w.scored for w in ways]))
@@ -306,41 +307,6 @@ OneOrMore = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
-_INLINE = "its fields are settings of the reward"
-Inline = Annotated[T, _INLINE]
+INLINE = "its fields are settings of the reward"
+Inline = Annotated[T, INLINE]
 """Annotation of a parameter that takes a dataclass whose fields are settings of the reward."""
-
-
-def function_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Parameters of a function; quoted annotations stay strings if they cannot be evaluated."""
-    try:
-        return inspect.signature(function, eval_str=True).parameters
-    except NameError:  # names that are imported for type checkers only
-        return inspect.signature(function).parameters
-
-
-def settings_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Parameters of a function, with each `Inline` one replaced by its fields."""
-    settings: dict[str, inspect.Parameter] = {}
-    for name, parameter in function_parameters(function).items():
-        group = _group(parameter)
-        settings |= {name: parameter} if group is None else function_parameters(group)
-    return settings
-
-
-def call_with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
-    """Call a function with checked settings; settings of a group become its dataclass."""
-    given: dict[str, Any] = {}
-    for name, parameter in function_parameters(function).items():
-        group = _group(parameter)
-        if group is not None:
-            given[name] = group(**{k: settings[k] for k in settings if k in settings_of(group)})
-        elif name in settings:
-            given[name] = settings[name]
-    return function(**given)
-
-
-def _group(parameter: inspect.Parameter) -> Callable[..., Any] | None:
-    """The dataclass of an `Inline` parameter."""
-    marks = getattr(parameter.annotation, "__metadata__", ())
-    return parameter.annotation.__origin__ if _INLINE in marks else None

@@ -28,9 +28,10 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rewards.checks.settings import function_parameters
 from rewards.combine import scored
 from rewards.perception.media import each_size, expect
-from rewards.types import Reward, Samples, function_parameters, no_such_name
+from rewards.types import Reward, Samples, no_such_name
 
 _FLOW_GRPO = ("images", "prompts")  # how its signature begins
 _TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")

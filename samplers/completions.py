@@ -211,6 +211,7 @@ class TextRollout:
                None: a completion is one step
     """
 
+    parts = ()  # rollouts of states
     plan: TextPlan
     ids: Int[Tensor, "n t"]
     logp: Float[Tensor, "n t"]
@@ -299,8 +300,7 @@ class TextRollout:
 
     @property
     def exists(self) -> Bool[Tensor, "n k"] | None:
-        """Whether each sample has each turn or step; None if all samples have all decision
-        points."""
+        """Whether each sample has each turn or step; None if all have all decision points."""
         if not self.divided:
             return None
         turns = torch.arange(self.plan.turns)

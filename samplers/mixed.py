@@ -97,24 +97,17 @@ def joined_mixed(
     for part, first in zip(parts, firsts, strict=True):
         whole = (tuple(range(len(part.draws))),)
         own = part.places if isinstance(part, MixedRollout) else whole
-        rollouts += flow_parts(part)
+        rollouts += part.parts
         places += [tuple(first + i for i in at) for at in own]
     return MixedRollout(tuple(rollouts), tuple(places), draws)
 
 
-def flow_parts(rollout: object) -> tuple[Rollout, ...]:
-    """The rollouts of a single shape that a rollout has: itself, its parts, or none of a text."""
-    if isinstance(rollout, MixedRollout):
-        return rollout.parts
-    return (rollout,) if isinstance(rollout, Rollout) else ()
-
-
 def plan_of(rollout: object, draw: int) -> Plan | None:
     """The plan of a draw, by its index; None for a text."""
-    parts = flow_parts(rollout)
     if isinstance(rollout, MixedRollout):
-        return next(p.plan for p, at in zip(parts, rollout.places, strict=True) if draw in at)
-    return parts[0].plan if parts else None
+        pairs = zip(rollout.parts, rollout.places, strict=True)
+        return next(part.plan for part, at in pairs if draw in at)
+    return rollout.plan if isinstance(rollout, Rollout) else None
 
 
 def scales_by_step(rollout: Rollout | MixedRollout) -> Float[Tensor, "n k 3"]:

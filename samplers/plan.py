@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import prod
 
 import torch
 
@@ -105,8 +104,11 @@ class Plan:
     @cached_property
     def nodes(self) -> tuple[int, ...]:
         """Nodes per draw after each step; the last entry is the group size."""
-        branches = [s.branch for s in self.steps]
-        return tuple(self.roots * prod(branches[: k + 1]) for k in range(len(branches)))
+        nodes, found = self.roots, list[int]()
+        for step in self.steps:
+            nodes *= step.branch
+            found.append(nodes)
+        return tuple(found)
 
     @property
     def group(self) -> int:
@@ -267,7 +269,7 @@ def _of_unit_velocity(kernel: Kernel | None, step: Step) -> tuple[float, float]:
     if kernel is None:
         return 0.0, 0.0
     zero = torch.zeros(1, 1, dtype=torch.float64)
-    at, to = (torch.tensor([s], dtype=torch.float64) for s in (step.sigma, step.sigma_next))
+    at, to = torch.tensor([[step.sigma], [step.sigma_next]], dtype=torch.float64)
     mean, std = kernel(zero, zero + 1, at, to)
     return float(mean), float(std)
 

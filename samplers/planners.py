@@ -10,6 +10,7 @@ The last step is deterministic: noise there would stay in the sample that is sco
 import random
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from samplers.kernels import Kernel
@@ -99,9 +100,20 @@ class Chain:
         last = last_step(sigmas)
         trained = max(1, int(self.fraction * last + 1e-9))
         chosen = random.Random(f"chain/{seed}/{iteration}").sample(range(last), trained)
-        noisy = set(range(last + self.noisy_last))
-        steps = steps_of(sigmas, noisy=noisy, train=set(chosen))
-        return (Plan(steps, self.kernel, self.group, self.shared_noise),)
+        key = (*sigmas,), frozenset(chosen)
+        plan = self._last.get(key)
+        if plan is None:
+            noisy = set(range(last + self.noisy_last))
+            steps = steps_of(sigmas, noisy=noisy, train=set(chosen))
+            plan = Plan(steps, self.kernel, self.group, self.shared_noise)
+            self._last.clear()
+            self._last[key] = plan
+        return (plan,)
+
+    @cached_property
+    def _last(self) -> dict[tuple[tuple[float, ...], frozenset[int]], Plan]:
+        """The last plan, by its levels and trained steps: the next iteration's, if all are."""
+        return {}
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,11 @@ class Rollout:
     layout: Layout | None = None  # the parts of flat states
 
     @property
+    def parts(self) -> tuple["Rollout", ...]:
+        """The rollouts of a single shape that it has: itself."""
+        return (self,)
+
+    @property
     def columns(self) -> Columns:
         return self.plan.columns
 

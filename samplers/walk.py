@@ -19,7 +19,7 @@ from samplers.layout import Layout
 from samplers.looks import Seen
 from samplers.plan import Plan
 from samplers.solvers import Past, Point
-from samplers.storage import Storage
+from samplers.storage import AS_SAMPLED, Storage
 
 # (x [n *d], sigma [n], row of the conditioning of each x [n]) -> v [n *d]
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -147,6 +147,11 @@ class Walk:
         trained = any(step.train for step in plan.steps)
         return self.latents.storage.rounded(x) if trained else x
 
+    def stored(self, x: Tensor) -> Tensor:
+        """States as they are kept for training."""
+        storage = self.latents.storage
+        return x if storage == AS_SAMPLED else storage.put(x)
+
     def advance(self, plan: Plan, index: int, k: int, at: State) -> tuple[State, Edges | None]:
         """Take step k: the next states, and the transitions if they are trained on."""
         if self.aside is None or plan.steps[k].train:
@@ -169,8 +174,8 @@ class Walk:
         step, kernel = plan.steps[k], plan.kernel
         assert kernel is not None and at.v is not None  # Plan.__post_init__; advance
         times = plan.states[k + 1] // plan.states[k]
-        levels = [_level(at.x, s) for s in (step.sigma, step.sigma_next)]
-        mean, std = kernel_step(kernel, at.x, at.v, *levels)
+        sigma, sigma_next = _level(at.x, step.sigma), _level(at.x, step.sigma_next)
+        mean, std = kernel_step(kernel, at.x, at.v, sigma, sigma_next)
         guided = plan.guide is not None and plan.guided(k)
         pushed = self.push(plan, index, k, at, Gaussian(mean, std)) if guided else mean
         parents = at.children(times)
@@ -185,13 +190,14 @@ class Walk:
             after.past = self.remember(plan, parents, self.point(plan, index, k, parents))
         if not step.train:
             return after, None
-        logp, keep = mean_log_prob(g, x_next, self.free(x_next)), self.latents.storage
-        after.stored = keep.put(x_next)
-        x = keep.put(parents.x) if parents.stored is None else parents.stored
-        kept = keep.moved(mean) if self.keep_mean else None
+        free = None if self.latents.held is None else self.free(x_next)
+        logp = mean_log_prob(g, x_next, free)
+        after.stored = self.stored(x_next)
+        x = self.stored(parents.x) if parents.stored is None else parents.stored
+        kept = self.latents.storage.moved(mean) if self.keep_mean else None
         edges = Edges(k, x, after.stored, kept, logp, self.prompt(x_next))
         if self.latents.layout is not None:
-            each = mean_log_prob(g, x_next, self.free(x_next), self.latents.layout)
+            each = mean_log_prob(g, x_next, free, self.latents.layout)
             edges = replace(edges, by_part=each)
         if guided:
             edges = replace(edges, moved=(pushed - mean).flatten(1).square().mean(1).sqrt() / std)

@@ -13,7 +13,8 @@ paths as in PATH, and python3.N of PATH). Exit code 1 if one fails. Prints versi
 the commands left out.
 
 --renew writes constraints.txt, and the versions that `flowrl doctor` names: the newest that pip
-resolves for flowrl with its tools, if all commands run with them.
+resolves for flowrl with its tools, if all commands run with them. Packages of extras that were not
+installed keep their versions.
 """
 
 import argparse
@@ -27,13 +28,14 @@ import tempfile
 import time
 import tomllib
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from make_venv import PROJECT, torch_index
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from PIL import Image
 
 sys.path.insert(0, str(PROJECT))
@@ -76,7 +78,8 @@ def main() -> None:
     if given.renew:
         limits.write_text(newest(folder / "tools", wheel, limits))
     python = installed(folder / "venv", wheel, limits)
-    print(f"installed in {time.monotonic() - began:.0f} s", flush=True)
+    size = gigabytes(folder / "venv" / "lib")
+    print(f"installed in {time.monotonic() - began:.0f} s, {size:.1f} GB", flush=True)
     print(run(f"{python} -m pip freeze", folder).stdout)
     empty, failed = made(folder / "empty"), list[str]()
     more: list[Callable[[], list[str]]] = []
@@ -118,6 +121,12 @@ def installed(folder: Path, wheel: Path, limits: Path, extra: str = "", python: 
     return Path(pip[0])
 
 
+def gigabytes(folder: Path) -> float:
+    """Size of all files below a folder, links not followed."""
+    files = (path.lstat() for path in folder.rglob("*") if not path.is_dir())
+    return sum(file.st_size for file in files) / 1e9
+
+
 def pinned_torch() -> str:
     return re.findall(r"^torch==.*$", CONSTRAINTS.read_text(), re.MULTILINE)[0]
 
@@ -145,8 +154,10 @@ def newest(folder: Path, wheel: Path, limits: Path) -> str:
 def renewed(pins: str, write: bool) -> None:
     """Print what changes in the pins, and write them where the tests and `doctor` read them."""
     before = set(CONSTRAINTS.read_text().splitlines())
+    pins, kept = with_kept(pins, before)
     changes = sorted(before ^ set(pins.splitlines()), key=str.lower)
     print("\n".join(f"{'-' if line in before else '+'} {line}" for line in changes) or "no change")
+    print(f"kept as they were, since not installed: {', '.join(kept) or 'none'}")
     if not write:
         return print("not written: --only ran a part of the commands")
     CONSTRAINTS.write_text(pins)
@@ -155,6 +166,19 @@ def renewed(pins: str, write: bool) -> None:
         (new,) = re.findall(rf"^{name}==(.*)$", pins, re.MULTILINE)
         text = text.replace(f'"{name}": "{old}"', f'"{name}": "{new}"')
     DOCTOR.write_text(text)
+
+
+def with_kept(pins: str, before: Iterable[str]) -> tuple[str, list[str]]:
+    """The new pins with the former ones of all packages that have no new one, and the latter."""
+    new = pins.splitlines()
+    installed = {canonicalize_name(line.partition("==")[0]) for line in new}
+    kept = [
+        line
+        for line in before
+        if "==" in line and canonicalize_name(line.partition("==")[0]) not in installed
+    ]
+    kept.sort(key=str.lower)
+    return "\n".join(sorted([*new, *kept], key=str.lower)) + "\n", kept
 
 
 def made(empty: Path) -> Path:

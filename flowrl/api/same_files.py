@@ -14,8 +14,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from flowrl.errors import UserError
-
-PIPELINE_INDEX = "model_index.json"
+from flowrl.settings.model_files import PIPELINE_INDEX
 
 
 def is_pipeline_of(pipe: Any, folder: Path) -> bool:

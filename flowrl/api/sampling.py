@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from flowrl.api.parts import GivenReward, GivenRewards
-from flowrl.api.trained import TrainedRun
+from flowrl.api.trained import TrainedRun, check_counts
 from flowrl.api.untouched import untouched
 from flowrl.cli.given_model import device_of, policy_of
 from flowrl.cli.steer import (
@@ -35,6 +35,7 @@ from flowrl.run.state.live import Live
 from flowrl.run.state.session import load_rewards
 from flowrl.settings import RewardSpec
 from flowrl.settings.model import GuidanceScale
+from flowrl.settings.words import unknown_name
 from rewards import Samples, Scores, score_all
 from samplers import Plan, Planner, Rollout
 
@@ -116,6 +117,7 @@ def sample(
     UserError for a pipeline that cannot be driven, or a plan that does not fit its noise levels.
     """
     texts = _prompt_list(prompts)
+    check_counts("flowrl.sample", {"steps": steps})
     with untouched(), _driven(model, guidance, call) as policy, torch.no_grad():
         batch = MediaBatch(policy, policy.encode(texts, [{} for _ in texts]), steps)
         try:
@@ -169,7 +171,12 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
     model and the other arguments as those of `flowrl.sample`; rewards as those of `flowrl.train`
     """
     texts = _prompt_list(prompts)
+    check_counts("flowrl.steer", {"particles": particles, "count": count, "steps": steps})
+    if method not in get_args(Method):
+        raise UserError(f"flowrl.steer: method {unknown_name(method, get_args(Method))}")
     read = GivenRewards.of(rewards, "flowrl.steer: rewards")
+    if not read.specs:
+        raise UserError("flowrl.steer: rewards is empty: name what to choose samples by")
     specs = tuple(RewardSpec.model_validate(spec) for spec in read.specs)
     with untouched(), _driven(model, guidance, call) as policy, torch.no_grad():
         judges = load_rewards(specs, Live(read.objects))

@@ -114,7 +114,7 @@ class TrainedRun:
         steps     denoising steps, or tokens; guidance: the scale. None: the run's values
         """
         texts = _texts(prompts)
-        _check_counts("sample", {"count": count, "steps": steps})
+        check_counts("sample", {"count": count, "steps": steps})
         changed = {} if guidance is None else {"guidance": {"sample": guidance}}
         with untouched():
             run = _with_model(self.settings, changed)
@@ -141,7 +141,7 @@ class TrainedRun:
         `samples` and `scores` [n, rewards]. Omitted arguments have the values of the run's own
         evaluations.
         """
-        _check_counts("evaluate", {"samples": samples, "steps": steps})
+        check_counts("evaluate", {"samples": samples, "steps": steps})
         with untouched():
             run = self.settings
             held_out = self._held_out(run, prompts)
@@ -188,7 +188,7 @@ def _texts(prompts: str | Iterable[str]) -> tuple[str, ...]:
     return texts
 
 
-def _check_counts(place: str, counts: Mapping[str, Any]) -> None:
+def check_counts(place: str, counts: Mapping[str, Any]) -> None:
     """UserError for anything but whole numbers from 1; None stands for the run's own."""
     for name, value in counts.items():
         whole = isinstance(value, Integral) and not isinstance(value, bool)

@@ -18,7 +18,7 @@ from flowrl.paths import find
 from flowrl.run import start as starting
 from flowrl.run.state.given_check import check_given
 from flowrl.run.state.live import Callback, Live
-from flowrl.run.watch.size_check import check_row_sizes
+from flowrl.run.watch.size_check import check_rows
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.inherit import read_tree
 from flowrl.settings.read import check_run, dump, run_from, run_of
@@ -233,7 +233,7 @@ def train(  # noqa: PLR0913 one call has all of a run
             live = Live(objects, callbacks)
             check_given(run)
             check_run(run, objects)
-            check_row_sizes(run)
+            check_rows(run)
             result = starting.resume(run, Path(resume), live=live)
     if result.signal is not None:
         if result.main:
@@ -260,7 +260,7 @@ def _read(given: Given, files: Path) -> tuple[Run, dict[str, Any]]:
         run, objects = given.start(files)
         check_given(run)
         check_run(run, objects)
-        check_row_sizes(run)
+        check_rows(run)
     except UserError as error:
         raise UserError(str(error).replace(f"{files}/", "")) from error
     return run, objects

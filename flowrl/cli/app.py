@@ -2,12 +2,14 @@
 first."""
 
 import errno
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from typing import TextIO
 
 from flowrl.cli.help import COMMANDS, command_help, overview
 from flowrl.cli.importing import collection_paused
@@ -35,15 +37,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             code = exit_code(words)
         finally:
-            sys.stdout.flush()
+            flush()
     except BrokenPipeError:  # the reader has closed the pipe: `flowrl suites | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no error at exit either
         code = 128 + signal.SIGPIPE
     except OSError as error:  # of standard output, such as a file on a full disk
+        if error.errno is None or error.filename is not None:  # of something else: a bug
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"flowrl: standard output: {str(error.strerror).lower()}", file=sys.stderr)
         code = 3
     sys.exit(code)
+
+
+def flush() -> None:
+    """Flush standard output, if a user's code has not taken it away."""
+    stream: TextIO | None = sys.stdout
+    if stream is not None:
+        stream.flush()
 
 
 def open_closed() -> None:
@@ -54,6 +65,8 @@ def open_closed() -> None:
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # letters that a terminal lacks, as in errors
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def exit_code(words: list[str]) -> int:

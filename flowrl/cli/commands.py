@@ -17,6 +17,7 @@ from flowrl.settings.arguments import (
     PlanArguments,
     ProveArguments,
     SampleArguments,
+    expanded,
     parse_arguments,
 )
 from flowrl.settings.read import check_plan, override, read_run, run_of
@@ -30,15 +31,15 @@ def train_command(arguments: list[str]) -> int:
     words = [word for word in arguments if word not in (NO_CACHE, TRUST)]
     own, rest = split_keys(words, (RESUME, FOLDER))
     if RESUME in own:
-        return _resume(Path(own[RESUME]), rest, cache, TRUST in arguments)
+        return _resume(expanded(own[RESUME]), rest, cache, TRUST in arguments)
     if not rest or rest[0].startswith("-"):
         raise UserError("train: give a run file first, such as `flowrl train configs/demo.yaml`")
     path = run_file(rest[0])
-    if FOLDER in own and resumed_by_launcher(Path(own[FOLDER])):
-        return _resume(Path(own[FOLDER]), rest[1:], cache, TRUST in arguments)
+    if FOLDER in own and resumed_by_launcher(expanded(own[FOLDER])):
+        return _resume(expanded(own[FOLDER]), rest[1:], cache, TRUST in arguments)
     run = override(read_run(path), rest[1:])
     check_start(run)
-    folder = Path(own[FOLDER]) if FOLDER in own else None
+    folder = expanded(own[FOLDER]) if FOLDER in own else None
     if folder is not None and folder.exists():
         raise UserError(
             f"{folder} already exists; choose another --folder, or --resume {quote(str(folder))}"

@@ -17,8 +17,8 @@ from flowrl.settings.inherit import BASE_KEY
 from flowrl.settings.options import Option
 from flowrl.settings.sentences import settings_at
 from flowrl.settings.words import WORDS
+from rewards.checks.settings import settings_of
 from rewards.load import MAKERS, names
-from rewards.types import settings_of
 
 _BASE = (
     "Another run file that these settings extend: a path relative to this file, or configs/... of "

@@ -66,7 +66,9 @@ def write_new_run(given: New) -> None:
     except OSError as error:
         raise UserError(f"new: {given.folder} cannot be written: {error.strerror}") from error
     example = files["held_out.txt"].splitlines()[0]
-    print(f"wrote {', '.join(files)} in {given.folder}\n\nnext:\n  cd {quote(str(given.folder))}")
+    place = quote(str(given.folder))
+    place = f"./{place}" if place.startswith("-") else place
+    print(f"wrote {', '.join(files)} in {given.folder}\n\nnext:\n  cd {place}")
     print("  flowrl plan run.yaml      # what an iteration does and costs")
     print("  flowrl train run.yaml     # rewards are in my_reward.py, prompts in prompts.txt")
     print(f'  flowrl sample runs/run-0001 "{example}"')

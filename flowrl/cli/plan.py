@@ -12,7 +12,7 @@ from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.losses.reward import RewardGradient
 from flowrl.prompts import PromptSet
 from flowrl.run.state.given_check import check_given, described_given
-from flowrl.run.watch.size_check import check_sizes_of
+from flowrl.run.watch.size_check import check_rows_of
 from flowrl.run.watch.text_facts import pipeline_call, text_length
 from flowrl.settings import Run
 from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers
@@ -166,7 +166,7 @@ def _training_prompts(run: Run) -> PromptSet | None:
 def _check_prompts(run: Run, place: PromptPlace) -> None:
     prompts = run.prompts.read(place)
     check_texts(prompts, run.model)
-    check_sizes_of(run, place, prompts)
+    check_rows_of(run, place, prompts)
 
 
 def _check_teachers(run: Run) -> None:

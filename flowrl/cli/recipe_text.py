@@ -11,7 +11,7 @@ from flowrl.recipes import RECIPES
 from flowrl.settings import recipe_function, recipe_kind
 from flowrl.settings.joint import JOINT, JointSettings
 from flowrl.settings.own_parts import FILE_AND_NAME, RECIPE_PARTS, parts_written
-from rewards.types import function_parameters
+from rewards.checks.settings import function_parameters
 
 FORMS = "NAME, {name: NAME, ...settings} or FILE.py:NAME"
 

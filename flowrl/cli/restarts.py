@@ -67,7 +67,7 @@ def _with_folder(words: list[str]) -> tuple[list[str], Path]:
     """The arguments with the run's folder, and that folder."""
     own, rest = split_keys(words, (FOLDER, RESUME))
     if own:
-        return words, Path(own.get(RESUME) or own[FOLDER])
+        return words, Path(own.get(RESUME) or own[FOLDER]).expanduser()
     config = run_path(rest[0]) if rest and not rest[0].startswith("-") else None
     if config is None:  # the child has the sentence
         return words, Path()

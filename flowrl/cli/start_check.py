@@ -11,7 +11,7 @@ def check_start(run: Run) -> None:
 
         check_given(run)
     check_run(run)
-    if run.model.pipeline is not None:
-        from flowrl.run.watch.size_check import check_row_sizes  # slow to import
+    if run.model.own is None:
+        from flowrl.run.watch.size_check import check_rows  # slow to import
 
-        check_row_sizes(run)
+        check_rows(run)

@@ -21,7 +21,7 @@ from flowrl.estimate.sizes import Sizes
 from flowrl.models.own.policy import automatic_rows
 from flowrl.paths import find
 from flowrl.settings import ModelSettings, Run
-from flowrl.settings.model import Lora
+from flowrl.settings.adapters import Lora
 from flowrl.settings.train import CallKind
 from samplers import Plan
 

@@ -80,7 +80,9 @@ def workers_report(
     """Lines of `flowrl plan` for a run with workers."""
     w = run.workers
     if not w.any:
-        if w.lag:
+        if w.lag and run.model.server is not None:
+            yield f"workers: none; lag {w.lag}: the server samples while weights are updated"
+        elif w.lag:
             yield f"workers: none; lag {w.lag} in one process, which samples and trains in turn"
         return
     held = estimate(run, iteration)
@@ -89,7 +91,8 @@ def workers_report(
     kinds += [f"{', '.join(replicas)} score"] if replicas else []
     yield f"workers: {'; '.join(kinds)}; lag {w.lag}" + _units(run)
     if held is not None and w.sampling:
-        own = [spec.label for spec in run.rewards if spec.label not in w.rewards]
+        used = (*run.rewards, *(run.judges if w.evaluate else ()))
+        own = dict.fromkeys(spec.label for spec in used if spec.label not in w.rewards)
         parts = _sampling_memory(run, held)
         yield (
             f"  a sampling worker holds the model, its encoders and decoder: about {size(parts)}"
@@ -98,6 +101,9 @@ def workers_report(
         yield (
             f"  a training process holds the same and the training state: about {size(held.total)}"
         )
+    if w.evaluate and w.sampling:
+        unit = "all prompts in one call" if w.unit is None else f"{w.unit} prompts per call"
+        yield f"  they evaluate beside the next iteration, {unit}"
     sent = traffic(run, iteration)
     if sent is not None and w.sampling:
         most = "at most " if sent.bound else ""

@@ -80,6 +80,9 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     from pyarrow import parquet
 
     try:
+        names = parquet.read_schema(path).names
+        if len(set(names)) < len(names):
+            raise ValueError("two columns have the same name")
         return parquet.read_table(path).to_pylist()
     except pyarrow.ArrowException as error:
         raise ValueError(str(error)) from error

@@ -12,6 +12,7 @@ evaluations. It never sees a reward; a loss never sees a model.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -200,9 +201,10 @@ class Transition:
             a.view(len(a), -1, count)[:, edges.step].reshape(nodes, -1, count)[:, 0]
             for a in (advantage, mask)
         )
-        logp, layout = edges.logp[:, None], parts_of_samples(self.parts, rollout.layout)
-        if layout is not None:
-            assert edges.by_part is not None, "the walk keeps it for states with parts"
+        logp, layout = edges.logp[:, None], None
+        if self.parts:
+            layout = parts_of_samples(self.parts, rollout.layout)
+            assert layout is not None and edges.by_part is not None, "the walk keeps it"
             credit, kept = (of_parts(a, self.parts, layout) for a in (credit, kept))
             logp = edges.by_part
         return TransitionRows(
@@ -221,7 +223,7 @@ class Transition:
         )
 
     def evaluate(self, policy: Velocity, rows: TransitionRows) -> Evaluation:
-        g = Gaussian(*once_per_state(rows, lambda once: _step(policy, once)))
+        g = Gaussian(*once_per_state(rows, partial(_step, policy)))
         logp = mean_log_prob(g, rows.x_next, rows.free, rows.layout)
         return Evaluation(logp if rows.layout is not None else logp[:, None], g.mean)
 

@@ -79,8 +79,8 @@ class Counts(NamedTuple):
     def of(cls, masks: Sequence[Tensor]) -> "Counts":
         if not masks:
             return cls(0.0, 0.0)
-        here = [host_copy(mask) for mask in masks]
-        masks = masks if any(mask is None for mask in here) else [m for m in here if m is not None]
+        here = [mask for mask in map(host_copy, masks) if mask is not None]
+        masks = here if len(here) == len(masks) else masks
         counts = [torch.stack([mask.any(1).sum(), mask.sum()]) for mask in masks]
         rows, tokens = torch.stack(counts).sum(0).cpu().unbind()  # one transfer
         return cls(float(rows), float(tokens))

@@ -125,6 +125,39 @@ class Decoupled:
 
 
 @dataclass(frozen=True)
+class BehindClip:
+    """Leaves out rows that the policy has already moved past the loss's clip range since they were
+    sampled, in the direction of their advantage: PPO's clip (arXiv:1707.06347, eq. 7) around the
+    policy that sampled, decided at the proximal policy.
+
+        weight = 0 if A < 0 and r < 1 - low, or A > 0 and r > 1 + high, else 1
+
+    with r = r(old, behaviour).
+
+    The decoupled objective clips around `old` alone, so that an update of one step has no clip at
+    all, and `Decoupled`'s bounds hardly act on denoising steps, whose log-ratio is a mean over
+    dimensions: samples of several versions then push the same way again and again.
+
+    Metric: `behind_clipped`, the share of these rows.
+    """
+
+    likelihood: Likelihood
+    low: float
+    high: float
+
+    def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
+        old, behaviour = evaluations["old"], rows.behaviour
+        if isinstance(rows, TokenRows) and rows.sampled is not None:
+            behaviour = Evaluation(rows.sampled, None)
+        if behaviour is None:
+            return torch.ones_like(old.logp), {}
+        ratio = self.likelihood.log_ratio(old, behaviour, rows).detach().exp()
+        good, bad = rows.advantage > 0, rows.advantage < 0
+        past = ((bad & (ratio < 1 - self.low)) | (good & (ratio > 1 + self.high))).to(ratio)
+        return 1 - past, {"behind_clipped": past}
+
+
+@dataclass(frozen=True)
 class OffPolicyMask:
     """Masks bad samples that the policy has moved away from: DeepSeek-V3.2 (arXiv:2512.02556).
 

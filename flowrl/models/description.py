@@ -5,7 +5,7 @@ import inspect
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,11 +18,14 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import nn
 from transformers import AutoConfig
 
+from flowrl.models.diffusers.call.checks import pipeline_class
+from flowrl.models.diffusers.call.columns import images
 from flowrl.models.diffusers.call.driver import DENOISERS
-from flowrl.models.language.vision import model_class
+from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
 from flowrl.models.open import place
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.settings import ModelSettings
+from flowrl.settings.model_files import pipeline_index, read_json, safetensors_header
 
 CLIP_TOKENS = 77
 
@@ -67,15 +70,24 @@ class Description:
 
     def language_model(self) -> nn.Module:
         """Load a language model on torch's meta device."""
-        if self.folder is not None and self.gguf is not None:
-            config = gguf_config(self.folder, self.gguf)
-        elif self.folder is not None:
-            config = AutoConfig.from_pretrained(self.folder)
-        else:
-            own = dict(self.configs["model"])
-            config = AutoConfig.for_model(own.pop("model_type"), **own)
+        config = self._language_config()
         with torch.device("meta"):
             return model_class(config).from_config(config)
+
+    def image_columns(self, columns: Sequence[str]) -> list[str]:
+        """Those columns of prompts from which the model reads images."""
+        if self.pipeline is not None:
+            return [name for name in images(columns) if self.takes(name)]
+        reads = reads_images(self._language_config())
+        return [name for name in columns if name in ROW_COLUMNS] if reads else []
+
+    def _language_config(self) -> Any:
+        if self.folder is not None and self.gguf is not None:
+            return gguf_config(self.folder, self.gguf)
+        if self.folder is not None:
+            return AutoConfig.from_pretrained(self.folder)
+        own = dict(self.configs["model"])
+        return AutoConfig.for_model(own.pop("model_type"), **own)
 
     def default(self, name: str) -> Any:
         """Default value of an argument of the pipeline's call; None without such an argument."""
@@ -199,10 +211,11 @@ def public_model(source: str) -> Description:
 
 
 def _pipeline_folder(folder: Path) -> Description:
-    index = json.loads((folder / "model_index.json").read_text())
+    index = pipeline_index(folder)
+    pipeline_class(index, str(folder))
     parts = [n for n, v in index.items() if not n.startswith("_") and (folder / n).is_dir()]
     models = [n for n in parts if (folder / n / "config.json").is_file()]
-    configs = {n: json.loads((folder / n / "config.json").read_text()) for n in models}
+    configs = {n: read_json(folder / n / "config.json", "model.pipeline") for n in models}
     counts = {n: _numbers(folder / n) for n in models if n not in DENOISERS}
     return Description(index["_class_name"], configs, counts, clip=_tokens(folder / "tokenizer"))
 
@@ -216,13 +229,14 @@ def _tokens(folder: Path) -> int:
 
 
 def _numbers(folder: Path) -> int | None:
-    """Count the numbers in all tensors of a folder's safetensors files; None without such files."""
+    """Count the numbers in all tensors of a folder's safetensors files; None without such files, or
+    if one has no readable header."""
     files = list(folder.glob("*.safetensors"))
     files = [f for f in files if "." not in f.stem] or files  # not the half-precision variants
     total = 0
     for path in files:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        if (header := safetensors_header(path)) is None:
+            return None
         shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
         total += sum(math.prod(shape) for shape in shapes)
     return total if files else None

@@ -166,7 +166,7 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
         raise UserError(f"evaluate.{name}: {policy.name} takes no {name}: leave it out")
     if size:
         twin = copy.copy(policy.at(LoopSize.of(policy.loop, RowSize(**size))))
-        twin.used = {}
+        twin.used, twin.one_size = {}, False
         twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
     twin.guidance = policy.guidance._replace(sample=policy.scale(guidance))
     return twin

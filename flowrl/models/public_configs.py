@@ -1,11 +1,11 @@
 """Public configurations of the models in `configs/`, for estimates without their files.
 
 They are in public_configs.json: denoisers, decoders and language models with the arguments of their
-classes, as in the repositories' `config.json` files. For Wan, SD3.5 and FLUX.2 they come from
-diffusers' conversion scripts, its tests and the authors' code; the others are the published sizes,
-which are the defaults of diffusers' classes except for CogVideoX-5b. The counts are the numbers of
-weights of text encoders and decoders, computed from the public configurations of their classes on
-torch's meta device. Training reads nothing from here.
+classes, as in the repositories' `config.json` files. For Wan, SD3.5, FLUX.2 and LTX-2.3 they come
+from diffusers' conversion scripts, its tests and the authors' code; the others are the published
+sizes, which are the defaults of diffusers' classes except for CogVideoX-5b. The counts are the
+numbers of weights of text encoders and decoders, computed from the public configurations of their
+classes on torch's meta device. Training reads nothing from here.
 """
 
 import json

@@ -243,6 +243,9 @@ def _read_parquet(path: Path) -> PromptRows:
         file = parquet.ParquetFile(path)
         if file.metadata.num_rows > _MOST_ROWS:
             raise _Damage(f"more than {_MOST_ROWS} rows")
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise _Damage("two columns have the same name")
         rows = file.read().to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
         raise _Damage(f"not valid parquet ({_short(error)})") from error

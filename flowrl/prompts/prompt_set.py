@@ -188,11 +188,14 @@ def _in_turn(
     size: int, begin: int, count: int, key: tuple[int | str, ...], own: tuple[int, ...]
 ) -> list[int]:
     """Draws `begin` to `begin + count` of `size` prompts: every prompt once before any repeats."""
-    orders: dict[int, list[int]] = {}
-    for epoch in {i // size for i in range(begin, begin + count)}:
-        rng = generator(*key, epoch, *own)
-        orders[epoch] = torch.randperm(size, generator=rng).tolist()
-    return [orders[i // size][i % size] for i in range(begin, begin + count)]
+    rows, order, known = list[int](), list[int](), -1
+    for i in range(begin, begin + count):
+        epoch, place = divmod(i, size)
+        if epoch != known:
+            rng = generator(*key, epoch, *own)
+            order, known = torch.randperm(size, generator=rng).tolist(), epoch
+        rows.append(order[place])
+    return rows
 
 
 def _prompt(text: Any, at: str, drop_reply: bool, folder: Path) -> str:

@@ -115,16 +115,18 @@ def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> 
     names += [f"{key}.{k}"[:50] for key, v in rows[0].items() if isinstance(v, Mapping) for k in v]
     wanted = f"{name!r} ({setting})" if setting else repr(name)
     there = ", ".join(names[:20]) or "no columns"
-    raise UserError(f"{at} has no column {wanted}; it has {there}{_remedy(rows[0], name)}")
+    raise UserError(f"{at} has no column {wanted}; it has {there}{_remedy(rows[0], name, at)}")
 
 
-def _remedy(row: Row, name: str) -> str:
-    """The likely fix for a missing prompt column: another name, another separator, or a first line
-    that already is a prompt."""
+def _remedy(row: Row, name: str, at: str) -> str:
+    """The likely fix for a missing prompt column: another name or, in a CSV, another separator, or
+    a first line that already is a prompt."""
     names = [str(key) for key in row]
     likely = [key for key in names if key.strip().lower() in (name.lower(), *PROMPT_NAMES)]
     if likely:
         return f": set column: {likely[0]}"
+    if not at.lower().endswith((".csv", ".tsv")):
+        return f": set column: {names[0]}" if len(names) == 1 else ""
     if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
         return ": its cells are not separated by commas; save it with commas, or as jsonl"
     if len(names) == 1 and " " in names[0].strip():

@@ -109,7 +109,7 @@ class StartProof:
             for sentence in before.learner.policy.proofs(given, before.algorithm.steps):
                 say(sentence)
         if isinstance(policy, PipelinePolicy):
-            policy.check_rows(self.rows[1])
+            policy.check_all_rows(self.rows[1])
         if self.kept is not None and isinstance(policy, PipelinePolicy):
             self.kept.use(policy)
             self.sentences = [*self.kept.sentences]

@@ -135,6 +135,11 @@ def check_shares(run: Run, processes: int) -> None:
             f"workers.sampling: {run.workers.sampling} for {processes} training processes, each "
             f"of which needs its own workers; set it to {processes} or a multiple"
         )
+    if run.workers.lag and run.model.server is not None and processes > 1:
+        raise UserError(
+            f"workers.lag: {processes} training processes share the server's weights, which change "
+            "while the others' samples are drawn; train in one process, or set workers.lag: 0"
+        )
     if run.workers.sampling and run.model.context_parallel > 1:
         raise UserError(
             "workers.sampling: workers do not split calls; set model.context_parallel: 1, or "

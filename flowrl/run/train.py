@@ -4,18 +4,18 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
 from flowrl.errors import UserError
-from flowrl.models.call_sizes import bounded_call
 from flowrl.run.call_search import search_sizes
-from flowrl.run.evaluate.evaluate import evaluate_and_keep
+from flowrl.run.evaluate.evaluate import ask_workers, evaluate_and_keep
 from flowrl.run.evaluate.guard import Raised, raised_by_evaluation, raised_by_training
 from flowrl.run.evaluate.start_checks import prove_pipeline
-from flowrl.run.experience.collect import Experience, collect
+from flowrl.run.evaluate.trial import AskedTrial
+from flowrl.run.experience.collect import collect
 from flowrl.run.experience.given import collect_given
 from flowrl.run.model_proof import StartProof
 from flowrl.run.save import checkpoint
@@ -24,15 +24,12 @@ from flowrl.run.show.observer import Iteration, Observer
 from flowrl.run.show.observers import open_observers
 from flowrl.run.show.track import finishing
 from flowrl.run.state import record
-from flowrl.run.state.finite import check_iteration
-from flowrl.run.state.learner import Learner
 from flowrl.run.state.live import Event, Moment
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.state.signals import Interrupt
-from flowrl.run.state.smaller_calls import explained, with_smaller_calls
-from flowrl.run.update import ratio_check
-from flowrl.run.update.update import Updated, update
+from flowrl.run.state.smaller_calls import explained
+from flowrl.run.update.lesson import Lesson
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import Run
 from flowrl.settings.read import dump, read_run
@@ -118,13 +115,26 @@ def keep_settings(session: Session) -> None:
 
 
 @dataclass(frozen=True)
+class HeldLine:
+    """An iteration whose line waits for an evaluation by workers, with its progress, and with its
+    state if a checkpoint is due."""
+
+    progress: Progress
+    metrics: dict[str, float]
+    asked: AskedTrial
+    taken: checkpoint.SavedState | None
+
+
+@dataclass(frozen=True)
 class TrainingLoop:
-    """The loop of a run, with its session, progress, alarms and observers."""
+    """The loop of a run, with its session, progress, alarms and observers. `held` has at most one
+    iteration."""
 
     session: Session
     progress: Progress
     alarms: Alarms
     observers: Sequence[Observer] = ()
+    held: list[HeldLine] = field(default_factory=list)
 
     def record_base(self) -> None:
         """Evaluate the model before any training, and save it as checkpoint 0."""
@@ -154,30 +164,71 @@ class TrainingLoop:
         """Observe, evaluate, record and save whatever is due after an iteration. Returns a signal
         that arrived before the last iteration."""
         session, run, metrics = self.session, self.session.run, made.metrics
+        self.settle()
         self.alarm(raised_by_training(session, self.alarms, metrics, made.number), metrics)
         for each in self.observers:
             each.on_iteration(made)
-        moments: dict[Moment, dict[str, float]] = {"iteration": dict(metrics)}
         last = made.number == run.train.iterations
         evaluates = last or made.number % run.evaluate.every == 0
-        if evaluates:
-            held_out = self.evaluate()
-            moments |= {"evaluation": held_out} if held_out else {}
-            metrics |= held_out
-            raised = raised_by_evaluation(session, self.alarms, metrics, made.number)
-            self.alarm(raised, metrics)
-        session.accelerator.log(metrics, step=made.number)
-        if evaluates and not last:  # after the last one it is written with the weights
-            self.recorded()
-        self.announce(moments)
+        if evaluates and not last and run.train.alarms != "stop":  # which must stop at once
+            asked = ask_workers(session, made.number)
+            if asked is not None:
+                return self.hold(metrics, asked, interrupt)
+        self.record(metrics, evaluates, last)
         stop = interrupt.pending(session.accelerator)
         if last or stop or made.number % run.checkpoint.every == 0:
             self.save()
         return None if last else stop
 
-    def evaluate(self) -> dict[str, float]:
+    def record(
+        self,
+        metrics: dict[str, float],
+        evaluates: bool,
+        last: bool = False,
+        asked: AskedTrial | None = None,
+    ) -> None:
+        """Evaluate if it is due, and record the iteration's line."""
+        session, number = self.session, self.progress.iteration
+        moments: dict[Moment, dict[str, float]] = {"iteration": dict(metrics)}
+        if evaluates:
+            held_out = self.evaluate(asked)
+            moments |= {"evaluation": held_out} if held_out else {}
+            metrics |= held_out
+            if asked is not None:
+                metrics["seconds/waiting/evaluation"] = asked.waited
+            raised = raised_by_evaluation(session, self.alarms, metrics, number)
+            self.alarm(raised, metrics)
+        session.accelerator.log(metrics, step=number)
+        if evaluates and not last:  # after the last one it is written with the weights
+            self.recorded()
+        self.announce(moments)
+
+    def hold(
+        self, metrics: dict[str, float], asked: AskedTrial, interrupt: Interrupt
+    ) -> int | None:
+        """Hold an iteration's line, and its checkpoint if one is due, until the end of the next
+        iteration, while workers evaluate. Returns a signal, which ends the wait."""
+        session, progress = self.session, self.progress
+        stop = interrupt.pending(session.accelerator)
+        due = stop or progress.iteration % session.run.checkpoint.every == 0
+        taken = checkpoint.take_state(session, progress.iteration) if due else None
+        self.held.append(HeldLine(progress.copy(), metrics, asked, taken))
+        if stop:
+            self.settle()
+        return stop
+
+    def settle(self) -> None:
+        """Record what was held, as of its iteration."""
+        for each in self.held:
+            with self.progress.as_of(each.progress):
+                self.record(each.metrics, True, asked=each.asked)
+                if each.taken is not None:
+                    self.save(each.taken)
+        self.held.clear()
+
+    def evaluate(self, asked: AskedTrial | None = None) -> dict[str, float]:
         """Evaluate and return the metrics; none without held-out prompts."""
-        made = evaluate_and_keep(self.session, self.progress)
+        made = evaluate_and_keep(self.session, self.progress, asked)
         if made is None:
             return {}
         for each in self.observers:
@@ -204,8 +255,8 @@ class TrainingLoop:
         for each in self.observers:
             each.on_record()
 
-    def save(self) -> None:
-        checkpoint.save_checkpoint(self.session, self.progress, self.alarms)
+    def save(self, taken: checkpoint.SavedState | None = None) -> None:
+        checkpoint.save_checkpoint(self.session, self.progress, self.alarms, taken)
         self.announce({"checkpoint": {}})
 
     def announce(self, moments: Mapping[Moment, Mapping[str, float]]) -> None:
@@ -250,7 +301,7 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
         metrics = metrics | {named(name): value for name, value in updated.metrics.items()}
     t2 = time.perf_counter()
     progress.iteration += 1
-    progress.optimizer_steps += session.run.train.optimizer_steps
+    progress.optimizer_steps += updates[-1].steps
     for each, updated in zip(lessons, updates, strict=True):
         each.followed(updated, progress)
     rates = [each.learner.optimizer.param_groups[0]["lr"] for each in lessons]
@@ -263,43 +314,6 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
         "seconds/cpu": time.process_time() - cpu,  # of this process, all its threads
     }
     return Iteration(progress.iteration, experience, updates[-1], metrics)
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """The samples that one model of the run learns from in an iteration."""
-
-    session: Session
-    learner: Learner
-    experience: Experience
-
-    def checked(self) -> "Lesson":
-        """The same lesson after measuring the first ratio, which may switch off compilation."""
-        checked = with_smaller_calls(self.learner, self.session.terminal, self._check_ratio)
-        return replace(self, experience=checked)
-
-    def _check_ratio(self) -> Experience:
-        learner, experience, terminal = self.learner, self.experience, self.session.terminal
-        with self.session.parallel.together(), bounded_call("training"):
-            experience = ratio_check.uncompiled_above(learner, experience, terminal)
-            ratio_check.check_ratio(learner, experience, terminal)
-        return experience
-
-    def updated(self, progress: Progress, keep_values: bool) -> Updated:
-        """Take the optimizer steps."""
-        learner = self.learner
-
-        def take_steps() -> Updated:  # again while the first step is not taken
-            learner.policies.forget_gradients()
-            return update(learner, self.experience, progress, keep_values)
-
-        return with_smaller_calls(learner, self.session.terminal, take_steps)
-
-    def followed(self, updated: Updated, progress: Progress) -> None:
-        """Update the averages, and check that everything is finite."""
-        policies, metrics = self.learner.policies, self.experience.metrics | updated.metrics
-        policies.follow(progress.optimizer_steps)
-        check_iteration(self.experience.rows, policies.named(), metrics, progress.iteration)
 
 
 def learning_rate(run: Run, iteration: int) -> float:

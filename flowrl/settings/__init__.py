@@ -1,10 +1,11 @@
 """A run as data: the settings of a YAML file. Unknown keys are errors."""
 
+from flowrl.settings.adapters import Lora
 from flowrl.settings.base import Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
 from flowrl.settings.environment import EnvironmentSettings
-from flowrl.settings.model import Guidance, Lora, ModelSettings, Vae
+from flowrl.settings.model import Guidance, ModelSettings, Vae
 from flowrl.settings.recipe import (
     RECIPE_SETTINGS,
     RecipeSettings,

@@ -1,6 +1,7 @@
 """Arguments of each command, declared as dataclasses that `parse_arguments` fills."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -15,6 +16,7 @@ from flowrl.settings.words import suggestion
 
 T = TypeVar("T")
 _POSITIONAL = "positional"
+_ONE_DASH = re.compile(r"-[A-Za-z][\w-]*")  # neither a number nor a prompt of several words
 Word = Annotated[T, _POSITIONAL]
 AtLeastOne = Annotated[int, Field(ge=1)]
 KeyFormat = Literal["diffusers", "comfyui", "kohya"]
@@ -208,8 +210,10 @@ def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
     values = _collect(kind, words, command)
     hints, own = field_types(kind), word_fields(kind)
     for name, value in values.items():
-        if value == "" and Path in _types(hints[name]):
-            raise UserError(f"{command}: {_shown(name, own)}: the name is empty")
+        if isinstance(value, str) and Path in _types(hints[name]):
+            if not value:
+                raise UserError(f"{command}: {_shown(name, own)}: the name is empty")
+            values[name] = expanded(value)
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
@@ -219,6 +223,14 @@ def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
         raise UserError(
             f"{command}: {_shown(name, own)}: {why}; `flowrl {command} --help` lists all options"
         ) from error
+
+
+def expanded(path: str) -> Path:
+    """The path with ~ as the home folder, which a shell leaves as it is in quotes and after `=`."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{path[:100]}: {error}") from error
 
 
 def _shown(name: str, words: Sequence[str]) -> str:
@@ -236,6 +248,11 @@ def _collect(kind: type, words: Sequence[str], command: str) -> dict[str, Any]:
         if word == "--":  # what follows are no options, even with dashes
             alone += rest
             break
+        if _ONE_DASH.fullmatch(word):
+            raise UserError(
+                f"{command}: {word[:100]} is not known; options begin with two dashes, and a name "
+                "that begins with one goes after --"
+            )
         if not word.startswith("--"):
             alone.append(word)
             continue

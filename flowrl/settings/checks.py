@@ -14,6 +14,12 @@ from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import IN_PYTHON
 from flowrl.settings.model import ModelSettings
+from flowrl.settings.model_files import (
+    PIPELINE_INDEX,
+    check_pipeline_files,
+    check_weights,
+    read_json,
+)
 from flowrl.settings.run import SIZES, Run
 from flowrl.settings.train import StatesSettings
 from flowrl.settings.words import unknown_name
@@ -93,6 +99,11 @@ def check_workers(run: Run, algorithm: Algorithm) -> None:
         raise UserError("workers.gpus: it needs workers; also set workers.sampling")
     if w.sampling or w.lag:
         _check_sampling(run, algorithm)
+    if w.evaluate and run.prompts.held_out is None:
+        raise UserError(
+            "workers.evaluate: the run has no held-out prompts to evaluate on; set "
+            "prompts.held_out, or leave it out"
+        )
     if not w.any:
         if w.address is not None:
             raise UserError("workers.address: it needs workers; also set workers.sampling")
@@ -129,10 +140,10 @@ def _check_sampling(run: Run, algorithm: Algorithm) -> None:
             "workers.sampling: with model.compile: auto each process decides by itself; set it to "
             "true or false"
         )
-    if run.model.server is not None:
+    if run.workers.sampling and run.model.server is not None:
         raise UserError(
-            f"workers.{name}: with model.server the server samples, and it has only one version "
-            f"of the weights; set workers.{name}: 0, or leave the server out"
+            "workers.sampling: with model.server the server samples; set workers.sampling: 0, or "
+            "leave the server out"
         )
     if run.workers.lag and algorithm.reward_gradient:
         raise UserError(
@@ -236,7 +247,7 @@ def check_hub(m: ModelSettings) -> None:
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
-    wanted = wanted if m.pipeline is None else "model_index.json"
+    wanted = wanted if m.pipeline is None else PIPELINE_INDEX
     if isinstance(huggingface_hub.try_to_load_from_cache(source, wanted), str):
         return
     try:
@@ -266,13 +277,20 @@ def check_optimizer(name: str) -> None:
 
 
 def check_language(source: str, gguf_file: str | None) -> None:
-    """UserError for a value that is neither a transformers folder nor a hub name."""
+    """UserError for a value that is neither a transformers folder nor a hub name, and for a folder
+    without whole weights."""
     _check_source(source, gguf_file or "config.json", "model.language", "transformers")
+    if gguf_file is None and (folder := find(source)).is_dir():
+        read_json(folder / "config.json", "model.language")
+        check_weights(folder, "model.language")
 
 
 def check_pipeline(source: str) -> None:
-    """UserError for a value that is neither a diffusers folder nor a hub name."""
-    _check_source(source, "model_index.json", "model.pipeline", "diffusers")
+    """UserError for a value that is neither a diffusers folder nor a hub name, and for a folder
+    without whole weights."""
+    _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
+    if (folder := find(source)).is_dir():
+        check_pipeline_files(folder)
 
 
 def _check_source(source: str, wanted: str, place: str, library: str) -> None:

@@ -5,7 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from flowrl.settings.base import Name, OnResume, Settings
+from flowrl.settings.adapters import FrozenAdapter, Lora
+from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.environment import EnvironmentSettings, StepSettings
 from flowrl.settings.levels import Sigmas, checked_sigmas
 from flowrl.settings.own_model import OwnModelSettings
@@ -29,38 +30,6 @@ class Guidance(Settings):
     """Guidance scale for training samples and evaluations."""
     train: GuidanceScale = 1.0
     """Guidance scale for the rows on which the loss is computed."""
-
-
-class Lora(Settings):
-    """Adapters (low-rank updates) of linear layers."""
-
-    start: str | None = Field(default=None, alias="from")
-    """Adapters to start from: a file or a folder that the pipeline's load_lora_weights or peft
-    reads, or a hub name. They have their own rank, alpha and targets, and are the policy `ref`."""
-    rank: int = Field(default=16, ge=1)
-    alpha: float = Field(default=32.0, gt=0)
-    targets: tuple[Name, ...] | None = None
-    """Names of linear layers; null: attention and feed-forward layers of the blocks."""
-    vision: bool = False
-    """Whether the vision part of a vision-language model also gets adapters."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Dtype of the adapters' products; the optimizer updates float32 weights in all cases. auto:
-    bfloat16 with model.dtype: bfloat16, which is faster on a GPU and keeps no float32 copies of
-    inputs; else float32."""
-    merge: Literal["none", "evaluation", "untrained", "sampling"] = "none"
-    """When adapters are merged into a second copy of the weights. evaluation: in evaluations.
-    untrained: also in sampling steps whose density is not stored. sampling: in all sampling, with
-    train.recompute_old."""
-
-    @model_validator(mode="after")
-    def _own_form(self) -> "Lora":
-        own = (self.rank, self.alpha, self.targets)
-        if self.start is not None and own != (16, 32.0, None):
-            raise ValueError(
-                "from: these adapters have their own rank, alpha and targets: leave these "
-                "settings out"
-            )
-        return self
 
 
 class RewriterSettings(Settings):
@@ -102,17 +71,6 @@ class RewriterSettings(Settings):
     def model(self) -> "ModelSettings":
         """The settings of the language model, as for a run without a pipeline."""
         return ModelSettings(**{k: v for k, v in dict(self).items() if k != "template"})
-
-
-class FrozenAdapter(Settings):
-    """Existing adapters, merged into the base weights before anything else: a style, or a few-step
-    student (Lightning, Hyper)."""
-
-    path: str
-    """A .safetensors file or a folder for the pipeline's load_lora_weights, or a hub name."""
-    scale: float = 1.0
-    component: Literal["transformer_2"] | None = None
-    """transformer_2: for the second expert of a pipeline with two (Wan 2.2)."""
 
 
 class Vae(Settings):

@@ -32,8 +32,8 @@ from flowrl.settings.part_names import item_of, part_name, parts_named, written_
 from flowrl.settings.part_trials import try_kernel, try_solver
 from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
+from rewards.checks.settings import function_parameters
 from rewards.load import own_settings, user_function_of
-from rewards.types import function_parameters
 from samplers import Kernel, Planner, Solver
 from samplers.completions import TextPlanner
 

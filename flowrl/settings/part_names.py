@@ -20,7 +20,7 @@ import flowrl.credit
 import flowrl.likelihoods
 import flowrl.losses
 import samplers
-from rewards.types import function_parameters
+from rewards.checks.settings import function_parameters
 
 _PACKAGES = (samplers, flowrl.credit, flowrl.likelihoods, flowrl.losses)
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")

@@ -35,8 +35,8 @@ from flowrl.settings.own_parts import (
 )
 from flowrl.settings.part_trials import own_error
 from flowrl.settings.words import unknown_name
+from rewards.checks.settings import function_parameters
 from rewards.load import user_function_of
-from rewards.types import function_parameters
 
 _MOST = {"steps": 250, "group": 10_000, "roots": 1_000, "branch": 100, "length": 1_000_000}
 _MOST_OTHER = 10_000  # of a recipe's other integers

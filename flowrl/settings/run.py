@@ -128,6 +128,8 @@ class Run(Settings):
         """
         algorithm = self.recipe.algorithm()
         if self.model.server is not None and algorithm.text:
+            if self.decouples(algorithm):
+                algorithm = self.workers.within_clip(algorithm)
             algorithm = self.model.server.around(algorithm)
         elif self.decouples(algorithm):
             algorithm = self.workers.around(algorithm)

@@ -9,8 +9,8 @@ from pydantic import Field
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
-from flowrl.losses.base import RatioLoss
-from flowrl.losses.weights import Decoupled
+from flowrl.losses.base import ClipsRatio, RatioLoss
+from flowrl.losses.weights import BehindClip, Decoupled
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.server import CorrectionSettings, corrected
 
@@ -34,6 +34,7 @@ class WorkerSettings(Settings):
         "limit": OnResume.FREE,
         "differing": OnResume.FREE,
         "unit": OnResume.SAID,
+        "evaluate": OnResume.SAID,
         "lag": OnResume.NEVER,
     }
     sampling: int = Field(default=0, ge=0)
@@ -47,6 +48,10 @@ class WorkerSettings(Settings):
     """Iteration i learns from samples of the weights at the start of iteration i - lag. 0: nothing
     is sampled while weights are updated. Without `sampling` one process does both in turn, with the
     same bits, which shows the cost of a lag in learning."""
+    evaluate: bool = False
+    """Evaluate in units of `unit` held-out prompts, by the sampling processes beside the next
+    iteration, whose line in metrics.jsonl waits for the evaluation's. Without `sampling` the
+    training processes evaluate in these units, with the same bits."""
     rewards: dict[str, ReplicaSettings] = Field(default_factory=dict)
     """Rewards, by label, that are scored in separate processes: `{hpsv3: {replicas: 2, gpus: 1}}`.
     Every sampling process loads the other rewards itself."""
@@ -62,11 +67,19 @@ class WorkerSettings(Settings):
     correction: CorrectionSettings = CorrectionSettings()
     """With a lag and `train.recompute_old`: bounds of the ratio of the probability at the start of
     an update to the sampling probability, which then weights the loss."""
+    clip: bool = True
+    """With a lag and `train.recompute_old`: leave out rows that the weights have moved past the
+    loss's clip range since they were sampled, in the direction of their advantage."""
 
     @property
     def any(self) -> bool:
         """Whether a run has workers, and needs Ray."""
         return self.sampling > 0 or bool(self.rewards)
+
+    @property
+    def evaluation_unit(self) -> int | None:
+        """Prompts of a unit of an evaluation; None: evaluations are not cut."""
+        return self.unit if self.evaluate else None
 
     def around(self, algorithm: Algorithm) -> Algorithm:
         """The algorithm with the decoupled objective, where log-densities of an older policy are
@@ -77,9 +90,19 @@ class WorkerSettings(Settings):
                 "weights, and this loss has no ratio to weight its rows with: set "
                 "train.recompute_old: false, or lag: 0"
             )
-        how = self.correction
-        if isinstance(algorithm.likelihood, Token):
+        algorithm, how = self.within_clip(algorithm), self.correction
+        likelihood, loss = algorithm.likelihood, algorithm.loss
+        assert isinstance(loss, RatioLoss), "`within_clip` changes only its weights"
+        if isinstance(likelihood, Token):
             return corrected(algorithm, how.weight())
-        weight = Decoupled(algorithm.likelihood, how.mode, how.high, how.low)
-        loss = replace(algorithm.loss, weights=(*algorithm.loss.weights, weight))
-        return replace(algorithm, loss=loss)
+        weight = Decoupled(likelihood, how.mode, how.high, how.low)
+        return replace(algorithm, loss=replace(loss, weights=(*loss.weights, weight)))
+
+    def within_clip(self, algorithm: Algorithm) -> Algorithm:
+        """The algorithm that leaves out rows past the clip range of the policy that sampled, if its
+        loss has one."""
+        loss = algorithm.loss
+        if not (self.clip and isinstance(loss, RatioLoss) and isinstance(loss, ClipsRatio)):
+            return algorithm
+        past = BehindClip(algorithm.likelihood, *loss.clip)
+        return replace(algorithm, loss=replace(loss, weights=(*loss.weights, past)))

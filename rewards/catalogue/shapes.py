@@ -302,13 +302,9 @@ class ShapesReward:
         texts = samples.prompts
         if self.column is not None:
             texts = [str(row.get(self.column, "")) for row in samples.meta]
-        wanted = list(map(parse_shapes, map(str, texts)))
-        return torch.tensor(
-            [
-                float("nan") if want is None else float(score(things, want))
-                for things, want in zip(found, wanted, strict=True)
-            ]
-        )
+        pairs = zip(found, map(parse_shapes, map(str, texts)), strict=True)
+        scores = [float("nan") if want is None else float(score(f, want)) for f, want in pairs]
+        return torch.tensor(scores)
 
     def examples(self) -> Samples:
         """A red square, with its own prompt and with another."""

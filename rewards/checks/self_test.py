@@ -244,7 +244,8 @@ def _rounding(scores: Float[Tensor, " n"]) -> float:
 
 
 def _spread(scores: Float[Tensor, " n"]) -> float:
-    return float(scores[~scores.isnan()].std(correction=0).nan_to_num(0))
+    known = scores[~scores.isnan()]
+    return float(known.std(correction=0)) if len(known) else 0.0
 
 
 def check_sum(

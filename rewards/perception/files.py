@@ -4,13 +4,13 @@ A part of an image is written as a W3C media fragment: `sheet.png#xywh=64,0,32,3
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from struct import error as StructError
-from typing import IO
+from typing import IO, TypeVar
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
@@ -19,6 +19,7 @@ from rewards.perception.media import to_tensor
 
 PIECE = re.compile(r"(.+)#xywh=(?:pixel:)?(\d+),(\d+),(\d+),(\d+)")
 OPEN_SHEETS = 4  # sheets that stay decoded while pieces of them are read
+T = TypeVar("T")
 Stamp = tuple[int, int]
 FORMATS = ("PNG", "JPEG", "WEBP")  # other readers of PIL start programs, or crash on damage
 MOST_FILE_PIXELS = 2**26  # 8192 x 8192: 67 million
@@ -67,9 +68,23 @@ def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Im
     if match := PIECE.fullmatch(str(path)):
         x, y, width, height = map(int, match.groups()[1:])
         return _piece(str(path), match[1], (x, y, x + width, y + height), most_pixels)
+    return _read(path, lambda file: _decoded(file, most_pixels))
+
+
+def check_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> None:
+    """Raise the errors of `open_image_file` that the file's header shows, without decoding it; a
+    sheet with parts is decoded."""
+    if PIECE.fullmatch(str(path)):
+        open_image_file(path, most_pixels)
+    else:
+        _read(path, lambda file: _opened(file, most_pixels).close())
+
+
+def _read(path: str | Path, read: Callable[[IO[bytes]], T]) -> T:
+    """Read an image's file; errors are ValueErrors with the path."""
     try:
         with open(path, "rb") as file:
-            return _decoded(file, most_pixels)
+            return read(file)
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ValueError(f"{path}: {_absence(str(path))}") from error
     except UnidentifiedImageError as error:
@@ -91,10 +106,16 @@ def open_image_bytes(data: bytes, name: str, most_pixels: int = MOST_FILE_PIXELS
         raise _unreadable(name, error) from error
 
 
+def _opened(file: IO[bytes], most_pixels: int) -> Image.Image:
+    """An image of a known format and size, not decoded yet."""
+    image = Image.open(file, formats=FORMATS)
+    if image.width * image.height > most_pixels:
+        raise ValueError(f"{image.width} x {image.height} pixels; the limit is {most_pixels}")
+    return image
+
+
 def _decoded(file: IO[bytes], most_pixels: int) -> Image.Image:
-    with Image.open(file, formats=FORMATS) as image:
-        if image.width * image.height > most_pixels:
-            raise ValueError(f"{image.width} x {image.height} pixels; the limit is {most_pixels}")
+    with _opened(file, most_pixels) as image:
         upright = ImageOps.exif_transpose(image)
         upright.info = {k: v for k, v in upright.info.items() if k not in _ORIENTATION}
         return upright

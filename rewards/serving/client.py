@@ -90,7 +90,7 @@ class Client:
         end = time.monotonic() + SECONDS_TO_CLOSE
         while True:
             try:
-                answer = httpx.get(self.url + path, headers=self._headers, timeout=SECONDS_TO_CLOSE)
+                answer = self._answer("GET", path, None, SECONDS_TO_CLOSE)
                 if answer.status_code in REFUSED_STATUSES:
                     raise ValueError(f"{self.url}{path}: {REFUSED_STATUSES[answer.status_code]}")
                 answer.raise_for_status()
@@ -102,6 +102,24 @@ class Client:
                     why = str(error) or type(error).__name__
                     raise ValueError(f"no answer from {self.url}{path} ({why})") from error
                 time.sleep(0.2)
+
+    def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float
+    ) -> "httpx.Response":
+        """One try. httpx.ReadTimeout if the answer is not complete after `seconds`; httpx's own
+        limit is on each part of a body, so a server that sends on and on would never reach it."""
+        import httpx
+
+        end, url, parts = time.monotonic() + seconds, self.url + path, list[bytes]()
+        given: dict[str, Any] = {"headers": self._headers, "timeout": seconds, "verify": self._tls}
+        with httpx.stream(method, url, json=body, **given) as answer:
+            for part in answer.iter_bytes():
+                parts.append(part)
+                if time.monotonic() > end:
+                    why = f"the answer is not complete after {seconds:g} s"
+                    raise httpx.ReadTimeout(why, request=answer.request)
+            whole = b"".join(parts)
+            return httpx.Response(answer.status_code, content=whole, request=answer.request)
 
     def tell(self, path: str, body: Mapping[str, Any], patience: Patience | None = None) -> str:
         """POST a request and return the answer's text. ValueError, with the reason, if there is no
@@ -116,13 +134,7 @@ class Client:
             if attempt > 0:
                 time.sleep(min(how.backoff * 2.0 ** (attempt - 1), LONGEST_WAIT))
             try:
-                answer = httpx.post(
-                    self.url + path,
-                    json=body,
-                    headers=self._headers,
-                    timeout=how.timeout,
-                    verify=self._tls,
-                )
+                answer = self._answer("POST", path, body, how.timeout)
             except httpx.HTTPError as error:
                 why = str(error) or type(error).__name__
                 continue

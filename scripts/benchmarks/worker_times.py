@@ -4,6 +4,8 @@
 
 Each process has one thread but where two are named. One process has the same units and lag, so that
 it must end with the same weights, and its halves are the seconds of sampling and of the update.
+Two processes share caches and memory: `update beside another run` is the update of one of two runs
+at a time that have nothing to do with each other, below which a learner beside a worker cannot be.
 `balanced` is NFT with as many steps of sampling as make both equal. The last
 rows have a judge that answers after two seconds, in replicas, by lag. Seconds are medians of the
 iterations in which both sides work: not the first ones, and not the last.
@@ -17,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 from statistics import median
 
@@ -38,18 +41,28 @@ def judge(samples):
 
 
 class Bench:
-    def __init__(self, out: Path, iterations: int, smaller: Sequence[str]) -> None:
-        self.out, self.iterations, self.smaller = out, iterations, smaller
+    def __init__(self, out: Path, iterations: int, smaller: Sequence[str], threads: bool) -> None:
+        self.out, self.iterations, self.smaller, self.threads = out, iterations, smaller, threads
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
 
-    def run(self, name: str, words: Sequence[str], threads: int = 1) -> dict[str, float]:
-        """Median of each metric over the iterations in which both sides work."""
+    def start(self, name: str, words: Sequence[str], threads: int) -> subprocess.Popen[bytes]:
         folder = self.out / name
         command = [sys.executable, "-m", "flowrl", "train", *words, *QUIET, *self.smaller]
         command += ["--train.iterations", str(self.iterations), "--folder", str(folder)]
         env = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-        subprocess.run(command, env=env, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
+        return subprocess.Popen(command, env=env, cwd=PROJECT, stdout=subprocess.DEVNULL)
+
+    def run(
+        self, name: str, words: Sequence[str], threads: int = 1, other: bool = False
+    ) -> dict[str, float]:
+        """Median of each metric over the iterations in which both sides work. `other`: beside
+        another process of the same run, which has nothing to do with it."""
+        folder, both = self.out / name, [name, f"{name}-other"][: 1 + other]
+        started = [self.start(each, words, threads) for each in both]
+        codes = [process.wait() for process in started]
+        if any(codes):
+            raise SystemExit(f"{name} has failed")
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines][-self.iterations :][2:-1]
         return {key: median(row[key] for row in rows if key in row) for key in rows[0]}
@@ -71,12 +84,14 @@ def beside_one(bench: Bench, name: str, words: Sequence[str]) -> str:
     one = bench.run(f"{name}-one", words)
     lag = bench.run(f"{name}-beside", [*words, "--workers.sampling", "1"])
     same = weights(bench.out / f"{name}-one") == weights(bench.out / f"{name}-beside") != []
-    two = bench.run(f"{name}-threads", words, threads=2)
+    two = bench.run(f"{name}-threads", words, threads=2) if bench.threads else {"seconds": nan}
     sample, update = halves(one)
+    _, shared = halves(bench.run(f"{name}-shared", words, other=True))
     return (
         f"| {name} | {sample:.2f} + {update:.2f} = {one['seconds']:.2f} | {lag['seconds']:.2f} | "
         f"{lag['seconds'] / max(sample, update):.2f} | {lag['seconds'] / one['seconds']:.2f} | "
-        f"{two['seconds']:.2f} | {'yes' if same else 'no'} |"
+        f"{two['seconds']:.2f} | {lag['seconds/update']:.2f} | {shared:.2f} | "
+        f"{'yes' if same else 'no'} |"
     )
 
 
@@ -108,16 +123,20 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=7)
     parser.add_argument("--lags", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--rows", nargs="*", default=["flow_grpo", "nft", "balanced"])
+    parser.add_argument("--no-threads", action="store_true", help="leave out two threads")
     parser.add_argument("smaller", nargs="*", help="settings for all runs, such as a smaller group")
     given = parser.parse_args()
-    bench = Bench(given.out, given.iterations, given.smaller)
+    bench = Bench(given.out, given.iterations, given.smaller, not given.no_threads)
     columns = ("run", "one process: sample + update", "beside, lag 1", "of the longer half")
-    columns += ("of one process", "two threads", "same weights")
+    columns += ("of one process", "two threads", "its update", "update beside another run")
+    columns += ("same weights",)
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     if "flow_grpo" in given.rows:
         print(beside_one(bench, "flow_grpo", ["configs/demo_flow_grpo.yaml"]), flush=True)
     if "nft" in given.rows:
         print(beside_one(bench, "nft", ["configs/demo.yaml"]), flush=True)
+    if "balanced" not in given.rows and not given.lags:
+        return
     equal = balanced(bench, ["configs/demo.yaml"], 7)
     if "balanced" in given.rows:
         print(f"{equal[-2]} {equal[-1]}\n" + beside_one(bench, "balanced", equal), flush=True)

@@ -11,6 +11,7 @@ STATES, EXPERTS = "samplers/test_storage.py", "models/test_experts.py"
 SHARED_OLD = "run/test_shared_old.py"
 TRANSFERS = "scripts/test_device_report.py"
 LAG, UNITS = "run/test_lag.py", "run/test_units.py"
+LATE = "run/test_late_evaluation.py"
 CARRIED, FLIGHT = "flowrl/run/workers/transport.py", "flowrl/run/experience/ahead.py"
 ONCE = "test_training_evaluates_each_distinct_input_once"
 ON_DEVICE = f"{TRANSFERS}::test_densities_and_divergences_are_those_of_the_cpu"
@@ -34,6 +35,26 @@ ROWS = (
     ("lag-bounds", "flowrl/losses/weights.py", "((ratio < self.low) | (ratio > self.high)).to(ratio)\n        weight = torch.ones",
      "((ratio < self.low) & (ratio > self.high)).to(ratio)\n        weight = torch.ones",
      f"{LAG}::test_the_decoupled_objective_by_hand"),
+    ("lag-past-good", "flowrl/losses/weights.py", "(good & (ratio > 1 + self.high))", "(bad & (ratio > 1 + self.high))",
+     f"{LAG}::test_rows_past_the_clip_range_of_the_policy_that_sampled_are_left_out"),
+    ("lag-past-old", "flowrl/losses/weights.py", "self.likelihood.log_ratio(old, behaviour, rows)",
+     "self.likelihood.log_ratio(behaviour, old, rows)",
+     f"{LAG}::test_rows_past_the_clip_range_of_the_policy_that_sampled_are_left_out"),
+    ("late-counters", "flowrl/run/state/progress.py", "vars(self).update({name: getattr(then, name) for name in counters})",
+     "pass", f"{LATE}::test_counters_of_an_earlier_iteration_come_and_go"),
+    ("late-weights", "flowrl/run/evaluate/evaluate.py", "None if earlier is None else earlier.weights",
+     "None", f"{LATE}::test_a_run_that_evaluates_late_is_the_run_that_evaluates_in_turn"),
+    ("late-state", "flowrl/run/train.py", "taken = checkpoint.take_state(session, progress.iteration) if due else None",
+     "taken = None", f"{LATE}::test_a_run_that_evaluates_late_is_the_run_that_evaluates_in_turn"),
+    ("late-best", "flowrl/run/save/checkpoint.py", "export(learner, folder, which, listed=True)",
+     "export(learner, folder, listed=True)",
+     f"{LATE}::test_a_run_that_evaluates_late_is_the_run_that_evaluates_in_turn"),
+    ("server-ahead", "flowrl/models/language/served_ahead.py", "return self.known.pop(key, None)", "return None",
+     "language/test_text_server.py::test_a_server_draws_an_iteration_ahead_with_the_weights_of_its_version"),
+    ("late-stop", "flowrl/run/train.py", ' and run.train.alarms != "stop":', ":",
+     f"{LATE}::test_a_run_that_an_evaluation_may_stop_waits_for_it"),
+    ("late-groups", "flowrl/run/evaluate/trial.py", "group=samples.group + first", "group=samples.group",
+     f"{LATE}::test_units_of_an_evaluation_are_its_prompts_in_order"),
     ("lag-matching", "flowrl/settings/run.py", ' and "old" in algorithm.loss.roles\n', "\n",
      f"{LAG}::test_a_lag_asks_nothing_of_losses_that_compare_with_no_old"),
     ("lag-source", FLIGHT, "by = self.session.learner.sampler",
@@ -71,8 +92,8 @@ ROWS = (
      f"{INPUTS}::test_the_deal_is_of_inputs_whatever_the_order_of_rows_and_the_processes"),
     ("storage-ratio", "samplers/walk.py", "x_next = self.rounded(plan, self.blended(plan, k, x_next, parents.root))",
      "x_next = self.blended(plan, k, x_next, parents.root)", STATES),
-    ("storage-once", "samplers/walk.py", "after.stored = keep.put(x_next)",
-     "x_next = keep.put(x_next)", STATES),
+    ("storage-once", "samplers/walk.py", "after.stored = self.stored(x_next)",
+     "x_next = self.stored(x_next)", STATES),
     ("storage-restored", "flowrl/likelihoods/rows.py", "uploaded(value, sigma.device).to(sigma.dtype)",
      "uploaded(value, sigma.device)", STATES),
     ("storage-evaluations", "samplers/walk.py", "self.latents.storage.rounded(x) if trained else x",

@@ -21,8 +21,10 @@ from flowrl.cli.serve import Serve
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.prompts import PromptSet
+from flowrl.run.state.live import Event, Live, of_callback
 from flowrl.settings.read import dump, run_from
 from rewards import Samples, load
+from rewards.guard import SharedState
 from rewards.perception.files import open_image_file
 from rewards.perception.media import to_tensor
 from rewards.user_function import FlowGrpoFunction, Own, TrlFunction
@@ -249,6 +251,40 @@ def test_rewards_steer_a_live_pipeline(pipeline: Path) -> None:
     chosen = flowrl.steer(pipe, "a red ball", [redness], method="best", particles=6, steps=3)
     assert chosen.evaluations == 6 * 3 and chosen.scores.names == ("redness",)
     assert chosen.scores.values.item() >= plain.scores.values.item()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"method": "best-of"}, "flowrl.steer: method 'best-of' is not known"),
+        ({"particles": 0}, "flowrl.steer: particles must be a whole number from 1, not 0"),
+        ({"count": 1.5}, "flowrl.steer: count must be a whole number from 1, not 1.5"),
+        ({"steps": 0}, "flowrl.steer: steps must be a whole number from 1, not 0"),
+        ({"rewards": []}, "flowrl.steer: rewards is empty"),
+    ],
+)
+def test_steering_refuses_what_it_cannot_do_before_the_model(given: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        flowrl.steer(None, "a", **{"rewards": ["brightness"]} | given)
+    with pytest.raises(UserError, match=r"flowrl.sample: steps must be a whole number"):
+        flowrl.sample(None, "a", plan=samplers.Ode(), steps=0)
+
+
+def test_a_callback_cannot_change_torchs_settings(tmp_path: Path) -> None:
+    def rude(event: Event) -> None:
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        torch.set_float32_matmul_precision("medium")
+        if event.iteration == 2:
+            raise RuntimeError("late")
+
+    before = SharedState.now()
+    for iteration in (1, 2):
+        try:
+            Live(callbacks=(rude,)).call(Event("iteration", iteration, {}, tmp_path))
+        except RuntimeError as error:
+            assert of_callback(error)
+        assert SharedState.now() == before and torch.is_grad_enabled()
 
 
 def test_rewards_are_evaluated_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

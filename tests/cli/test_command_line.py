@@ -1,5 +1,6 @@
 """The command line as a newcomer meets it: help, versions, and mistakes in one sentence."""
 
+import io
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flowrl.cli import help
+from flowrl.cli import app, help
 from flowrl.cli.app import command, main
 from flowrl.cli.commands import split_settings
 from flowrl.cli.given_model import weights_folder
@@ -319,6 +320,39 @@ def test_a_deleted_working_folder_is_one_sentence(capsys, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert "the working folder no longer exists" in refusal(capsys, *command)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no file named model.safetensors"), FileNotFoundError(2, "No such file", "a")]
+)
+def test_an_error_of_another_file_is_not_one_of_standard_output(monkeypatch, capsys, error):
+    def fails(words: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(app, "exit_code", fails)
+    with pytest.raises(OSError, match=r"no file named|No such file"):
+        main(["plan", "demo"])
+    assert "standard output" not in capsys.readouterr().err
+
+
+def test_letters_that_standard_output_lacks_are_escaped(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(app, "exit_code", lambda words: print("a \u00fc", words[0]) or 0)
+    with pytest.raises(SystemExit) as ended:
+        main(["\u65e5"])
+    assert ended.value.code == 0 and out.buffer.getvalue() == b"a \\xfc \\u65e5\n"
+
+
+def test_a_reward_may_take_standard_output_away(monkeypatch):
+    def takes(words: list[str]) -> int:
+        monkeypatch.setattr(sys, "stdout", None)
+        return 0
+
+    monkeypatch.setattr(app, "exit_code", takes)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "demo"])
+    assert ended.value.code == 0
 
 
 def test_a_copy_beside_the_best_weights_is_not_taken(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,17 @@ def test_prompts_in_a_card_are_text_alone(run, tmp_path):
     text = (tmp_path / "new" / "README.md").read_text().split("---\n", 2)[2]
     page = MarkdownIt("commonmark").enable("table").render(text)
     assert "example.org/c.png" in page and "<script" not in page and "href" not in page
+    assert re.findall('src="([^"]*)"', page) == ["curves.svg", "samples.png"]
+
+
+def test_names_in_a_card_are_text_alone(run, tmp_path):
+    """A run folder's own name, which is no code, becomes neither an image nor HTML."""
+    folder = tmp_path / "![x](track.png) <img src=a> [b](c) *d*"
+    shutil.copytree(run[0], folder)
+    assert flowrl("export", folder, "--out", tmp_path / "new") == 0
+    text = (tmp_path / "new" / "README.md").read_text().split("---\n", 2)[2]
+    page = MarkdownIt("commonmark").enable("table").render(text)
+    assert "<h1>![x](track.png) &lt;img src=a&gt; [b](c) *d*</h1>" in page
     assert re.findall('src="([^"]*)"', page) == ["curves.svg", "samples.png"]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowrl.cli.app import exit_code
 from flowrl.cli.new import New, write_new_run
 from flowrl.cli.new_files import image_files, text_files
 from flowrl.errors import UserError
@@ -53,6 +54,29 @@ def test_a_new_folder_trains_as_it_stands(
         assert "cut off there, scored unchanged, and trained on" in said
     else:
         assert "text: 1 tokens per prompt (model.call.max_sequence_length, as set)" in said
+
+
+@pytest.mark.parametrize(
+    ("word", "made"),
+    [("-x", None), ("--", None), ("~/x", "home/x"), ("a b", "here/a b")],
+)
+def test_the_name_of_the_folder_is_what_a_shell_means(tmp_path, monkeypatch, word, made):
+    for name in ("home", "here"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "here")
+    assert exit_code(["new", word]) == (2 if made is None else 0)
+    folders = [path.parent for path in tmp_path.rglob("run.yaml")]
+    assert folders == ([] if made is None else [tmp_path / made])
+
+
+def test_two_dashes_end_the_options(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(["new", "-x"]) == 2
+    said = capsys.readouterr().err
+    assert "-x is not known; options begin with two dashes" in said and "goes after --" in said
+    assert exit_code(["new", "--", "-x"]) == 0 and (tmp_path / "-x" / "run.yaml").is_file()
+    assert "cd ./-x" in capsys.readouterr().out
 
 
 def test_every_reward_of_the_examples_scores_every_kind_of_sample(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ pytest.importorskip("httpx")
 
 from flowrl.likelihoods.rows import TokenRows
 from flowrl.likelihoods.token import Token
+from flowrl.run.experience.ahead import IterationsAhead
 from flowrl.run.experience.collect import collect
 from flowrl.run.state.progress import Progress
+from flowrl.run.state.units import LAG
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.settings import CorrectionSettings
@@ -25,7 +27,7 @@ from tests.support.completion_servers import (
     opened,
     tree,
 )
-from tests.support.runs import flowrl, lines, write
+from tests.support.runs import check_resumed_bits, flowrl, lines, write
 
 
 @pytest.fixture(autouse=True)
@@ -190,3 +192,42 @@ def test_a_tree_of_segments_is_drawn_from_prefixes(model, tmp_path):
     pairs = rows.ids.view(-1, 2, 4)
     assert torch.equal(pairs[:, 0, :2], pairs[:, 1, :2])
     assert {len(body["prompt"]) for body in server.bodies} == {2, 4, 5, 7, 6, 8}
+
+
+def test_a_server_draws_an_iteration_ahead_with_the_weights_of_its_version(
+    model, tmp_path, monkeypatch
+):
+    """While the model is updated. Asked late, with those weights loaded again, it draws the same:
+    so it does for a resumed run, whose answers ahead are lost."""
+    with CompletionsServer(model) as server:
+        found = []
+        for ahead in (True, False):
+            folder = tmp_path / str(ahead)
+            folder.mkdir()
+            settings = tree(server, folder) | {"workers": {"lag": 1}}
+            kept = opened(settings, folder)
+            kept = replace(kept, source=IterationsAhead(kept))
+            answers, drawn = kept.learner.policy.server.ahead, []
+            if not ahead:
+                monkeypatch.setattr(IterationsAhead, "_ask_server", lambda *_: None)
+            progress = Progress()
+            for _ in range(3):
+                made = iterate(kept, progress)
+                answers.wait()
+                assert len(answers.known) == ahead, "the next iteration's, and none that was used"
+                metrics = {k: v for k, v in made.metrics.items() if not k.startswith("seconds")}
+                drawn.append((only(made.experience.rows).ids, metrics))
+            loads = [path.rpartition("/")[2] for path, _ in server.told]
+            found.append((drawn, loads.count("load_lora_adapter")))
+            server.told.clear()
+            kept.learner.close()
+    (early, loaded), (late, again) = found
+    for (ids, metrics), (other, beside) in zip(early, late, strict=True):
+        assert ids.equal(other) and metrics == beside
+    assert [metrics[LAG] for _, metrics in early] == [0, 1, 1]
+    assert (loaded, again) == (3, 2), "a version is loaded once, when its iteration begins"
+
+
+def test_a_run_with_a_server_and_a_lag_is_resumed_with_the_same_bits(model, tmp_path):
+    with CompletionsServer(model) as server:
+        check_resumed_bits(tree(server, tmp_path) | {"workers": {"lag": 1}}, tmp_path)

@@ -8,8 +8,8 @@ pytest.importorskip("httpx")
 
 from flowrl.errors import UserError
 from flowrl.losses.weights import Mismatch
+from flowrl.models.language.completion_answers import CompletionChoice, CompletionLogprobs
 from flowrl.models.language.served_adapters import fingerprint
-from flowrl.models.language.server import CompletionChoice, CompletionLogprobs
 from flowrl.run.experience.collect import collect
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs

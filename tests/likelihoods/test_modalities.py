@@ -139,7 +139,8 @@ def matching_rows(likelihood: Matching, advantage: Tensor) -> MatchingRows:
 
 
 def test_nft_by_part_is_two_regressions():
-    """arXiv:2509.16117 with its own r for each part (arXiv:2605.12480), number by number."""
+    """arXiv:2509.16117 with its own r for each part (arXiv:2605.12480), and its slope in the
+    velocity, where the size of an error is a constant, number by number."""
     torch.manual_seed(0)
     likelihood = Matching(1, parts=("video", "audio"))
     advantage = torch.randn(4, 6, dtype=torch.float64)
@@ -150,19 +151,23 @@ def test_nft_by_part_is_two_regressions():
     evaluated["old"] = likelihood.evaluate(lambda *_: old, rows)
     beta, most = 0.3, 5.0
     found = NFT(beta, most)(likelihood, evaluated, rows).value
+    found.sum().backward()
+    slope, now, before = torch.zeros_like(v), v.tolist(), old.tolist()
     for r in range(4):
+        s = float(rows.sigma[r])
         for c, cut in enumerate(CUTS):
-            good, sums = 0.5 + float(rows.advantage[r, c]) / (2 * most), []
-            for sign in (1, -1):
-                square = size = 0.0
+            good, wanted = 0.5 + float(rows.advantage[r, c]) / (2 * most), 0.0
+            for sign, share in ((1, good), (-1, 1 - good)):
+                errors = {}
                 for i in range(cut.start, cut.stop):
-                    mixed = float(old[r, i]) + sign * beta * (float(v[r, i]) - float(old[r, i]))
-                    error = float(rows.x[r, i]) - float(rows.sigma[r]) * mixed
-                    error -= float(rows.x0[r, i])
-                    square, size = square + error**2, size + abs(error)
-                sums.append(square / size)
-            wanted = (good * sums[0] + (1 - good) * sums[1]) * most / beta
-            assert float(found[r, c]) == pytest.approx(wanted, rel=1e-10)
+                    mixed = before[r][i] + sign * beta * (now[r][i] - before[r][i])
+                    errors[i] = float(rows.x[r, i]) - s * mixed - float(rows.x0[r, i])
+                size = sum(map(abs, errors.values()))
+                wanted += share * sum(e**2 for e in errors.values()) / size * most / beta
+                for i, e in errors.items():
+                    slope[r, i] += share * 2 * e * -s * sign * beta / size * most / beta
+            assert float(found[r, c].detach()) == pytest.approx(wanted, rel=1e-10)
+    torch.testing.assert_close(v.grad, slope, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("likelihood", [Matching(1, weight=Weighting(1.0)), Transition()])

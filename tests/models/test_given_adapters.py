@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.lora.lora_formats import read_adapter
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.state.learner import load_policy
 from flowrl.settings.checks import check_model
@@ -100,6 +101,79 @@ def test_a_run_goes_on_from_it_and_anchors_there(pipeline: Path, tmp_path: Path)
     assert not torch.equal(start, image(base))
 
 
+def of_peft(pipeline: Path, folder: Path, **config: Any) -> Any:
+    """A pipeline with an adapter merged by peft, which peft's `save_pretrained` wrote before."""
+    pipe = plain(pipeline)
+    targets = ["to_q", "to_v", "to_out.0"]
+    own = LoraConfig(**{"r": 3, "lora_alpha": 5, "target_modules": targets} | config)
+    torch.manual_seed(0)
+    model = get_peft_model(pipe.transformer, own)
+    draws = torch.Generator().manual_seed(1)
+    for name, p in model.named_parameters():
+        if ".lora_B." in name or "magnitude" in name:
+            p.data = p.data + 0.3 * torch.randn(p.shape, generator=draws)
+    model.save_pretrained(folder)
+    pipe.transformer = model.merge_and_unload()
+    return pipe
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"use_rslora": True},
+        {"rank_pattern": {"to_q": 2}, "alpha_pattern": {"to_q": 7}},
+        {"use_dora": True},
+    ],
+)
+def test_adapters_in_pefts_own_format(pipeline: Path, tmp_path: Path, config: Any) -> None:
+    """As other trainers save them: base_model.model.LAYER, beside adapter_config.json."""
+    folder = tmp_path / "given"
+    want = image(of_peft(pipeline, folder, **config))
+    assert (image(plain(pipeline)) - want).abs().max() > 0.01
+    for source in (folder, folder / "adapter_model.safetensors"):
+        made = loaded(pipeline, tmp_path, adapters=[str(source)], lora=None)
+        assert torch.allclose(image(made.pipe), want, atol=1e-5)
+    evaluated = loaded(pipeline, tmp_path, lora=None)
+    evaluated.load_weights(folder)  # as `evaluate --adapter` does
+    assert torch.allclose(image(evaluated.pipe), want, atol=1e-5)
+    if "use_dora" in config:
+        with pytest.raises(UserError, match=r"from: .*given is not a plain LoRA .*or DoRA"):
+            loaded(pipeline, tmp_path, lora={"from": str(folder)})
+        return
+    made = loaded(pipeline, tmp_path, lora={"from": str(folder)})
+    assert torch.allclose(image(made.pipe), want, atol=1e-5)
+    made.save(tmp_path / "again")
+    changes = read_adapter(tmp_path / "again" / "pytorch_lora_weights.safetensors")
+    base = dict(plain(pipeline).transformer.named_parameters())
+    merged = dict(of_peft(pipeline, folder, **config).transformer.named_parameters())
+    for layer, own in changes.items():
+        wanted = (merged[f"{layer}.weight"] - base[f"{layer}.weight"]).double()
+        assert torch.allclose(own.change(), wanted, atol=1e-6), layer
+
+
+def test_weights_of_another_model_are_not_left_out_in_silence(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    folder = written(pipeline, tmp_path / "given")
+    file = folder / "pytorch_lora_weights.safetensors"
+    renamed = {name.replace("transformer.", "unet.", 1): w for name, w in load_file(file).items()}
+    save_file(renamed, file)
+    with pytest.raises(UserError, match=r"given has no adapter of this StableDiffusion3Pipeline's"):
+        loaded(pipeline, tmp_path, lora=None).load_weights(folder)
+
+
+def test_what_is_more_than_a_low_rank_update_is_refused(pipeline: Path, tmp_path: Path) -> None:
+    for name, config in (("b", {"bias": "lora_only"}), ("m", {"modules_to_save": ["proj_out"]})):
+        of_peft(pipeline, tmp_path / name, **config)
+        for model in (
+            {"adapters": [str(tmp_path / name)]},
+            {"lora": {"from": str(tmp_path / name)}},
+        ):
+            with pytest.raises(UserError, match=r"is not a plain LoRA \(bias, modules_to_save"):
+                loaded(pipeline, tmp_path, **model)
+
+
 def test_text_adapters_of_peft_begin_a_run(tmp_path: Path) -> None:
     source = tiny_lm.write(tmp_path / "lm")
     torch.manual_seed(0)
@@ -124,6 +198,12 @@ def test_text_adapters_of_peft_begin_a_run(tmp_path: Path) -> None:
         ({"lora": {"from": "GIVEN", "rank": 4}}, "leave these settings out"),
         ({"adapters": ["STRANGER"]}, r"model.adapters, 1: .*(made for another model|cannot load)"),
         ({"lora": {"from": "PART"}}, "model.lora.from: of the .* made for another model"),
+        ({"lora": {"from": "HALF"}}, r"^model.lora.from: \S+half.safetensors lacks .*lora_A"),
+        ({"adapters": ["HALF"]}, r"^model.adapters, 1: \S+half.safetensors lacks .*lora_A"),
+        ({"adapters": ["RENAMED"]}, r"of the \d+ tensors of .*, \d+ belong to layers"),
+        ({"adapters": ["KOHYA"]}, r"its keys are kohya's or ComfyUI's, .* in diffusers' format"),
+        ({"lora": {"from": "NAN"}}, r"from: .*nan.safetensors has NaN or infinity in .*\.lora_A"),
+        ({"adapters": ["NAN"]}, r"adapters, 1: .*nan.safetensors has NaN or infinity in "),
         ({"adapters": [{"path": "GIVEN", "component": "transformer_2"}]}, "has no transformer_2"),
     ],
 )
@@ -134,9 +214,27 @@ def test_adapters_that_do_not_fit_are_refused_before_the_run(
     weights = load_file(folder / "pytorch_lora_weights.safetensors")
     strange = {name.replace("attn", "other"): weight for name, weight in weights.items()}
     save_file(strange, tmp_path / "stranger.safetensors")
-    more = weights | {"transformer.nothing.lora_A.weight": torch.zeros(4, 4)}
+    sides = (f"transformer.nothing.lora_{side}.weight" for side in "AB")
+    more = weights | {name: torch.zeros(4, 4) for name in sides}
     save_file(more, tmp_path / "part.safetensors")
+    first = next(name for name in weights if "lora_A" in name)
+    save_file(weights | {first: weights[first] * torch.nan}, tmp_path / "nan.safetensors")
     files = {"GIVEN": folder, "STRANGER": "stranger.safetensors", "PART": "part.safetensors"}
+    files["NAN"] = "nan.safetensors"
+    half = {f"x.{name}" if "lora_A" in name else name: each for name, each in weights.items()}
+    save_file(half, tmp_path / "half.safetensors")
+    pair = first.removesuffix("lora_A.weight")
+    renamed = {f"x.{k}" if k.startswith(pair) else k: each for k, each in weights.items()}
+    save_file(renamed, tmp_path / "renamed.safetensors")
+    names = {"lora_A": "lora_down", "lora_B": "lora_up"}
+    kohya = {
+        f"lora_unet_{k.replace(a, names[a])}": w
+        for k, w in weights.items()
+        for a in names
+        if a in k
+    }
+    save_file(kohya, tmp_path / "kohya.safetensors")
+    files |= {name.upper(): f"{name}.safetensors" for name in ("half", "renamed", "kohya")}
     text = repr(model)
     for name, file in files.items():
         text = text.replace(f"'{name}'", repr(str(tmp_path / file)))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.rows import MatchingRows
 from flowrl.likelihoods.transition import Transition
 from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -171,3 +172,50 @@ def test_children_of_a_tree_hold_their_own_roots_noise() -> None:
     assert rollout.x0[:, 1].tolist() == [3.0] * 4 and len(set(rollout.x0[:, 0].tolist())) == 4
     before, after = rollout.edges[0].x[:, 1], rollout.edges[0].x_next[:, 1]
     torch.testing.assert_close(after, 0.25 * torch.full((2,), 3.0) + 0.75 * before)
+
+
+def test_slopes_are_those_of_plain_loops_over_free_entries() -> None:
+    """Flow-GRPO's density (arXiv:2505.05470, eq. 8-9) and a flow's regression, in float64: the
+    slope of a row's mean in each entry of its velocity, 0 where the image is given."""
+    free = torch.tensor([[True, False, True, True], [False, True, True, False]])
+    drawn = torch.Generator().manual_seed(4)
+    clean = torch.randn(2, 4, generator=drawn, dtype=torch.float64)
+    latents = Latents((4,), dtype=torch.float64, held=Held(free, clean))
+    credit = torch.ones(4, 3, dtype=torch.float64)
+    for likelihood, plan in ((Transition(), Chain(FlowSDE(0.7), 2)), (Matching(2), Ode(2))):
+        steps = plan((1.0, 0.7, 0.4, 0.0), 0, 0)
+        (rollout,) = roll(steps, gaussian, latents, (0, 1), seed=0, iteration=0)
+        for rows in likelihood.rows(rollout, credit, credit.bool()):
+            v = torch.randn(rows.x.shape, generator=drawn, dtype=torch.float64).requires_grad_()
+            found = likelihood.evaluate(lambda *_, v=v: v, rows).logp[:, 0]
+            found.sum().backward()
+            wanted = [log_density_and_slope(rows, i, v.tolist()[i], free) for i in range(len(v))]
+            logp = torch.tensor([each for each, _ in wanted], dtype=torch.float64)
+            slope = torch.tensor([each for _, each in wanted], dtype=torch.float64)
+            torch.testing.assert_close(found.detach(), logp, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(v.grad, slope, rtol=1e-10, atol=1e-12)
+
+
+def log_density_and_slope(
+    rows: Any, row: int, v: list[float], free: Tensor
+) -> tuple[float, list[float]]:
+    """Of one row, as means over its free entries."""
+    mine, s = free[int(rows.prompt[row])].tolist(), float(rows.sigma[row])
+    total, slope = 0.0, [0.0] * len(v)
+    for i, u in enumerate(v):
+        if not mine[i]:
+            continue
+        if isinstance(rows, MatchingRows):
+            error = u - (float(rows.noise[row, i]) - float(rows.x0[row, i]))
+            total, slope[i] = total - error**2, -2 * error
+            continue
+        to, x, after = (
+            float(rows.sigma_next[row]),
+            float(rows.x[row, i]),
+            float(rows.x_next[row, i]),
+        )
+        h, g = s - to, 0.7 * math.sqrt(s / (1 - (to if s == 1 else s)))
+        away = after - (x - h * (u + g**2 * (x + (1 - s) * u) / (2 * s)))
+        total -= away**2 / (2 * g**2 * h) + math.log(g * math.sqrt(h) * math.sqrt(2 * math.pi))
+        slope[i] = -away / (g**2 * h) * h * (1 + g**2 * (1 - s) / (2 * s))
+    return total / sum(mine), [each / sum(mine) for each in slope]

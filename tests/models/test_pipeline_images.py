@@ -12,7 +12,7 @@ from PIL import Image
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call import columns, image_cache
 from flowrl.models.diffusers.call.image_cache import ImageSet, Memo, Posterior
-from flowrl.models.diffusers.call.patches import patched
+from flowrl.models.diffusers.call.patches import patched, placed
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
 from rewards.perception.files import read_images
@@ -308,3 +308,26 @@ def test_a_pipeline_with_images_calls_its_denoiser_no_more_than_needed(tmp_path:
     neighbours, other_images = [1, 1, 3, 3, 3, 3], [2] * 6
     # another guidance, a gradient, and what a guided row costs
     assert rows == [*steps, *neighbours, *other_images, 2, 1, 2, 2]
+
+
+def test_positions_are_computed_once_and_handed_out_as_copies() -> None:
+    """FluxKontextPipeline writes into what it gets."""
+    made: list[tuple[Any, ...]] = []
+
+    class Pipe:
+        @staticmethod
+        def _prepare_latent_image_ids(*args: Any) -> torch.Tensor:
+            made.append(args)
+            return torch.arange(6.0).view(2, 3)
+
+    pipe: Any = Pipe()
+    sizes = (1, 2, 3, torch.device("cpu"), torch.float32)
+    with placed(pipe, torch.device("cpu")):
+        first = pipe._prepare_latent_image_ids(*sizes)
+        first[:] = 0
+        again = pipe._prepare_latent_image_ids(*sizes)
+        assert torch.equal(again, torch.arange(6.0).view(2, 3)) and made == [sizes]
+        pipe._prepare_latent_image_ids(2, *sizes[1:])
+        for _ in range(2):
+            pipe._prepare_latent_image_ids(again, 8)  # of an image: not remembered
+    assert len(made) == 4 and type(pipe) is Pipe

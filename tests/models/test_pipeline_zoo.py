@@ -45,6 +45,7 @@ KINDS = {
     "QwenImage21Pipeline": "transparent pictures, and a cache of the prompt's keys and values",
     "ZImageControlNetPipeline": "its control network asks for what it has not",
     "Cosmos2_5_PredictBasePipeline": "it wants its step's index",
+    "BriaFiboEditPipeline": "its prompts are JSON",
 }
 
 

@@ -15,7 +15,7 @@ from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from samplers import Chain, ConstantSDE
 from tests.support.driving import PROMPTS
 from tests.support.zoo.calls import SIZES, SPECIALS
-from tests.support.zoo.calls_videos import VIDEO_SPECIALS
+from tests.support.zoo.calls_videos import LTX23, VIDEO_SPECIALS
 from tests.support.zoo.pipelines import tiny
 
 pytestmark = pytest.mark.long
@@ -47,6 +47,16 @@ def test_whole_samples_with_sound_are_the_pipelines_own(name: str):
     assert whole.failure() is None and whole.unshown is None
     assert whole.own is not None and whole.own.latents == whole.flowrl.latents == 0
     assert whole.own.media == whole.flowrl.media == 0
+
+
+def test_the_newer_parts_of_the_class_are_driven_too():
+    """LTX-2.3: gated attention, texts that follow the level, a sound of three times the rate."""
+    made = tiny(diffusers.LTX2Pipeline, SPECIALS | VIDEO_SPECIALS | LTX23, SIZES)
+    policy = PipelinePolicy(made.pipe, call=made.call)
+    proof = policy.prove(PROMPTS, steps=STEPS, guidance=4.5)
+    assert proof.parts == ("video", "audio") and proof.mixed
+    whole = prove_whole(policy, PROMPTS, (), proof)
+    assert whole.failure() is None and whole.own is not None and whole.own.media == 0
 
 
 def test_both_ways_lead_to_a_step():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import EulerAncestralDiscreteScheduler
+from diffusers import EulerAncestralDiscreteScheduler, StableDiffusionSAGPipeline
 
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole.whole_proof import WholeProof, deviations, prove_whole
@@ -13,6 +13,8 @@ from flowrl.models.diffusers.whole.whole_sample import WholeSample
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED, SIZE
 from tests.support.tiny_pipelines_unet import sdxl
+from tests.support.zoo.calls import SIZES, SPECIALS
+from tests.support.zoo.pipelines import tiny
 
 torch.set_num_threads(1)
 THREE = [*PROMPTS, "two blue cat"]
@@ -74,6 +76,16 @@ def test_a_wrong_number_is_a_failure(name: str, wrong: Any) -> None:
     wrong(policy)
     failure = prove_whole(policy, THREE, (), replay).failure()
     assert failure is not None and "away from the pipeline's own" in failure
+
+
+def test_a_call_within_a_call_leaves_the_attention_as_it_was() -> None:
+    """SAG's loop reads attention maps, of three rows in its own call and in flowrl's within it."""
+    made = tiny(StableDiffusionSAGPipeline, SPECIALS, SIZES)
+    policy = PipelinePolicy(made.pipe, call=made.call)
+    for guidance in (4.5, 1.0):
+        proof = proven(policy, guidance)
+        assert proof.failure() is None and proof.unshown is None
+        assert proof.own is not None and proof.own.media < 5e-5
 
 
 def test_own_steps_are_flowrls_only_where_they_are_claimed() -> None:

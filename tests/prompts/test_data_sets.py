@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
 
 from flowrl.errors import UserError
+from flowrl.evaluation.tables import rows_of
 from flowrl.prompts import Chat, PromptSet, on_hub
 from flowrl.run.state.start_record import StartRecord
 from flowrl.run.watch.judges import seen_in_training
@@ -324,6 +327,19 @@ def test_a_table_without_the_column_names_the_remedy(tmp_path, text, remedy):
     with pytest.raises(UserError, match="has no column 'prompt'") as error:
         PromptSet.read(str(tmp_path / "prompts.csv"), "prompt", "prompts.train")
     assert remedy in str(error.value)
+
+
+def test_a_parquet_file_has_columns_and_no_first_line(tmp_path):
+    file, column = tmp_path / "p.parquet", pyarrow.array(["a cat"])
+    pyarrow.parquet.write_table(pyarrow.table({"x": column}), file)
+    with pytest.raises(UserError, match=r"it has x: set column: x$"):
+        PromptSet.read(str(file), "prompt", "prompts.train")
+    twice = pyarrow.Table.from_arrays([column, column], names=["prompt", "prompt"])
+    pyarrow.parquet.write_table(twice, file)
+    with pytest.raises(UserError, match="two columns have the same name"):
+        PromptSet.read(str(file), "prompt", "prompts.train")
+    with pytest.raises(UserError, match="two columns have the same name"):
+        rows_of(file)
 
 
 def test_held_out_prompts_that_training_sees_are_named(tmp_path):

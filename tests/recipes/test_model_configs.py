@@ -1,7 +1,7 @@
 """configs/models: each is read, planned offline, and run on a tiny pipeline of its class."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,8 @@ from flowrl.settings.read import dump, read_run
 from tests.support.tiny_pipelines import NAMED
 from tests.support.tiny_pipelines_video import wan
 from tests.support.zoo.calls import SIZES, SPECIALS
-from tests.support.zoo.calls_videos import VIDEO_SPECIALS
-from tests.support.zoo.pipelines import tiny
+from tests.support.zoo.calls_videos import LTX23, VIDEO_SPECIALS
+from tests.support.zoo.pipelines import Special, tiny
 
 pytestmark = pytest.mark.long  # `make quick` leaves out what drives models
 
@@ -35,7 +35,7 @@ WANTED = {
     "flux2_klein_distilled", "flux2_dev_quantized", "qwen_image_quantized",
     "qwen_image", "qwen_image_edit", "z_image", "z_image_turbo", "sdxl", "sd15", "sana",
     "wan21_1b", "wan21_14b", "wan22_a14b", "wan22_5b", "hunyuan_video15", "ltx_video", "ltx2",
-    "cogvideox_5b",
+    "ltx2_3", "cogvideox_5b",
 }  # fmt: skip
 CHEAP = ("sd35_medium", "flux1_schnell", "wan21_1b")
 
@@ -107,8 +107,8 @@ def distilled() -> Any:
     return made
 
 
-def zoo(name: str) -> Any:
-    return tiny(getattr(diffusers, name), SPECIALS | VIDEO_SPECIALS, SIZES)
+def zoo(name: str, parts: Mapping[str, Special] = VIDEO_SPECIALS) -> Any:
+    return tiny(getattr(diffusers, name), {**SPECIALS, **parts}, SIZES)
 
 
 FAMILY = {
@@ -124,6 +124,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "flux2_klein_distilled": distilled,
     "hunyuan_video15": partial(zoo, "HunyuanVideo15Pipeline"),
     "ltx2": partial(zoo, "LTX2Pipeline"),
+    "ltx2_3": partial(zoo, "LTX2Pipeline", LTX23),
 }
 
 

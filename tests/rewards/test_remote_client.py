@@ -4,14 +4,14 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 pytest.importorskip("httpx")
 
-from rewards.serving import wire
+from rewards.serving import client, wire
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Malformed, Patience
 
@@ -42,6 +42,38 @@ def answering(*answers: tuple[int, bytes, dict[str, str]]) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+class Dripping(BaseHTTPRequestHandler):
+    """A server that sends a body byte by byte, each of them in time."""
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "60")
+        self.end_headers()
+        with suppress(OSError):
+            for _ in range(60):
+                self.wfile.write(b" ")
+                time.sleep(0.05)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+
+def test_a_time_limit_is_on_the_whole_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "SECONDS_TO_CLOSE", 0.3)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Dripping) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        asked = Client(f"http://127.0.0.1:{server.server_address[1]}")
+        with pytest.raises(ValueError, match=r"no answer .*not complete after 0\.3 s"):
+            asked.get("/models")
+        with pytest.raises(ValueError, match=r"\(the answer is not complete after 0\.3 s\)"):
+            asked.tell("/sync", {}, Patience(timeout=0.3, tries=1))
         server.shutdown()
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from PIL import Image
 
 from rewards import Samples, load, score_all
 from rewards.checks.self_test import self_test
-from rewards.combine import judged, scored
+from rewards.combine import blamed, judged, scored
 from rewards.guard import SharedState, beside_sampling, guarded_call
 from rewards.perception.media import to_tensor
 from rewards.serving.batching import Job, scoring
@@ -104,8 +106,7 @@ def test_everything_but_the_media_is_a_copy():
 def settings():
     before = SharedState.now()
     yield before
-    torch.set_default_dtype(before.dtype)
-    torch.set_num_threads(before.threads)
+    before.restore()
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,9 @@ def settings():
             "dtype from torch.float32 to torch.float64",
         ),
         (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "number of threads from"),
+        (lambda: torch.set_float32_matmul_precision("medium"), "float32 products from highest to"),
+        (lambda: torch.set_default_device("meta"), "default device from cpu to meta"),
+        (lambda: torch.autocast("cpu").__enter__(), "cpu from False to True"),  # and never left
     ],
 )
 def test_a_changed_setting_is_restored_and_is_that_rewards_error(settings, change, what):
@@ -127,7 +131,7 @@ def test_a_changed_setting_is_restored_and_is_that_rewards_error(settings, chang
         change()
         raise OSError("no such file")
 
-    with pytest.raises(ValueError, match=f"reward 'bad' changed the .*{what}"):
+    with pytest.raises(ValueError, match=f"reward 'bad' changed .*{what}"):
         score_all({"good": mean, "bad": reward}, images())
     assert SharedState.now() == settings
     with pytest.raises(OSError, match="no such file"):
@@ -321,6 +325,34 @@ def test_off_the_main_thread_an_interrupt_is_an_error_of_the_reward():
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(scored, "odd", reward, images()).exception()
     assert isinstance(ended, RuntimeError) and "reward 'odd' tried to end" in str(ended)
+
+
+def test_an_error_without_a_text_is_still_its_rewards():
+    class OddError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def reward(samples):
+        raise OddError
+
+    with pytest.raises(OddError) as error:
+        score_all({"odd": reward}, images())
+    found = blamed(error.value)
+    assert found is not None and "the reward odd raised OddError, which has no text (" in found
+
+
+@pytest.mark.parametrize("silent", range(1, 9))
+def test_a_call_without_scores_is_no_warning_of_torch(silent):
+    calls = 0
+
+    def reward(samples):
+        nonlocal calls
+        calls += 1
+        return mean(samples) * (float("nan") if calls == silent else 1)
+
+    with warnings.catch_warnings(), suppress(ValueError):
+        warnings.simplefilter("error")
+        self_test("silent", reward)
 
 
 def test_noise_that_is_large_within_a_group_fails_the_self_test():

@@ -10,9 +10,9 @@ from flowrl.paths import PROJECT
 from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from rewards import load
+from rewards.checks.settings import settings_of
 from rewards.perception.embedding import Placement, tokenize
 from rewards.perception.media import to_pil
-from rewards.types import settings_of
 from tests.support import runs
 from tests.support.reward_contract import images
 

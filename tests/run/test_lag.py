@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.likelihoods.rows import Evaluation, TransitionRows, without_old
+from flowrl.likelihoods.rows import Evaluation, TokenRows, TransitionRows, without_old
+from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.base import metric_values
 from flowrl.losses.ratio import Surrogate
-from flowrl.losses.weights import Decoupled, Mismatch
+from flowrl.losses.weights import BehindClip, Decoupled, Mismatch
 from flowrl.run.evaluate.guard import raised_by_training
 from flowrl.run.experience.ahead import IterationsAhead
 from flowrl.run.experience.collect import _summed, collect
@@ -223,6 +224,28 @@ def test_the_decoupled_objective_by_hand():
     assert found.metrics["behind"][0] == pytest.approx(5.0)
 
 
+@pytest.mark.parametrize("tokens", [False, True], ids=["steps", "tokens"])
+def test_rows_past_the_clip_range_of_the_policy_that_sampled_are_left_out(tokens):
+    """PPO's clip, at the ratio of `old` to the policy that sampled, for a range of 0.8 to 1.3."""
+    ratio = torch.tensor([[0.7], [1.1], [1.4]] * 2, dtype=torch.float64)
+    advantage = torch.tensor([[1.0]] * 3 + [[-1.0]] * 3, dtype=torch.float64)
+    old, behaviour = Evaluation(ratio.log() - 2, None), torch.full_like(ratio, -2.0)
+    mask, state, one = advantage.bool(), torch.zeros(6, 2), torch.ones(6)
+    common = torch.arange(6), advantage, mask, old
+    if tokens:
+        rows = TokenRows(*common, mask.long(), mask.long()[:, 0], 1.0, None, sampled=behaviour)
+        likelihood = Token()
+    else:
+        noise = state, state, 0.5 * one, 0.25 * one, FlowSDE(0.7)
+        rows = TransitionRows(*common, *noise, behaviour=Evaluation(behaviour, None))
+        likelihood = Transition()
+    weight, metrics = BehindClip(likelihood, 0.2, 0.3)({"old": old}, rows)
+    assert weight[:, 0].tolist() == [1, 1, 0, 0, 1, 1]
+    assert metrics["behind_clipped"].equal(1 - weight)
+    never = replace(rows, **{"sampled" if tokens else "behaviour": None})
+    assert bool((BehindClip(likelihood, 0.2, 0.3)({"old": old}, never)[0] == 1).all())
+
+
 def test_the_correction_stands_in_losses_of_late_samples_only(ray_is_there, pipeline, tmp_path):
     def weights(recipe, workers, **train):
         settings = runs.tree(pipeline, tmp_path, recipe, **train)
@@ -231,8 +254,11 @@ def test_the_correction_stands_in_losses_of_late_samples_only(ray_is_there, pipe
         return getattr(run.algorithm().loss, "weights", ())
 
     lag = {"sampling": 1, "lag": 2, "correction": {"mode": "truncate", "high": 2.0}}
-    (only,) = weights(CHAIN, lag, recompute_old=True)
+    within, only = weights({**CHAIN, "clip": 0.3}, lag, recompute_old=True)
     assert isinstance(only, Decoupled) and (only.mode, only.high) == ("truncate", 2.0)
+    assert isinstance(within, BehindClip) and (within.low, within.high) == (0.3, 0.3)
+    (same,) = weights(CHAIN, lag | {"clip": False}, recompute_old=True)
+    assert isinstance(same, Decoupled)
     assert weights(CHAIN, lag) == () == weights(AWM, lag, recompute_old=True)
     assert weights(CHAIN, {"sampling": 1}, recompute_old=True) == ()
 
@@ -242,8 +268,8 @@ def test_texts_have_the_same_objective(ray_is_there, tmp_path):
     settings = text_runs.tree(model, tmp_path, text_runs.GRPO)
     settings["train"] |= {"recompute_old": True}
     run = run_from({**settings, "workers": {"sampling": 1, "lag": 1}}, "test")
-    (only,) = run.algorithm().loss.weights
-    assert isinstance(only, Mismatch)
+    within, only = run.algorithm().loss.weights
+    assert isinstance(only, Mismatch) and isinstance(within, BehindClip)
 
 
 def test_a_loss_without_ratios_cannot_weigh_late_rows(pipeline, tmp_path):

@@ -15,12 +15,12 @@ from flowrl.estimate import fit, memory, sizes
 from flowrl.estimate.activations import kept_by_call
 from flowrl.models.call_sizes import CallSizes
 from flowrl.paths import PROJECT
-from flowrl.run import train
 from flowrl.run.save.checkpoint import newest
 from flowrl.run.state.learner import load_policy
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import iterate
+from flowrl.run.update import lesson
 from flowrl.settings import Run
 from flowrl.settings.read import override, run_from
 from tests.support import runs, text_runs
@@ -358,7 +358,7 @@ def test_running_out_of_memory_is_a_sentence_and_the_run_goes_on(
     pipeline, tmp_path, capsys, monkeypatch, error
 ) -> None:
     config = write(runs.tree(pipeline, tmp_path, runs.NFT), tmp_path)
-    folder, real, calls = tmp_path / "run", train.update, []
+    folder, real, calls = tmp_path / "run", lesson.update, []
 
     def full(*given: Any) -> Any:
         calls.append(1)
@@ -366,7 +366,7 @@ def test_running_out_of_memory_is_a_sentence_and_the_run_goes_on(
             raise error
         return real(*given)
 
-    monkeypatch.setattr(train, "update", full)
+    monkeypatch.setattr(lesson, "update", full)
     code = flowrl("train", config, "--folder", folder)
     said = capsys.readouterr().err
     assert code == 3
@@ -375,7 +375,7 @@ def test_running_out_of_memory_is_a_sentence_and_the_run_goes_on(
     assert "flowrl train --resume" in said and "Traceback" not in said
     kept = newest(folder)
     assert kept is not None and kept.name == "000001"
-    monkeypatch.setattr(train, "update", real)
+    monkeypatch.setattr(lesson, "update", real)
     assert flowrl("train", "--resume", folder) == 0
     assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3]
 

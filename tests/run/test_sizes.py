@@ -19,7 +19,7 @@ from flowrl.run.state.session import Session
 from flowrl.run.update.minibatches import share_of
 from flowrl.run.update.ratio_check import noise_floor
 from flowrl.run.update.update import Tally, add_gradients
-from flowrl.run.watch.size_check import check_sizes, check_sizes_of
+from flowrl.run.watch.size_check import check_rows_of, check_sizes
 from flowrl.settings.read import run_from
 from samplers import Chain, FlowSDE, Latents, roll
 from samplers.mixed import MixedRollout, scales_by_step
@@ -152,14 +152,14 @@ def test_credit_weighs_steps_by_each_samples_own_levels():
 def test_a_batch_of_two_sizes_is_refused_where_one_is_needed(pipeline, tmp_path):
     tree = settings(pipeline, tmp_path, runs.FLOW_GRPO)
     prompts = PromptSet.read(tree["prompts"]["train"], "prompt", "prompts.train")
-    check_sizes_of(run_from(tree, "test"), "train", prompts)
+    check_rows_of(run_from(tree, "test"), "train", prompts)
     for more, name in (
         ({"budget": {"flat": "resample"}}, "budget.flat: resample"),
         ({"budget": {"replay": 4}}, "budget.replay"),
         ({"recipe": {"name": "potential_tree", "steps": 4, "at": [0]}}, "intermediate"),
     ):
         with pytest.raises(UserError, match=f"{name}.* needs prompts of one size"):
-            check_sizes_of(run_from({**tree, **more}, "test"), "train", prompts)
+            check_rows_of(run_from({**tree, **more}, "test"), "train", prompts)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.run.evaluate.start_checks import unread_columns
+from flowrl.run.evaluate.start_checks import prove_pipeline, unread_columns
+from flowrl.run.model_proof import StartProof
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
 
@@ -28,6 +29,15 @@ def told(settings: dict, folder: Path, columns: dict) -> list[str]:
 def test_a_pipeline_without_the_argument(pipeline, tmp_path, columns, said):
     found = told(runs.tree(pipeline, tmp_path, runs.NFT), tmp_path, columns)
     assert len(found) == len(said) and all(a in b for a, b in zip(said, found, strict=True))
+
+
+def test_the_start_names_a_held_out_set_that_is_trained_on(pipeline, tmp_path, capsys):
+    run = run_from(runs.tree(pipeline, tmp_path, runs.NFT), "test")  # its sets are the same file
+    session = runs.session_of(run, tmp_path)
+    prove_pipeline(session, StartProof(session, cache=False))
+    said = capsys.readouterr().out
+    assert "every prompt of prompts.held_out is also in prompts.train" in said
+    assert "no judge: " in said
 
 
 def test_a_model_of_texts(tmp_path):

@@ -7,6 +7,7 @@ from flowrl.errors import UserError
 from flowrl.paths import PROJECT, numbered
 from flowrl.settings import Run
 from flowrl.settings.read import check_run, dump, override, read_run, run_from
+from flowrl.settings.short_forms import model_named
 from flowrl.settings.strict_yaml import parse_yaml
 
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
@@ -228,6 +229,22 @@ def test_a_scalar_stands_for_its_section(tree, where, short, long):
 def test_a_models_name_is_of_the_recipes_kind(tree):
     text = {"recipe": "text_grpo", "model": "a/b"}
     assert run_from({**tree, **text}, "x").model.language == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        (["config.json"], "language"),
+        (["model_index.json"], "pipeline"),
+        (["model_index.json", "config.json"], "pipeline"),
+        ([], "pipeline"),
+    ],
+)
+def test_a_models_folder_shows_its_kind_whatever_the_recipe(tmp_path, files, kind):
+    for name in files:
+        (tmp_path / name).touch()
+    for recipe in ("text_grpo", "nft", None):
+        assert model_named(str(tmp_path), recipe) == {kind: str(tmp_path)}
 
 
 def test_a_scalar_lies_over_a_base(tmp_path):

@@ -126,13 +126,13 @@ class Bench:
         place.mkdir(exist_ok=True)
         if recipe == "text_grpo":
             tree = text_runs.tree(self.language, place, RECIPES[recipe], iterations=self.iterations)
-            tree["evaluate"] |= {"samples": 6, "per_prompt": 2, "every": 4}
+            tree["evaluate"] |= {"samples": 6, "per_prompt": 2}
         else:
             tree = runs.tree(self.pipeline, place, RECIPES[recipe], iterations=self.iterations)
-            tree["evaluate"] |= {"steps": 2, "samples": 2, "per_prompt": 1, "every": 4}
+            tree["evaluate"] |= {"steps": 2, "samples": 2, "per_prompt": 1}
             tree["prompts"]["per_iteration"] = 4
-        tree["evaluate"]["average"] = 0.5
-        tree["workers"] = {"unit": 1, "lag": lag, "limit": LIMIT}
+        tree["evaluate"] |= {"average": 0.5, "every": 2}
+        tree["workers"] = {"unit": 1, "lag": lag, "limit": LIMIT, "evaluate": True}
         return runs.write(tree, place)
 
     def start(self, *words: Any, out: Path) -> Process:

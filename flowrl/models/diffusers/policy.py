@@ -7,13 +7,14 @@ own call, with the user's arguments, before it is used (`flowrl.models.diffusers
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
-from flowrl.models.diffusers.batch import Scales
+from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call import checks, columns, row_calls
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
@@ -22,7 +23,7 @@ from flowrl.models.diffusers.call.driver import DENOISERS
 from flowrl.models.diffusers.call.encoding_cache import EncodingCache
 from flowrl.models.diffusers.call.experts import RestingExperts
 from flowrl.models.diffusers.call.image_shapes import fit_images
-from flowrl.models.diffusers.call.inpainting import held_entries
+from flowrl.models.diffusers.call.inpainting import held_entries, picture
 from flowrl.models.diffusers.call.neutral import neutral_scale
 from flowrl.models.diffusers.call.offload import BaseMemory, OffloadedParts, placed_parts
 from flowrl.models.diffusers.call.own_steps import own_plans
@@ -33,17 +34,17 @@ from flowrl.models.diffusers.lora import given_adapters
 from flowrl.models.diffusers.lora.weights import DenoiserWeights
 from flowrl.models.diffusers.replay import proof
 from flowrl.models.diffusers.sizes import by_size
-from flowrl.models.diffusers.sizes.by_size import LoopSize, Proofs
-from flowrl.settings.model import FrozenAdapter, GuidanceScale
+from flowrl.models.diffusers.sizes.by_size import LoopSize, Sizable
+from flowrl.settings.adapters import FrozenAdapter
+from flowrl.settings.model import GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
 from samplers.counter_noise import NoiseKind
 from samplers.held import Held
 from samplers.layout import Layout
-from samplers.scheduler import unbound
 from samplers.storage import Storage
 
 
-class PipelinePolicy(DenoiserWeights):
+class PipelinePolicy(DenoiserWeights, Sizable):
     """Velocities, decoded samples and trainable weights of one diffusers pipeline.
 
     `call` holds arguments of the pipeline's own `__call__` (height, width, negative_prompt, ...).
@@ -76,8 +77,9 @@ class PipelinePolicy(DenoiserWeights):
         self.loop = Loop(pipe, call, levels)
         self.name, self.call = self.loop.name, self.loop.call
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
-        self.known_proofs, self.loops = Proofs(), by_size.Loops()  # loops of other sizes
-        self.used: dict[LoopSize, str] = {}  # sizes of known rows, with a row's place; empty: own
+        self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
+        self.loops = by_size.Loops()  # of other sizes
+        self.used, self.one_size = {}, False
         self.last_held: tuple[Conditioning, int, Held | None] | None = None
         self.encoding_cache: EncodingCache | None = None  # None: prompts are encoded in batches
         self.storage = Storage()  # of the states that are trained on
@@ -99,9 +101,6 @@ class PipelinePolicy(DenoiserWeights):
         its index does not list are left out."""
         pipe = checks.from_pretrained(source, dtype, levels, held.quantized)
         given_adapters.merge_adapters(pipe, adapters)
-        for module in pipe.components.values():
-            if isinstance(module, nn.Module):
-                module.requires_grad_(False)
         own = torch.device(device)
         frozen, experts = placed_parts(pipe, DENOISERS, own, held.offload, held.experts)
         policy = cls(pipe, call=call, levels=levels)
@@ -112,15 +111,9 @@ class PipelinePolicy(DenoiserWeights):
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
     ) -> by_size.OpenedBatch:
+        if self.one_size:
+            return MediaBatch(self, self.encode(prompts, meta), steps)
         return by_size.open_by_size(self, prompts, meta, steps)
-
-    def at(self, size: LoopSize, place: str = "") -> "PipelinePolicy":
-        return by_size.twin_at(self, size, place)
-
-    @property
-    def sized(self) -> list["PipelinePolicy"]:
-        """The policy at each size of the known rows; this one without any."""
-        return [self.at(*each) for each in self.used.items()] or [self]
 
     def plain(self, group: int) -> Ode:
         return Ode(group, kernel=Scheduler() if self.loop.own_sampler else None)
@@ -131,26 +124,20 @@ class PipelinePolicy(DenoiserWeights):
         UserError for a scheduler without such steps, for a plan that does not fit it, and for a
         plan without scheduler steps when other plans use them.
         """
-        if not any(map(unbound, plans)) and not self.loop.own_sampler:
-            return tuple(plans)
-        return own_plans(self.loop, plans, steps)
+        kernels = [plan.kernel for plan in plans if isinstance(plan.kernel, Scheduler)]
+        if self.loop.own_sampler or any(map(attrgetter("placeholder"), kernels)):
+            return own_plans(self.loop, plans, steps)
+        return tuple(plans)
 
     def automatic(self, steps: int) -> int:
         """Rows per call for the largest latents of a row, based on measurements of small models."""
         return max(1, min(128, 2**18 // max(math.prod(p.shape(steps)) for p in self.sized)))
 
-    def proofs(
-        self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
-    ) -> list[str]:
-        return by_size.prove_by_size(self, prompts, steps, meta)
-
     def scale(self, guidance: GuidanceScale) -> float | None:
-        """The pipeline's own scale for a setting; `none` is the scale at which it applies no
-        guidance."""
+        """The pipeline's own scale for a setting; `none`: the scale without any guidance."""
         if guidance != "none":
             return guidance
-        with checks.its_own(self.name, self.call):
-            found = neutral_scale(self.loop.driver, self.loop.traits)
+        found = neutral_scale(self.loop.driver, self.loop.traits)
         self.frozen.rest()
         return found
 
@@ -172,15 +159,7 @@ class PipelinePolicy(DenoiserWeights):
             self.frozen.rest()
         return start
 
-    def check_rows(self, meta: Sequence[Mapping[str, Any]]) -> None:
-        """Note the sizes of all rows. UserError for rows that this pipeline refuses."""
-        self.loop.missing.check(self.loop.traits, meta)
-        for each in by_size.rows_by_size(self, [""] * len(meta), meta):
-            self.used[each.size] = columns.places(meta)[each.rows[0]]
-            each.policy._extras(each.take(meta), [""] * len(each.rows))
-        self.frozen.rest()
-
-    def _extras(
+    def row_arguments(
         self, meta: Sequence[Mapping[str, Any]], prompts: Sequence[str]
     ) -> tuple[Extra, ...]:
         """Arguments of each row; the form of latents is fitted to their images."""
@@ -197,27 +176,25 @@ class PipelinePolicy(DenoiserWeights):
         `meta` are the prompts' rows of their file: columns named like the pipeline's own arguments
         (negative_prompt, image) are conditioning too.
         """
-        extras = self._extras(meta, prompts)
+        extras = self.row_arguments(meta, prompts)
         assert not extras or len(extras) == len(prompts)
         given = self.loop.encode, prompts, extras
         if self.encoding_cache is None:
             found = row_calls.encoded_in_calls(*given, self.sizes.rows("sampling", len(prompts)))
         else:
             found = self.encoding_cache.encode(*given, self.device, LoopSize.of(self.loop).call)
-        self.frozen.rest()
+        if self.frozen.parts:
+            self.frozen.rest()
         return found
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
-        """Return the function from noise [n *d] to first states; None if the noise itself is the
-        first state.
-
-        These are the states that the pipeline's own call passes to its network for that noise.
-        """
+        """Return the function from noise [n *d] to first states, which the pipeline's own call
+        passes to its network for that noise; None if the noise itself is the first state."""
         start = self._start(steps)
-        part = self.loop.picture(conditioning, steps) if conditioning.extras else None
+        part = picture(self.loop, conditioning, steps) if conditioning.extras else None
         if part is not None:
-            picture, sigma = part.state, start.schedule.sigmas[0]
-            return lambda noise, prompt: picture.to(noise)[prompt] + sigma * noise
+            clean, sigma = part.state, start.schedule.sigmas[0]
+            return lambda noise, prompt: clean.to(noise)[prompt] + sigma * noise
         size = start.noise
         return None if size == 1.0 else lambda noise, _: size * noise
 
@@ -234,7 +211,7 @@ class PipelinePolicy(DenoiserWeights):
 
     def pictured(self, conditioning: Conditioning, steps: int) -> bool:
         """Whether the first states contain an image besides noise (a `strength`)."""
-        return self.loop.picture(conditioning, steps) is not None
+        return picture(self.loop, conditioning, steps) is not None
 
     def latents(self, x: Tensor, steps: int) -> Tensor:
         """Latents for `decode`, from states x [n *d] at the schedule's last level.
@@ -252,9 +229,9 @@ class PipelinePolicy(DenoiserWeights):
         kind: CallKind = "sampling",
     ) -> Velocity:
         """Return the velocity function (x [n *d], sigma [n], prompt [n]) -> v [n *d] in
-        `arithmetic`, with gradients.
+        `arithmetic`, with gradients. Proves the pipeline first, unless that was done.
 
-        `prompt` are rows of the conditioning. Proves the pipeline first, unless that was done.
+        `prompt` are rows of the conditioning.
         """
         replay = self.known_proofs.get((steps, guidance))
         if replay is None:
@@ -262,7 +239,7 @@ class PipelinePolicy(DenoiserWeights):
             prompts = [SHORT_PROMPT, LONG_PROMPT]
             replay = self._prove(proof.Subject(self.loop, prompts, tried, steps, guidance))
         for denoiser in self.denoisers:  # dropout would make the ratio of new to old differ from 1
-            if any(module.training for module in denoiser.modules()):
+            if any(map(attrgetter("training"), denoiser.modules())):
                 denoiser.eval()
         loop, way, dtype = self.loop, replay.to_way, self.arithmetic
 
@@ -337,7 +314,7 @@ class PipelinePolicy(DenoiserWeights):
         """
         prompts, meta = [*prompts, *prompts][:2], [*meta, *meta][:2]
         extras = columns.extras(meta, self.loop.driver.parameters)
-        tried = self.loop.tried(self._extras(meta, prompts) if extras else ())
+        tried = self.loop.tried(self.row_arguments(meta, prompts) if extras else ())
         return self._prove(
             proof.Subject(self.loop, prompts, tried, steps, guidance, complete, gradient)
         )

@@ -15,6 +15,7 @@ from flowrl.models.adapters import (
     has_adapters,
     linear_targets,
     load_adapters,
+    save_adapters,
 )
 
 
@@ -63,3 +64,13 @@ def load_text_weights(model: Any, folder: Path) -> None:
         model.load_state_dict(saved.state_dict())
     else:
         raise UserError(f"{folder} has no saved weights: neither {ADAPTER_WEIGHTS} nor config.json")
+
+
+def save_text_weights(model: Any, folder: Path, published: Any) -> None:
+    """Save an adapter, or the whole model with its `published` generation config."""
+    if has_adapters(model):
+        save_adapters(model, folder)
+        return
+    own, model.generation_config = model.generation_config, published
+    model.save_pretrained(folder)
+    model.generation_config = own

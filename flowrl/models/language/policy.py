@@ -1,6 +1,5 @@
 """A transformers causal or vision-language model as a policy, with its chat template."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,20 +12,32 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from flowrl.errors import UserError
 from flowrl.models import savings
-from flowrl.models.adapters import has_adapters, load_adapters, peft_adapter, save_adapters
+from flowrl.models.adapters import load_adapters, peft_adapter
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
+from flowrl.models.complete_weights import lacks
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.prefixes import Packing
-from flowrl.models.language.proofs import prove_images, prove_packing, prove_padding
+from flowrl.models.language.proofs import (
+    check_room,
+    prove_images,
+    prove_packing,
+    prove_padding,
+)
 from flowrl.models.language.server import CompletionsServer
 from flowrl.models.language.steps import Steps
 from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy, has_separate_head
 from flowrl.models.language.trial_calls import trial_sampling, trial_training
-from flowrl.models.language.vision import PromptImages, Vision, model_class, reads_images
+from flowrl.models.language.vision import (
+    PromptImages,
+    Vision,
+    model_class,
+    outside_of,
+    reads_images,
+)
 from flowrl.models.quantization import (
     configuration,
     keep_differentiable,
@@ -107,11 +118,15 @@ class CausalPolicy:
             found = AutoConfig.from_pretrained(source, **gguf)
             kind = model_class(found)
             with loading(quantized):
-                model: Any = kind.from_pretrained(source, dtype=dtype, **gguf, **config)
+                model, info = kind.from_pretrained(
+                    source, dtype=dtype, output_loading_info=True, **gguf, **config
+                )
         except Exception as error:
             if not isinstance(error, ValueError | ImportError) and not of_network(error):
                 raise
             raise UserError(f"model.language: {source} cannot be loaded: {error}") from error
+        if missing := sorted(info["missing_keys"]):
+            raise UserError(f"model.language: {source}: {lacks(missing, type(model).__name__)}")
         model.requires_grad_(False)
         keep_differentiable(model, quantized)
         if quantized is None:
@@ -173,7 +188,8 @@ class CausalPolicy:
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
     ) -> TextBatch:
         contexts, images = self._read(prompts, meta)
-        self._check_room(prompts, contexts, steps)
+        if self.context is not None:
+            check_room(prompts, contexts, steps, self.context)
         answers = None if self.environment is None else self.environment.to(prompts, meta)
         return TextBatch(
             self.model, self.tokenizer, contexts, self.stop, steps, self._separate_head,
@@ -203,21 +219,6 @@ class CausalPolicy:
                     "the setting out"
                 )
         return [ids for ids, _ in pairs], images
-
-    def _check_room(
-        self, prompts: Sequence[str], contexts: Sequence[Sequence[int]], steps: int
-    ) -> None:
-        if self.context is None:
-            return
-        long = [i for i, ids in enumerate(contexts) if len(ids) + steps > self.context]
-        if long:
-            worst = max(long, key=lambda i: len(contexts[i]))
-            raise UserError(
-                f"{len(long)} of {len(prompts)} prompts are too long: the model has "
-                f"{self.context} positions, a completion takes up to {steps}, and the prompt "
-                f"{_short(prompts[worst])} has {len(contexts[worst])} tokens; remove such "
-                "prompts, or lower recipe.length"
-            )
 
     def trial_calls(
         self, prompts: Sequence[str], steps: int
@@ -249,7 +250,8 @@ class CausalPolicy:
             prompts, meta = [prompts[i] for i in some], [meta[i] for i in some if meta]
         read = [self._read([prompts[i]], meta[i : i + 1]) for i in range(len(prompts))]
         contexts, shown = [each[0][0] for each in read], [i for i, x in enumerate(read) if x[1]]
-        self._check_room(prompts, contexts, steps)
+        if self.context is not None:
+            check_room(prompts, contexts, steps, self.context)
         every = range(len(contexts))
         ends = [
             min(every, key=lambda i: len(contexts[i])),
@@ -320,12 +322,7 @@ class CausalPolicy:
 
     def save(self, folder: Path) -> None:
         """Save files that plain transformers loads: an adapter (peft) or the whole model."""
-        if has_adapters(self.model):
-            save_adapters(self.model, folder)
-        else:
-            own, self.model.generation_config = self.model.generation_config, self._published
-            self.model.save_pretrained(folder)
-            self.model.generation_config = own
+        lora.save_text_weights(self.model, folder, self._published)
         (self.tokenizer if self.vision is None else self.vision.processor).save_pretrained(folder)
 
     def load_weights(self, folder: Path) -> None:
@@ -336,14 +333,3 @@ class CausalPolicy:
         """Remove the run's adapter from the server, if there is one."""
         if self.server is not None:
             self.server.close()
-
-
-def outside_of(model: Any) -> str:
-    """A regular expression of the modules outside the language part of a vision-language model."""
-    language = model.get_decoder()
-    others = [name for name, child in model.base_model.named_children() if child is not language]
-    return rf"(.+\.)?({'|'.join(map(re.escape, others))})\..+"
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:40]}...")

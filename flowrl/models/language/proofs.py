@@ -21,6 +21,24 @@ from flowrl.models.precision import HALF
 PADDING_TOLERANCE, HALF_PADDING_TOLERANCE = 1e-4, 0.1
 
 
+def check_room(
+    prompts: Sequence[str], contexts: Sequence[Sequence[int]], steps: int, positions: int
+) -> None:
+    """UserError, naming the longest prompt, if one leaves no room for a completion of `steps`
+    tokens in the model's `positions`."""
+    long = [i for i, ids in enumerate(contexts) if len(ids) + steps > positions]
+    if long:
+        worst = max(long, key=lambda i: len(contexts[i]))
+        text = prompts[worst]
+        shown = repr(text if len(text) <= 40 else f"{text[:40]}...")
+        raise UserError(
+            f"{len(long)} of {len(prompts)} prompts are too long: the model has "
+            f"{positions} positions, a completion takes up to {steps}, and the prompt "
+            f"{shown} has {len(contexts[worst])} tokens; remove such "
+            "prompts, or lower recipe.length"
+        )
+
+
 def prove_padding(
     model: Any,
     stop: Sequence[int],

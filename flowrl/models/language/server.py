@@ -5,17 +5,18 @@ text has another probability. The server returns log-probabilities, and their di
 trainer's is corrected in the loss (`flowrl.losses.weights.Mismatch`). m rows, u new tokens.
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import ValidationError
 
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import TokenRows
+from flowrl.models.language.completion_answers import CompletionAnswer, CompletionChoice
 from flowrl.models.language.served_adapters import InStep, served
+from flowrl.models.language.served_ahead import AnswersAhead, Loaded, Recording
 from flowrl.models.language.token_scores import ScoringPolicy
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Malformed
@@ -26,7 +27,6 @@ PROMPTS, TOKENS = 8, 8  # of the comparison with the model at the start
 ANOTHER = 1.0  # mean |log p| difference per token, in nats, of another model
 SURE = 1e-3  # a server's log-probability of a sure token may be this far above 0
 STRIDE = 0x9E3779B1  # odd: requests of one key with unlike `first` get unlike seeds
-NUMBERED = re.compile("token_id:([0-9]{1,9})")
 PLAIN_SAMPLING: Mapping[str, Any] = {  # servers default to the model's generation settings
     "n": 1,
     "top_k": -1,
@@ -39,42 +39,6 @@ PLAIN_SAMPLING: Mapping[str, Any] = {  # servers default to the model's generati
     "return_tokens_as_token_ids": True,
     "skip_special_tokens": False,
 }
-
-
-Count = Annotated[int, Field(ge=0, lt=2**31)]  # larger ones are a broken answer, asked for again
-LogProb = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class CompletionLogprobs(BaseModel):
-    tokens: list[str] = []
-    token_logprobs: list[LogProb | bool | str | None] = []
-
-
-class CompletionChoice(BaseModel):
-    index: Count = 0
-    finish_reason: str | None = None
-    token_ids: list[Count] | None = None
-    prompt_token_ids: list[Count] | None = None
-    logprobs: CompletionLogprobs | None = None
-
-    @property
-    def ids(self) -> list[int] | None:
-        """Token ids from either field in which servers return them; None if missing."""
-        if self.token_ids is not None:
-            return self.token_ids
-        words = [] if self.logprobs is None else self.logprobs.tokens
-        numbers = [NUMBERED.fullmatch(word) for word in words]
-        ids = [int(number[1]) for number in numbers if number is not None]
-        return ids if len(ids) == len(words) > 0 else None
-
-
-class Usage(BaseModel):
-    prompt_tokens: Count | None = None
-
-
-class CompletionAnswer(BaseModel):
-    choices: list[CompletionChoice] = Field(min_length=1)
-    usage: Usage | None = None
 
 
 DrawnTokens = tuple[list[int], list[float]]  # tokens of one row and their log-probabilities
@@ -90,6 +54,7 @@ class CompletionsServer:
     temperature  of training: the server's log-probabilities must include it
     adapters     keeps the server at the current weights; None: the server keeps its own weights
     grouped      one request for all completions of a context, with the first one's seed
+    ahead        the answers of later iterations
     """
 
     client: Client
@@ -99,6 +64,7 @@ class CompletionsServer:
     temperature: float
     adapters: InStep | None
     grouped: bool = False
+    ahead: AnswersAhead = field(default_factory=AnswersAhead)
 
     @property
     def exact(self) -> bool:
@@ -108,7 +74,17 @@ class CompletionsServer:
     def elsewhere(self) -> bool:
         return True
 
+    def begin(self, writer: Writer, plans: Sequence[TextPlan]) -> None:
+        """Ask for a writer's completions with the present weights, and go on."""
+        kept, known = self.adapters, self.ahead.known
+        loaded = None if kept is None else Loaded(kept.current(), kept)
+        own = replace(self, adapters=loaded, ahead=AnswersAhead())
+        aside = replace(writer, sampler=Recording(own, known))
+        self.ahead.begin(lambda: [aside.write(plan, index) for index, plan in enumerate(plans)])
+
     def __call__(self, asked: TokenRequest) -> WrittenTokens:
+        if (known := self.ahead.take(asked)) is not None:
+            return known
         outcomes = self._outcomes(asked)
         drawn = [one for one in outcomes if not isinstance(one, Failure)]
         if len(drawn) < len(outcomes):
@@ -122,6 +98,9 @@ class CompletionsServer:
 
     def close(self) -> None:
         """Remove the run's adapters from the server."""
+        if self.ahead.running:
+            self.client.cancel()
+        self.ahead.thread.shutdown(cancel_futures=True)
         if self.adapters is not None:
             self.adapters.close()
 

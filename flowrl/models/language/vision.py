@@ -7,6 +7,7 @@ one number per token of the prompt and are padded with it; image columns (`pixel
 rows. Models that need other columns are refused.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,3 +252,10 @@ def call_inputs(
         whole = whole.to(model.dtype) if whole.is_floating_point() else whole
         found[name] = uploaded(whole, model.device)
     return found
+
+
+def outside_of(model: Any) -> str:
+    """A regular expression of the modules outside the language part of a vision-language model."""
+    language = model.get_decoder()
+    others = [name for name, child in model.base_model.named_children() if child is not language]
+    return rf"(.+\.)?({'|'.join(map(re.escape, others))})\..+"

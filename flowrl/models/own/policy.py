@@ -26,7 +26,7 @@ from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.own.calls import ModelCalls, OwnConditioning
 from flowrl.models.own.lora import add_own_lora
-from flowrl.models.own.protocol import OwnModel, Trains
+from flowrl.models.own.protocol import OwnModel, state_shape, trained_parts
 from flowrl.models.own.schedule import Levels, Scheduled
 from flowrl.settings.checks import refuse_scheduler
 from flowrl.settings.model import GuidanceScale
@@ -64,8 +64,8 @@ class OwnPolicy:
         self.storage = Storage()
         self.noise: NoiseKind = "generator"
         self.scheduled = Scheduled.of(self.name, model, levels)
-        self.trained = _trained(self.name, model)
-        self.row_shape = _state_shape(self.name, model.state)
+        self.trained = trained_parts(self.name, model)
+        self.row_shape = state_shape(self.name, model.state)
         self.form: MediaForm | None = None  # of its samples, once they were made
 
     def load_file(self, file: Path) -> None:
@@ -318,20 +318,3 @@ def shown_by(policy: Any, samples: Samples) -> Samples:
 def automatic_rows(numbers: int) -> int:
     """Rows per call, from the size of a row's state."""
     return max(1, min(4096, 2**18 // max(1, numbers)))
-
-
-def _trained(name: str, model: Any) -> tuple[str, ...]:
-    """Names of the trained submodules; empty: the model itself is trained."""
-    trained = model.trained if isinstance(model, Trains) else ()
-    if isinstance(trained, str) or not all(isinstance(each, str) for each in trained):
-        raise UserError(f'{name}: trained must be a tuple of names, such as ("network",)')
-    return tuple(trained)
-
-
-def _state_shape(name: str, state: Any) -> tuple[int, ...]:
-    whole = isinstance(state, tuple | list) and bool(state)
-    if not whole or not all(type(n) is int and n > 0 for n in state):
-        raise UserError(
-            f"{name}: state must be the shape of one state, such as (2,), not {state!r}"
-        )
-    return tuple(state)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from PIL.Image import Image
 from torch import Tensor
 
+from flowrl.errors import UserError
 from samplers.adapt import Prediction
 
 EncodedPrompts = Tensor | Mapping[str, Tensor]
@@ -92,3 +93,21 @@ class Trains(Protocol):
     def trained(self) -> Sequence[str]:
         """Names of submodules, such as ("network",). `forward` must call each as a whole."""
         ...
+
+
+def trained_parts(name: str, model: Any) -> tuple[str, ...]:
+    """Names of the trained submodules; empty: the model itself is trained."""
+    trained = model.trained if isinstance(model, Trains) else ()
+    if isinstance(trained, str) or not all(isinstance(each, str) for each in trained):
+        raise UserError(f'{name}: trained must be a tuple of names, such as ("network",)')
+    return tuple(trained)
+
+
+def state_shape(name: str, state: Any) -> tuple[int, ...]:
+    """The shape of one state. UserError for anything else."""
+    whole = isinstance(state, tuple | list) and bool(state)
+    if not whole or not all(type(n) is int and n > 0 for n in state):
+        raise UserError(
+            f"{name}: state must be the shape of one state, such as (2,), not {state!r}"
+        )
+    return tuple(state)

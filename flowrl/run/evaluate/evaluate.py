@@ -6,75 +6,32 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowrl.errors import NotFiniteError
-from flowrl.media.statistics import Statistics, merged_means
-from flowrl.models.call_sizes import bounded_call
-from flowrl.models.policy import EvaluationSampler
+from flowrl.media.statistics import merged_means
 from flowrl.prompts import DATA_SET, PromptSet
 from flowrl.run.evaluate.attempts import Attempts
-from flowrl.run.experience.turn_scores import refuse_turn_rewards
-from flowrl.run.experience.units import decode_samples_of
+from flowrl.run.evaluate.trial import (
+    AskedTrial,
+    ScoredTrial,
+    StoredTrial,
+    Trial,
+    TrialSamples,
+    TrialSource,
+    draw_trial,
+)
 from flowrl.run.save import checkpoint
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session, score_once
 from flowrl.run.state.smaller_calls import with_smaller_calls
+from flowrl.run.state.units import StoredSamples
+from flowrl.settings import Run
 from rewards import Reward, Samples, Scores, score_all
-from samplers.noise import normal
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Samples of an evaluation: `group` per prompt, from keyed noise."""
-
-    prompts: PromptSet
-    rows: tuple[int, ...]
-    group: int
-    steps: int
-    seed: int
-
-    @classmethod
-    def of(
-        cls, prompts: PromptSet, samples: int, per_prompt: int, steps: int, seed: int
-    ) -> "Trial":
-        """A trial with about `samples` samples spread over prompts, with at least `per_prompt`
-        each."""
-        count = max(1, min(len(prompts), samples // per_prompt))
-        rows = tuple(i * len(prompts) // count for i in range(count))
-        return cls(prompts, rows, max(per_prompt, samples // count), steps, seed)
-
-    def part(self, share: range) -> "Trial":
-        return Trial(
-            self.prompts, self.rows[share.start : share.stop], self.group, self.steps, self.seed
-        )
-
-    def noise(self, shape: tuple[int, ...]) -> Tensor:
-        """Initial latents [n *shape]. Plain diffusers generates the same images from them."""
-        keys = [(self.seed, 0, row, "root", g) for row in self.rows for g in range(self.group)]
-        return normal(keys, shape)
-
-
-class TrialSamples(NamedTuple):
-    samples: Samples
-    statistics: Statistics  # of their media
-
-
-def draw_trial(policy: EvaluationSampler, trial: Trial, by_turn: bool = True) -> TrialSamples:
-    """Sample a trial with the policy's current weights. UserError for an environment's rewards of
-    single turns, unless the recipe credits turns, `by_turn`."""
-    batch = policy.open(*trial.prompts.take(trial.rows), trial.steps)
-    plan = policy.plain(trial.group)
-    with bounded_call("sampling"):
-        (rollout,) = batch.rollouts(plan, trial.rows, seed=trial.seed, iteration=0)
-    refuse_turn_rewards(rollout, by_turn)
-    samples = decode_samples_of(batch, rollout, trial.prompts, trial.rows, "the evaluation")
-    return TrialSamples(samples, batch.statistics(rollout, samples.media))
 
 
 @dataclass(frozen=True)
@@ -91,7 +48,7 @@ class HeldOutResult:
 
     metrics: dict[str, float]
     columns: dict[str, Tensor]
-    samples: Samples
+    samples: Samples | StoredSamples
     scores: Scores
     attempts: tuple[str, ...] = ()
     data_sets: tuple[str, ...] = ()
@@ -137,7 +94,7 @@ def known_mean(column: Tensor) -> float:
 
 
 def merged_trial(
-    drawn: TrialSamples,
+    drawn: TrialSamples | StoredTrial,
     scores: Scores,
     counts: bool = True,
     more: Mapping[str, Tensor] = MappingProxyType({}),
@@ -171,25 +128,52 @@ def merged_trial(
     return HeldOutResult(metrics, columns, drawn.samples.on_cpu(), scores, tuple(more), sets)
 
 
+def trial_of(run: Run, prompts: PromptSet) -> Trial:
+    """The whole evaluation of a run."""
+    e = run.evaluate
+    return Trial.of(prompts, e.samples, e.per_prompt, run.evaluation_steps, e.seed)
+
+
+def units_of_trial(learner: Learner, prompts: PromptSet) -> list[Trial]:
+    """This process's share of an evaluation, cut if `workers.evaluate` asks for it."""
+    trial = trial_of(learner.run, prompts)
+    mine, _ = learner.parallel.share(len(trial.rows))
+    return trial.part(mine).cut(learner.run.workers.evaluation_unit)
+
+
+def scored_unit(learner: Learner, unit: Trial, judges: Mapping[str, Reward]) -> ScoredTrial:
+    """Sample and score a unit of an evaluation with the weights of evaluations."""
+    parallel = learner.parallel
+    texts = learner.algorithm.text and learner.run.model.server is None
+    by_turn = learner.run.algorithm().by_turn
+    # texts are written token by token: sharded weights are gathered once, not for each
+    with learner.evaluating(), parallel.whole() if texts else nullcontext():
+        drawn = draw_trial(learner.evaluator, unit, by_turn)
+    scores = score_once(parallel, judges, drawn.samples)
+    more = Attempts.of(learner.run.evaluate).columns(judges, drawn.samples, scores)
+    return ScoredTrial(drawn, scores, more)
+
+
 def evaluate_held_out(
-    learner: Learner, prompts: PromptSet, judges: Mapping[str, Reward]
+    learner: Learner,
+    prompts: PromptSet,
+    judges: Mapping[str, Reward],
+    asked: AskedTrial | None = None,
 ) -> HeldOutResult:
-    """Run the evaluation of a run on held-out prompts, always from the same noise.
+    """Run the evaluation of a run on held-out prompts, always from the same noise; or wait for
+    workers that were asked for it.
 
     NotFiniteError, on all processes, for a reward whose mean is not a finite number.
     """
-    e, parallel = learner.run.evaluate, learner.parallel
-    steps = learner.run.evaluation_steps
-    trial = Trial.of(prompts, e.samples, e.per_prompt, steps, e.seed)
-    mine, counts = parallel.share(len(trial.rows))
+    parallel, units = learner.parallel, units_of_trial(learner, prompts)
+    trial = trial_of(learner.run, prompts)
+    _, counts = parallel.share(len(trial.rows))
     with parallel.together():
-        texts = learner.algorithm.text and learner.run.model.server is None
-        by_turn = learner.run.algorithm().by_turn
-        # texts are written token by token: sharded weights are gathered once, not for each
-        with learner.evaluating(), parallel.whole() if texts else nullcontext():
-            drawn = draw_trial(learner.evaluator, trial.part(mine), by_turn)
-        scores = score_once(parallel, judges, drawn.samples)
-        more = Attempts.of(e).columns(judges, drawn.samples, scores)
+        if asked is None:
+            parts = [scored_unit(learner, unit, judges) for unit in units]
+        else:
+            parts = asked.parts()
+        drawn, scores, more = ScoredTrial.joined(units, parts)
     result = merged_trial(drawn, scores, counts and parallel.leads, more)
     for name in result.scores.names:
         if not math.isfinite(result.metrics[name]):
@@ -213,13 +197,25 @@ class Evaluated:
     metrics: dict[str, float]
 
 
-def evaluate_and_keep(session: Session, progress: Progress) -> Evaluated | None:
+def ask_workers(session: Session, iteration: int) -> AskedTrial | None:
+    """Ask the workers for an evaluation of the present weights; None if this process evaluates."""
+    held_out, source = session.held_out, session.source
+    if held_out is None or not session.run.workers.evaluate:
+        return None
+    if not isinstance(source, TrialSource):
+        return None
+    return source.ask(units_of_trial(session.learner, held_out), iteration)
+
+
+def evaluate_and_keep(
+    session: Session, progress: Progress, earlier: AskedTrial | None = None
+) -> Evaluated | None:
     """Evaluate on the run's held-out prompts and keep the best weights; None without held-out
-    prompts."""
+    prompts. `earlier`: workers were asked for it, before the weights changed."""
     if session.held_out is None:
         return None
-    learner, judged = session.learner, (session.held_out, session.judges)
-    evaluate = partial(evaluate_held_out, learner, *judged)
+    learner, asked = session.learner, earlier or ask_workers(session, progress.iteration)
+    evaluate = partial(evaluate_held_out, learner, session.held_out, session.judges, asked)
     result = with_smaller_calls(learner, session.terminal, evaluate, learner.evaluator)
     key = session.run.checkpoint.best or session.run.judges[0].label
     if progress.base_scores is None:
@@ -228,7 +224,8 @@ def evaluate_and_keep(session: Session, progress: Progress) -> Evaluated | None:
     progress.last = result.metrics
     with session.parallel.together():
         session.writer.wait()  # a checkpoint removes best weights that it does not know
-    checkpoint.keep_best(learner, session.folder, progress, result.metrics[key])
+    weights = None if earlier is None else earlier.weights
+    checkpoint.keep_best(learner, session.folder, progress, result.metrics[key], weights)
     means = {f"held_out/{name}": value for name, value in result.metrics.items()}
     for label, scores in result.by_data_set().items():
         means |= {f"data_set/{label}/{n}": v for n, v in scores.items() if not math.isnan(v)}

@@ -8,11 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from flowrl.budget.spending import DrawRequest
+from flowrl.models.language.policy import CausalPolicy
 from flowrl.prompts import Draws
 from flowrl.run.experience.units import sample_unit, units_of
 from flowrl.run.state.policies import PolicyWeights
 from flowrl.run.state.session import Session
 from flowrl.run.state.units import LAG, SamplingUnit, UnitSamples
+from samplers.completions import TextPlan
+from samplers.generate import Writer
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,43 @@ class IterationsAhead:
         hand the policies the weights that sampled."""
         session = self.session
         self.started = {k: each for k, each in self.started.items() if k >= iteration}
-        policies, algorithm = session.learner.policies, session.algorithm
-        averages = {each.name for each in algorithm.averages} & {*algorithm.roles}
-        self.weights[iteration] = policies.copies({algorithm.behaviour, *averages})
-        for k in range(iteration, iteration + session.run.workers.lag + 1):
-            if k not in self.started:
-                self._start(k, iteration)
+        policies = session.learner.policies
+        self.keep(iteration)
+        reached = range(iteration, iteration + session.run.workers.lag + 1)
+        new = [k for k in reached if k not in self.started]
+        for k in new:
+            self._start(k, iteration)
         used = {iteration, *(each.version for each in self.started.values())}
         self.weights = {v: each for v, each in self.weights.items() if v in used}
         now = self.started[iteration]
         self.age, self.more = iteration - now.version, now.more
         policies.keep_sampled({} if self.age == 0 else self.weights[now.version])
+        self._ask_server([unit for k in new for unit in self.started[k].units])
+
+    def _ask_server(self, units: Sequence[SamplingUnit]) -> None:
+        """Have a server sample these while the model is updated: it has the present weights only
+        until an evaluation or the next iteration loads others."""
+        session, policy = self.session, self.session.learner.policy
+        if not isinstance(policy, CausalPolicy) or policy.server is None:
+            return
+        server, algorithm, seed = policy.server, session.algorithm, session.run.train.seed
+        server.ahead.wait()
+        with session.learner.policies.using(algorithm.behaviour):
+            for unit in units:
+                batch = policy.open(*session.prompts.take(unit.rows), algorithm.steps)
+                plans = algorithm.plan([0.0] * (batch.steps + 1), unit.iteration, seed)
+                if batch.answers is None:  # an environment's turns are asked for as they come
+                    writer = Writer(server, batch.contexts, unit.ids, seed, unit.iteration)
+                    server.begin(writer, [each for each in plans if isinstance(each, TextPlan)])
+
+    def keep(self, iteration: int) -> PolicyWeights:
+        """Copies of the weights with which an iteration begins, made once."""
+        algorithm = self.session.algorithm
+        averages = {each.name for each in algorithm.averages} & {*algorithm.roles}
+        if iteration not in self.weights:
+            names = {algorithm.behaviour, *averages}
+            self.weights[iteration] = self.session.learner.policies.copies(names)
+        return self.weights[iteration]
 
     def _start(self, iteration: int, version: int) -> None:
         session = self.session

@@ -24,7 +24,7 @@ from flowrl.run.state.units import LAG, StoredSamples
 from rewards import Samples, Scores
 from rewards.types import reports
 from samplers import Rollout
-from samplers.mixed import MixedRollout, flow_parts, scales_by_step
+from samplers.mixed import MixedRollout, scales_by_step
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def collect(session: Session, iteration: int) -> Experience:
     metrics |= _descriptions(session, rounds)
     if session.source is not None:
         metrics |= _summed(session.parallel.every(session.source.metrics()))
-    metrics |= {f"seconds/{phase}": taken for phase, taken in rounds.seconds.items()}
+    for phase, taken in rounds.seconds.items():
+        metrics[f"seconds/{phase}"] = taken
     part, evaluations = first.parts[0], sum(r.reference_evaluations for r in rounds.each)
     shown = None
     if not session.run.budget.replay:
@@ -148,9 +149,11 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     every = session.parallel.every
     statistics = rounds.first.found.statistics
     own_means = (statistics.means, statistics.size) if rounds.first.counts else None
-    metrics = merged_means([each for each in every(own_means) if each is not None])
+    metrics = merged_means([*filter(None, every(own_means))])
     reported = reports(session.reporting) | dict(rounds.first.found.reports)
-    metrics |= _mean(every(_guided(rounds) | reported))
+    if session.algorithm.guides:
+        reported |= _guided(rounds)
+    metrics |= _mean(every(reported))
     metrics["count/sampling"] = float(sum(sum(every(r.found.evaluations)) for r in rounds.each))
     if session.algorithm.samples_start:
         metrics["count/start"] = float(rounds.start_samples)
@@ -165,7 +168,9 @@ def scored_samples(rounds: Sequence[Any]) -> int:
     scored = 0
     for each in rounds:
         if each.counts:
-            scored += each.found.looked + sum(len(part.rollout.prompt) for part in each.parts)
+            scored += each.found.looked
+            for part in each.parts:
+                scored += len(part.rollout.prompt)
     return scored
 
 
@@ -178,7 +183,7 @@ def _summed(rows: list[dict[str, float]]) -> dict[str, float]:
 def _guided(rounds: Rounds) -> dict[str, float]:
     """Measure how far this process's guided steps were shifted, if any were trained on."""
     rollouts = [part.rollout for r in rounds.each if r.counts for part in r.parts]
-    edges = [e for each in rollouts for part in flow_parts(each) for e in part.edges]
+    edges = [e for each in rollouts for part in each.parts for e in part.edges]
     moved = [edge.moved.mean() for edge in edges if edge.moved is not None]
     return {"guide/moved": float(torch.stack(moved).mean())} if moved else {}
 
@@ -197,7 +202,8 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
     credited = summed.mask[..., 0].any(1).view(-1, columns.group).any(1)
     handle_failures(everyone, credited, session.run.train.on_failure == "skip_group")
     metrics = _score_metrics(everyone, session.weights(rollout.iteration), columns.group)
-    if session.spending is None and session.tracker is None and not rounds.merges:
+    unmerged = rounds.rewritings is None or not rounds.merges  # a prompt has one draw
+    if session.spending is None and session.tracker is None and unmerged:
         advantages, mask = advantage(everyone, context, summed)
         kept = whole = advantages.contiguous(), mask.contiguous()
     else:

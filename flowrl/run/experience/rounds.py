@@ -54,9 +54,7 @@ class Rounds:
         """Sample rounds until the budget stops; a single round without a budget."""
         prompts, spending, seconds = session.prompts, session.spending, dict[str, float]()
         weights = session.tracker.weights(len(prompts)) if session.tracker else None
-        count, seed = session.run.drawn, session.run.train.seed
-
-        start = 0
+        count, seed, start = session.draw_count, session.run.train.seed, 0
 
         def sampled(draws: Draws) -> Round:
             nonlocal start

@@ -177,24 +177,29 @@ def joined_units(
     rollouts = zip(*(each.rollouts for each in placed), strict=True)
     samples = zip(*(each.samples for each in placed), strict=True)
     scores = zip(*(each.scores for each in placed), strict=True)
-    found = [each.statistics for each in placed]
-    columns = {name: torch.cat([each.columns[name] for each in found]) for name in found[0].columns}
     return UnitSamples(
         tuple(map(join, rollouts)),
-        tuple(map(_joined_samples, samples)),
+        tuple(map(all_samples, samples)),
         tuple(map(Scores.joined, scores)),
-        Statistics(merged_means([(each.means, each.size) for each in found]), columns),
+        all_statistics([each.statistics for each in placed]),
         sum(each.looked for each in placed),
         sum(each.evaluations for each in placed),
         merged_reports([each.reports for each in placed]),
     )
 
 
-def _joined_samples(parts: Sequence[Samples | StoredSamples]) -> Samples | StoredSamples:
+def all_samples(parts: Sequence[Samples | StoredSamples]) -> Samples | StoredSamples:
+    """Join the samples of all units."""
     stored = [each for each in parts if isinstance(each, StoredSamples)]
     if stored:
         return StoredSamples.joined(stored)
     return joined_samples([each for each in parts if isinstance(each, Samples)])
+
+
+def all_statistics(parts: Sequence[Statistics]) -> Statistics:
+    """Join the statistics of all units' media."""
+    columns = {name: torch.cat([each.columns[name] for each in parts]) for name in parts[0].columns}
+    return Statistics(merged_means([(each.means, each.size) for each in parts]), columns)
 
 
 def merged_reports(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

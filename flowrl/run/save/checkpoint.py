@@ -29,6 +29,7 @@ from flowrl.run.save.model_state import (
 from flowrl.run.state import record
 from flowrl.run.state.finite import first_not_finite, refuse
 from flowrl.run.state.learner import Learner, evaluated
+from flowrl.run.state.policies import NamedWeights
 from flowrl.run.state.progress import Incomparable, Progress
 from flowrl.run.state.session import Session
 from flowrl.run.state.writer import copied
@@ -49,26 +50,19 @@ MISFITS = (
 _PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
 
 
-def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> None:
-    """Write `checkpoints/000010`: weights, averages, optimizer, progress. Keeps only the newest
-    checkpoints.
-
-    Weights that are no longer the best are deleted afterwards, because the previous checkpoint
-    needs them until then. The state is copied first, because the session's writer may write it
-    during the next iteration. Raise a NotFiniteError if a weight or the optimizer's state is not
-    finite; the previous checkpoint then stays the newest.
-    """
+def take_state(session: Session, iteration: int) -> "SavedState":
+    """Copy what a checkpoint of this iteration holds besides progress and alarms; nothing where
+    another process writes. NotFiniteError if a weight or the optimizer's state is not finite."""
     chain = session.learner.chain
     weights = {k: v for each in chain for k, v in model_weights(each).items()}  # by all processes
     moments = {each.name: model_moments(each) for each in chain}
+    taken = SavedState({}, {}, None, {}, "{}")
     with session.parallel.together():
         if session.parallel.main:
             own = [pair for each in moments.values() for pair in named_moments(each)]
             if (bad := first_not_finite([*weights.items(), *own])) is not None:
-                refuse(f"{bad} of checkpoint {progress.iteration}, which was not written,")
+                refuse(f"{bad} of checkpoint {iteration}, which was not written,")
             state = {
-                "progress": asdict(progress),
-                "alarms": alarms.state(),
                 "tracker": session.tracker.state() if session.tracker else {},
                 "origin": session.start_record.state() if session.start_record else None,
                 **model_numbers(session.learner),
@@ -77,9 +71,28 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
             budget = session.spending.state() if session.spending else {}
             sampling: dict[str, torch.Tensor] = {}
             if session.source is not None:
-                state["ahead"], sampling = session.source.state(progress.iteration)
+                state["ahead"], sampling = session.source.state(iteration)
             kept = (weights, copied(moments), copied(budget), sampling)
-            saved = SavedState(*kept, json.dumps(state))
+            taken = SavedState(*kept, json.dumps(state))
+    return taken
+
+
+def save_checkpoint(
+    session: Session, progress: Progress, alarms: Alarms, taken: "SavedState | None" = None
+) -> None:
+    """Write `checkpoints/000010`: weights, averages, optimizer, progress. Keeps only the newest
+    checkpoints.
+
+    Weights that are no longer the best are deleted afterwards, because the previous checkpoint
+    needs them until then. The state is copied first (or was, as `taken`), because the session's
+    writer may write it during the next iteration. Raise a NotFiniteError if a weight or the
+    optimizer's state is not finite; the previous checkpoint then stays the newest.
+    """
+    taken = taken or take_state(session, progress.iteration)
+    with session.parallel.together():
+        if session.parallel.main:
+            known = {"progress": asdict(progress), "alarms": alarms.state()}
+            saved = replace(taken, state=json.dumps(known | json.loads(taken.state)))
             keep, reached = session.run.checkpoint.keep, replace(progress)
             session.writer.check()
             session.writer.write(lambda: saved.write(session.folder, reached, keep))
@@ -289,13 +302,22 @@ def export_last(learner: Learner, run_folder: Path) -> Path:
     return folder
 
 
-def keep_best(learner: Learner, run_folder: Path, progress: Progress, score: float) -> bool:
-    """Export into `best/000010` if the score is the highest so far.
+def keep_best(
+    learner: Learner,
+    run_folder: Path,
+    progress: Progress,
+    score: float,
+    earlier: NamedWeights | None = None,
+) -> bool:
+    """Export into `best/000010` if the score is the highest so far. `earlier`: the weights that
+    were evaluated, if they have changed since.
 
     The older best weights stay until a checkpoint records the new ones: see `save_checkpoint`.
     """
     if progress.best is not None and not math.isnan(progress.best) and not score > progress.best:
         return False
     progress.best, progress.best_iteration = score, progress.iteration
-    export(learner, run_folder / "best" / f"{progress.iteration:06d}", listed=True)
+    folder = run_folder / "best" / f"{progress.iteration:06d}"
+    with learner.policies.earlier(evaluated(learner.run), earlier) as which:
+        export(learner, folder, which, listed=True)
     return True

@@ -306,7 +306,7 @@ def _kind(samples: Samples | StoredSamples) -> Any:
     return "image" if samples.kind == "tensor" else samples.kind
 
 
-def _side(samples: Samples) -> int:
+def _side(samples: Samples | StoredSamples) -> int:
     return VIDEO_SIDE if samples.kind == "video" else SIDE
 
 

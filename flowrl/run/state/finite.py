@@ -12,7 +12,6 @@ from torch import Tensor
 from flowrl.errors import NotFiniteError
 from flowrl.likelihoods.rows import Rows
 from flowrl.models.policy import RolloutLike
-from samplers.mixed import flow_parts
 
 Named = Iterable[tuple[str, Tensor]]
 # a loss that is not finite is no error of its own where its optimizer step was skipped
@@ -29,18 +28,23 @@ def refuse(what: str, plural: bool = False) -> NoReturn:
 @torch.no_grad()
 def first_not_finite(named: Named) -> str | None:
     """Name of the first tensor that contains NaN or infinity. Waits for a GPU once per dtype."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[tuple[str, Tensor]]] = {}
+    kinds: dict[tuple[torch.device, torch.dtype], tuple[list[str], list[Tensor]]] = {}
     finite: dict[str, bool] = {}  # in the order of the tensors
     for name, tensor in named:
         part = tensor.detach()
         if part.numel() and part.is_floating_point():
-            kinds.setdefault((part.device, part.dtype), []).append((name, part))
+            names, parts = kinds.setdefault((part.device, part.dtype), ([], []))
+            names.append(name)
+            parts.append(part)
             finite[name] = True
-    for alike in kinds.values():
-        flags = _largest([part for _, part in alike]).isfinite()
-        for (name, _), flag in zip(alike, flags.tolist(), strict=True):
+    for names, parts in kinds.values():
+        flags = _largest(parts).isfinite().tolist()
+        for name, flag in zip(names, flags, strict=True):
             finite[name] = finite[name] and flag
-    return next((name for name, good in finite.items() if not good), None)
+    for name, good in finite.items():
+        if not good:
+            return name
+    return None
 
 
 def _largest(values: list[Tensor]) -> Tensor:
@@ -57,7 +61,7 @@ def check_samples(rollout: RolloutLike, media: object, place: str) -> None:
     `place`."""
     parts = media if isinstance(media, list | tuple) else [media]
     named = [("the samples", part) for part in parts if isinstance(part, Tensor)]
-    named = [("the latents of the samples", each.x0) for each in flow_parts(rollout)] + named
+    named = [("the latents of the samples", each.x0) for each in rollout.parts] + named
     if (name := first_not_finite(named)) is not None:
         refuse(f"{name} of {place}", plural=True)
 
@@ -73,7 +77,7 @@ def check_iteration(
         if there and not skipped and not math.isfinite(metrics[name]):
             refuse(f"{what} of iteration {iteration}")
     verdicts = gather_object([first_not_finite(chain(_sampled(rows), weights))])
-    name = next((verdict for verdict in verdicts if verdict is not None), None)
+    name = next(filter(None, verdicts), None)
     if name is not None:
         refuse(f"{name} after iteration {iteration}")
 

@@ -7,6 +7,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.token import Token
 from flowrl.run.state.given_file import GivenFile, check_samples_of
+from flowrl.run.watch.image_check import check_images
 from flowrl.settings import Run
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.given import GivenSettings
@@ -18,6 +19,8 @@ def check_given(run: Run) -> None:
         return
     check_choices(run, run.given)
     file = GivenFile.read(run)
+    if run.given.kind != "images":  # whose own columns hold the samples
+        check_images(run.model, file.prompts)
     if run.model.pipeline is not None:
         check_samples_of(file, run.given, (run.model.height, run.model.width))
 

@@ -15,12 +15,12 @@ from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow, resolved
 from flowrl.prompts.source import DataSource, check_column
+from flowrl.run.watch.image_check import DECODED
 from flowrl.settings import Run
 from flowrl.settings.given import GivenSettings
 from rewards.types import cell
 
 GIVEN_FILE = "given.file"
-DECODED = 200  # files that are decoded before a run starts; of the others the header is read
 EVEN = 0.5
 
 

@@ -170,6 +170,11 @@ class Learner:
         return "current" if self.decouples else self.sampler
 
     @cached_property
+    def recomputes_old(self) -> bool:
+        """Whether updates compute the samples' log-probabilities again."""
+        return self.run.recomputes_old
+
+    @cached_property
     def decouples(self) -> bool:
         """Whether `old` is the proximal policy: see `Run.decouples`."""
         return self.run.decouples(self.algorithm)

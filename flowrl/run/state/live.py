@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from flowrl.settings import Run
 from flowrl.settings.read import dump, run_from
 from rewards import Reward
+from rewards.guard import kept_settings
 
 GIVEN_FOLDER = "given"  # the folder of a run that holds such files
 Moment = Literal["iteration", "evaluation", "checkpoint"]
@@ -61,10 +62,12 @@ class Live:
     files: Path | None = None
 
     def call(self, event: Event) -> None:
-        """Call all callbacks, and mark their errors as such."""
+        """Call all callbacks, mark their errors as such, and restore torch's settings that they
+        change."""
         for callback in self.callbacks:
             try:
-                callback(event)
+                with kept_settings():
+                    callback(event)
             except Exception as error:
                 error.add_note(CALLBACK)
                 raise

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from flowrl.algorithm import Average
-from flowrl.models.precision import Gradients, masters
+from flowrl.models.precision import HALF, Gradients, masters
 from flowrl.models.shards import local_shard
 from flowrl.processes.sharding import full, like
 
@@ -49,8 +49,11 @@ class Policies:
     ) -> None:
         self.changed = changed
         self.network = dict(parameters)
-        self.gradients = Gradients()
-        self.parameters = masters(self.network, self.gradients)
+        self.gradients: Gradients | None = None  # on their way to masters, if there are any
+        self.parameters = dict(self.network)
+        if any(p.dtype in HALF for p in self.network.values()):
+            self.gradients = Gradients()
+            self.parameters = masters(self.network, self.gradients)
         self.sharded = any(isinstance(p, DTensor) for p in self.network.values())
         self.averages = tuple(averages)
         self._weights = {average.name: _copy(self.parameters) for average in averages}
@@ -95,9 +98,16 @@ class Policies:
         if name == self._placed:
             return
         if self._placed == "current":
-            self._current = {key: _held(p) for key, p in self.network.items()}
-        for key, weight in (self._current if name == "current" else self._weights[name]).items():
-            _place(self.network[key], weight)
+            for key, p in self.network.items():  # a copy of a shard: see below
+                own = local_shard(p.detach()).clone() if isinstance(p, DTensor) else p.data
+                self._current[key] = own
+        placed = self._current if name == "current" else self._weights[name]
+        for key, weight in placed.items():
+            p = self.network[key]
+            if isinstance(p, DTensor):  # FSDP refers to its memory
+                local_shard(p.detach()).copy_(local_shard(weight))
+            else:
+                p.data = weight.to(p.dtype)
         if name == "current":
             self._current = {}
         self._placed = name
@@ -114,8 +124,8 @@ class Policies:
     @torch.no_grad()
     def publish(self) -> None:
         """Round the masters into the network after an optimizer step."""
-        halves = [name for name, p in self.network.items() if p is not self.parameters[name]]
-        if halves:
+        if self.gradients is not None:
+            halves = [name for name, p in self.network.items() if p is not self.parameters[name]]
             network, own = self.local(self.network), self.local(self.parameters)
             torch._foreach_copy_(  # type: ignore[reportPrivateImportUsage]
                 [network[name].detach() for name in halves], [own[name].detach() for name in halves]
@@ -125,7 +135,8 @@ class Policies:
 
     def forget_gradients(self) -> None:
         """Drop all gradients, also those of a backward pass that failed."""
-        self.gradients.forget()
+        if self.gradients is not None:
+            self.gradients.forget()
         for p in self.parameters.values():
             p.grad = None
 
@@ -172,6 +183,19 @@ class Policies:
             pairs = ((key, old[key].to(p.device), p) for key, p in self.network.items())
             kept[SAMPLED + name] = {key: like(weight, p) for key, weight, p in pairs}
         self._weights = kept
+
+    @contextmanager
+    def earlier(self, name: str, weights: NamedWeights | None) -> Iterator[str]:
+        """The name of a policy inside: its own, or one with the weights that it had earlier, which
+        takes the place of the weights that sampled."""
+        if weights is None:
+            yield name
+            return
+        self.keep_sampled({name: weights})
+        try:
+            yield self.at_sampling(name)
+        finally:
+            self.keep_sampled({})
 
     def at_sampling(self, name: str) -> str:
         """The name of a policy's weights as they were when the samples were drawn."""
@@ -258,16 +282,3 @@ def _whole(weight: Tensor) -> Tensor:
 def whole_copy(weight: Tensor) -> Tensor:
     """A copy on the CPU of every process, gathered if sharded."""
     return (weight.full_tensor() if isinstance(weight, DTensor) else weight).to("cpu", copy=True)
-
-
-def _held(p: nn.Parameter) -> Tensor:
-    """Return what restores a parameter: its data, or a copy of its shard."""
-    return local_shard(p.detach()).clone() if isinstance(p, DTensor) else p.data
-
-
-def _place(p: nn.Parameter, weight: Tensor) -> None:
-    """Copy into a shard, whose memory FSDP refers to; swap the data of a whole weight."""
-    if isinstance(p, DTensor):
-        local_shard(p.detach()).copy_(local_shard(weight))
-    else:
-        p.data = weight.to(p.dtype)

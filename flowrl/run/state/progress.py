@@ -7,7 +7,8 @@ replaces the base's, for the affected rewards.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,20 @@ class Progress:
     first: dict[str, float] | None = None  # the base's evaluation
     last: dict[str, float] | None = None
     base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
+
+    @contextmanager
+    def as_of(self, then: "Progress") -> Iterator[None]:
+        """Have the counters of an earlier iteration inside; scores that are found there stay."""
+        counters = ("iteration", "optimizer_steps", "skipped_in_a_row", "named_skipped", "seconds")
+        now = {name: getattr(self, name) for name in counters}
+        vars(self).update({name: getattr(then, name) for name in counters})
+        try:
+            yield
+        finally:
+            vars(self).update(now)
+
+    def copy(self) -> "Progress":
+        return replace(self, named_skipped=dict(self.named_skipped))
 
     def count_skipped(self, model: str, norm: float, scale: float) -> int:
         """Count an optimizer step of a model. Returns the number of consecutive steps that it has

@@ -101,6 +101,11 @@ class Session:
         return isinstance(policy, PipelinePolicy) and len(policy.used) > 1
 
     @cached_property
+    def draw_count(self) -> int:
+        """Number of an iteration's prompts that get generated samples."""
+        return self.run.drawn
+
+    @cached_property
     def reporting(self) -> Mapping[str, Reward]:
         """The rewards that report numbers for the log, or have a member that does."""
         found = self.rewards.items()
@@ -112,7 +117,16 @@ class Session:
 
     def weights(self, iteration: int) -> torch.Tensor:
         """Weights [r] of the rewards."""
+        if self._constant_weights is not None:
+            return self._constant_weights
         return torch.tensor([spec.weight_at(iteration) for spec in self.run.rewards])
+
+    @cached_property
+    def _constant_weights(self) -> torch.Tensor | None:
+        """Weights [r] of the rewards, if no iteration changes them."""
+        weights = [spec.weight for spec in self.run.rewards]
+        moves = any(isinstance(weight, tuple) for weight in weights)
+        return None if moves else torch.tensor(weights)
 
     def intermediate_weights(self, iteration: int) -> torch.Tensor:
         """Weights [r] of the intermediate rewards."""

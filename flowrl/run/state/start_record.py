@@ -283,10 +283,8 @@ def _sources(run: Run) -> Iterator[tuple[str, Path]]:
     for folder in () if run.teachers is None else run.teachers.folders.values():
         for path in sorted(find(folder).rglob("*.safetensors")):
             yield str(Path(folder) / path.relative_to(find(folder))), path
-    named: list[Any] = [
-        [spec.name, spec.settings]
-        for spec in (*run.rewards, *run.judges, *run.intermediate_rewards)
-    ]
+    specs = (*run.rewards, *run.judges, *run.intermediate_rewards)
+    named: list[Any] = [[spec.name, spec.settings] for spec in specs]
     named.append(run.model.sigmas)
     if run.model.own is not None:
         named.append([run.model.own.name, run.model.own.settings])

@@ -21,7 +21,7 @@ def load_teachers(run: Run, policy: Policy) -> dict[str, NamedWeights]:
     fit the student."""
     if run.teachers is None:
         return {}
-    from flowrl.models.diffusers.teacher_weights import teacher_weights
+    from flowrl.models.diffusers.lora.teacher_weights import teacher_weights
 
     assert isinstance(policy, PipelinePolicy), "opd is a recipe for images and videos"
     return {

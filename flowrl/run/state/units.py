@@ -78,6 +78,9 @@ class StoredSamples:
             parts[0].kind,
         )
 
+    def on_cpu(self) -> "StoredSamples":
+        return self
+
     def take(self, rows: Sequence[int]) -> Samples:
         """Samples of these rows, in this order."""
         media, sounds, first = dict[int, Any](), dict[int, Audio](), 0

@@ -29,16 +29,18 @@ class Tally:
         """Move all values to the CPU, with other numbers of the device, in one transfer; add the
         values in order, and return the numbers."""
         waiting, self.waiting = self.waiting, []
-        every = {id(each): each for _, metric, _ in waiting for each in metric.given}
-        here = {key: host_copy(each) for key, each in every.items()}
-        moved = [(key, each) for key, each in every.items() if here[key] is None]
-        sent = [*map(torch.flatten, numbers), *(each.flatten() for _, each in moved)]
+        here, moved = dict[int, Tensor](), dict[int, Tensor]()
+        for _, metric, _ in waiting:
+            for each in metric.given:
+                known = host_copy(each)
+                (moved if known is None else here)[id(each)] = each if known is None else known
+        sent = [*map(torch.flatten, numbers), *map(torch.flatten, moved.values())]
         whole = torch.cat(sent).cpu() if sent else torch.empty(0)
-        found, *parts = whole.split([len(numbers), *(each.numel() for _, each in moved)])
-        for (key, each), part in zip(moved, parts, strict=True):
+        found, *parts = whole.split([len(numbers), *map(torch.numel, moved.values())])
+        for (key, each), part in zip(moved.items(), parts, strict=True):
             here[key] = part.to(each.dtype).view(each.shape)
         for name, metric, mask in waiting:
-            values = metric.of(*(here[id(each)] for each in metric.given))
+            values = metric.of(*[here[id(each)] for each in metric.given])
             self._add(name, values.double().expand(mask.shape)[on_host(mask)])
         return found.double().tolist()
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import NotFiniteError
-from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, with_replayed, without_old
+from flowrl.likelihoods.rows import Evaluation, Rows, TokenRows, with_replayed, without_old
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import TEACHER
 from flowrl.losses.base import (
@@ -44,10 +44,12 @@ class Updated:
     """Metrics and values of an iteration's optimizer steps.
 
     metrics  over all processes
+    steps    number of optimizer steps, including skipped ones
     values   of all entries in the loss, if an observer shows them
     """
 
     metrics: dict[str, float]
+    steps: int
     values: IterationValues | None = None
 
 
@@ -63,7 +65,7 @@ def update(
     tally, seen = Tally(), IterationValues() if keep_values else None
     meter = Meter(frozen=experience.reference_evaluations)
     experience = replace(experience, policy=meter(experience.policy))
-    if learner.run.recomputes_old:
+    if learner.recomputes_old:
         lacking = partial(without_old, keep=learner.decouples)
         experience = replace(experience, rows=tuple(map(lacking, experience.rows)))
     shares = shares_of(learner, experience, progress.iteration)
@@ -98,7 +100,7 @@ def update(
         "grad_norm": sum(finite) / len(finite) if finite else math.nan,
         "skipped": float(len(norms) - len(finite)),
     }
-    return Updated(metrics, seen)
+    return Updated(metrics, len(norms), seen)
 
 
 def averages_in_use(learner: Learner) -> frozenset[str]:
@@ -238,8 +240,8 @@ def mismatch_metric(
     stored: compare the log-probabilities in the rows' `old` with those of the trained weights,
     which are still the sampling weights
     """
-    if (sampled := sampled_elsewhere(chunk)) is not None:
-        pair = evaluations["old"].logp, sampled
+    if isinstance(chunk, TokenRows) and chunk.sampled is not None:  # `old` is the trainer's own
+        pair = evaluations["old"].logp, chunk.sampled
     elif stored and chunk.old is not None:
         pair = evaluations["new"].logp.detach(), chunk.old.logp
     else:
@@ -269,7 +271,8 @@ def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
     late = late_verdicts()
     there = clip(parameters.values(), learner.run.train.max_grad_norm)
     norm, *fine = tally.settle(there, *late.spreads)
-    late.judge(fine)
+    if fine:
+        late.judge(fine)
     if math.isfinite(norm):
         learner.scaler.step(learner.optimizer)
         learner.policies.publish()

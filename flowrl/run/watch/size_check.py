@@ -1,4 +1,4 @@
-"""Checks of the sizes in prompt rows before any weights load."""
+"""Checks of the sizes and images in prompt rows before any weights load."""
 
 from flowrl.errors import UserError
 from flowrl.estimate.sizes import SizeLimits
@@ -6,27 +6,31 @@ from flowrl.models.description import describe
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
 from flowrl.prompts.row_sizes import RowSize, row_sizes
+from flowrl.run.watch.image_check import check_images
 from flowrl.run.watch.text_facts import pipeline_call
 from flowrl.settings import Run
 from flowrl.settings.data import PromptPlace
 from flowrl.settings.run import asks_intermediate
 
 
-def check_row_sizes(run: Run) -> None:
-    """UserError for sizes in a run's prompt rows that it cannot generate or train on."""
-    for place in run.prompts.given if run.model.pipeline is not None else ():
-        check_sizes_of(run, place, run.prompts.read(place))
+def check_rows(run: Run) -> None:
+    """UserError for sizes or images in a run's prompt rows that it cannot generate or train on."""
+    for place in run.prompts.given:
+        check_rows_of(run, place, run.prompts.read(place))
 
 
-def check_sizes_of(run: Run, place: PromptPlace, prompts: PromptSet) -> None:
+def check_rows_of(run: Run, place: PromptPlace, prompts: PromptSet) -> None:
     """The same for prompts of one place. Given samples ignore the sizes in their rows."""
-    if run.model.pipeline is not None and (place == "held_out" or run.drawn):
+    if place == "held_out" or run.drawn:
         check_sizes(run, prompts)
-        _check_mixed(run, place, prompts)
+        if run.model.pipeline is not None:
+            _check_mixed(run, place, prompts)
 
 
 def check_sizes(run: Run, prompts: PromptSet) -> None:
-    """UserError, naming the file and row, for a size that the pipeline cannot generate."""
+    """UserError, naming the file and row, for an image that the model cannot read, or a size that
+    it cannot generate."""
+    check_images(run.model, prompts)
     sizes = row_sizes(prompts.meta) if run.model.pipeline is not None else []
     if not any(size.given for size in sizes) or (described := describe(run.model)) is None:
         return

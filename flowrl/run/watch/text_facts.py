@@ -2,13 +2,13 @@
 the samples. They need the model's configuration but no weights."""
 
 import inspect
-import json
 from collections.abc import Iterator, Mapping
 
 from flowrl.likelihoods.token import Token
 from flowrl.models.description import local_folder
 from flowrl.prompts import PromptSet
 from flowrl.settings import Run
+from flowrl.settings.model_files import pipeline_index
 from rewards.types import MediaForm
 
 PADDED = "max_sequence_length"  # diffusers' name
@@ -59,7 +59,7 @@ def pipeline_call(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
     folder = None if run.model.pipeline is None else local_folder(run.model.pipeline)
     if folder is None:
         return "", {}
-    name = str(json.loads((folder / "model_index.json").read_text()).get("_class_name"))
+    name = pipeline_index(folder)["_class_name"]
     kind = getattr(diffusers, name, None)
     return name, {} if kind is None else inspect.signature(kind.__call__).parameters
 

@@ -7,7 +7,7 @@ worker is sampled again by another one, with the same bits.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,41 +24,29 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallTooLarge
 from flowrl.prompts import Draws
+from flowrl.run.evaluate.trial import AskedTrial, Trial
 from flowrl.run.experience.ahead import IterationsAhead
 from flowrl.run.experience.score_ahead import joined_columns
+from flowrl.run.state.learner import evaluated
 from flowrl.run.state.session import Session
 from flowrl.run.state.units import SamplingUnit, StoredSamples, UnitSamples
 from flowrl.run.workers.cluster import Cluster
 from flowrl.run.workers.crew import Crew
-from flowrl.run.workers.sampler import Asked, MadeUnit, later_rewards
+from flowrl.run.workers.flights import Flight, Sent, UnitResult, WorkersTrial
+from flowrl.run.workers.sampler import (
+    Asked,
+    AskedPrompts,
+    MadeUnit,
+    later_rewards,
+)
 from flowrl.run.workers.scoring import (
     WORKERS_ASKED,
     ReplicatedReward,
-    Waiting,
     cause_of,
     first_line,
 )
 from flowrl.run.workers.transport import all_states, brought_to, bytes_of
 from rewards import Samples, Scores
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A unit requested from a worker: references to its results and to its scores."""
-
-    worker: Any
-    made: Any
-    samples: Any
-    scores: Mapping[str, Waiting]
-
-
-@dataclass
-class Flight:
-    """The units of an iteration that workers were asked for. `version`: as in `Started`."""
-
-    version: int
-    units: list[SamplingUnit]
-    sent: list[Sent]
 
 
 class SamplingPool:
@@ -68,7 +56,7 @@ class SamplingPool:
         self.session, self.settings = session, session.run.workers
         self.crew = Crew(session, cluster)
         self.ahead = IterationsAhead(session)
-        self.flights: dict[int, Flight] = {}  # by iteration
+        self.flights: dict[int, Flight[SamplingUnit]] = {}  # by iteration
         self.placed: dict[int, Any] = {}  # version -> its reference in the object store
         self.sizes: dict[str, float] = {}  # bytes that this iteration has sent, by kind
         self.busy: dict[str, float] = {}  # seconds of this iteration's samples, by phase
@@ -84,26 +72,28 @@ class SamplingPool:
         started, end = self.ahead.started, self.session.run.train.iterations
         for k in range(iteration, min(max(started) + 1, end)):
             each = started[k]
-            self._send(self.flights.setdefault(k, Flight(each.version, each.units, [])))
+            ask = partial(self._ask, version=each.version)
+            self.flights.setdefault(k, Flight(ask, each.units)).send()
         self.flights = {k: each for k, each in self.flights.items() if k in started}
         self.placed = {v: each for v, each in self.placed.items() if v in self.ahead.weights}
         self.sending = time.perf_counter() - began
 
-    def _send(self, each: Flight) -> None:
-        if not each.sent:
-            each.sent = [self._ask(unit, each.version) for unit in each.units]
-
-    def _ask(self, unit: SamplingUnit, version: int) -> Sent:
-        """Give a unit to the next worker, and its samples to the replicas of rewards."""
+    def _place(self, version: int) -> Any:
+        """The reference of the weights of a version that sample."""
         if version not in self.placed:
             sampling = self.ahead.weights[version][self.session.algorithm.behaviour]
             self.placed[version] = ray.put(sampling)
-            self._count("weights", bytes_of(sampling))
+            self.count("weights", bytes_of(sampling))
+        return self.placed[version]
+
+    def _ask(self, unit: SamplingUnit, version: int) -> Sent:
+        """Give a unit to the next worker, and its samples to the replicas of rewards."""
+        placed = self._place(version)
         later = later_rewards(self.session, unit.iteration)
         asked = Asked(unit, version, dict(vars(self.session.learner.policy.sizes)), later)
         worker = self.crew.next()
         sample = worker.sample.options(num_returns=2)
-        made, samples = sample.remote(asked, self.placed[version])
+        made, samples = sample.remote(asked, placed)
         return Sent(worker, made, samples, {n: self._reward(n).ask(samples) for n in later})
 
     def _reward(self, label: str) -> ReplicatedReward:
@@ -111,7 +101,7 @@ class SamplingPool:
         assert isinstance(reward, ReplicatedReward), "`later_rewards` names only these"
         return reward
 
-    def _count(self, kind: str, size: int) -> None:
+    def count(self, kind: str, size: int) -> None:
         self.sizes[kind] = self.sizes.get(kind, 0.0) + size
 
     # The samples of an iteration
@@ -123,15 +113,21 @@ class SamplingPool:
         """Wait for an iteration's samples, in order. An error of a worker is raised here."""
         known = self.flights[units[0].iteration]
         if known.units != units:  # a later round, of draws that scores chose
-            known = Flight(known.version, units, [])
-        self._send(known)
+            known = Flight(known.ask, units)
         device = torch.device(self.session.parallel.device)
+        results = [
+            self._whole(known, place, *made) for place, made in enumerate(self.made(known, seconds))
+        ]
+        return [brought_to(made, device) for made in results]
+
+    def made(self, known: Flight[Any], seconds: dict[str, float]) -> list[UnitResult]:
+        """Wait for all units, in order."""
+        known.send()
         try:
-            results = [self._result(known, place, seconds) for place in range(len(units))]
+            return [self._made(known, place, seconds) for place in range(len(known.units))]
         except CallTooLarge:
             known.sent = []  # asked again, with smaller calls
             raise
-        return [brought_to(made, device) for made in results]
 
     def metrics(self) -> dict[str, float]:
         """Return the bytes that this iteration has sent, and the state of the workers."""
@@ -146,9 +142,9 @@ class SamplingPool:
             "workers/restarts": float(self.crew.restarts),
         }
 
-    def _result(self, known: Flight, place: int, seconds: dict[str, float]) -> UnitSamples:
-        """A unit's samples, scored. A unit is requested again if its worker is lost, or its samples
-        before a replica has scored them."""
+    def _made(self, known: Flight[Any], place: int, seconds: dict[str, float]) -> UnitResult:
+        """A unit's results with the scores of replicas. It is requested again if its worker is
+        lost, or its samples before a replica has scored them."""
         why = ""
         for _ in range(WORKERS_ASKED):
             sent, began = known.sent[place], time.perf_counter()
@@ -170,20 +166,21 @@ class SamplingPool:
                 continue
             except RayError as error:  # the worker is well
                 why = first_line(error)
-                known.sent[place] = self._ask(known.units[place], known.version)
+                known.sent[place] = known.ask(known.units[place])
                 continue
             _add(seconds, {"waiting/scoring": time.perf_counter() - between})
             _add(self.busy, made.seconds)
             _add(self.busy, {"replicas": sum(taken for *_, taken in scores.values())})
-            self._count("samples", made.sizes[0])
-            self._count("media", made.sizes[1] * len(scores))
-            return self._whole(known, place, made, scores)
+            kind = "samples" if isinstance(made.found, UnitSamples) else "evaluation"
+            self.count(kind, made.sizes[0])
+            self.count("media", made.sizes[1] * len(scores))
+            return made, scores
         raise UserError(
             f"workers: a unit was lost {WORKERS_ASKED} times ({why}); see `ray status`, or raise "
             "workers.limit"
         )
 
-    def _get(self, known: Flight, place: int, reference: Any) -> Any:
+    def _get(self, known: Flight[Any], place: int, reference: Any) -> Any:
         """A worker's result. RayError if it is lost or late; a late worker is ended."""
         try:
             return ray.get(reference, timeout=self.settings.limit)
@@ -193,16 +190,17 @@ class SamplingPool:
         except RayTaskError as error:
             raise cause_of(error) from None
 
-    def _again(self, known: Flight, place: int, why: str) -> None:
+    def _again(self, known: Flight[Any], place: int, why: str) -> None:
         self.crew.lost(known.sent[place].worker, why)
-        known.sent[place] = self._ask(known.units[place], known.version)
+        known.sent[place] = known.ask(known.units[place])
 
     def _whole(
-        self, known: Flight, place: int, made: MadeUnit, later: Mapping[str, Any]
+        self, known: Flight[SamplingUnit], place: int, made: MadeUnit, later: Mapping[str, Any]
     ) -> UnitSamples:
         """A unit with the scores of all rewards; media stay where they are until they are
         requested."""
         found, names = made.found, tuple(self.session.rewards)
+        assert isinstance(found, UnitSamples)
         columns = zip(*(part for part, *_ in later.values()), strict=True) if later else None
         scores = found.scores
         if columns is not None:
@@ -216,7 +214,7 @@ class SamplingPool:
         for _, report, _ in later.values():
             _add(reports, report)
         prompts, rows = self.session.prompts, known.units[place].rows
-        bring = [partial(self._fetch, known, place, k) for k in range(len(found.rollouts))]
+        bring = [partial(self.fetch, known, place, k) for k in range(len(found.rollouts))]
         samples: tuple[Samples | StoredSamples, ...] = tuple(
             StoredSamples.of(each, prompts, rows, made.kind, own)
             for each, own in zip(found.rollouts, bring, strict=True)
@@ -225,16 +223,41 @@ class SamplingPool:
             samples = tuple(own() for own in bring)
         return replace(found, samples=samples, scores=scores, reports=reports)
 
-    def _fetch(self, known: Flight, place: int, plan: int) -> Samples:
+    def fetch(self, known: Flight[Any], place: int, plan: int) -> Samples:
         """The samples of a unit with their media, for a page or a tracker."""
         for _ in range(WORKERS_ASKED):
             try:
                 samples = self._get(known, place, known.sent[place].samples)[plan]
-                self._count("shown", bytes_of(samples))
+                self.count("shown", bytes_of(samples))
                 return samples
             except RayError as error:
                 self._again(known, place, first_line(error))
         raise UserError("workers: samples that a page shows were lost three times; resume the run")
+
+    # Evaluations
+
+    def ask(self, units: list[Trial], iteration: int) -> AskedTrial:
+        """Ask for an evaluation of the weights with which an iteration will begin."""
+        self.crew.join()
+        session, name = self.session, evaluated(self.session.run)
+        if name == session.algorithm.behaviour:  # the iteration's samples need them too
+            weights = self.ahead.keep(iteration)[name]
+            placed = self._place(iteration)
+        else:
+            weights = session.learner.policies.copies({name})[name]
+            placed = ray.put(weights)
+            self.count("evaluation", bytes_of(weights))
+
+        def ask(unit: Trial) -> Sent:
+            sizes = dict(vars(session.learner.evaluator.sizes))
+            worker = self.crew.next()
+            evaluate = worker.evaluate.options(num_returns=2)
+            refs = evaluate.remote(AskedPrompts(unit.rows, iteration, sizes), placed)
+            return Sent(worker, refs[0], refs[1], {})
+
+        flight = Flight(ask, units)
+        flight.send()
+        return WorkersTrial(flight, weights, self.made, self.fetch)
 
     # The start and the end
 

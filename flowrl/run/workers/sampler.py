@@ -3,28 +3,32 @@ version."""
 
 import platform
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray  # type: ignore[reportMissingImports]  # an extra
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from flowrl.media.statistics import Statistics
 from flowrl.models.policy import RolloutLike
+from flowrl.run.evaluate.evaluate import scored_unit, trial_of
 from flowrl.run.evaluate.start_checks import prove_pipeline
+from flowrl.run.evaluate.trial import TrialSamples
 from flowrl.run.experience.units import cuttable, sample_unit
 from flowrl.run.model_proof import StartProof
-from flowrl.run.state.learner import Learner
+from flowrl.run.state.learner import Learner, evaluated
 from flowrl.run.state.record import Terminal
-from flowrl.run.state.session import Session, load_rewards, on_cpu
+from flowrl.run.state.session import Session, keep_freed_memory, load_rewards, on_cpu
 from flowrl.run.state.units import SamplingUnit, UnitSamples
 from flowrl.run.workers.scoring import ReplicatedReward, begin_worker, blamed_in_words
 from flowrl.run.workers.transport import brought_to, bytes_of, distinct_states
-from rewards import Samples
+from rewards import Samples, Scores
 from rewards.types import reports
 
 COMPARED = ("flowrl", "torch", "diffusers", "transformers", "peft")
@@ -46,16 +50,35 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class AskedPrompts:
+    """A unit of an evaluation: rows of the held-out prompts; `version` and `sizes` as in
+    `Asked`."""
+
+    rows: tuple[int, ...]
+    version: int
+    sizes: Mapping[str, int | None]
+
+
+class MadePrompts(NamedTuple):
+    """As `ScoredTrial`, without the samples."""
+
+    statistics: Statistics
+    scores: Scores
+    more: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
 class MadeUnit:
     """A unit without its samples, which are a separate object.
 
-    found    its scores, from rewards that the worker has called itself
+    found    its scores, from rewards that the worker has called itself; of an evaluation also
+             their statistics and further columns
     kind     of the samples
     seconds  by phase
     sizes    bytes of `found`, and of the samples
     """
 
-    found: UnitSamples
+    found: UnitSamples | MadePrompts
     kind: str
     seconds: Mapping[str, float]
     sizes: tuple[int, int]
@@ -73,9 +96,11 @@ class SamplingWorker:
         self, settings: Mapping[str, Any], threads: int, remote: Mapping[str, ReplicatedReward]
     ) -> None:
         run = begin_worker(settings, threads)
-        self.version: int | None = None
+        self.versions: dict[str, int] = {}  # of the weights that are loaded, by policy
         self.folder = tempfile.TemporaryDirectory(prefix="flowrl-worker-")  # goes with this process
         folder = Path(self.folder.name)
+        if on_cpu(run):
+            keep_freed_memory()
         accelerator = Accelerator(cpu=on_cpu(run))
         learner = Learner.open(run, folder, accelerator)
         rewards = load_rewards(run.rewards, elsewhere=remote)
@@ -85,9 +110,9 @@ class SamplingWorker:
             folder=folder,
             accelerator=accelerator,
             prompts=run.prompts.read("train"),
-            held_out=None,
+            held_out=run.prompts.read("held_out") if run.workers.evaluate else None,
             rewards=rewards,
-            judges={},
+            judges=load_rewards(run.judges, elsewhere=remote) if run.workers.evaluate else {},
             intermediate_rewards=intermediate or rewards,
             terminal=Terminal(False),
             tracker=None,
@@ -97,19 +122,17 @@ class SamplingWorker:
         prove_pipeline(self.session, StartProof(self.session, True))
         self.first = brought_to(trial(self.session), torch.device("cpu"))
 
-    def place(self, version: int, weights: Mapping[str, Tensor]) -> None:
+    def place(self, policy: str, version: int, weights: Mapping[str, Tensor]) -> None:
         """Load the weights of a version, unless they are already loaded."""
-        if version == self.version:
-            return
-        learner = self.session.learner
-        learner.policies.replace_weights(learner.algorithm.behaviour, weights)
-        self.version = version
+        if version != self.versions.get(policy):
+            self.session.learner.policies.replace_weights(policy, weights)
+            self.versions[policy] = version
 
     def sample(
         self, asked: Asked, weights: Mapping[str, Tensor]
     ) -> tuple[MadeUnit, tuple[Samples, ...]]:
         """Sample a unit; everything is returned on the CPU."""
-        self.place(asked.version, weights)
+        self.place(self.session.algorithm.behaviour, asked.version, weights)
         self.session.learner.policy.sizes.take(asked.sizes)
         seconds: dict[str, float] = {}
         here = {n: each for n, each in self.session.rewards.items() if n not in asked.later}
@@ -121,6 +144,23 @@ class SamplingWorker:
         found = replace(made, samples=(), rollouts=tuple(map(distinct_states, made.rollouts)))
         sizes = bytes_of(found), bytes_of(samples)
         return MadeUnit(found, samples[0].kind, seconds, sizes), samples
+
+    def evaluate(
+        self, asked: AskedPrompts, weights: Mapping[str, Tensor]
+    ) -> tuple[MadeUnit, tuple[Samples, ...]]:
+        """Sample and score a unit of an evaluation; everything is returned on the CPU."""
+        session, began = self.session, time.perf_counter()
+        assert session.held_out is not None, "the learner has the same prompts"
+        self.place(evaluated(session.run), asked.version, weights)
+        session.learner.evaluator.sizes.take(asked.sizes)
+        unit = replace(trial_of(session.run, session.held_out), rows=asked.rows)
+        with torch.no_grad(), blamed_in_words():
+            drawn, scores, more = scored_unit(session.learner, unit, session.judges)
+        assert isinstance(drawn, TrialSamples), "they were sampled here"
+        samples = (brought_to(drawn.samples.on_cpu(), torch.device("cpu")),)
+        made = brought_to(MadePrompts(drawn.statistics, scores, more), torch.device("cpu"))
+        taken = {"evaluate": time.perf_counter() - began}
+        return MadeUnit(made, samples[0].kind, taken, (bytes_of(made), bytes_of(samples))), samples
 
     def trial(self) -> tuple[dict[str, str], str, tuple[RolloutLike, ...]]:
         """Package versions, the node, and the draw that the opened model sampled before it loaded

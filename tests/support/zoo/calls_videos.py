@@ -14,6 +14,7 @@ from tests.support.tiny_pipelines_parts import tokenizer
 from tests.support.zoo.calls import other, prefix
 from tests.support.zoo.pipelines import Special, part
 from tests.support.zoo.settings import NOISE
+from tests.support.zoo.text import wider_vocoder
 from tests.support.zoo.vision import resized
 
 
@@ -152,4 +153,20 @@ VIDEO_SPECIALS: dict[str, Special] = {
         {"transformer": {"perturbed_attn": True}},
         {"spatio_temporal_guidance_blocks": [0], "height": 64, "width": 64},
     ),
+}
+
+_GATED = {"gated_attn": True, "audio_gated_attn": True}
+LTX23 = {  # LTX-2.3 is LTX2Pipeline with parts of other settings
+    "LTX2.*": Special(
+        {
+            "transformer": _GATED
+            | {"perturbed_attn": True, "cross_attn_mod": True, "audio_cross_attn_mod": True}
+            | {"use_prompt_embeddings": False, "rope_type": "split"},
+            "connectors": {"video_gated_attn": True, "audio_gated_attn": True, "proj_bias": True}
+            | {"per_modality_projections": True, "video_hidden_dim": 16, "audio_hidden_dim": 16}
+            | {"rope_type": "split"},
+            "vocoder": wider_vocoder,
+        },
+        VIDEO_SPECIALS["LTX2.*"].call,
+    )
 }

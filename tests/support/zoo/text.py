@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
-from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
+from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder, LTX2VocoderWithBWE
 from transformers import (
     BertConfig,
     BertModel,
@@ -55,7 +55,7 @@ def clip_vision(kind: Callable[..., Any]) -> Callable[[], Any]:
     return lambda: kind(CLIPVisionConfig(**VISION, projection_dim=16))
 
 
-def connectors() -> LTX2TextConnectors:
+def connectors(**more: Any) -> LTX2TextConnectors:
     heads: dict[str, Any] = {
         f"{kind}_connector_{name}": value
         for kind in ("video", "audio")
@@ -66,7 +66,7 @@ def connectors() -> LTX2TextConnectors:
             ("num_learnable_registers", 8),
         )
     }
-    return LTX2TextConnectors(caption_channels=16, text_proj_in_factor=3, **heads)
+    return LTX2TextConnectors(caption_channels=16, text_proj_in_factor=3, **heads, **more)
 
 
 def vocoder() -> LTX2Vocoder:
@@ -78,6 +78,17 @@ def vocoder() -> LTX2Vocoder:
         resnet_kernel_sizes=[3],
         resnet_dilations=[[1, 3, 5]],
     )
+
+
+def wider_vocoder(_: Any) -> LTX2VocoderWithBWE:
+    """LTX-2.3's: the spectrum of a first sound makes a second one of three times its rate."""
+    return LTX2VocoderWithBWE(
+        in_channels=32, hidden_channels=8, upsample_kernel_sizes=[4], upsample_factors=[2],
+        resnet_kernel_sizes=[3], resnet_dilations=[[1, 3, 5]], bwe_in_channels=8,
+        bwe_hidden_channels=8, bwe_upsample_kernel_sizes=[12], bwe_upsample_factors=[6],
+        bwe_resnet_kernel_sizes=[3], bwe_resnet_dilations=[[1, 3, 5]], filter_length=8,
+        hop_length=2, window_length=8, num_mel_channels=4,
+    )  # fmt: skip
 
 
 def seeing() -> Qwen3VLModel:

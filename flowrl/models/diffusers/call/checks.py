@@ -1,9 +1,8 @@
 """Checks of a pipeline before it runs: load it, check its arguments, refuse it."""
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models import quantization
+from flowrl.models.complete_weights import complete_weights, refuse_meta
 from flowrl.models.diffusers.call.columns import VIDEO_COLUMNS, images
 from flowrl.models.diffusers.call.driver import DENOISERS, ENCODERS
 from flowrl.models.diffusers.call.schedule import ModelOutput
@@ -33,27 +33,6 @@ OURS = frozenset(
 
 PARTIAL = frozenset(("denoising_start", "denoising_end"))  # a base and its refiner share a list
 Parameters = Mapping[str, inspect.Parameter]
-
-
-def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserError:
-    return UserError(f"{owner} rejects its arguments {call}: {type(error).__name__}: {error}")
-
-
-@dataclass(frozen=True)
-class its_own(AbstractContextManager[None]):  # noqa: N801 it reads as a word
-    """Turns errors in a pipeline's own code into UserErrors that name its arguments.
-
-    Some pipelines raise a plain Exception: it is turned as well, but its subclasses are not.
-    """
-
-    owner: str
-    call: Mapping[str, Any]
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, (UserError, torch.OutOfMemoryError)):
-            return
-        if isinstance(error, FAILURES) or type(error) is Exception:
-            raise refused(self.owner, self.call, error) from error
 
 
 def refuse_class(kind: type) -> None:
@@ -210,6 +189,20 @@ def arguments(
     return dict(call)
 
 
+def pipeline_class(index: Mapping[str, Any], source: str) -> Any:
+    """The class that a model_index.json names. UserError for any but one of diffusers."""
+    name = index.get("_class_name")
+    if not isinstance(name, str):
+        raise UserError(
+            f"{source}: model_index.json must name a class of diffusers, not {name!r}: pipelines "
+            "with custom code cannot be loaded"
+        )
+    kind = getattr(diffusers, name, None)
+    if kind is None:
+        raise UserError(f"{source}: diffusers {diffusers.__version__} has no {name}")
+    return kind
+
+
 def from_pretrained(
     source: str,
     dtype: torch.dtype,
@@ -218,7 +211,8 @@ def from_pretrained(
 ) -> Any:
     """Load a pipeline; components that its index does not list are left out.
 
-    Raises UserError, before weights are read, if `levels` cannot be set.
+    Raises UserError, before weights are read, if `levels` cannot be set; and, with the reason, for
+    a pipeline that cannot be loaded or that lacks weights.
     """
     try:
         index: Any = DiffusionPipeline.load_config(source)
@@ -226,16 +220,7 @@ def from_pretrained(
         if not of_network(error):
             raise
         raise UserError(f"{source!r} is not a diffusers pipeline: {error}") from error
-    if not isinstance(index.get("_class_name"), str):
-        raise UserError(
-            f"{source}: model_index.json must name a class of diffusers, not "
-            f"{index.get('_class_name')!r}: pipelines with custom code cannot be loaded"
-        )
-    kind = getattr(diffusers, index["_class_name"], None)
-    if kind is None:
-        raise UserError(
-            f"{source}: diffusers {diffusers.__version__} has no {index['_class_name']}"
-        )
+    kind = pipeline_class(index, source)
     if levels is not None:
         refuse_levels(kind.__name__, inspect.signature(kind.__call__).parameters)
     # from_pretrained needs an argument even for what the index lists as null (SD3 without T5)
@@ -247,5 +232,26 @@ def from_pretrained(
         parts = [name for name in index if name in DENOISERS and name in listed]
         refuse_parts(kind.__name__, parts)
         given |= quantization.pipeline_arguments(quantized, index, parts, source, dtype)
-    with quantization.loading(quantized):
-        return kind.from_pretrained(source, dtype=dtype, **given)
+    with quantization.loading(quantized), complete_weights(source), _loaded(source):
+        pipe = kind.from_pretrained(source, dtype=dtype, **given)
+    for module in pipe.components.values():
+        if isinstance(module, nn.Module):
+            refuse_meta(module, source)
+    return pipe
+
+
+@contextmanager
+def _loaded(source: str) -> Iterator[None]:
+    """Turns errors of diffusers, transformers and file formats while loading into UserErrors."""
+    try:
+        yield
+    except Exception as error:
+        known = isinstance(error, FAILURES) or of_network(error) or _of_file_format(error)
+        if isinstance(error, UserError | torch.OutOfMemoryError) or not known:
+            raise
+        why = " ".join(str(error).split())[:300]
+        raise UserError(f"model.pipeline: {source} cannot be loaded: {why}") from error
+
+
+def _of_file_format(error: Exception) -> bool:
+    return type(error).__module__.partition(".")[0] in ("safetensors", "safetensors_rust", "pickle")

@@ -1,10 +1,12 @@
 """A prompt's own arguments: columns of the prompt file named like arguments of the pipeline.
 
 `negative_prompt`, `prompt_2` and similar ones are texts; `image`, `mask_image`, `control_image`,
-`video` and similar ones are paths, lists of paths (several reference images, the frames of a video)
-or images. Only rewards read the other columns. `call` may hold arguments that all rows share.
+`video` and similar ones are paths, lists of paths (several reference images, the frames of a
+video), bytes as in parquet, or images. Only rewards read the other columns. `call` may hold
+arguments that all rows share.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -17,7 +19,7 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.prompts.prompt_set import IMAGE_COLUMNS, PromptRow
-from rewards.perception.files import Stamp, file_stamp, open_image_file
+from rewards.perception.files import Stamp, file_stamp, open_image_bytes, open_image_file
 from rewards.perception.media import to_rgb
 
 TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?")
@@ -47,6 +49,16 @@ def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tupl
     return tuple({name: _value(name, row.get(name), at) for name in found} for row, at in pairs)
 
 
+def instruction(prompt: str) -> str:
+    """A prompt as JSON, for editors that take nothing else (Bria Fibo Edit): one that is no JSON
+    object becomes the value of `edit_instruction`."""
+    try:
+        known = isinstance(json.loads(prompt), dict)
+    except json.JSONDecodeError:
+        known = False
+    return prompt if known else json.dumps({"edit_instruction": prompt})
+
+
 def texts_of(parameters: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The pipeline's text arguments, besides the prompt, for which some rows have a value."""
     texts = [name for name in parameters if TEXT_COLUMNS.fullmatch(name) and name != "prompt"]
@@ -67,12 +79,25 @@ def _value(name: str, value: Any, place: str) -> Any:
     if value is None or (isinstance(value, str | list | tuple) and not value):
         raise UserError(f"{place} has no {name}, but other prompts do")
     try:
-        if isinstance(value, str | Path):
-            return open_image(str(value))
-        if isinstance(value, list | tuple) and all(isinstance(path, str) for path in value):
-            return open_images(tuple(value))
+        return _picture(value)
     except ValueError as error:
         raise UserError(f"{place}, {name}: {error}") from error
+
+
+def _picture(value: Any) -> Any:
+    """The image or images of a cell: a path, several paths, or parquet's form {bytes, path}. Other
+    values, such as images from Python, are returned unchanged."""
+    if isinstance(value, Mapping):
+        data, path = value.get("bytes"), value.get("path")
+        if isinstance(data, bytes):
+            return _from_bytes(data, str(path or "bytes"))
+        value = path
+        if not isinstance(path, str):
+            raise ValueError("not an image: expected a path, or {bytes, path}")
+    if isinstance(value, str | Path):
+        return open_image(str(value))
+    if isinstance(value, list | tuple) and all(isinstance(path, str) for path in value):
+        return open_images(tuple(value))
     return value
 
 
@@ -94,6 +119,11 @@ def open_images(paths: tuple[str, ...]) -> list[Image.Image]:
 def _opened(path: str, stamp: Stamp | None) -> Image.Image:
     del stamp
     return to_rgb(open_image_file(path))
+
+
+@lru_cache(OPEN_IMAGES)
+def _from_bytes(data: bytes, name: str) -> Image.Image:
+    return to_rgb(open_image_bytes(data, name))
 
 
 @lru_cache(OPEN_IMAGES)

@@ -43,14 +43,17 @@ class LateVerdicts:
 def late_verdicts() -> LateVerdicts:
     """Results of the checks since the last call."""
     late, _unread[:] = tuple(_unread), []
-    return LateVerdicts([spread for spread, _ in late], [refuse for _, refuse in late])
+    spreads, refuse = zip(*late, strict=True) if late else ((), ())
+    return LateVerdicts(spreads, refuse)
 
 
 def finite_decoder(pipe: Any) -> list[Patch]:
     """Patches for each component's `decode` that raise NotFinitePartError for NaN or infinity."""
-    parts = {n: part for n, part in pipe.components.items() if isinstance(part, nn.Module)}
-    decoders = {n: part for n, part in parts.items() if callable(getattr(part, "decode", None))}
-    return [Patch(part, "decode", _checked(pipe, n, part)) for n, part in decoders.items()]
+    patches: list[Patch] = []
+    for name, part in pipe.components.items():
+        if isinstance(part, nn.Module) and callable(getattr(part, "decode", None)):
+            patches.append(Patch(part, "decode", _checked(pipe, name, part)))
+    return patches
 
 
 def _checked(pipe: Any, name: str, part: Any) -> Any:
@@ -82,10 +85,10 @@ def _checked(pipe: Any, name: str, part: Any) -> Any:
 def _tensors(output: Any) -> Iterator[Tensor]:
     """The pixels of a decoder's output: a tensor, a tuple, or a record of them."""
     if isinstance(output, Tensor):
-        yield output
-        return
-    values = output if isinstance(output, tuple) else vars(output).values()
-    yield from (value for value in values if isinstance(value, Tensor))
+        output = (output,)
+    for value in output if isinstance(output, tuple) else vars(output).values():
+        if isinstance(value, Tensor):
+            yield value
 
 
 class Decoded(NamedTuple):

@@ -21,7 +21,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,8 @@ from flowrl.models.diffusers.call.latents import (
     Doors,
     Entry,
     PartEntries,
+    PipelineCall,
+    Target,
     entered,
     injected,
 )
@@ -58,48 +60,25 @@ ENCODERS = ("encode_prompt", "_encode_prompt")  # methods that encode prompts, t
 NEVER_STOP = 2**31  # of a denoiser that stays stubbed
 
 
-@dataclass(frozen=True)
-class Target:
-    """The point at which a driven call stops."""
-
-    times: Tensor  # [] or [n]
-    index: int | None = None  # of the loop's steps: fast-forward to it
-    levels: Tensor | None = None  # [] or [n], for loops that read their scheduler's `sigmas`
-
-
-@dataclass(frozen=True)
-class PipelineCall:
-    """One call of the pipeline: its arguments, stand-ins for its encoders, and its first state."""
-
-    arguments: Mapping[str, Any]
-    encoded: Calls = ()
-    x: Tensor | None = None  # None: the pipeline's own initial noise
-    entry: Entry | PartEntries = Entry()
-    stubs: bool = True  # whether stubs may stand for denoisers, where only states matter
-    held: torch.dtype | None = None  # of the state in the loop; None: as the pipeline prepares it
-
-
 class Driver:
     """Runs a pipeline's `__call__` with a stand-in for `scheduler`, which may differ from the
     pipeline's own, and always restores the pipeline."""
 
     def __init__(self, pipe: Any, scheduler: Any) -> None:
         self.pipe, self.real = pipe, scheduler
-        self.denoisers: dict[str, nn.Module] = {
-            name: module
-            for name in DENOISERS
-            if isinstance(module := vars(pipe).get(name), nn.Module)
-        }
+        parts = {name: vars(pipe).get(name) for name in DENOISERS}
+        self.denoisers = {n: part for n, part in parts.items() if isinstance(part, nn.Module)}
         self.parameters = inspect.signature(type(pipe).__call__).parameters
         self.raw: Callable[..., Any] = inspect.unwrap(type(pipe).__call__)  # without torch.no_grad
         self.logger = logging.getLogger(type(pipe).__module__)
         self.control = Control()
         self.scheduler = stand_in(scheduler, self.control)
-        self.memo = Memo(pipe)
+        self.memo: Memo | None = Memo(pipe)  # None: no call encodes images
         self.behind = 0  # times that the loop cuts off at the end of its list
         self.stubs = Stubs(self.denoisers)
         self.layout: Layout | None = None  # of the loop's state, if it has parts
         self.encoder = next(name for name in ENCODERS if name in dir(pipe))
+        self.cut = getattr(pipe, "get_timesteps", None)  # by a `strength`
         self._place: tuple[torch.device, torch.device] | None = None
 
     def encoded(self, arguments: Mapping[str, Any]) -> Calls:
@@ -137,20 +116,20 @@ class Driver:
 
         If the target is None the denoiser is a stub: only the state matters.
         """
+        if target is not None and self.memo is not None:
+            self.memo.begin(ImageSet(call.arguments))
         if target is None:
             stop = self._driven(call, Control(), [], until=NEVER_STOP)
         elif target.index is not None:
-            control, images = Control(stop_at=target.index), ImageSet(call.arguments)
-            stop = self._driven(call, control, [], until=target.index, images=images)
+            stop = self._driven(call, Control(stop_at=target.index), [], until=target.index)
         else:
             times, levels = target.times, target.levels
             count = 1 + self.behind
             pinned = OneStep([PerRow(times)] * count) if times.ndim else times.expand(count)
             if levels is not None:
                 levels = OneStep([LevelPerRow(levels)] * count) if levels.ndim else [levels] * count
-            control = Control(pinned=pinned, levels=levels)
-            images = ImageSet(call.arguments)
-            stop = self._driven(call, control, self._whole_list(), images=images)
+            cut = [] if self.cut is None else [self._whole_list(self.cut)]
+            stop = self._driven(call, Control(pinned=pinned, levels=levels), cut)
         if not isinstance(stop, Stop) or stop.received is None:
             raise UserError(
                 f"{type(self.pipe).__name__} ended without the expected call of scheduler.step: "
@@ -170,15 +149,14 @@ class Driver:
             return self._driven(call, Control(pinned=torch.empty(0)), [])
 
     def visited(self, call: PipelineCall, draws: RecordedNoise) -> list[Received]:
-        """Arguments of all steps of the loop, in order; afterwards the scheduler's own lists are
-        set.
+        """Arguments of all steps of the loop, in order, which sets the scheduler's own lists.
 
         Denoisers are stubbed, states do not change, and noise comes from `draws`.
         """
+        control = Control("visit")
         with torch.no_grad():
-            control = Control("visit")
             self._driven(call, control, draws.patches(self.pipe), until=NEVER_STOP)
-            return control.records
+        return control.records
 
     def recorded(self, arguments: Mapping[str, Any]) -> tuple[list[Received], Any, bool]:
         """Run the pipeline's own call with its own scheduler.
@@ -233,11 +211,11 @@ class Driver:
         """Whether the loop reaches a step if denoisers return zeros."""
         try:
             self.received(call, None)
+            return True
         except torch.OutOfMemoryError:
             raise
         except FAILURES:
             return False
-        return True
 
     def prepared(self, call: PipelineCall, method: str = PREPARE) -> list[Any]:
         """Outputs of the calls of a method that prepares states, if any, without a given state."""
@@ -248,8 +226,7 @@ class Driver:
         return outputs
 
     def _kept(self, method: str) -> tuple[Patch, list[Any]]:
-        """A patch for one of the pipeline's methods that records its outputs, and the list of
-        them."""
+        """A patch for a method of the pipeline that records its outputs, and their list."""
         outputs: list[Any] = []
         real = getattr(self.pipe, method)
 
@@ -260,25 +237,16 @@ class Driver:
         return Patch(self.pipe, method, keep), outputs
 
     def _driven(
-        self,
-        call: PipelineCall,
-        control: Control,
-        patches: Sequence[Patch],
-        *,
-        until: int = 0,
-        images: ImageSet | None = None,
+        self, call: PipelineCall, control: Control, patches: Sequence[Patch], *, until: int = 0
     ) -> Any:
-        """One call, with denoisers stubbed until the step `until` if the call allows stubs.
-
-        `images` are those of the call if its encodings depend on nothing else.
-        """
+        """One call, with denoisers stubbed until the step `until` if the call allows stubs."""
         arguments = self._seeded(call.arguments)
         stubs = self.stubs.patches(self.control, until) if until and call.stubs else []
         patches = [*patches, *stubs, self._hand_back(call.encoded)]
         if call.x is not None:
             arguments |= call.entry.arguments(call.x)
             patches += call.entry.patches(self.pipe, call.x, call.held)
-        return self._run(self.raw, arguments, control, patches, images)
+        return self._run(self.raw, arguments, control, patches)
 
     def _seeded(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Add a generator, so that a pipeline draws the same noise in every call."""
@@ -293,26 +261,27 @@ class Driver:
         arguments: Mapping[str, Any],
         control: Control,
         patches: Sequence[Patch],
-        images: ImageSet | None = None,
     ) -> Any:
         """Return the call's result, or the Stop that ended it (without its frames)."""
         self._refuse_caches()
         vars(self.control).update(vars(control))
         self.control.layout = self.layout
-        self.memo.begin(images)
         finished = False
         try:
             stands = Patch(self.pipe, "scheduler", self.scheduler)
             # its own call warns once; each driven one would warn again
             silent = Patch(self.logger, "disabled", call is self.raw)
             place = placed(self.pipe, self._device()) if call is self.raw else nullcontext()
-            with place, patched((stands, silent, *self.memo.patches(), *patches)):
+            memo = () if self.memo is None else self.memo.patches()
+            with place, patched((stands, silent, *memo, *patches)):
                 result = call(self.pipe, **arguments)
             finished = True
             return result
         except Stop as stop:
             return stop.with_traceback(None)
         finally:
+            if self.memo is not None:
+                self.memo.begin(None)
             control.repeatable = self.control.repeatable
             vars(self.control).update(vars(Control()))
             # the pipeline's own last line, which the exception skipped; without hooks it goes
@@ -321,7 +290,7 @@ class Driver:
                 self.pipe.maybe_free_model_hooks()
 
     def _device(self) -> torch.device:
-        """Return the pipeline's `_execution_device`, read again if the denoiser has moved."""
+        """The pipeline's `_execution_device`, read again if the denoiser has moved."""
         at = next(next(iter(self.denoisers.values())).parameters()).device
         if self._place is None or self._place[0] != at:
             self._place = at, self.pipe._execution_device
@@ -339,11 +308,8 @@ class Driver:
 
         return Patch(self.pipe, self.encoder, stub)
 
-    def _whole_list(self) -> list[Patch]:
+    def _whole_list(self, real: Callable[..., Any]) -> Patch:
         """Let a `strength` cut the real list of timesteps instead of the pinned one."""
-        real = getattr(self.pipe, "get_timesteps", None)
-        if real is None:
-            return []
 
         def cut(*args: Any, **named: Any) -> Any:
             pinned, self.control.pinned = self.control.pinned, None
@@ -353,7 +319,7 @@ class Driver:
                 self.control.pinned = pinned
             return (pinned, *result[1:])
 
-        return [Patch(self.pipe, "get_timesteps", cut)]
+        return Patch(self.pipe, "get_timesteps", cut)
 
     def _refuse_caches(self) -> None:
         for name, denoiser in self.denoisers.items():

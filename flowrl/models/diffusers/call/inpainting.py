@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call import checks, columns
+from flowrl.models.diffusers.call import columns
 from flowrl.models.diffusers.call.conditioning import Conditioning
-from flowrl.models.diffusers.call.image_to_image import RecordedNoise
+from flowrl.models.diffusers.call.image_to_image import CleanPart, RecordedNoise, clean_part
+from flowrl.models.diffusers.call.latents import PipelineCall
 from flowrl.models.diffusers.call.own_steps import MeasuredScheduler
 from flowrl.models.diffusers.call.received import Received
+from flowrl.models.diffusers.call.scheduler_standin import its_own
 from flowrl.models.diffusers.call.signature import Loop
 from samplers.adapt import scale
 from samplers.held import Held
@@ -54,7 +56,7 @@ def held_entries(loop: Loop, conditioning: Conditioning, steps: int) -> Held | N
         factor = factor or MeasuredScheduler.of(loop, steps).factor(1)
         free |= dict.fromkeys(rows, mask == 1)
         clean |= dict.fromkeys(rows, nothing / (factor * (1 - sigmas[1])))
-    part = loop.picture(conditioning, steps)
+    part = picture(loop, conditioning, steps)
     each = range(len(conditioning))
     return Held(
         torch.cat([free[i] for i in each]),
@@ -69,7 +71,7 @@ def _after_first(loop: Loop, conditioning: Conditioning, steps: int, value: floa
     """The second step's state [1 *d] if the first step returns `value` everywhere, without
     noise."""
     call = loop.traits.trial_call(conditioning, steps)
-    with torch.no_grad(), checks.its_own(loop.name, loop.call):
+    with torch.no_grad(), its_own(loop.name, loop.call):
         found = loop.driver.after_first(call, RecordedNoise(0.0), value)
     found = found.to(torch.promote_types(found.dtype, torch.float32))
     return found if len(found) == 1 else found[None]
@@ -91,3 +93,50 @@ def blends(loop: Loop, own: Sequence[Received], conditioning: Conditioning, step
         if not float(away) <= BLEND_TOLERANCE * float(after.sample.abs().max()):
             return False
     return True
+
+
+def picture(loop: Loop, conditioning: Conditioning, steps: int) -> CleanPart | None:
+    """First flow states [n *d] without their noise; None if they are pure noise."""
+    if not conditioning.extras or not columns.images(conditioning.extras[0]):
+        return None
+    if _noise_alone(loop, conditioning, steps):
+        return None
+    sigma, parts, size = loop.start(steps).schedule.sigmas[0], {}, 1.0
+    for rows in columns.by_image(conditioning.extras):
+        call = loop.trial(conditioning.take(rows[:1]), steps)
+        with torch.no_grad(), its_own(loop.name, loop.call):
+            made = clean_part(lambda draws, c=call: _begun(loop, c, draws), sigma, loop.name)
+        if made is None:  # this image is zero
+            return None
+        size = made.scale
+        parts |= dict.fromkeys(rows, made.state)
+    return CleanPart(torch.cat([parts[i] for i in range(len(conditioning))]), size)
+
+
+def first_flow(loop: Loop, conditioning: Conditioning, steps: int) -> Tensor:
+    """Flow states from which our samplers start for the noise of the pipeline's own call."""
+    start, part = loop.start(steps), picture(loop, conditioning, steps)
+    factor = start.scale if part is None else part.scale
+    return factor * loop.first(conditioning, steps).to(
+        torch.promote_types(start.dtype, torch.float32)
+    )
+
+
+def _noise_alone(loop: Loop, conditioning: Conditioning, steps: int) -> bool:
+    """Whether first states are independent of the images; found once for each set of arguments.
+
+    With two rows, as in the trial that found the encoding, so that stubs know the form of their
+    output.
+    """
+    names = tuple(conditioning.extras[0]), steps
+    if names not in loop.noise_alone:
+        call = loop.trial(conditioning.take([0] if loop.traits.single else [0, 0]), steps)
+        with torch.no_grad(), its_own(loop.name, loop.call):
+            state = _begun(loop, call, RecordedNoise(0.0))
+        loop.noise_alone[names] = not bool(state.any())
+    return loop.noise_alone[names]
+
+
+def _begun(loop: Loop, call: PipelineCall, draws: RecordedNoise) -> Tensor:
+    state = loop.driver.first(call, draws, native_scale=False).sample
+    return state if len(state) == 1 else state[None]

@@ -11,7 +11,7 @@ our states exclude them, and so do noise, density and KL.
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.call.conditioning import Calls
 from flowrl.models.diffusers.call.patches import Patch
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from samplers.layout import Layout
@@ -107,6 +108,27 @@ class PartEntries:
     def patches(self, pipe: Any, x: Tensor, dtype: torch.dtype | None) -> list[Patch]:
         each = zip(self.parts, self.layout.unpack(x), strict=False)
         return [patch for entry, part in each for patch in entry.patches(pipe, part, dtype)]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The point at which a driven call stops."""
+
+    times: Tensor  # [] or [n]
+    index: int | None = None  # of the loop's steps: fast-forward to it
+    levels: Tensor | None = None  # [] or [n], for loops that read their scheduler's `sigmas`
+
+
+@dataclass(frozen=True)
+class PipelineCall:
+    """One call of the pipeline: its arguments, stand-ins for its encoders, and its first state."""
+
+    arguments: Mapping[str, Any]
+    encoded: Calls = ()
+    x: Tensor | None = None  # None: the pipeline's own initial noise
+    entry: Entry | PartEntries = Entry()
+    stubs: bool = True  # whether stubs may stand for denoisers, where only states matter
+    held: torch.dtype | None = None  # of the state in the loop; None: as the pipeline prepares it
 
 
 @dataclass(frozen=True)

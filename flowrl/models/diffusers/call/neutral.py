@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.conditioning import SHORT_PROMPT
-from flowrl.models.diffusers.call.driver import Driver, PipelineCall, Target
+from flowrl.models.diffusers.call.driver import Driver
+from flowrl.models.diffusers.call.latents import PipelineCall, Target
 from flowrl.models.diffusers.call.proof_checks import largest_difference
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES, its_own
 from flowrl.models.diffusers.call.traits import TRIAL_GUIDANCE, Traits
 
 CANDIDATES = (1.0, 0.0)
@@ -47,6 +48,11 @@ def neutral_scale(driver: Driver, traits: Traits) -> float | None:
     None for a pipeline without an argument for it; 1 for a model that takes the scale as an input,
     in one evaluation. Raises UserError if guidance cannot be switched off.
     """
+    with its_own(traits.name, traits.call):
+        return _neutral_scale(driver, traits)
+
+
+def _neutral_scale(driver: Driver, traits: Traits) -> float | None:
     if traits.guidance is None:
         rows = _first_velocity(driver, traits, None)[1]
         if rows == 1:

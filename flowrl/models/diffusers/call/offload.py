@@ -75,8 +75,10 @@ class BaseMemory:
 def placed_parts(
     pipe: Any, denoisers: Collection[str], device: torch.device, offload: bool, experts: bool
 ) -> tuple[OffloadedParts, RestingExperts]:
-    """Move a pipeline to the device, except parts that stay on the CPU until used."""
+    """Freeze a pipeline and move it to the device, except parts that stay on the CPU until used."""
     modules = {n: m for n, m in pipe.components.items() if isinstance(m, nn.Module)}
+    for module in modules.values():
+        module.requires_grad_(False)
     frozen, resting = OffloadedParts(), RestingExperts()
     if experts:
         own = {name: module for name, module in modules.items() if name in denoisers}

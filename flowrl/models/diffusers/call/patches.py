@@ -1,6 +1,6 @@
 """Changes of a pipeline that last for one driven call: its class, its members, its progress bar."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,6 +10,8 @@ import torch
 from tqdm.auto import tqdm
 
 _ABSENT = object()
+POSITIONS = "_prepare_latent_image_ids"  # a static method of sizes, a device and a dtype
+POSITION_SETS = 64
 SILENT = tqdm(disable=True)
 
 
@@ -35,8 +37,23 @@ def _placed(kind: Any, device: torch.device) -> type:
     def progress_bar(self: Any, iterable: Any = None, total: Any = None) -> Any:
         return kind.progress_bar(self, iterable) if total is None else SILENT
 
-    members = {"_execution_device": device, "progress_bar": progress_bar}
+    members: dict[str, Any] = {"_execution_device": device, "progress_bar": progress_bar}
+    if real := getattr(kind, POSITIONS, None):
+        members[POSITIONS] = staticmethod(_kept_positions(real))
     return type(kind.__name__, (kind,), members)
+
+
+def _kept_positions(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """FLUX's kin compute positions of latents on the host in every call, and wait for their copy to
+    the device. A clone of the first copy is returned, since some pipelines write to it."""
+    kept = lru_cache(POSITION_SETS)(real)
+
+    def positions(*args: Any) -> torch.Tensor:
+        if any(isinstance(each, torch.Tensor) for each in args):
+            return real(*args)
+        return kept(*args).clone()
+
+    return positions
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ def encoded_in_calls(
     encode: Encode, prompts: Sequence[str], extras: Sequence[Extra], size: int
 ) -> Conditioning:
     """Encode prompts in calls of at most `size` rows that share their images."""
+    if not extras and len(prompts) <= size:
+        return encode(prompts, ())
     groups = by_image(extras) if extras else [list(range(len(prompts)))]
     chunks = [g[i : i + size] for g in groups for i in range(0, len(g), size)]
     parts: list[Conditioning] = []

@@ -1,8 +1,9 @@
-"""The stand-in for a pipeline's scheduler during a driven call, and the arguments of its `step`."""
+"""The stand-in for a pipeline's scheduler during a driven call, and errors of a pipeline's code."""
 
 import copy
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from flowrl.errors import UserError
 from flowrl.models.diffusers.call.received import Received
 from samplers.layout import Layout
 
@@ -19,8 +21,28 @@ FAILURES = (
     NotImplementedError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 
-
 OURS_OF_STEP = ("model_output", "timestep", "sample", "generator", "return_dict")
+
+
+def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserError:
+    return UserError(f"{owner} rejects its arguments {call}: {type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class its_own(AbstractContextManager[None]):  # noqa: N801 it reads as a word
+    """Turns errors in a pipeline's own code into UserErrors that name its arguments.
+
+    Some pipelines raise a plain Exception: it is turned as well, but its subclasses are not.
+    """
+
+    owner: str
+    call: Mapping[str, Any]
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, (UserError, torch.OutOfMemoryError)):
+            return
+        if isinstance(error, FAILURES) or type(error) is Exception:
+            raise refused(self.owner, self.call, error) from error
 
 
 def data_size(scheduler: Any) -> float:
@@ -161,13 +183,15 @@ def _step(kind: Any, control: Control, size: float) -> Any:
     def step(self: Any, *args: Any, **named: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | named
         more = {name: value for name, value in given.items() if name not in OURS_OF_STEP}
-        output, sample = _over(given["model_output"], size), _over(given["sample"], size)
+        output, sample = given["model_output"], given["sample"]
+        if size != 1.0:
+            output, sample = output / size, sample / size
         seen = Received(output, given["timestep"], sample, more=more)
         index = control.arrived()
         if control.mode == "stop" and index == control.stop_at:
             if control.native_scale:
                 seen = seen._replace(state=_as_seen(self, kind, seen.sample, seen.timestep))
-            whole = control.whole(seen, kind.__name__)
+            whole = seen if control.layout is None else control.whole(seen, kind.__name__)
             if whole is not None:
                 raise Stop(whole)
             return Unmoved(given["sample"])

@@ -21,17 +21,14 @@ from flowrl.models.diffusers.call.conditioning import (
     flatten,
 )
 from flowrl.models.diffusers.call.decoder import Decoded, finite_decoder
-from flowrl.models.diffusers.call.driver import Driver, PipelineCall, Target
-from flowrl.models.diffusers.call.image_to_image import (
-    CleanPart,
-    RecordedNoise,
-    clean_part,
-    noise_sizes,
-)
+from flowrl.models.diffusers.call.driver import Driver
+from flowrl.models.diffusers.call.image_to_image import RecordedNoise, noise_sizes
+from flowrl.models.diffusers.call.latents import PipelineCall, Target
 from flowrl.models.diffusers.call.missing_texts import MissingTexts
 from flowrl.models.diffusers.call.patches import patched
 from flowrl.models.diffusers.call.received import Received
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
+from flowrl.models.diffusers.call.scheduler_standin import its_own
 from flowrl.models.diffusers.call.traits import (
     TRIAL_GUIDANCE,
     UNGUIDED,
@@ -69,6 +66,9 @@ class Loop:
         self.pipe, self.levels = pipe, levels
         self.driver = Driver(pipe, checks.scheduler_of(pipe, levels))
         self.traits: Traits = discover(self.driver, call, levels)
+        assert self.driver.memo is not None
+        if not self.driver.memo.kept and not columns.images(self.driver.parameters):
+            self.driver.memo = None
         self.name, self.call = self.traits.name, self.traits.call
         self.guidance = self.traits.guidance
         self.missing = MissingTexts(self.driver)
@@ -76,7 +76,7 @@ class Loop:
         self.own_kernels: dict[int, Scheduler] = {}  # by number of steps
         self.own_sampler = False  # whether samples are made by the scheduler's own steps
         self._starts: dict[int, Start] = {}
-        self._noise: dict[tuple[tuple[str, ...], int], bool] = {}  # first states are noise alone
+        self.noise_alone: dict[tuple[tuple[str, ...], int], bool] = {}  # in first states, by images
         self.image_shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}  # of latents, by images
         self.own_shape: tuple[int, ...] | None = None  # of them, if only images determine it
 
@@ -102,7 +102,7 @@ class Loop:
 
     def encode(self, prompts: Sequence[str], extras: Sequence[Extra]) -> Conditioning:
         """Encode prompts in one call. Rows of `extras`, if given, share their images."""
-        with checks.its_own(self.name, self.call):
+        with its_own(self.name, self.call):
             form = self._encoding(extras)
             whole = self._cut(form.layout, prompts, extras, TRIAL_GUIDANCE)
             if form.plain is None:
@@ -133,13 +133,15 @@ class Loop:
         if not self._columns.isdisjoint(set[str]().union(*meta)):
             found = columns.extras(meta, self.driver.parameters)
         if found:
-            rows = zip(found, prompts, columns.places(meta), strict=True)
-            found = [self.missing.filled(self.traits, *row) for row in rows]
-        whole = tuple({**self.traits.shared, **extra} for extra in found or ({},) * len(prompts))
-        if whole and not whole[0] and self.traits.required:
+            each = zip(found, prompts, columns.places(meta), strict=True)
+            found = [self.missing.filled(self.traits, *row) for row in each]
+        rows = found or ({},) * len(prompts)
+        if rows and (rows[0] or self.traits.shared):
+            return tuple({**self.traits.shared, **extra} for extra in rows)
+        if rows and self.traits.required:
             names = " and ".join(self.traits.required)
             raise UserError(f"{self.name} needs {names}: add a prompt column, or set it in `call`")
-        return whole if whole and whole[0] else ()
+        return ()
 
     def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
         """Two rows with the first prompt's images and texts; placeholders if it has none."""
@@ -150,7 +152,7 @@ class Loop:
 
     def fit(self, images: Extra) -> None:
         """Set the shape of the states from these images, if no argument of the call sets it."""
-        with checks.its_own(self.name, self.call):
+        with its_own(self.name, self.call):
             self.traits = with_images(self.driver, self.traits, images)
         self._starts.clear()
         self.own_kernels.clear()
@@ -159,8 +161,8 @@ class Loop:
     def start(self, steps: int) -> Start:
         """Schedule and form of the first states, found once per number of steps."""
         if steps not in self._starts:
-            call, draws = self._trial(self.traits.blank, steps), RecordedNoise(1.0)
-            with torch.no_grad(), checks.its_own(self.name, self.call):
+            call, draws = self.trial(self.traits.blank, steps), RecordedNoise(1.0)
+            with torch.no_grad(), its_own(self.name, self.call):
                 seen = (
                     self.driver.first(call, RecordedNoise(1.0), native_scale=True).folded(1).state
                 )
@@ -188,7 +190,7 @@ class Loop:
             self._starts[steps] = Start(schedule, *form, noise=own * size, scale=size)
         return self._starts[steps]
 
-    def _trial(self, conditioning: Conditioning, steps: int) -> PipelineCall:
+    def trial(self, conditioning: Conditioning, steps: int) -> PipelineCall:
         """A call in which only the states matter."""
         if conditioning.extras:
             self._encoding(conditioning.extras)
@@ -199,17 +201,9 @@ class Loop:
         if self.traits.single and len(conditioning) > 1:
             rows = range(len(conditioning))
             return torch.cat([self.first(conditioning.take([i]), steps) for i in rows])
-        call = self._trial(conditioning, steps)
-        with torch.no_grad(), checks.its_own(self.name, self.call):
+        call = self.trial(conditioning, steps)
+        with torch.no_grad(), its_own(self.name, self.call):
             return self.driver.received(call, None).folded(len(conditioning)).sample
-
-    def first_flow(self, conditioning: Conditioning, steps: int) -> Tensor:
-        """Flow states from which our samplers start for that noise."""
-        start, part = self.start(steps), self.picture(conditioning, steps)
-        factor = start.scale if part is None else part.scale
-        return factor * self.first(conditioning, steps).to(
-            torch.promote_types(start.dtype, torch.float32)
-        )
 
     def state(self, x: Tensor, sigma: Tensor) -> Tensor:
         """States that the denoiser receives for flow states x [n *d] at sigma [n]."""
@@ -219,41 +213,6 @@ class Loop:
         """Latents to decode, for flow states x [n *d] at the schedule's last level."""
         last = self.start(steps).schedule.sigmas[-1]
         return x if last == 0 else to_vp(x, torch.full((len(x),), last, device=x.device))
-
-    def picture(self, conditioning: Conditioning, steps: int) -> CleanPart | None:
-        """First flow states [n *d] without their noise; None if they are pure noise."""
-        if not conditioning.extras or not columns.images(conditioning.extras[0]):
-            return None
-        if self._noise_alone(conditioning, steps):
-            return None
-        sigma, parts, scale = self.start(steps).schedule.sigmas[0], {}, 1.0
-        for rows in columns.by_image(conditioning.extras):
-            call = self._trial(conditioning.take(rows[:1]), steps)
-            with torch.no_grad(), checks.its_own(self.name, self.call):
-                made = clean_part(lambda draws, c=call: self._begun(c, draws), sigma, self.name)
-            if made is None:  # this image is zero
-                return None
-            scale = made.scale
-            parts |= dict.fromkeys(rows, made.state)
-        return CleanPart(torch.cat([parts[i] for i in range(len(conditioning))]), scale)
-
-    def _noise_alone(self, conditioning: Conditioning, steps: int) -> bool:
-        """Whether first states are independent of the images; found once for each set of arguments.
-
-        With two rows, as in the trial that found the encoding, so that stubs know the form of their
-        output.
-        """
-        names = tuple(conditioning.extras[0]), steps
-        if names not in self._noise:
-            call = self._trial(conditioning.take([0] if self.traits.single else [0, 0]), steps)
-            with torch.no_grad(), checks.its_own(self.name, self.call):
-                state = self._begun(call, RecordedNoise(0.0))
-            self._noise[names] = not bool(state.any())
-        return self._noise[names]
-
-    def _begun(self, call: PipelineCall, draws: RecordedNoise) -> Tensor:
-        state = self.driver.first(call, draws, native_scale=False).sample
-        return state if len(state) == 1 else state[None]
 
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
         """Velocities v [n *d] at flow states x [n *d], sigma [n]; rows share their images, or have
@@ -288,20 +247,19 @@ class Loop:
                 )
             target = Target(torch.empty(0), start.schedule.place(index.pop()))
         else:
-            times = start.schedule.times(sigma)
+            times, device = start.schedule.times(sigma), start.device
             same = bool((times == times[0]).all())  # asked on the CPU, where they are
+            there = sent(times[:1], device)[0] if same else sent(times, device)
             levels = start.schedule.levels_of(sigma) if way.levels else None
-            lists = [
-                None if each is None else sent(each[:1] if same else each, start.device)
-                for each in (times, levels)
-            ]
-            times, levels = (None if each is None else each[0] if same else each for each in lists)
-            assert times is not None
-            target = Target(times, levels=levels)
+            if levels is not None:
+                levels = sent(levels[:1], device)[0] if same else sent(levels, device)
+            target = Target(there, levels=levels)
         call = self._at(x, conditioning, way)
         if not places.any():  # all at the first level
             call = replace(call, held=None)
-        return self.driver.received(call, target).folded(len(x))
+        seen = self.driver.received(call, target)
+        whole = len(seen.output) == len(seen.sample) == len(x)
+        return seen if whole else seen.folded(len(x))
 
     def decode(
         self, x0: Tensor, conditioning: Conditioning, way: Way, graded: bool = False

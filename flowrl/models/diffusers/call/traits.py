@@ -24,10 +24,10 @@ from flowrl.models.diffusers.call.conditioning import (
     learn,
     same_form,
 )
-from flowrl.models.diffusers.call.driver import Driver, PipelineCall, Target
-from flowrl.models.diffusers.call.latents import Entry, PartEntries
+from flowrl.models.diffusers.call.driver import Driver
+from flowrl.models.diffusers.call.latents import Entry, PartEntries, PipelineCall, Target
 from flowrl.models.diffusers.call.schedule import ModelOutput
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES, its_own
 from flowrl.models.diffusers.call.user_levels import UserLevels
 
 TRIAL_SIZE = 64  # pixels of a placeholder image, where the call gives no size
@@ -74,6 +74,7 @@ class Traits:
     stubs      whether its loop runs with denoisers that return zeros
     entry      the place where a state enters its loop
     levels     the user's noise levels; None for the pipeline's own
+    json       whether its prompts are JSON objects
 
     Some traits show only in the pipeline's own call with two prompts. That call runs all steps, so
     it is not a trial: the proof makes it and sets these four.
@@ -97,6 +98,7 @@ class Traits:
     stubs: bool = True
     entry: Entry | PartEntries = Entry()
     levels: UserLevels | None = None
+    json: bool = False
     single: bool = False
     form: Literal["pt", "np"] = "pt"
     sign: Literal[1, -1] = 1
@@ -127,7 +129,8 @@ class Traits:
                 given[name] = [value] * len(prompts)
         if extras:
             given |= columns.merged_call(extras, each=self.encodings[tuple(extras[0])].each)
-        given |= {"prompt": list(prompts), "num_inference_steps": steps}
+        texts = [columns.instruction(each) if self.json else each for each in prompts]
+        given |= {"prompt": texts, "num_inference_steps": steps}
         given |= {"output_type": self.form, "return_dict": False}
         given |= {} if self.levels is None else {"sigmas": list(self.levels.at(steps))}
         if self.single:
@@ -170,8 +173,13 @@ def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None)
         levels=levels,
         sign=-1 if kind == "inverted" else 1,
     )
-    with checks.its_own(name, traits.call):
-        return _with_entry(driver, _with_required(driver, traits))
+    with its_own(name, traits.call):
+        try:
+            return _with_entry(driver, _with_required(driver, traits))
+        except ValueError as error:
+            if "JSON" not in str(error):
+                raise
+        return _with_entry(driver, _with_required(driver, replace(traits, json=True)))
 
 
 def with_images(driver: Driver, traits: Traits, images: Extra) -> Traits:

@@ -2,17 +2,24 @@
 training (`model.lora.from`). diffusers reads their files."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from diffusers.loaders.peft import PeftAdapterMixin
+from peft import LoraConfig, PeftConfig
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import CONFIG_NAME
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from flowrl.errors import UserError
-from flowrl.models.adapters import ADAPTER
+from flowrl.models.adapters import ADAPTER, ADAPTER_WEIGHTS, in_order
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from flowrl.models.diffusers.lora.lora import (
     LORA_FILE,
@@ -20,8 +27,10 @@ from flowrl.models.diffusers.lora.lora import (
     lora_files,
     prepare_adapters,
 )
+from flowrl.models.diffusers.lora.lora_formats import METADATA
 from flowrl.paths import find
-from flowrl.settings.model import FrozenAdapter
+from flowrl.settings.adapters import FrozenAdapter
+from flowrl.settings.model_files import safetensors_header
 from rewards.perception.hub import of_network
 
 FROZEN = "frozen"
@@ -38,7 +47,8 @@ def merge_adapters(pipe: Any, adapters: Sequence[FrozenAdapter]) -> None:
         second = each.component == "transformer_2"
         if second and not isinstance(pipe, TWO_FILES):
             raise UserError(f"{place}: {type(pipe).__name__} has no transformer_2")
-        load_whole(pipe, each.path, FROZEN, place, second=second)
+        with in_diffusers_format(pipe, each.path, place, plain=False) as read:
+            load_whole(pipe, read, FROZEN, place, each.path, second=second)
         filled = [name for name, module in _loadable(pipe).items() if _layers(module)]
         pipe.fuse_lora(components=filled, lora_scale=each.scale, adapter_names=[FROZEN])
         pipe.unload_lora_weights()
@@ -54,9 +64,11 @@ def begin_from(pipe: Any, denoisers: Mapping[str, nn.Module], source: str) -> No
         denoiser.requires_grad_(False)
     if folder.is_dir() and (folder / LORA_FILE).is_file():
         for _, name, slot in lora_files(pipe, denoisers):
-            load_whole(pipe, str(folder / name), ADAPTER, place, second=slot is not None)
+            file = str(folder / name)
+            load_whole(pipe, file, ADAPTER, place, file, second=slot is not None)
     else:
-        load_whole(pipe, source, ADAPTER, place)
+        with in_diffusers_format(pipe, source, place, plain=True) as read:
+            load_whole(pipe, read, ADAPTER, place, source)
     for name, module in _loadable(pipe).items():
         if name not in denoisers and _layers(module):
             raise UserError(
@@ -71,31 +83,112 @@ def begin_from(pipe: Any, denoisers: Mapping[str, nn.Module], source: str) -> No
         prepare_adapters(denoiser)
 
 
-def load_whole(pipe: Any, source: str, adapter: str, place: str, *, second: bool = False) -> None:
-    """Load one adapter file. UserError unless every tensor in it has a matching layer."""
-    kind, path = type(pipe).__name__, find(source)
+@contextmanager
+def in_diffusers_format(pipe: Any, source: str, place: str, *, plain: bool) -> Iterator[str]:
+    """The source, or for a folder or file that peft's `save_pretrained` wrote, a file with the same
+    adapter in diffusers' format, with its alpha and patterns.
+
+    `plain`: whether the adapter will be trained. UserError for what is more than low-rank updates.
+    """
+    path = find(source)
+    folder = path if path.is_dir() else path.parent
+    own = not path.is_file() or path.name == ADAPTER_WEIGHTS
+    if not own or not all((folder / n).is_file() for n in (ADAPTER_WEIGHTS, CONFIG_NAME)):
+        yield source
+        return
+    config = _peft_config(folder, source, place)
+    if config.bias != "none" or config.modules_to_save or (plain and config.use_dora):
+        raise UserError(
+            f"{place}: {source} is not a plain LoRA (bias, modules_to_save or DoRA): merge it into "
+            "the model's weights, and name that model"
+        )
+    prefix = "unet" if "unet" in pipe.components else "transformer"
+    settings = {f"{prefix}.{name}": value for name, value in in_order(config).to_dict().items()}
+    tensors = {
+        f"{prefix}.{name.removeprefix('base_model.model.')}": weight
+        for name, weight in load_file(folder / ADAPTER_WEIGHTS).items()
+    }
+    with TemporaryDirectory() as made:
+        file = Path(made) / LORA_FILE
+        save_file(tensors, file, metadata={"format": "pt", METADATA: json.dumps(settings)})
+        yield str(file)
+
+
+def _peft_config(folder: Path, source: str, place: str) -> LoraConfig:
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+    except (ValueError, OSError, TypeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{place}: {source} has no peft adapter: {why}") from error
+    if not isinstance(config, LoraConfig):
+        raise UserError(f"{place}: {source} is an adapter of kind {config.peft_type}, not a LoRA")
+    return config
+
+
+def load_whole(
+    pipe: Any, file: str, adapter: str, place: str, source: str, *, second: bool = False
+) -> None:
+    """Load one adapter file, which errors call `source`. UserError unless every tensor in it is
+    finite and has a matching layer."""
+    kind, path = type(pipe).__name__, find(file)
     if "load_lora_weights" not in dir(pipe):
         raise UserError(f"{place}: {kind} takes no adapters")
     given: dict[str, Any] = {"weight_name": path.name} if path.is_file() else {}
-    at = path.parent if path.is_file() else path if path.is_dir() else source
+    at = path.parent if path.is_file() else path if path.is_dir() else file
     more = {"load_into_transformer_2": True} if second else {}
     before = _count(pipe)
     try:
         wanted = pipe.lora_state_dict(at, **given)
+        state = wanted[0] if isinstance(wanted, tuple) else wanted
+        _check_tensors(state, source, place)
         pipe.load_lora_weights(at, adapter_name=adapter, **given, **more)
     except Exception as error:  # whatever the hub's client raises
         known = isinstance(error, (*FAILURES, OSError)) or of_network(error)
-        if isinstance(error, torch.OutOfMemoryError) or not known:
+        if isinstance(error, UserError | torch.OutOfMemoryError) or not known:
             raise
         why = " ".join(str(error).split())[:200]
-        raise UserError(f"{place}: {kind} cannot load {source}: {why}") from error
-    state = wanted[0] if isinstance(wanted, tuple) else wanted
+        hint = _of_other_tools(path)
+        raise UserError(f"{place}: {kind} cannot load {source}: {why}{hint}") from error
     named = sum(not key.endswith(("alpha", "alphas")) for key in state)
     if _count(pipe) - before != named or not named:
         raise UserError(
             f"{place}: of the {named} tensors of {source}, {_count(pipe) - before} belong to "
             f"layers of this {kind}: it was made for another model, or is not a plain LoRA"
+            f"{_of_other_tools(path)}"
         )
+
+
+def _check_tensors(state: Mapping[str, torch.Tensor], source: str, place: str) -> None:
+    """UserError for a product with one of its matrices alone, and for NaN or infinity."""
+    halves = [other for key in state if (other := _other_half(key)) and other not in state]
+    if halves:
+        raise UserError(f"{place}: {source} lacks {halves[0]}: download it again")
+    wrong = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
+    if wrong:
+        raise UserError(f"{place}: {source} has NaN or infinity in {wrong[0]}: download it again")
+
+
+def _other_half(key: str) -> str | None:
+    """The name of a product's other matrix; None for another tensor. Of a matrix whose other one is
+    missing, diffusers leaves the other one without values."""
+    for a, b in (("lora_A", "lora_B"), ("lora_down", "lora_up"), ("lora.down", "lora.up")):
+        for one, other in ((a, b), (b, a)):
+            if key.endswith(f"{one}.weight"):
+                return f"{key.removesuffix(f'{one}.weight')}{other}.weight"
+    return None
+
+
+def _of_other_tools(file: Path) -> str:
+    """A hint for a file with the keys of kohya or ComfyUI, which diffusers reads for some
+    pipelines."""
+    if not file.is_file() or file.suffix != ".safetensors":
+        return ""
+    keys = safetensors_header(file) or ()
+    tools = any(key.startswith(("lora_unet_", "diffusion_model.")) for key in keys)
+    return (
+        "; its keys are kohya's or ComfyUI's, which diffusers does not read for this pipeline: "
+        f"take the same adapter in diffusers' format ({LORA_FILE})" * tools
+    )
 
 
 def _loadable(pipe: Any) -> dict[str, nn.Module]:

@@ -126,26 +126,32 @@ def lora_files(
     return [(list(denoisers), LORA_FILE, None)]
 
 
-def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
-    """Load adapters that `save_lora` or `save_pretrained` wrote, replacing existing ones."""
+def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path, source: str) -> None:
+    """Load adapters that `save_lora` or `save_pretrained` wrote, replacing existing ones. Errors
+    call the folder `source`."""
     if (folder / LORA_FILE).is_file():
         if has_lora(denoisers):
             pipe.unload_lora_weights()
         for _, name, slot in lora_files(pipe, denoisers):
             more = {} if slot is None else {"load_into_transformer_2": True}
             pipe.load_lora_weights(folder, weight_name=name, adapter_name=ADAPTER, **more)
-        for denoiser in denoisers.values():
+        for name, denoiser in denoisers.items():
+            if not has_lora({name: denoiser}):
+                raise UserError(
+                    f"{source} has no adapter of this {type(pipe).__name__}'s {name}: it was made "
+                    "for another model"
+                )
             denoiser.eval()
             prepare_adapters(denoiser)
     elif (folder / "model_index.json").is_file():
         if has_lora(denoisers):
-            raise UserError(f"{folder} holds full weights: load them before adapters are added")
+            raise UserError(f"{source} holds full weights: load them before adapters are added")
         for name, denoiser in denoisers.items():
             dtype = next(denoiser.parameters()).dtype
             saved = type(denoiser).from_pretrained(folder, subfolder=name, dtype=dtype)  # type: ignore
             denoiser.load_state_dict(saved.state_dict())
     else:
-        raise UserError(f"{folder} has neither {LORA_FILE} nor model_index.json: no saved weights")
+        raise UserError(f"{source} has neither {LORA_FILE} nor model_index.json: no saved weights")
 
 
 def prepare_adapters(denoiser: nn.Module) -> None:

@@ -9,9 +9,10 @@ An adapter changes its layer's weight by (alpha / rank) B A, with A [rank in] an
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -53,12 +54,22 @@ def read_adapter(file: Path) -> AdapterLayers:
         if not key.endswith(".lora_A.weight"):
             continue
         part, _, layer = key.removesuffix(".lora_A.weight").partition(".")
-        rank = down.shape[0]
-        alpha = metadata.get(f"{part}.lora_alpha", rank)  # without it, diffusers takes the rank
-        found[layer] = AdapterLayer(down, weights[f"{part}.{layer}.lora_B.weight"], alpha / rank)
+        scale = _scale(metadata, part, layer, down.shape[0])
+        found[layer] = AdapterLayer(down, weights[f"{part}.{layer}.lora_B.weight"], scale)
     if not found or 2 * len(found) != len(weights):
         raise UserError(f"{file} is not an adapter of linear layers in diffusers' format")
     return found
+
+
+def _scale(metadata: Mapping[str, Any], part: str, layer: str, rank: int) -> float:
+    """The factor of a layer's product: alpha / rank, or alpha / sqrt(rank) (rsLoRA,
+    arXiv:2312.03732). Alpha may differ between layers; without one, diffusers takes the rank."""
+    alpha = metadata.get(f"{part}.lora_alpha", rank)
+    for pattern, own in (metadata.get(f"{part}.alpha_pattern") or {}).items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", layer):  # as peft matches it
+            alpha = own
+            break
+    return alpha / (rank**0.5 if metadata.get(f"{part}.use_rslora") else rank)
 
 
 def write_adapter(file: Path, adapter: AdapterLayers, denoiser: nn.Module, form: KeyFormat) -> None:
@@ -80,12 +91,18 @@ def fused(layer: OriginalLayer, adapter: AdapterLayers, denoiser: nn.Module) -> 
     """Join adapters into one for a fused layer: their ranks are concatenated, and `up` is
     block-diagonal.
 
-    The parts must have the same scale, as in an adapter with one rank and alpha.
+    Parts of different scales get the scale 1, with theirs in `up`.
     """
     present = [adapter[part] for part in layer.parts if part in adapter]
     if len(layer.parts) == 1:
         return present[0]
-    (scale,) = {each.scale for each in present}
+    if len({each.scale for each in present}) > 1:
+        scaled = {
+            name: each._replace(up=each.scale * each.up, scale=1.0)
+            for name, each in adapter.items()
+        }
+        return fused(layer, scaled, denoiser)
+    scale = present[0].scale
     rank, heights = sum(len(each.down) for each in present), _heights(layer, denoiser)
     up, row, column = present[0].up.new_zeros(sum(heights), rank), 0, 0
     for part, height in zip(layer.parts, heights, strict=True):

@@ -63,5 +63,9 @@ class DenoiserWeights:
             self.pipe.save_pretrained(folder)
 
     def load_weights(self, folder: Path) -> None:
-        """Load weights that `save` wrote, into a policy with the same base model."""
-        lora.load_lora(self.pipe, self.loop.driver.denoisers, folder)
+        """Load weights that `save` wrote, or an adapter in peft's own format, into a policy with
+        the same base model."""
+        given = given_adapters.in_diffusers_format(self.pipe, str(folder), "adapter", plain=False)
+        with given as found:
+            read = Path(found) if Path(found).is_dir() else Path(found).parent
+            lora.load_lora(self.pipe, self.loop.driver.denoisers, read, str(folder))

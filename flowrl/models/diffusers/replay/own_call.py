@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import torch
 
-from flowrl.models.diffusers.call import checks
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.decoder import Decoded
 from flowrl.models.diffusers.call.received import Received
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES, its_own
 from flowrl.models.diffusers.call.signature import Loop
 
 
@@ -30,14 +30,14 @@ def record(
         )
         joined = [Received.joined(step) for step in zip(*records, strict=True)]
         return joined, Decoded.joined(media), all(repeatable)
-    with checks.its_own(loop.name, loop.call):
+    with its_own(loop.name, loop.call):
         given = loop.arguments(prompts, steps, guidance, extras)
         try:
             records, result, repeatable = loop.driver.recorded(given)
             media = Decoded.of(loop.pipe, result)
         except torch.OutOfMemoryError:
             raise
-        except checks.FAILURES:
+        except FAILURES:
             if len(prompts) < 2:
                 raise
             _split_rows(loop)

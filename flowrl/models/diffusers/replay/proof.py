@@ -19,7 +19,6 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call import proof_checks
-from flowrl.models.diffusers.call.checks import its_own
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.decoder import Decoded
@@ -30,7 +29,7 @@ from flowrl.models.diffusers.call.own_steps import renews_noise
 from flowrl.models.diffusers.call.proof_checks import largest_difference, shown
 from flowrl.models.diffusers.call.received import Received
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Way
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES, its_own
 from flowrl.models.diffusers.call.signature import Loop
 from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.replay.proof_images import OtherImages

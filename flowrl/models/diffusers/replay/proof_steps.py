@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.inpainting import first_flow
 from flowrl.models.diffusers.call.proof_checks import largest_difference
 from flowrl.models.diffusers.call.received import Received
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
@@ -64,7 +65,7 @@ class StepProof:
 
         Both are made from the same noise and may differ only by rounding.
         """
-        flow = self.loop.first_flow(conditioning, steps)
+        flow = first_flow(self.loop, conditioning, steps)
         sigma = torch.full((len(flow),), self.schedule.sigmas[0])
         theirs = self.own[0].state
         assert theirs is not None

@@ -7,7 +7,7 @@ and has its shape, so a sample does not depend on the sizes beside it.
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch, Scales
@@ -15,14 +15,13 @@ from flowrl.models.diffusers.call import columns
 from flowrl.models.diffusers.call.image_shapes import latent_shapes, sized_by_images
 from flowrl.models.diffusers.call.offload import OffloadedParts
 from flowrl.models.diffusers.call.signature import Loop
-from flowrl.models.diffusers.replay.replay import Replay
 from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Batch
 from flowrl.prompts.row_sizes import RowSize, described, row_sizes
 from samplers import Planner
 
-Proofs = dict[tuple[int, float | None], Replay]  # by steps and guidance
+Proofs = dict[tuple[int, float | None], Any]  # a replay each, by steps and guidance
 Meta = Sequence[Mapping[str, Any]]
 
 
@@ -52,9 +51,11 @@ Loops = dict[LoopSize, tuple[Loop, Proofs]]
 OpenedBatch = Batch[Planner, Any, Any]  # a MediaBatch or a MixedBatch
 
 
-@runtime_checkable
-class Sizable(Protocol):
-    """A pipeline's policy, which has a twin for each size."""
+P = TypeVar("P", bound="Sizable")
+
+
+class Sizable:
+    """The part of `PipelinePolicy` that has a twin for each size of prompts."""
 
     pipe: Any
     loop: Loop
@@ -62,14 +63,35 @@ class Sizable(Protocol):
     guidance: Scales
     known_proofs: Proofs
     loops: Loops
-    used: dict[LoopSize, str]
+    used: dict[LoopSize, str]  # sizes of known rows, with a row's place; empty: own
+    one_size: bool  # whether all prompts that will be opened have the policy's own
     last_held: Any
     frozen: OffloadedParts
 
-    def at(self, size: LoopSize, place: str = "") -> Any: ...
+    def at(self: P, size: LoopSize, place: str = "") -> P:
+        return twin_at(self, size, place)
 
+    @property
+    def sized(self: P) -> list[P]:
+        """The policy at each size of the known rows; this one without any."""
+        return [self.at(*each) for each in self.used.items()] or [self]
 
-P = TypeVar("P", bound=Sizable)
+    def proofs(self, prompts: Sequence[str], steps: int, meta: Meta = ()) -> list[str]:
+        return prove_by_size(self, prompts, steps, meta)
+
+    def check_rows(self, meta: Meta) -> None:
+        """Note the sizes of all rows. UserError for rows that this pipeline refuses."""
+        self.loop.missing.check(self.loop.traits, meta)
+        for each in rows_by_size(self, [""] * len(meta), meta):
+            self.used[each.size] = columns.places(meta)[each.rows[0]]
+            each.policy.row_arguments(each.take(meta), [""] * len(each.rows))
+        self.frozen.rest()
+
+    def check_all_rows(self, meta: Meta) -> None:
+        """Check the rows of all prompts that will be opened. If they have the policy's own size,
+        `open` no longer asks for it."""
+        self.check_rows(meta)
+        self.one_size = self.used.keys() == {LoopSize.of(self.loop)}
 
 
 class SizedRows(NamedTuple):
@@ -129,7 +151,7 @@ def twin_at(policy: P, size: LoopSize, place: str) -> P:
         policy.frozen.rest()
     twin = copy.copy(policy)
     twin.loop, twin.known_proofs = policy.loops[size]
-    twin.call, twin.last_held = twin.loop.call, None
+    twin.call, twin.last_held, twin.one_size = twin.loop.call, None, False
     return twin
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.decoder import Decoded
-from flowrl.models.diffusers.call.driver import PipelineCall
 from flowrl.models.diffusers.call.image_to_image import GivenNoise, RecordedNoise
-from flowrl.models.diffusers.call.latents import Entry, PartEntries
+from flowrl.models.diffusers.call.inpainting import first_flow
+from flowrl.models.diffusers.call.latents import Entry, PartEntries, PipelineCall
 from flowrl.models.diffusers.call.patches import Patch, patched
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES, data_size
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -73,7 +73,7 @@ class WholeSample:
         """flowrl's first flow states, from the keyed noise or from the noise that the call
         draws."""
         if self.given is None:
-            return self.policy.loop.first_flow(self.conditioning, self.batch.steps)
+            return first_flow(self.policy.loop, self.conditioning, self.batch.steps)
         begin = self.policy.begin(self.conditioning, self.batch.steps)
         return self.noise if begin is None else begin(self.noise, self.rows)
 
@@ -166,7 +166,7 @@ class WholeSample:
                 sample = (loop.state(self.first, sigma) / unit).to(sample)
             flow, vp = sample * unit, loop.traits.kind not in ("flow", "inverted")
             flow = from_vp(flow, sigma) if vp else flow
-            with torch.no_grad():
+            with torch.no_grad(), patched(self._processors()):
                 v = velocity(flow, sigma, self.rows)
             return sample, size * self._prediction(flow, v, sigma)
 
@@ -183,6 +183,15 @@ class WholeSample:
             return real(*given.args, **given.kwargs)
 
         return self._own_call(step)[0]
+
+    def _processors(self) -> list[Patch]:
+        """The networks' attention processors, which a call within a call must leave as they are.
+        A loop that reads attention maps (SAG) sets its own, and restores the others at its end
+        only."""
+        networks = self.policy.loop.driver.denoisers.values()
+        kept = [(each, vars(each)) for network in networks for each in network.modules()]
+        name = "processor"
+        return [Patch(each, name, known[name]) for each, known in kept if name in known]
 
     def flowrl(self) -> Tensor:
         """Latents after flowrl's steps."""
@@ -247,7 +256,8 @@ class WholeSample:
         # one posterior for each image
         driver = self.policy.loop.driver
         silent = Patch(driver.logger, "disabled", True)  # it warns of states that are given
-        with torch.no_grad(), patched((silent, *driver.memo.patches())):
+        memo = () if driver.memo is None else driver.memo.patches()
+        with torch.no_grad(), patched((silent, *memo)):
             media = Decoded.of(twin, twin(**given)).values
         last = states[-1] if layout is None else layout.pack(states[-count:])
         last = last / data_size(scheduler)
@@ -300,9 +310,10 @@ class WholeSample:
         return self.policy.loop.arguments(c.prompts, self.batch.steps, guidance, c.extras)
 
     def _call(self, latents: Tensor | None) -> PipelineCall:
-        given = self._arguments(self.policy.loop.traits.trial_guidance)
+        traits = self.policy.loop.traits
+        given = self._arguments(traits.trial_guidance)
         given |= {} if latents is None else {"latents": latents}
-        return PipelineCall(given, self.conditioning.calls())
+        return PipelineCall(given, self.conditioning.calls(), stubs=traits.stubs)
 
     def _seen(self, latents: Tensor | None, draws: RecordedNoise) -> Tensor:
         with torch.no_grad():

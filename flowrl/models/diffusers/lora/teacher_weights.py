@@ -19,7 +19,7 @@ from flowrl.errors import UserError
 from flowrl.models.adapters import ADAPTER
 from flowrl.models.diffusers.lora.lora import LORA_FILE, has_lora, lora_files
 from flowrl.models.diffusers.lora.lora_formats import METADATA
-from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.lora.weights import DenoiserWeights
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Delta:
     scale: float
 
 
-def teacher_weights(policy: PipelinePolicy, folder: Path, place: str) -> dict[str, Tensor]:
+def teacher_weights(policy: DenoiserWeights, folder: Path, place: str) -> dict[str, Tensor]:
     """The teacher's values of all trained parameters by name. UserErrors begin with `place`."""
     own = {name: p.detach() for name, p in policy.trainable().items()}
     adapters = has_lora(policy.roots())
@@ -49,7 +49,7 @@ def teacher_weights(policy: PipelinePolicy, folder: Path, place: str) -> dict[st
     return _into_adapters(policy, own, deltas, place) if adapters else _merged(own, deltas, place)
 
 
-def _deltas(policy: PipelinePolicy, folder: Path) -> Iterator[tuple[str, Delta]]:
+def _deltas(policy: DenoiserWeights, folder: Path) -> Iterator[tuple[str, Delta]]:
     """The adapters of a folder by layer, as `save_lora` writes them."""
     for names, file, slot in lora_files(policy.pipe, policy.roots()):
         with safe_open(folder / file, framework="pt") as saved:
@@ -68,7 +68,7 @@ def _deltas(policy: PipelinePolicy, folder: Path) -> Iterator[tuple[str, Delta]]
 
 
 def _into_adapters(
-    policy: PipelinePolicy, own: Mapping[str, Tensor], deltas: Mapping[str, Delta], place: str
+    policy: DenoiserWeights, own: Mapping[str, Tensor], deltas: Mapping[str, Delta], place: str
 ) -> dict[str, Tensor]:
     """The teacher's adapters, padded with zeros to the student's rank; 0 where the teacher has
     none."""
@@ -109,7 +109,7 @@ def _merged(
 
 
 def _whole(
-    policy: PipelinePolicy, own: Mapping[str, Tensor], folder: Path, place: str
+    policy: DenoiserWeights, own: Mapping[str, Tensor], folder: Path, place: str
 ) -> dict[str, Tensor]:
     """The weights of the denoisers in a pipeline's folder."""
     made: dict[str, Tensor] = {}

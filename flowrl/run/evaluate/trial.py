@@ -1,0 +1,129 @@
+"""Samples of an evaluation from keyed noise, in units of prompts, and workers that evaluate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from flowrl.media.statistics import Statistics
+from flowrl.models.call_sizes import bounded_call
+from flowrl.models.policy import EvaluationSampler
+from flowrl.prompts import PromptSet
+from flowrl.run.experience.turn_scores import refuse_turn_rewards
+from flowrl.run.experience.units import all_samples, all_statistics, decode_samples_of
+from flowrl.run.state.policies import NamedWeights
+from flowrl.run.state.units import StoredSamples
+from rewards import Samples, Scores
+from samplers.noise import normal
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Samples of an evaluation: `group` per prompt, from keyed noise."""
+
+    prompts: PromptSet
+    rows: tuple[int, ...]
+    group: int
+    steps: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls, prompts: PromptSet, samples: int, per_prompt: int, steps: int, seed: int
+    ) -> "Trial":
+        """A trial with about `samples` samples spread over prompts, with at least `per_prompt`
+        each."""
+        count = max(1, min(len(prompts), samples // per_prompt))
+        rows = tuple(i * len(prompts) // count for i in range(count))
+        return cls(prompts, rows, max(per_prompt, samples // count), steps, seed)
+
+    def part(self, share: range) -> "Trial":
+        return replace(self, rows=self.rows[share.start : share.stop])
+
+    def cut(self, size: int | None) -> "list[Trial]":
+        """Cut into units of `size` prompts, the last of which may have fewer. None: one unit."""
+        count = len(self.rows)
+        if size is None or size >= count:
+            return [self]
+        return [self.part(range(at, at + size)) for at in range(0, count, size)]
+
+    def noise(self, shape: tuple[int, ...]) -> Tensor:
+        """Initial latents [n *shape]. Plain diffusers generates the same images from them."""
+        keys = [(self.seed, 0, row, "root", g) for row in self.rows for g in range(self.group)]
+        return normal(keys, shape)
+
+
+class TrialSamples(NamedTuple):
+    samples: Samples
+    statistics: Statistics  # of their media
+
+
+class StoredTrial(NamedTuple):
+    """As `TrialSamples`, with media that stay on workers."""
+
+    samples: StoredSamples
+    statistics: Statistics
+
+
+class ScoredTrial(NamedTuple):
+    """Samples of a trial with their scores, and further columns [n] by name."""
+
+    drawn: TrialSamples | StoredTrial
+    scores: Scores
+    more: Mapping[str, Tensor]
+
+    @classmethod
+    def joined(cls, units: Sequence[Trial], parts: "Sequence[ScoredTrial]") -> "ScoredTrial":
+        """Join the units of a share, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        placed, first = list[Samples | StoredSamples](), 0
+        for unit, each in zip(units, parts, strict=True):
+            samples = each.drawn.samples
+            placed.append(replace(samples, group=samples.group + first))
+            first += len(unit.rows)
+        samples = all_samples(placed)
+        statistics = all_statistics([each.drawn.statistics for each in parts])
+        more = {name: torch.cat([each.more[name] for each in parts]) for name in parts[0].more}
+        kind = TrialSamples if isinstance(samples, Samples) else StoredTrial
+        drawn: Any = kind(samples, statistics)  # type: ignore[arg-type]
+        return cls(drawn, Scores.joined([each.scores for each in parts]), more)
+
+
+@runtime_checkable
+class AskedTrial(Protocol):
+    """An evaluation that workers were asked for.
+
+    weights  that are evaluated
+    waited   seconds that this process has waited for it
+    """
+
+    weights: NamedWeights
+    waited: float
+
+    def parts(self) -> list[ScoredTrial]:
+        """Wait for the results of all units, in order."""
+        ...
+
+
+@runtime_checkable
+class TrialSource(Protocol):
+    """Workers that evaluate."""
+
+    def ask(self, units: list[Trial], iteration: int) -> AskedTrial:
+        """Ask for an evaluation of the present weights, with which an iteration will begin."""
+        ...
+
+
+def draw_trial(policy: EvaluationSampler, trial: Trial, by_turn: bool = True) -> TrialSamples:
+    """Sample a trial with the policy's current weights. UserError for an environment's rewards of
+    single turns, unless the recipe credits turns, `by_turn`."""
+    batch = policy.open(*trial.prompts.take(trial.rows), trial.steps)
+    plan = policy.plain(trial.group)
+    with bounded_call("sampling"):
+        (rollout,) = batch.rollouts(plan, trial.rows, seed=trial.seed, iteration=0)
+    refuse_turn_rewards(rollout, by_turn)
+    samples = decode_samples_of(batch, rollout, trial.prompts, trial.rows, "the evaluation")
+    return TrialSamples(samples, batch.statistics(rollout, samples.media))

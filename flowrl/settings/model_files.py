@@ -1,0 +1,117 @@
+"""Checks of the files in a model's local folder before any weights load: what is missing, cut off
+or damaged. Only indices and headers are read."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import UserError
+
+PIPELINE_INDEX = "model_index.json"
+_POINTER = b"version https://git-lfs"
+_WEIGHTS = re.compile(
+    r"(model|pytorch_model|diffusion_pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)"
+)
+_SHARDS = re.compile(
+    r"(model|pytorch_model|diffusion_pytorch_model)\.(safetensors|bin)\.index\.json"
+)
+_VARIANT = re.compile(
+    r"(?:model|pytorch_model|diffusion_pytorch_model)\.(\w+?)(?:-\d+-of-\d+)?\.(?:safetensors|bin)"
+)
+_NO_MODEL = re.compile(r"Tokenizer|Processor|Extractor|Scheduler|Guider")
+
+
+def read_json(file: Path, place: str) -> dict[str, Any]:
+    """The object in a JSON file. UserErrors begin with `place`."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{place}: {file} cannot be read ({why}): download it again") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{place}: {file} does not hold a JSON object: download it again")
+    return found
+
+
+def pipeline_index(folder: Path) -> dict[str, Any]:
+    """A pipeline's model_index.json. UserError unless it names a class."""
+    index = read_json(folder / PIPELINE_INDEX, "model.pipeline")
+    if not isinstance(index.get("_class_name"), str):
+        raise UserError(
+            f"{folder}: model_index.json must name a class of diffusers, not "
+            f"{index.get('_class_name')!r}: pipelines with custom code cannot be loaded"
+        )
+    return index
+
+
+def check_pipeline_files(folder: Path) -> None:
+    """UserError for a component of a pipeline whose files could not be loaded."""
+    for name, value in pipeline_index(folder).items():
+        if name.startswith("_") or not isinstance(value, list) or None in value:
+            continue
+        part = folder / name
+        if (part / "config.json").is_file() and not _NO_MODEL.search(str(value[-1])):
+            read_json(part / "config.json", "model.pipeline")
+            check_weights(part, "model.pipeline")
+
+
+def check_weights(folder: Path, place: str) -> None:
+    """UserError, which begins with `place`, if the folder's weights are missing, pointers of Git
+    LFS, cut off, or shards without all others."""
+    names = sorted(path.name for path in folder.iterdir())
+    whole = [name for name in names if _WEIGHTS.fullmatch(name)]
+    if not whole:
+        found = {match[1] for name in names if (match := _VARIANT.fullmatch(name))}
+        variant = min(found, default="")
+        raise UserError(
+            f"{place}: {folder} has only weights of the variant {variant}: load the model with "
+            f"variant={variant!r}, and save it with `save_pretrained`"
+            if found
+            else f"{place}: {folder} has no weights (model.safetensors, "
+            "diffusion_pytorch_model.safetensors or the like): download them"
+        )
+    for name in filter(_SHARDS.fullmatch, names):
+        if name.removesuffix(".index.json") in whole:
+            continue
+        listed = read_json(folder / name, place).get("weight_map")
+        shards = listed.values() if isinstance(listed, dict) else ()
+        if lacking := sorted({str(shard) for shard in shards} - set(names)):
+            raise UserError(f"{place}: {folder} lacks {', '.join(lacking)}: download it again")
+    for name in whole:
+        if why := _damage(folder / name):
+            raise UserError(f"{place}: {folder / name} {why}")
+
+
+def safetensors_header(file: Path) -> dict[str, Any] | None:
+    """The header of a safetensors file; None if it has none."""
+    with file.open("rb") as opened:
+        begin = opened.read(8)
+        length = int.from_bytes(begin, "little")
+        if len(begin) < 8 or length > file.stat().st_size - 8:
+            return None
+        try:
+            found = json.loads(opened.read(length))
+        except ValueError:
+            return None
+    return found if isinstance(found, dict) else None
+
+
+def _damage(file: Path) -> str:
+    """Describe the damage of a file of weights, with the fix; empty if its header fits its size."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        begin = opened.read(len(_POINTER))
+    if begin == _POINTER:
+        return "is a pointer of Git LFS, without the weights: run `git lfs pull` in its folder"
+    if file.suffix != ".safetensors":
+        return "" if size else "is empty: download it again"
+    header = safetensors_header(file)
+    if header is None:
+        return "is not a safetensors file, or is cut off: download it again"
+    try:
+        ends = [header[name]["data_offsets"][1] for name in header if name != "__metadata__"]
+        whole = 8 + int.from_bytes(begin[:8], "little") + max(ends, default=0)
+    except (KeyError, TypeError, IndexError):
+        return "is damaged: download it again"
+    return "" if whole == size else f"has {size} bytes instead of {whole}: download it again"
