@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from flowrl.credit.augmented import Augmented
 from flowrl.credit.choices import Choices, text_plans
 from flowrl.credit.comparisons import BestWorst, ParentDifference, TwoLevel
-from flowrl.credit.process import GroupReturns
+from flowrl.credit.process import GroupReturns, MinReturns
 from flowrl.credit.selection import DropFlat
 from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
 from flowrl.credit.trackers import NoTracker
@@ -26,7 +26,7 @@ from flowrl.errors import UserError
 _WHOLE = (
     MaxRL, PassAtK, BestGap, BetaNormalize, RiskPO, LengthBaseline, WhitenTokens, Baseline,
     GreedyBaseline, Augmented, BestWorst, Turns, States, Discount, WhitenTurns,
-    GroupReturns,
+    GroupReturns, MinReturns,
 )  # fmt: skip
 _OF_PARENTS = (ParentDifference, GlobalLocal, TwoLevel)
 _TRACKED = (Baseline, Augmented)

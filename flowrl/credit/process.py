@@ -53,11 +53,57 @@ class GroupReturns:
         std = masked_std(value, mask, 1, 1)
         centred = (value - masked_mean(value, mask, 1)) * mask
         rest = torch.where(std > 0, centred / (std + self.eps), 0.0).view_as(reward)
-        parts, later = list[Tensor](), torch.zeros_like(rest[:, 0])
-        for each in reversed(rest.unbind(1)):
-            later = each + self.gamma * later
-            parts.insert(0, later)
-        return credit._replace(value=torch.stack(parts, 1) * credit.mask)
+        return credit._replace(value=_from_each_on(rest, self.gamma) * credit.mask)
+
+
+@dataclass(frozen=True)
+class MinReturns:
+    """Rewards of steps weighted towards the worst one, minus what other samples have per step: the
+    min-form credit of PURE, arXiv:2504.15275.
+
+        w_k = softmax_k(-reward_k / temperature),  r_k = w_k reward_k
+        A_k = sum_{j >= k} (r_j - mean over the group's other samples of sum_j r_j / steps)
+
+    As the temperature falls the sum of r approaches the smallest reward. With `outcome` the score,
+    minus the mean of the group's others, belongs to the last step.
+    """
+
+    temperature: float = 0.1
+    outcome: bool = True
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        exists = given(context.turns, "turns or steps of samples", "MinReturns").exists.cpu()
+        credit, group = existing(credit, context), context.columns.group
+        known = _scored(credit, context) & credit.mask
+        reward = turn_rewards(credit, context)
+        cold = (-reward / self.temperature).masked_fill(~known, -torch.inf)
+        cold = cold - cold.amax(1, keepdim=True).clamp(min=torch.finfo(cold.dtype).min)
+        weight = cold.exp()
+        worst = reward * weight / weight.sum(1, keepdim=True).clamp(min=1)
+        steps = known.sum(1, keepdim=True)
+        value = (worst - _of_others(worst.sum(1, keepdim=True) / steps, steps > 0, group)) * known
+        if self.outcome:
+            last = (torch.arange(exists.shape[1]) == exists.sum(1, keepdim=True) - 1)[..., None]
+            score, scored = (credit.value * last).sum(1, keepdim=True), credit.mask.any(1, True)
+            value = value + (score - _of_others(score, scored, group)) * last
+        return credit._replace(value=_from_each_on(value, 1.0) * credit.mask)
+
+
+def _of_others(value: Tensor, known: Tensor, group: int) -> Tensor:
+    """Mean of the group's other samples with a value [n 1 1]; the own value if there are none."""
+    own, some = (each.view(-1, group, 1) for each in (value.nan_to_num(0.0) * known, known))
+    count = some.sum(1, keepdim=True) - some.long()
+    mean = (own.sum(1, keepdim=True) - own) / count.clamp(min=1)
+    return torch.where(count > 0, mean, own).view_as(value)
+
+
+def _from_each_on(value: Tensor, gamma: float) -> Tensor:
+    """Discounted sums over each turn and the later ones [n k 1]."""
+    parts, later = list[Tensor](), torch.zeros_like(value[:, 0])
+    for each in reversed(value.unbind(1)):
+        later = each + gamma * later
+        parts.insert(0, later)
+    return torch.stack(parts, 1)
 
 
 def _scored(credit: Credit, context: Context) -> Tensor:
@@ -69,7 +115,7 @@ def _scored(credit: Credit, context: Context) -> Tensor:
 
 def compares_turns(transforms: Sequence[Transform]) -> bool:
     """Whether credit can differ between the turns or steps of a sample."""
-    kinds = Turns | Discount | States | WhitenTurns | GroupReturns
+    kinds = Turns | Discount | States | WhitenTurns | GroupReturns | MinReturns
     return any(isinstance(each, kinds) for each in transforms)
 
 

@@ -4,7 +4,7 @@ The common rules and settings of `flowrl/recipes/text.py` hold here too.
 """
 
 from flowrl.algorithm import Algorithm
-from flowrl.credit.process import GroupReturns, Information
+from flowrl.credit.process import GroupReturns, Information, MinReturns
 from flowrl.credit.turns import Discount, States, Turns, WhitenTurns
 from flowrl.losses.ratio import Surrogate
 from flowrl.recipes.grpo import anchors
@@ -68,18 +68,22 @@ def text_rebn(
 @sampling_settings()
 def text_process(
     *, length: int = 1024, group: int = 64, gamma: float = 1.0, outcome: bool = False,
-    clip: float = 0.2, kl: float = 0.04,
+    soft_min: float | None = None, clip: float = 0.2, kl: float = 0.04,
 ) -> Algorithm:  # fmt: skip
     """GRPO with process supervision, arXiv:2402.03300 (4.1.3): each step's reward is standardised
     among all steps of the group, and a token's advantage is the sum over its own and later steps.
     Needs `model.steps` with `intermediate_rewards`, or `model.environment` with rewards of turns.
 
-    outcome  adds the completion's score to the reward of its last step
-    gamma    discounts later steps
+    outcome   adds the completion's score to the reward of its last step
+    gamma     discounts later steps
+    soft_min  PURE's min-form credit, arXiv:2504.15275, instead: rewards weighted by
+              softmax(-reward / soft_min) over the steps (0.1 there), no std and no discount
 
     Sums of step rewards invite many steps: watch `text/steps`. The std divides by n - 1."""
     loss = Surrogate(clip, clip, anchors=anchors(kl), denominator="rows")
-    return texts(length, group, (GroupReturns(gamma, outcome),), loss)
+    process = GroupReturns(gamma, outcome)
+    credit = process if soft_min is None else MinReturns(soft_min, outcome)
+    return texts(length, group, (credit,), loss)
 
 
 @sampling_settings()

@@ -116,9 +116,22 @@ class StartProof:
             after = [self.kept.line]
         else:
             texts, meta = self.rows
+            self._send()
             self.sentences, after = policy.proofs(texts, self.session.algorithm.steps, meta), []
         for sentence in (*self.sentences, *after):
             say(sentence)
+
+    def _send(self) -> None:
+        """Send sharded weights to the server that samples, while they are gathered."""
+        server, parallel = self.session.run.model.server, self.session.parallel
+        if server is not None and server.sync == "weights" and parallel.units:
+            from flowrl.models.language.policy import CausalPolicy
+
+            policy = self.session.learner.policy
+            assert isinstance(policy, CausalPolicy) and policy.server is not None
+            assert policy.server.adapters is not None, "sync keeps the server in step"
+            with parallel.whole():
+                policy.server.adapters.current()
 
     def keep(self) -> None:
         """Store a new proof, with the proofs that the base model's evaluation added."""

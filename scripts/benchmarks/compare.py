@@ -98,7 +98,10 @@ def settings(table: dict, method: str, own: dict, looks: int, seed: int) -> dict
 
 
 def trials(table: dict, method: str, root: Path) -> list[Job]:
+    """Runs that choose a method's settings; none where there is no choice."""
     row = table["methods"][method]
+    if len(row["trials"]) == 1:
+        return []
     return [
         Job(
             method,
@@ -113,8 +116,10 @@ def trials(table: dict, method: str, root: Path) -> list[Job]:
 def chosen(jobs: list[Job], looks: Looks) -> int | None:
     """The place of the most accurate trial that keeps its diversity; None while one is missing.
 
-    If none does, it is the one that keeps most.
+    If none does, it is the one that keeps most. Without trials it is the only settings' place.
     """
+    if not jobs:
+        return 0
     if not all(job.done for job in jobs):
         return None
     ends = [read(job.folder) for job in jobs]

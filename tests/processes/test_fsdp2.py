@@ -10,6 +10,8 @@ from diffusers import StableDiffusion3Pipeline
 from tests.processes.test_processes import KL, REWARDS, job
 from tests.support import process_runs, runs, text_runs, tiny_lm, tiny_pipelines
 from tests.support import warm as warm_up
+from tests.support.completion_servers import CompletionsServer
+from tests.support.completion_servers import tree as server_tree
 from tests.support.process_runs import FSDP2, Job, alone, apart, launch, together, told
 
 
@@ -102,6 +104,20 @@ def test_texts_of_different_lengths_need_different_numbers_of_calls(tmp_path):
     kl = told(tmp_path, "alone")["metrics"]["kl_sample"]
     assert told(tmp_path / "pair", "text kl")["metrics"]["kl_sample"] == pytest.approx(kl)
     assert abs(kl) > 1e-5
+
+
+@pytest.mark.slow
+def test_a_server_gets_the_weights_of_all_shards(tmp_path):
+    """After each update the sampled log-probabilities are the learner's."""
+    model = tiny_lm.write(tmp_path / "lm")
+    with CompletionsServer(model) as server:
+        settings = server_tree(server, tmp_path, sync="weights")
+        settings["model"]["lora"] = None
+        together(FSDP2, {"served": {"settings": settings, "iterations": 3}}, tmp_path / "pair")
+        loads = sum(path == "/collective_rpc" for path, _ in server.told)
+    assert told(tmp_path / "pair", "served")["processes"].startswith("2 processes, FSDP2")
+    assert told(tmp_path / "pair", "served")["metrics"]["mismatch_max"] < 1e-5
+    assert told(tmp_path / "pair", "served")["moved"] > 1e-4 and loads >= 3
 
 
 @pytest.mark.slow

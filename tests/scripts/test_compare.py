@@ -115,11 +115,13 @@ def test_every_recipe_of_images_is_compared_with_as_many_trials():
     assert {row.get("recipe", name) for name, row in rows} == set(IMAGE_RECIPES)
 
 
-@pytest.mark.parametrize("name", ["demo", "feedback", "gradients", "lag", "lag_text"])
+@pytest.mark.parametrize("name", ["demo", "feedback", "gradients", "lag", "lag_text", "stale"])
 def test_every_run_of_a_comparison_has_a_plan(name):
     table = yaml.safe_load(Path(f"configs/compare/{name}.yaml").read_text())
     for method in table["methods"]:
-        for job in compare.trials(table, method, Path()):
+        tried = compare.trials(table, method, Path())
+        assert bool(tried) == (len(table["methods"][method]["trials"]) > 1)
+        for job in tried or compare.final_runs(table, method, Path()):
             check_plan(run_from(job.settings, method))
 
 

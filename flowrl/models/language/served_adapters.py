@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.adapters import save_adapters
-from flowrl.models.shards import local_shard
+from flowrl.models.shards import is_apart, is_sharded, local_shard
 from rewards.serving.client import Client
 from rewards.serving.requests import Patience
 
@@ -146,7 +146,7 @@ class Weights:
     The server reads the files in place (`/collective_rpc` with `reload_weights`), clears its prompt
     cache (`/reset_prefix_cache`) and stores a version name (`/update_weight_version`). Another name
     after a batch of answers means that the server was restarted. VLLM_SERVER_DEV_MODE=1 enables
-    these paths.
+    these paths. Sharded weights are sent while they are gathered.
 
     name   the server's name of the model
     admin  client for the paths outside /v1
@@ -162,9 +162,13 @@ class Weights:
     _stamp: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     def current(self) -> str:
-        """The model's name, after the server has the current weights."""
+        """The model's name, after the server has the current weights. Weights that are sharded now
+        were sent when they were last gathered."""
+        if self.loaded is not None and is_apart(self.model):
+            return self.name
         stamp = [(p.data_ptr(), p._version) for p in self.model.parameters()]
-        if stamp != self._stamp or not self.held():
+        # gathered weights keep their place and version when their shards change
+        if is_sharded(self.model) or stamp != self._stamp or not self.held():
             self.loaded, self._stamp = self._load(), stamp
         return self.name
 
@@ -202,7 +206,7 @@ class Weights:
         if there() or (not self.main and waited_for(there)):
             return name
         if not path.is_dir():
-            self.model.save_pretrained(path)
+            self.model.save_pretrained(path, state_dict=gathered_state(self.model))
         try:
             how = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
             self.admin.tell("/collective_rpc", how)
@@ -217,6 +221,20 @@ class Weights:
             if former.name != name:
                 shutil.rmtree(former, ignore_errors=True)
         return name
+
+
+def gathered_state(model: Any) -> dict[str, Tensor] | None:
+    """Weights and persistent buffers of a sharded model, as they are gathered now: its own
+    `state_dict` shards them again. None for another model."""
+    if not is_sharded(model):
+        return None
+    passing = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    kept = [(name, b) for name, b in model.named_buffers() if name not in passing]
+    return {name: each.detach() for name, each in [*model.named_parameters(), *kept]}
 
 
 def waited_for(there: Any) -> bool:
@@ -266,7 +284,7 @@ def _sums(bits: Tensor) -> Tensor:
 def _whole(parameter: Tensor) -> Tensor:
     if local_shard(parameter) is not parameter:
         raise UserError(
-            "model.server.sync needs whole weights, but FSDP2 shards them; use DDP, or set "
+            "model.server.sync: lora needs whole weights, but FSDP2 shards them; use DDP, or set "
             "model.server.sync: none"
         )
     return parameter

@@ -79,10 +79,12 @@ def sample_round(
 
 
 def whole_weights(session: Session, by: str | None) -> AbstractContextManager[None]:
-    """Gather sharded weights once if they generate texts, token by token."""
+    """Gather sharded weights once if they generate texts, token by token, or are sent whole to a
+    server that does."""
     algorithm = session.algorithm
     own = by is None and algorithm.text and algorithm.behaviour == "current"
-    served = session.run.model.server is not None
+    server = session.run.model.server
+    served = server is not None and server.sync != "weights"
     return session.parallel.whole() if own and not served else nullcontext()
 
 
