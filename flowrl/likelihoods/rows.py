@@ -156,6 +156,11 @@ def without_old(chunk: Rows, keep: bool = False) -> Rows:
     return replace(chunk, old=None, behaviour=chunk.old if keep else None)
 
 
+def sampled_elsewhere(rows: Rows) -> Float[Tensor, "b t"] | None:
+    """Log-probabilities from the sampler, where the trainer computes `old` itself."""
+    return rows.sampled if isinstance(rows, TokenRows) else None
+
+
 def with_replayed(computed: Evaluation, chunk: Rows) -> Evaluation:
     """An evaluation of the sampling policy, in which replayed rows keep the log-probabilities of
     the older policy that sampled them."""

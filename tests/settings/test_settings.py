@@ -19,7 +19,7 @@ def tree(tmp_path: Path) -> dict:
     prompts.write_text(json.dumps({"prompt": "a red circle"}) + "\n")
     pipeline = tmp_path / "pipeline"
     pipeline.mkdir()
-    (pipeline / "model_index.json").write_text("{}")
+    (pipeline / "model_index.json").write_text('{"_class_name": "StableDiffusion3Pipeline"}')
     return {
         "recipe": {"name": "flow_grpo", "steps": 4, "group": 4},
         "model": {"pipeline": str(pipeline)},

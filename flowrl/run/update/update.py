@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import NotFiniteError
-from flowrl.likelihoods.rows import Evaluation, Rows, TokenRows, with_replayed, without_old
+from flowrl.likelihoods.rows import (
+    Evaluation,
+    Rows,
+    sampled_elsewhere,
+    with_replayed,
+    without_old,
+)
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import TEACHER
 from flowrl.losses.base import (
@@ -240,8 +246,8 @@ def mismatch_metric(
     stored: compare the log-probabilities in the rows' `old` with those of the trained weights,
     which are still the sampling weights
     """
-    if isinstance(chunk, TokenRows) and chunk.sampled is not None:  # `old` is the trainer's own
-        pair = evaluations["old"].logp, chunk.sampled
+    if (sampled := sampled_elsewhere(chunk)) is not None:
+        pair = evaluations["old"].logp, sampled
     elif stored and chunk.old is not None:
         pair = evaluations["new"].logp.detach(), chunk.old.logp
     else:
