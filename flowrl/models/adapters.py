@@ -70,6 +70,16 @@ def save_adapters(model: Any, folder: Path) -> None:
     in_order(model.peft_config[ADAPTER]).save_pretrained(str(folder))
 
 
+def merge_adapters(model: Any) -> None:
+    """Add a transformers model's adapters to its weights, in place, and remove them."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, module.get_base_layer())
+    model._hf_peft_config_loaded = False  # what `save_pretrained` asks
+
+
 def in_order(config: PeftConfig) -> PeftConfig:
     """The same settings with sorted lists in place of sets, whose order differs between processes,
     so that the same run always writes the same bits."""

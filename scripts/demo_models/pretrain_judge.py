@@ -94,7 +94,7 @@ def make_model(words: PreTrainedTokenizerFast, work: Work) -> LlavaForConditiona
     )  # fmt: skip
     config = LlavaConfig(
         vision_config=clip.config.vision_config, text_config=text,
-        image_token_index=words.convert_tokens_to_ids(IMAGE), vision_feature_layer=-2,
+        image_token_index=len(words) - 1, vision_feature_layer=-2,
         vision_feature_select_strategy="full", image_seq_length=PLACES,
     )  # fmt: skip
     made = LlavaForConditionalGeneration(config)
@@ -159,7 +159,7 @@ def frame(questions: int) -> tuple[Tensor, Tensor]:
 
 
 def losses(model: LlavaForConditionalGeneration, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Of the answers, where yes and no weigh the same, and of the words of the right captions."""
+    """Losses of the answers, where yes and no weigh the same, and of the right captions' words."""
     n, questions, _ = batch.ids.shape
     inner = model.model
     with torch.no_grad():
@@ -176,10 +176,10 @@ def losses(model: LlavaForConditionalGeneration, batch: Batch) -> tuple[Tensor, 
     each = functional.cross_entropy(logits.movedim(-1, 1), target, reduction="none")
     place = torch.arange(LONGEST)
     answer, end = place == batch.at[..., None], place == batch.at[..., None] + 1
-    told = (each * answer).sum(-1)
+    answered = (each * answer).sum(-1)
     ends = (each * end).sum(-1).mean()
     worded = (each * (place < batch.at[..., None]))[:, 0].sum(-1).mean()
-    return (told[batch.yes].mean() + told[~batch.yes].mean()) / 2 + ends, worded
+    return (answered[batch.yes].mean() + answered[~batch.yes].mean()) / 2 + ends, worded
 
 
 def learn(
@@ -200,9 +200,9 @@ def learn(
         batch = replace(batch, images=weathered(batch.images))
         # the backward of the fused attention in bfloat16 takes half of the step
         with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16):
-            told, worded = losses(model, batch)
-        descend(told + WORDED * worded, named.values(), optimizers, rates)
-        note(told.item())
+            answered, worded = losses(model, batch)
+        descend(answered + WORDED * worded, named.values(), optimizers, rates)
+        note(answered.item())
     tell(model, words, work, f"after {name}")
 
 
@@ -228,7 +228,7 @@ def tell(
 
 
 def cases(prompts: Sequence[str], dice: random.Random) -> list[tuple[WantedShapes, WantedShapes]]:
-    """What an image shows and what is asked; every second one is a near miss."""
+    """Pairs of what an image shows and what is asked; every second one is a near miss."""
     asked = [world.wanted_shapes(p) for p in prompts]
     return [(near_miss(a, dice) if i % 2 else a, a) for i, a in enumerate(asked)]
 
@@ -253,7 +253,8 @@ def answer_logits(
 def write_prompts(folder: Path, work: Work) -> None:
     """Questions with images and right answers, as prompt files, and sheets of the images."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, count in (("train", work.train), ("held_out", work.held_out)):
+    counts: dict[world.Split, int] = {"train": work.train, "held_out": work.held_out}
+    for name, count in counts.items():
         dice = random.Random(f"judge file {name}")
         rows = cases(world.draw_prompts(count, dice, name), dice)
         pictures = world.render([world.arrange(shown, dice) for shown, _ in rows])

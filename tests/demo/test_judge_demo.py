@@ -99,6 +99,7 @@ def test_training_begins_at_ratio_one_and_changes_the_judge(tmp_path):
     experience = collect(session, 0)
     floor = ratio_check.check_ratio(session.learner, experience, session.terminal)
     assert floor is not None and floor < 1e-4
+    assert isinstance(experience.samples, Samples)
     texts = list(experience.samples.media)
     assert len(texts) == 32 and sum(text in ("yes", "no") for text in texts) >= 30
 

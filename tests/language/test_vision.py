@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -282,6 +283,19 @@ def test_the_command_line_trains_samples_and_evaluates(model, tmp_path, capsys, 
     else:
         saved = load_file(folder / "adapter" / "adapter_model.safetensors")
         assert not any("vision_tower" in name for name in saved)
+        assert flowrl("export", folder, "--merged", "--out", tmp_path / "exported") == 0
+        merged = tmp_path / "exported" / "merged"
+        assert AutoProcessor.from_pretrained(merged).image_token == "<image>"
+        found = {
+            place: AutoModelForImageTextToText.from_pretrained(place).state_dict()
+            for place in (model, merged)
+        }
+        adapted = PeftModel.from_pretrained(
+            AutoModelForImageTextToText.from_pretrained(model), str(folder / "adapter")
+        )
+        wanted = adapted.merge_and_unload().state_dict()
+        assert max(float((found[merged][n] - wanted[n]).abs().max()) for n in wanted) < 1e-6
+        assert max(float((found[merged][n] - found[model][n]).abs().max()) for n in wanted) > 1e-5
     assert flowrl("sample", folder, "a:", "--out", tmp_path / "out") == 0
     assert flowrl("evaluate", folder, "--samples", "6") == 0
     assert flowrl("train", "--resume", folder, "--train.iterations", "4") == 0
