@@ -228,6 +228,7 @@ def test_a_server_draws_an_iteration_ahead_with_the_weights_of_its_version(
     assert (loaded, again) == (3, 2), "a version is loaded once, when its iteration begins"
 
 
+@pytest.mark.slow
 def test_a_run_with_a_server_and_a_lag_is_resumed_with_the_same_bits(model, tmp_path):
     with CompletionsServer(model) as server:
         check_resumed_bits(tree(server, tmp_path) | {"workers": {"lag": 1}}, tmp_path)

@@ -100,6 +100,7 @@ def others(jobs, tmp_path_factory):
     return folder, together(DDP, {"wan": jobs["wan"]}, folder)
 
 
+@pytest.mark.slow
 def test_shared_calls_end_in_the_weights_of_whole_ones(jobs, pair, tmp_path):
     folder, weights = pair
     check(jobs, "flux", folder, weights, tmp_path)

@@ -51,6 +51,7 @@ def faults(*words: str, **variables: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives memory back")
 def test_blocks_are_not_faulted_in_again() -> None:
     kept, plain = faults("keep"), faults("plain")
