@@ -361,13 +361,15 @@ def survives(mutant: Mutant, folder: Path) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="those whose name begins with it")
+    parser.add_argument("--only", nargs="+", default=[""], help="those whose name begins with one")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--jobs", type=int, default=1, help="mutants tested at the same time")
     given = parser.parse_args(arguments)
-    chosen = [mutant for mutant in MUTANTS if mutant.name.startswith(given.only)]
+    chosen = [mutant for mutant in MUTANTS if mutant.name.startswith(tuple(given.only))]
     if not chosen:
-        raise SystemExit(f"no mutant's name begins with {given.only!r}; --list shows them")
+        raise SystemExit(
+            f"no mutant's name begins with {' or '.join(given.only)}; --list shows them"
+        )
     if given.list:
         for m in chosen:
             print(f"{m.name:<26} {m.file}: {m.find}  ->  {m.put or '(nothing)'}")
