@@ -237,3 +237,10 @@ def test_drawn_prompts_are_of_their_split_in_the_stated_shares():
     for kind, share in zip(world.PROMPT_KINDS, world.KIND_SHARES, strict=True):
         part = sum(world.wanted_shapes(prompt).kind == kind for prompt in prompts) / 2000
         assert part == pytest.approx(share, abs=0.04)
+
+
+@pytest.mark.parametrize("name", ["shapes-sd15", "edits-kontext"])
+def test_the_oldest_transformers_finds_all_weights_of_clips_text_model(name):
+    """It asks for `text_model.`, newer ones take both: without it, they would be random."""
+    file = FOLDER.with_name(name) / "text_encoder" / "model.safetensors"
+    assert all(key.startswith("text_model.") for key in load_file(file))
