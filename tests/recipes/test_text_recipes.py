@@ -357,7 +357,7 @@ def test_every_transform_of_texts_is_mixed():
         "group_baseline",
     }
     only_images = {"scale_steps", "exponential", "prune_width"}
-    later = {"discount", "whiten_turns", "group_returns"}  # of turns: tests/language
+    later = {"discount", "whiten_turns", "group_returns", "min_returns"}  # of turns and steps
     assert rest == {*COMPARED} | plain | only_images | later
 
 
