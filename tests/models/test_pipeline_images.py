@@ -112,6 +112,7 @@ def test_the_content_of_known_images_is_not_read_again(monkeypatch) -> None:
         return digests(rows)
 
     monkeypatch.setattr(image_cache, "_digests", counted)
+    monkeypatch.setattr(image_cache, "COMPARED", 0)
     pixels = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     pictures = [Image.new("RGB", (16, 16)) for _ in pixels]
 
@@ -308,6 +309,22 @@ def test_a_pipeline_with_images_calls_its_denoiser_no_more_than_needed(tmp_path:
     neighbours, other_images = [1, 1, 3, 3, 3, 3], [2] * 6
     # another guidance, a gradient, and what a guided row costs
     assert rows == [*steps, *neighbours, *other_images, 2, 1, 2, 2]
+
+
+def test_a_pipeline_that_encodes_more_than_its_images_is_found_out(monkeypatch) -> None:
+    """Cosmos 2.5's transfer, for one."""
+    pipe: Any = type("Pipe", (), {})()
+    pipe.vae = vae().eval()
+    memo = Memo(pipe)
+    picture = Image.new("RGB", (16, 16))
+    draws = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        pixels = torch.rand(1, 3, 16, 16, generator=draws)
+        memo.begin(ImageSet({"image": picture}))
+        with patched(memo.patches()):
+            kept = pipe.vae.encode(pixels).latent_dist.mean
+        assert torch.equal(kept, pipe.vae.encode(pixels).latent_dist.mean)
+    assert not memo.trusted
 
 
 def test_positions_are_computed_once_and_handed_out_as_copies() -> None:
