@@ -15,7 +15,7 @@ from flowrl.cli.given_model import TEXT_ADAPTER, device_of, weights_folder
 from flowrl.cli.model_card import CardSubject, write_card
 from flowrl.cli.out_folder import out_folder, removed_if_empty, whole_or_empty
 from flowrl.errors import UserError
-from flowrl.models.adapters import merge_adapters
+from flowrl.models.adapters import merge_language_adapters
 from flowrl.models.description import describe
 from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND
 from flowrl.models.diffusers.lora.lora_formats import (
@@ -173,7 +173,7 @@ def _merge(run: Run, weights: Path, folder: Path) -> None:
         policy.merge()
         policy.save(folder)
     else:
-        merge_adapters(policy.model)
+        merge_language_adapters(policy.model)
         policy.model.save_pretrained(folder)
         reader = policy.tokenizer if policy.vision is None else policy.vision.processor
         reader.save_pretrained(folder)

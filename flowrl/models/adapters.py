@@ -70,7 +70,7 @@ def save_adapters(model: Any, folder: Path) -> None:
     in_order(model.peft_config[ADAPTER]).save_pretrained(str(folder))
 
 
-def merge_adapters(model: Any) -> None:
+def merge_language_adapters(model: Any) -> None:
     """Add a transformers model's adapters to its weights, in place, and remove them."""
     for name, module in list(model.named_modules()):
         if isinstance(module, BaseTunerLayer):

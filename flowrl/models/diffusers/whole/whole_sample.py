@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -243,8 +244,10 @@ class WholeSample:
             return result
 
         vars(around)["__signature__"] = inspect.signature(kind.step)
-        # by its class: some loops step a copy of it
-        scheduler.__class__ = type(kind.__name__, (kind,), {"step": around})
+        if layout is None:  # Bria's loop asks for the scheduler's class
+            vars(scheduler)["step"] = MethodType(around, scheduler)
+        else:  # by its class: a loop of several states steps a copy of it
+            scheduler.__class__ = type(kind.__name__, (kind,), {"step": around})
         given = self._arguments(self.guidance)
         for name, latents in (self.given or {}).items():
             latents = nudged(latents, unit) if unit else latents
