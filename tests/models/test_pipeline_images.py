@@ -112,7 +112,7 @@ def test_the_content_of_known_images_is_not_read_again(monkeypatch) -> None:
         return digests(rows)
 
     monkeypatch.setattr(image_cache, "_digests", counted)
-    monkeypatch.setattr(image_cache, "COMPARED", 0)
+    monkeypatch.setattr(image_cache, "COMPARED_ENCODINGS", 0)
     pixels = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     pictures = [Image.new("RGB", (16, 16)) for _ in pixels]
 

@@ -27,7 +27,7 @@ from samplers.noise import generator
 CACHED_ENCODINGS = 512  # encodings
 CACHED_BYTES = 2**31  # of them: the latents of a video are many times those of an image
 IMAGE_SETS = 512  # whose content is remembered
-COMPARED = 48  # the first times, most of them in the proof, what is remembered is compared
+COMPARED_ENCODINGS = 48  # the first times, most of them in the proof, what is remembered is compared
 # components, beside a vae, that see conditioning images
 SEERS = ("image_encoder", "image_encoder_2", "feature_encoder", "vision_encoder", "siglip")
 
@@ -135,7 +135,7 @@ class Memo:
             self.known[place] = self.images, contents
             if len(self.known) > IMAGE_SETS:
                 self.known.popitem(last=False)
-        elif self.compared < COMPARED:
+        elif self.compared < COMPARED_ENCODINGS:
             self.compared += 1
             found = _digests(given)
             self.trusted, contents = found == contents, found
