@@ -27,7 +27,7 @@ from samplers.noise import generator
 CACHED_ENCODINGS = 512  # encodings
 CACHED_BYTES = 2**31  # of them: the latents of a video are many times those of an image
 IMAGE_SETS = 512  # whose content is remembered
-COMPARED_ENCODINGS = 48  # the first times, most of them in the proof, what is remembered is compared
+COMPARED_ENCODINGS = 48  # what is remembered is compared at first, mostly in the proof
 # components, beside a vae, that see conditioning images
 SEERS = ("image_encoder", "image_encoder_2", "feature_encoder", "vision_encoder", "siglip")
 
