@@ -135,6 +135,7 @@ def disturb(experience: Experience) -> bool:
     return len(stored) > 0
 
 
+QUICK_TEXTS = {"text_grpo", "text_gspo", "text_tree", "text_process"}  # of slopes
 QUICK_IMAGES = {"flow_grpo", "branch_grpo", "nft", "dpo"}  # the others take minutes together
 ALL_RECIPES = [
     *(
@@ -198,7 +199,10 @@ def test_a_sampler_whose_numbers_are_kept_is_measured_and_warned_of(open_run, ca
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
-@pytest.mark.parametrize("name", TEXT_RECIPES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK_TEXTS)) for n in TEXT_RECIPES],
+)
 def test_no_gradient_depends_on_the_size_of_calls_or_on_the_order_of_rows(
     open_run, monkeypatch, name, dtype
 ):

@@ -87,10 +87,15 @@ def test_every_request_asks_for_the_plain_distribution_with_a_seed_of_its_own(mo
     "correction",
     [
         {"level": "token", "mode": "truncate", "high": 1.2},
-        {"level": "sequence", "mode": "truncate", "high": 1.5, "low": 0.5},
-        {"level": "token", "mode": "mask", "high": 1.2, "low": 0.7},
         {"level": "sequence", "mode": "mask", "high": 1.5},
-        {"mode": "none"},
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (
+                {"level": "sequence", "mode": "truncate", "high": 1.5, "low": 0.5},
+                {"level": "token", "mode": "mask", "high": 1.2, "low": 0.7},
+                {"mode": "none"},
+            )
+        ),
     ],
     ids=lambda c: "-".join(map(str, c.values())),
 )

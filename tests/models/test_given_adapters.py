@@ -121,9 +121,9 @@ def of_peft(pipeline: Path, folder: Path, **config: Any) -> Any:
     "config",
     [
         {},
-        {"use_rslora": True},
         {"rank_pattern": {"to_q": 2}, "alpha_pattern": {"to_q": 7}},
-        {"use_dora": True},
+        pytest.param({"use_rslora": True}, marks=pytest.mark.slow),
+        pytest.param({"use_dora": True}, marks=pytest.mark.slow),
     ],
 )
 def test_adapters_in_pefts_own_format(pipeline: Path, tmp_path: Path, config: Any) -> None:

@@ -92,12 +92,14 @@ def test_a_recipe_is_the_parts_that_it_shows(name: str) -> None:
     "parts",
     [
         {"advantage": {"name": "pass_at_k", "k": 4}},
-        {"advantage": "mine.py:MyCredit"},
+        pytest.param({"advantage": "mine.py:MyCredit"}, marks=pytest.mark.slow),
         {"advantage": [{"name": "mine.py:MyCredit", "share": 0.9}, "clip"],
          "likelihood": "mine.py:MyLikelihood", "kernel": {"name": "mine.py:MyKernel", "eta": 0.5},
          "loss": "mine.py:MyLoss"},
-        {"plan": {"name": "window", "size": 1}, "kernel": {"name": "cps", "eta": 0.8},
-         "likelihood": {"ratio": "cps"}, "loss": {"name": "surrogate", "low": 0.1, "high": 0.2}},
+        pytest.param(
+            {"plan": {"name": "window", "size": 1}, "kernel": {"name": "cps", "eta": 0.8},
+             "likelihood": {"ratio": "cps"},
+             "loss": {"name": "surrogate", "low": 0.1, "high": 0.2}}, marks=pytest.mark.slow),
         {"likelihood": {"means": True}, "loss": "trust_region"},
     ],
     ids=["pass_at_k", "own credit", "all own", "named", "trust region"],

@@ -37,7 +37,7 @@ WANTED = {
     "wan21_1b", "wan21_14b", "wan22_a14b", "wan22_5b", "hunyuan_video15", "ltx_video", "ltx2",
     "ltx2_3", "cogvideox_5b",
 }  # fmt: skip
-CHEAP = ("sd35_medium", "flux1_schnell", "wan21_1b")
+CHEAP = ("sd35_medium", "wan21_1b")
 
 
 def test_every_model_has_its_file_and_its_public_sizes():

@@ -158,7 +158,7 @@ def test_every_recipe_is_tested():
     }
 
 
-QUICK = ("flow_grpo", "branch_grpo", "nft", "dpo")  # a loss or a plan of each kind
+QUICK = ("branch_grpo", "nft", "dpo")  # a tree, matching, pairs
 
 
 @pytest.mark.long

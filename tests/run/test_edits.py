@@ -131,7 +131,13 @@ def placed(value: Any, place: Path) -> Any:
     return str(place / value) if ours else value
 
 
-@pytest.mark.parametrize(("path", "value"), HELD_OUT)
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * (place % 2))  # every second one
+        for place, each in enumerate(HELD_OUT)
+    ],
+)
 def test_an_edit_before_a_resume(finished: Path, tmp_path: Path, capsys, path: str, value: Any):
     check(finished, tmp_path / "run", path, placed(value, finished), capsys)
 

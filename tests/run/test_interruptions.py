@@ -171,7 +171,9 @@ def test_a_reward_that_raises_after_its_self_test(warm, config, unbroken, tmp_pa
     go_on(warm, folder, unbroken)
 
 
-@pytest.mark.parametrize("call", ["10", "12"])  # before a save, and before an evaluation
+@pytest.mark.parametrize(  # before a save, and before an evaluation
+    "call", ["10", pytest.param("12", marks=pytest.mark.slow)]
+)
 def test_a_full_disk_stops_a_run_that_goes_on_when_there_is_room(
     warm, config, unbroken, tmp_path, call
 ):

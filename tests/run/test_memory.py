@@ -108,7 +108,11 @@ def saved(policy: Any, rows: int) -> int:
 
 
 @pytest.mark.parametrize("family", WIDER)
-@pytest.mark.parametrize("lora", [None, {"rank": 8, "alpha": 16}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "lora",
+    [pytest.param(None, marks=pytest.mark.slow), {"rank": 8, "alpha": 16}],
+    ids=["full", "lora"],
+)
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_activations_are_counted_to_within_a_tenth(
     folders: dict[str, Path], tmp_path: Path, family: str, lora: dict | None, dtype: str

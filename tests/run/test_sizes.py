@@ -56,7 +56,11 @@ def gradients(kept: Session, part: Experience) -> dict[str, torch.Tensor]:
     return {name: rows * grad.clone() for name, grad in found.items()}
 
 
-@pytest.mark.parametrize("recipe", [runs.FLOW_GRPO, NFT], ids=["flow_grpo", "nft"])
+@pytest.mark.parametrize(
+    "recipe",
+    [runs.FLOW_GRPO, pytest.param(NFT, marks=pytest.mark.slow)],
+    ids=["flow_grpo", "nft"],
+)
 def test_gradients_are_the_sum_of_each_sizes_own(recipe, shifted, tmp_path):
     """And the first ratio is 1; calls hold rows of one size."""
     kept = runs.opened(settings(shifted, tmp_path, recipe), tmp_path)
