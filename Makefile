@@ -21,7 +21,7 @@ demo-text: setup
 
 # Shapes in signatures are checked at run time (jaxtyping, beartype) where the calculus is tested.
 # Checked everywhere, they take as long as everything else together.
-CALCULUS = tests/credit tests/losses tests/likelihoods tests/samplers tests/budget tests/recipes
+CALCULUS = tests/credit tests/losses tests/likelihoods tests/samplers tests/budget tests/recipes/test_recipes.py
 SHAPES = --jaxtyping-packages=samplers,rewards,flowrl,beartype.beartype
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 
