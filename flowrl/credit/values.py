@@ -2,8 +2,8 @@
 
 n samples (contiguous per draw), k decision points, r rewards. An entry is the credit of the node
 that a sample passed at that point, so samples that share a node share its credit. Independent
-trajectories form a tree with one leaf per node, so chains and trees share all code. Everything is
-float64, and every mean and std honours the mask.
+trajectories form a tree with one leaf per node, so chains and trees share all code. All is float64,
+and means and stds honour the mask.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,6 +42,7 @@ class TrackedStatistics(NamedTuple):
 
     baseline: Float[Tensor, " g"] | None = None  # the expected score of each draw
     quantiles: tuple[float, float] | None = None  # of scores, low and high: RiskPO
+    gate: tuple[float, tuple[float, ...]] | None = None  # a `GateHistory` of `GateShare`
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Context:
     turns      of conversations with an environment
     reference  log-ratios to the initial model, where credit reads them
     tracked    set by the algorithm's tracker
-    intermediate  scores of intermediate states
+    intermediate, scores  of intermediate states and of the samples, set by `Estimator`
     steps      std, h and slope (as in `Columns`) of each sample's own steps, where samples of
                several sizes have different noise levels; None: those of `columns`
     """
@@ -73,6 +74,7 @@ class Context:
     reference: ReferenceRatios | None = None
     tracked: TrackedStatistics = TrackedStatistics()
     intermediate: IntermediateScores | None = None
+    scores: Scores | None = None
     steps: Float[Tensor, "n k 3"] | None = None
 
     def step_weights(
