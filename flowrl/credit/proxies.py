@@ -38,23 +38,23 @@ def standing(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     return (below + up_to - 1).double()
 
 
-def uncertainty(
+def doubt(
     scores: Scores, weights: Float[Tensor, " r"], auxiliary: Sequence[str]
 ) -> tuple[Float[Tensor, " m"], Bool[Tensor, " n"]]:
-    """How much better the weighted sum of the rewards ranks a sample than the rewards `auxiliary`
-    do, of the m samples that all rewards scored; and which these are.
+    """Surplus of a sample's rank by the weighted sum of the rewards over its mean rank by the rewards
+    `auxiliary`, for the m samples that all rewards scored; and which these are.
 
         u = s(R) - mean_k s(R_k),  s = share of the other samples below
 
-    -1 to 1. Below 0 the proxy is harder on a sample than the others are.
+    -1 to 1. Below 0 the others rank a sample higher than the proxy does.
     """
     known = scores.scored.cpu().all(1)
     values = scores.values.double().cpu()[known]
     whole = standing((values * weights.double().cpu()).sum(1))
     others = [standing(values[:, scores.names.index(name)]) for name in auxiliary]
     count = len(others)
-    apart = count * whole - torch.stack(others).sum(0)  # whole numbers, so that 0 is exact
-    return apart / (2 * count * max(len(values) - 1, 1)), known
+    more = count * whole - torch.stack(others).sum(0)  # whole numbers, so that 0 is exact
+    return more / (2 * count * max(len(values) - 1, 1)), known
 
 
 class GateHistory(NamedTuple):
@@ -86,7 +86,7 @@ class ProxyGate:
 
         gate = n / m where u > the (1 - share) quantile of all u >= 0, else 0
 
-    u is `uncertainty`, m the number of gated samples among the n in the loss. The mean over all
+    u is `doubt`, m the number of gated samples among the n in the loss. The mean over all
     samples of gate KL is then the mean KL of the gated ones, as in the code, which divides by the
     gated rows of each micro-batch instead of the iteration's. The abstract penalises samples of
     high uncertainty, which are meant here. The code numbers ranks from 1 for the best and gates
@@ -112,7 +112,7 @@ class ProxyGate:
         self, scores: Scores, context: Context, learned: Bool[Tensor, " n"]
     ) -> Float[Tensor, " n"]:
         """Weight of each sample's KL. `learned`: the samples in the loss."""
-        u, known = uncertainty(scores, context.weights, self.auxiliary)
+        u, known = doubt(scores, context.weights, self.auxiliary)
         weights = torch.zeros(len(known), dtype=torch.float64)
         if len(u) == 0:
             return weights
@@ -127,6 +127,8 @@ class ProxyGate:
         """Refuses samples that are not the rows of a loss one by one."""
         if text_plans(choices):
             return "ProxyGate weights the KL of images and videos: leave it out for texts"
+        if any(plan.group < 2 for plan in choices.plans):
+            return "a group of one has no advantage: use a group of at least 2"
         if not independent(choices.plan, choices.plans):
             return "ProxyGate needs independent samples: use Chain, Window or Ode"
         return None
@@ -162,7 +164,7 @@ class GateShare:
         return replace(context, tracked=TrackedStatistics(gate=self.history))
 
     def after(self, scores: Scores, context: Context) -> None:
-        u, _ = uncertainty(scores, context.weights, self.auxiliary)
+        u, _ = doubt(scores, context.weights, self.auxiliary)
         if len(u):
             self.history = adapted(self.history, float(u[u >= 0].mean()))
 
@@ -181,7 +183,8 @@ class Diverse:
         A = (value - mean) d / mean(d) above the group's mean, value - mean below it
 
     d is the score of the reward `distance`, of weight 0: the least distance to another sample of
-    the group. The factor is 1 for a sample without such a score, and if all d are 0.
+    the group. The factor is 1 for a sample without such a score, and if all d are 0. Where good
+    samples are alike their advantages shrink, so that the group's mean falls below 0.
     """
 
     distance: str

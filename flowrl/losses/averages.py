@@ -44,7 +44,7 @@ class Refresh:
     """When an average becomes a copy of the current weights: GARDO (arXiv:2512.24138).
 
     `every` so many iterations, and after one whose mean divergence from the average, `kl_NAME`, is
-    `above` a bound. Either starts the count anew.
+    `above` a bound. Either starts a new count.
     """
 
     every: int

@@ -236,16 +236,17 @@ def gardo(
     """GARDO, arXiv:2512.24138, from the abstract and the authors' code: Flow-GRPO without a std,
     against reward hacking. SD3.5-M: KL 0.04 (OCR) or 0.07 (GenEval), guidance 4.5.
 
-    The KL counts only for samples that the trained reward ranks much better than the rewards
-    `auxiliary` do, a `share` of them, which `adapt` moves between 0.02 and 0.2. It is measured from
-    a copy of the weights, taken anew after `refresh` iterations or above `refresh_kl`. Advantages
-    of good samples grow with their `distance` to their group. These rewards have weight 0 in the
-    run; without `distance` advantages stay as they are.
+    The KL counts only for samples that the trained reward ranks higher than the rewards `auxiliary`
+    do: the `share` of these that differs most, which `adapt` moves between 0.02 and 0.2. It is
+    measured from a copy of the weights, replaced after `refresh` iterations or above
+    `refresh_kl`. Advantages of good samples grow with their `distance` to their group. These
+    rewards have weight 0 in the run; without `distance` advantages stay as they are.
 
     Differences: the code gates samples that the trained reward ranks *worse* than the others do,
     which contradicts the abstract; it trains on the first 8 of 10 steps, here on 9, and takes the
     copy after a single optimizer step above `refresh_kl`, here after an iteration's mean above it.
-    Ranks are shared by equal scores, where the code leaves them to the sort.
+    Ranks are shared by equal scores, where the code leaves them to the sort. Our `distance` is
+    DINOv2's, theirs DINOv3's.
     """
     gate = ProxyGate(auxiliary, share)
     own = Standardize(scale=None) if distance is None else Diverse(distance)

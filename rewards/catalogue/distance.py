@@ -5,7 +5,8 @@ the class tokens of a DINO or DINOv2, clip CLIP's image vectors. Below 1e-6 it i
 An image without others in its group is unscored.
 
 It says nothing about quality: trained, it asks for noise. Give it weight 0 and a recipe that reads
-it (gardo, arXiv:2512.24138, whose authors use DINOv3's ViT-L).
+it (gardo, arXiv:2512.24138, whose authors use DINOv3's ViT-L). To an embedding that sees little
+but what the prompt asks for, all right samples are copies.
 """
 
 from dataclasses import dataclass
@@ -42,8 +43,8 @@ class Distance:
         seen, group = functional.normalize(seen, dim=-1), samples.group.cpu()
         other = (group[:, None] == group) & ~torch.eye(len(group), dtype=torch.bool)
         nearest = (seen @ seen.T).clamp(-1, 1).masked_fill(~other, -torch.inf).amax(1)
-        apart = torch.where(1 - nearest < ROUNDED, 0.0, 1 - nearest)
-        return torch.where(other.any(1), apart, torch.nan)
+        gap = torch.where(1 - nearest < ROUNDED, 0.0, 1 - nearest)
+        return torch.where(other.any(1), gap, torch.nan)
 
 
 def load(

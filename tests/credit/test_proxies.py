@@ -15,10 +15,10 @@ from flowrl.credit.proxies import (
     GateShare,
     ProxyGate,
     adapted,
+    doubt,
     gate_of,
     named_rewards,
     standing,
-    uncertainty,
 )
 from flowrl.credit.values import Context, TrackedStatistics
 from flowrl.errors import UserError
@@ -60,9 +60,7 @@ def by_loops(scores: Scores, share: float, learned: list[bool]) -> tuple[list[fl
     n = len(scores.values)
     rows = [i for i in range(n) if bool(scores.scored[i].all())]
     table = [[float(scores.values[i, k]) for i in rows] for k in range(4)]
-    u = [
-        rank(table[0], i) - (rank(table[1], i) + rank(table[2], i)) / 2 for i in range(len(rows))
-    ]
+    u = [rank(table[0], i) - (rank(table[1], i) + rank(table[2], i)) / 2 for i in range(len(rows))]
     u = [0.0 if abs(each) < 1e-12 else each for each in u]
     bound = float(np.percentile([each for each in u if each >= 0], 100 - 100 * share))
     chosen = [i for i, each in zip(rows, u, strict=True) if each > bound + 1e-12 and learned[i]]
@@ -75,7 +73,7 @@ def test_the_gate_is_the_plain_loops(seed, share):
     scores = made(seed)
     learned = [i % 5 != 3 for i in range(24)]
     u, gate = by_loops(scores, share, learned)
-    found, known = uncertainty(scores, WEIGHTS, ("one", "two"))
+    found, known = doubt(scores, WEIGHTS, ("one", "two"))
     assert known.tolist() == scores.scored.all(1).tolist()
     torch.testing.assert_close(found, torch.tensor(u, dtype=torch.float64), atol=1e-12, rtol=0.0)
     context = Context(columns(6), WEIGHTS)
@@ -144,7 +142,9 @@ def test_the_tracker_adapts_the_share_that_the_gate_uses_and_resumes():
         share = theirs.update(float(np.mean([each for each in u if each >= 0])))
         _, gate = by_loops(scores, share, [True] * 24)
         own = GATE.weights(scores, context, every)
-        torch.testing.assert_close(own, torch.tensor(gate, dtype=torch.float64), atol=1e-12, rtol=0.0)
+        torch.testing.assert_close(
+            own, torch.tensor(gate, dtype=torch.float64), atol=1e-12, rtol=0.0
+        )
         tracker.after(scores, context)
         again = GateShare(("one", "two"), 0.25)
         again.restore(tracker.state())
