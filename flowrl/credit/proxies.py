@@ -41,7 +41,7 @@ def standing(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 def doubt(
     scores: Scores, weights: Float[Tensor, " r"], auxiliary: Sequence[str]
 ) -> tuple[Float[Tensor, " m"], Bool[Tensor, " n"]]:
-    """Surplus of a sample's rank by the weighted sum of the rewards over its mean rank by the rewards
+    """Surplus of a sample's rank by the weighted sum of the rewards over its mean rank by rewards
     `auxiliary`, for the m samples that all rewards scored; and which these are.
 
         u = s(R) - mean_k s(R_k),  s = share of the other samples below
