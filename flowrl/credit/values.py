@@ -49,16 +49,14 @@ class TrackedStatistics(NamedTuple):
 class Context:
     """Inputs of credit besides the scores. A transform that reads a missing one raises an error.
 
-    columns    nodes, noise and step sizes of the decision points
-    weights    of the rewards
+    columns, weights  of the decision points (nodes, noise and step sizes); of the rewards
     logp       mean log-density of each node's edge, by step (`Edges.logp`): for path fusion
     nodes      ids of the nodes that a sample passed, for trees that are not uniform: samples of a
                draw with the same id at a decision point share that node
     lengths    trained decisions of each sample: tokens, or noisy steps
     prompts    the prompt of each draw, as a row of the prompt set
-    turns      of conversations with an environment
+    turns, tracked  of conversations with an environment; set by the algorithm's tracker
     reference  log-ratios to the initial model, where credit reads them
-    tracked    set by the algorithm's tracker
     intermediate, scores  of intermediate states and of the samples, set by `Estimator`
     steps      std, h and slope (as in `Columns`) of each sample's own steps, where samples of
                several sizes have different noise levels; None: those of `columns`

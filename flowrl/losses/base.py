@@ -210,8 +210,7 @@ def check_gate(loss: Objective, likelihood: Likelihood, gate: ProxyGate | None) 
     gated = isinstance(loss, Anchored) and any(anchor.gated for anchor in loss.anchors)
     if gated != (gate is not None):
         raise UserError(
-            "a gated anchor of the loss and the transform ProxyGate need each other, but this "
-            "algorithm has only one of them"
+            "a gated anchor and the transform ProxyGate need each other: this run has only one"
         )
     if gated and likelihood.unit > 1:
         raise UserError("ProxyGate weights single samples, but this loss compares several")

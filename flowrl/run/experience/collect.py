@@ -191,10 +191,8 @@ def _guided(rounds: Rounds) -> dict[str, float]:
 
 
 def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
-    """Compute the credit of one plan.
-
-    There are few scores, so all processes get all of them, compute all credit and keep their share.
-    """
+    """Compute the credit of one plan: all processes get all scores, of which there are few, compute
+    all credit and keep their share."""
     rollout = rounds.first.parts[plan].rollout
     columns = rollout.columns
     advantage, parts = session.algorithm.advantage, rounds.parts(plan)

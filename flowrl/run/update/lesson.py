@@ -47,7 +47,8 @@ class Lesson:
     def followed(self, updated: Updated, progress: Progress) -> None:
         """Update the averages, and check that everything is finite."""
         policies, metrics = self.learner.policies, self.experience.metrics | updated.metrics
-        policies.follow(progress.optimizer_steps, self._refreshed(updated.metrics, progress))
+        due = self._refreshed(updated.metrics, progress) if policies.averages else ()
+        policies.follow(progress.optimizer_steps, due)
         check_iteration(self.experience.rows, policies.named(), metrics, progress.iteration)
 
     def _refreshed(self, metrics: Mapping[str, float], progress: Progress) -> set[str]:
