@@ -40,10 +40,10 @@ def columns(group: int) -> Columns:
     return Columns((group,) * 2, (True,) * 2, (1.0,) * 2, (1.0,) * 2)
 
 
-def made(seed: int, n: int = 24) -> Scores:
+def made(seed: int, n: int = 24, levels: int = 7) -> Scores:
     """Scores with ties, and some that are missing."""
     draw = torch.Generator().manual_seed(seed)
-    values = torch.randint(0, 7, (n, 4), generator=draw) / 4
+    values = torch.randint(0, levels, (n, 4), generator=draw) / 4
     scored = torch.rand(n, 4, generator=draw) > 0.06
     return Scores(values * scored, scored, NAMES)
 
@@ -134,13 +134,13 @@ def test_the_share_follows_the_released_rule(slope):
 
 def test_the_tracker_adapts_the_share_that_the_gate_uses_and_resumes():
     tracker, theirs = GateShare(("one", "two"), 0.25), Released(0.25)
-    every = torch.ones(24, dtype=torch.bool)
+    every = torch.ones(60, dtype=torch.bool)
     for seed in range(12):
-        scores = made(seed)
+        scores = made(seed, 60, 1000)
         context = tracker.before(Context(columns(6), WEIGHTS))
-        u, _ = by_loops(scores, 0.25, [True] * 24)
+        u, _ = by_loops(scores, 0.25, [True] * 60)
         share = theirs.update(float(np.mean([each for each in u if each >= 0])))
-        _, gate = by_loops(scores, share, [True] * 24)
+        _, gate = by_loops(scores, share, [True] * 60)
         own = GATE.weights(scores, context, every)
         torch.testing.assert_close(
             own, torch.tensor(gate, dtype=torch.float64), atol=1e-12, rtol=0.0
