@@ -16,13 +16,14 @@ from flowrl.credit.choices import (
 from flowrl.credit.fitting import check_credit
 from flowrl.credit.intermediate import reads_intermediate
 from flowrl.credit.process import Information, compares_turns, information_of
+from flowrl.credit.proxies import ProxyGate, gate_of
 from flowrl.credit.trackers import NoTracker, ReadsStart, Tracker
 from flowrl.credit.turns import reads_reference
 from flowrl.credit.values import Transform
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import Average, Decay, check_policies
-from flowrl.losses.base import Objective, check_units, entropy_share
+from flowrl.losses.base import Objective, check_gate, check_units, entropy_share
 from flowrl.losses.reward import check_gradient
 
 __all__ = ["Algorithm", "Average", "Decay"]
@@ -48,6 +49,7 @@ class Algorithm:
         check_parts((self.advantage, self.likelihood), self)
         check_credit(self.transforms, self)
         check_units(self.loss, self.likelihood)
+        check_gate(self.loss, self.likelihood, self.gate)
         check_parts((self.loss,), self)
 
     @property
@@ -72,6 +74,11 @@ class Algorithm:
     @property
     def transforms(self) -> tuple[Transform, ...]:
         return self.advantage.transforms
+
+    @cached_property
+    def gate(self) -> ProxyGate | None:
+        """The transform that chooses whose KL counts, if any."""
+        return gate_of(self.transforms)
 
     @cached_property
     def reads_reference(self) -> bool:

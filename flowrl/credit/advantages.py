@@ -306,7 +306,8 @@ class Estimator:
         """
         if self.routes:
             return self._routed(scores, context)
-        context, first = replace(context, intermediate=scores.intermediate), self._behind_sum
+        context = replace(context, intermediate=scores.intermediate, scores=scores)
+        first = self._behind_sum
         if summed is None or len(self._own) < first:
             summed, first = node_values(scores, context, self.fusion), 0
         credit = summed

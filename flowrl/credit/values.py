@@ -2,8 +2,8 @@
 
 n samples (contiguous per draw), k decision points, r rewards. An entry is the credit of the node
 that a sample passed at that point, so samples that share a node share its credit. Independent
-trajectories form a tree with one leaf per node, so chains and trees share all code. Everything is
-float64, and every mean and std honours the mask.
+trajectories form a tree with one leaf per node, so chains and trees share all code. All is float64,
+and means and stds honour the mask.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,23 +42,22 @@ class TrackedStatistics(NamedTuple):
 
     baseline: Float[Tensor, " g"] | None = None  # the expected score of each draw
     quantiles: tuple[float, float] | None = None  # of scores, low and high: RiskPO
+    gate: tuple[float, tuple[float, ...]] | None = None  # a `GateHistory` of `GateShare`
 
 
 @dataclass(frozen=True)
 class Context:
     """Inputs of credit besides the scores. A transform that reads a missing one raises an error.
 
-    columns    nodes, noise and step sizes of the decision points
-    weights    of the rewards
+    columns, weights  of the decision points (nodes, noise and step sizes); of the rewards
     logp       mean log-density of each node's edge, by step (`Edges.logp`): for path fusion
     nodes      ids of the nodes that a sample passed, for trees that are not uniform: samples of a
                draw with the same id at a decision point share that node
     lengths    trained decisions of each sample: tokens, or noisy steps
     prompts    the prompt of each draw, as a row of the prompt set
-    turns      of conversations with an environment
+    turns, tracked  of conversations with an environment; set by the algorithm's tracker
     reference  log-ratios to the initial model, where credit reads them
-    tracked    set by the algorithm's tracker
-    intermediate  scores of intermediate states
+    intermediate, scores  of intermediate states and of the samples, set by `Estimator`
     steps      std, h and slope (as in `Columns`) of each sample's own steps, where samples of
                several sizes have different noise levels; None: those of `columns`
     """
@@ -73,6 +72,7 @@ class Context:
     reference: ReferenceRatios | None = None
     tracked: TrackedStatistics = TrackedStatistics()
     intermediate: IntermediateScores | None = None
+    scores: Scores | None = None
     steps: Float[Tensor, "n k 3"] | None = None
 
     def step_weights(

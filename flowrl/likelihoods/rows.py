@@ -47,6 +47,7 @@ class Rows:
     the same x and sigma, so their velocity is evaluated once. None: every row has its own state.
     `place` is the index of these rows among an iteration's rows of their samples, by which they are
     dealt to optimizer steps. None: it is the index among all of the iteration's rows.
+    `gate` weights each row in gated anchors. None: no anchor is gated.
     """
 
     prompt: Int[Tensor, " b"]  # index into the batch's prompts
@@ -56,6 +57,7 @@ class Rows:
     state: Int[Tensor, " b"] | None = field(default=None, kw_only=True)
     behaviour: Evaluation | None = field(default=None, kw_only=True)
     place: int | None = field(default=None, kw_only=True)
+    gate: Float[Tensor, "b 1"] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

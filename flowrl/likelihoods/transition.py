@@ -72,18 +72,28 @@ def rows_by_shape(
     advantage: PointValues,
     mask: PointMask,
     first: int = 0,
+    gate: Float[Tensor, "n 1"] | None = None,
 ) -> list[Rows]:
     """A likelihood's rows of a rollout. Samples of several sizes have rows of their own for each
-    size, whose `place` counts from `first`."""
+    size, whose `place` counts from `first`. `gate`: of each sample, which is one row of each."""
     if not isinstance(rollout, MixedRollout):
-        return [*likelihood.rows(rollout, advantage, mask)]
+        made = [*likelihood.rows(rollout, advantage, mask)]
+        return made if gate is None else [_gated(rows, gate) for rows in made]
     found: list[Rows] = []
     for part, own in enumerate(rollout.parts):
         at = rollout.samples(part).to(advantage.device)
         for k, rows in enumerate(likelihood.rows(own, advantage[at], mask[at])):
             prompt = rollout.placed(part, rows.prompt)
-            found.append(replace(rows, prompt=prompt, place=first + k))
+            rows = replace(rows, prompt=prompt, place=first + k)
+            found.append(_gated(rows, None if gate is None else gate[at]))
     return found
+
+
+def _gated(rows: Rows, gate: Float[Tensor, "n 1"] | None) -> Rows:
+    if gate is None:
+        return rows
+    assert len(gate) == len(rows.prompt), "ProxyGate refuses trees and pairs"
+    return replace(rows, gate=sent(gate.to(rows.advantage.dtype), rows.advantage.device))
 
 
 def mse(

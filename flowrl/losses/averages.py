@@ -40,14 +40,38 @@ class Decay:
 
 
 @dataclass(frozen=True)
+class Refresh:
+    """When an average becomes a copy of the current weights: GARDO (arXiv:2512.24138).
+
+    `every` so many iterations, and after one whose mean divergence from the average, `kl_NAME`, is
+    `above` a bound. Either starts a new count.
+    """
+
+    every: int
+    above: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or (self.above is not None and self.above <= 0):
+            raise UserError(
+                f"an average is refreshed every 1 or more iterations, and above a KL larger than "
+                f"0, not {self.every} and {self.above}"
+            )
+
+    def due(self, iterations: int, kl: float) -> bool:
+        """`iterations` after the last time."""
+        return iterations >= self.every or (self.above is not None and kl > self.above)
+
+
+@dataclass(frozen=True)
 class Average:
     """A slow copy of the weights, updated after each iteration.
 
-    average <- d average + (1 - d) current
+    average <- d average + (1 - d) current,  d = 0 where a `refresh` is due
     """
 
     name: str
     decay: Decay
+    refresh: Refresh | None = None
 
 
 def check_policies(averages: Sequence[str], behaviour: str, roles: Iterable[str]) -> None:

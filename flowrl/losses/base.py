@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.credit.choices import Choices
+from flowrl.credit.proxies import ProxyGate
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows
 from flowrl.likelihoods.token import Token
@@ -161,12 +162,14 @@ class Anchor:
     `role` is "ref", the initial policy, or a named average (AWM's trust region). `corrected`
     multiplies the estimate by the ratio, with its gradient. Without it, the k3 estimate has the
     gradient of KL(ref | new) and k1 has no gradient; corrected, both have the gradient of KL(new |
-    ref), also for samples of an older policy (DeepSeek-V3.2, arXiv:2512.02556).
+    ref), also for samples of an older policy (DeepSeek-V3.2, arXiv:2512.02556). `gated` weights
+    rows by the gate of their samples, `flowrl.credit.proxies.ProxyGate`.
     """
 
     weight: float
     role: str = "ref"
     corrected: bool = False
+    gated: bool = False
 
     def __post_init__(self) -> None:
         if self.weight <= 0:
@@ -186,9 +189,31 @@ def anchored(
         if anchor.corrected:
             ratio = likelihood.log_ratio(evaluations["new"], evaluations["old"], rows).exp()
             kl = kl * ratio
+        if anchor.gated:
+            assert rows.gate is not None, "`check_gate` asks for one"
+            kl = kl * rows.gate
         total = total + anchor.weight * kl
         metrics["kl" if anchor.role == "ref" else f"kl_{anchor.role}"] = kl.detach()
     return total, metrics
+
+
+@runtime_checkable
+class Anchored(Protocol):
+    """A loss with anchors."""
+
+    @property
+    def anchors(self) -> tuple[Anchor, ...]: ...
+
+
+def check_gate(loss: Objective, likelihood: Likelihood, gate: ProxyGate | None) -> None:
+    """UserError for a gate without a gated anchor, the reverse, or rows of several samples."""
+    gated = isinstance(loss, Anchored) and any(anchor.gated for anchor in loss.anchors)
+    if gated != (gate is not None):
+        raise UserError(
+            "a gated anchor and the transform ProxyGate need each other: this run has only one"
+        )
+    if gated and likelihood.unit > 1:
+        raise UserError("ProxyGate weights single samples, but this loss compares several")
 
 
 def roles(anchors: tuple[Anchor, ...], *more: str) -> frozenset[str]:

@@ -11,6 +11,7 @@
 | branch_grpo     | Tree         | group std, by depth          | Transition        | Surrogate  |
 | branch_grpo_mix | Tree, ODE    | group std, by depth          | Transition        | Surrogate  |
 | grpo_guard      | Chain        | group std, by 1/h            | Transition, guard | Surrogate  |
+| gardo           | Chain        | group mean, by distance      | Transition        | Surrogate  |
 | ddpo            | Chain, DDIM  | group std                    | Transition        | Surrogate  |
 | loop            | Chain, DDIM  | leave one out                | Transition        | Surrogate  |
 | awm             | Ode, SA      | group mean, batch std        | Matching          | Surrogate  |
@@ -79,10 +80,10 @@ are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching
 `flowrl/recipes/matching.py`, recipes with other feedback in `flowrl/recipes/feedback.py`, recipes
 with intermediate rewards (`looks`, `thin`) in `flowrl/recipes/intermediate.py`, recipes that use a
 reward's gradient in `flowrl/recipes/reward_gradient.py`, and opd, which has teachers and needs no
-rewards, in `flowrl/recipes/distillation.py`. vgpo, pro_grpo and potential_tree are based on reviews
-or an abstract, as their docstrings say. Recipes of language models are in `flowrl/recipes/text.py`
-and, where they differ in credit, in `flowrl/recipes/text_credit.py` and, with credit of turns or
-steps, in `flowrl/recipes/text_turns.py`.
+rewards, in `flowrl/recipes/distillation.py`. vgpo, pro_grpo, potential_tree and gardo are based on
+reviews, an abstract or code, as their docstrings say. Recipes of language models are in
+`flowrl/recipes/text.py` and, where they differ in credit, in `flowrl/recipes/text_credit.py` and,
+with credit of turns or steps, in `flowrl/recipes/text_turns.py`.
 """
 
 from collections.abc import Callable
@@ -104,7 +105,7 @@ from flowrl.recipes import (
 IMAGE_FUNCTIONS = (
     grpo.flow_grpo, grpo.flow_grpo_fast, grpo.dance_grpo, grpo.mix_grpo, grpo.mix_grpo_flash,
     grpo_trees.temp_flow, grpo_trees.branch_grpo, grpo_trees.branch_grpo_mix, grpo.grpo_guard,
-    grpo.ddpo, grpo.loop, matching.awm, matching.nft, matching.dpo, matching.rwr,
+    grpo.gardo, grpo.ddpo, grpo.loop, matching.awm, matching.nft, matching.dpo, matching.rwr,
     feedback.flow_dppo, feedback.dgpo, feedback.crd, feedback.fdfo, feedback.flash_grpo,
     feedback.e_grpo, feedback.g2rpo, feedback.euphonium, intermediate.dense_grpo,
     intermediate.turning_point, intermediate.vgpo, intermediate.pro_grpo,

@@ -9,8 +9,10 @@ from pydantic import ValidationError
 
 import rewards
 from flowrl.algorithm import Algorithm
+from flowrl.credit.proxies import named_rewards
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
+from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.checks import (
     check_bundles,
     check_hub,
@@ -238,6 +240,27 @@ def check_rewards(run: Run, given: Collection[str] = ()) -> None:
                 raise UserError(f"{place}: {error}") from error
 
 
+def check_named_rewards(run: Run) -> None:
+    """UserError unless the rewards that credit reads by name are the run's, untrained, and have
+    scored all samples that it compares."""
+    algorithm, known = run.algorithm(), {spec.label: spec.weight for spec in run.rewards}
+    named = named_rewards(algorithm.transforms)
+    for label in named:
+        if known.get(label) != 0:
+            what = f"has weight {known[label]}" if label in known else "is missing"
+            raise UserError(
+                f"rewards: {label} {what}, but this recipe only compares samples by it: write "
+                f"{{name: {label}, weight: 0}}, or name another reward in the recipe"
+            )
+    places = ("given", run.given is not None), ("budget", run.budget != BudgetSettings())
+    for place, used in (*places, ("recipe.modalities", run.recipe.modalities is not None)):
+        if used and named:
+            raise UserError(
+                f"{place}: this recipe compares all samples of an iteration by further rewards, "
+                f"which {place} does not support: leave it out"
+            )
+
+
 def _cancel(specs: Sequence[RewardSpec]) -> bool:
     """Whether the weights of equal rewards add up to 0 in every iteration; true without rewards."""
     turns = {0, *(at for s in specs if isinstance(s.weight, tuple) for at, _ in s.weight)}
@@ -256,6 +279,7 @@ def check_run(run: Run, given: Collection[str] = ()) -> None:
     reading weights. `given`: labels of rewards that are Python objects."""
     check_plan(run)
     check_rewards(run, given)
+    check_named_rewards(run)
     check_own_gradients(run)
     for place in run.prompts.given:
         check_texts(run.prompts.read(place), run.model)

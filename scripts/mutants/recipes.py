@@ -12,6 +12,8 @@ EUPHONIUM, TEACHERS = "recipes/test_euphonium.py", "run/test_teachers.py"
 DISTILLATION = "losses/test_distillation.py"
 
 REWRITING, JOINT = "flowrl/run/experience/rewriting.py", "run/test_joint.py"
+PROXIES, DOUBTED = "flowrl/credit/proxies.py", "credit/test_proxies.py"
+DOUBTING = "run/test_proxies_run.py"
 CREDITED = f"{JOINT}::test_credit_of_a_collect_equals_plain_loops"
 
 # fmt: off
@@ -22,6 +24,24 @@ ROWS = (
      "return [*ids][:length]", "run/test_given.py"),
     ("given-label", "flowrl/run/state/given_file.py", "(int(i), int(j)) if p > EVEN else (int(j), int(i))",
      "(int(i), int(j))", "run/test_given_mistakes.py"),
+    ("gate-direction", PROXIES, "more = count * whole - torch.stack(others).sum(0)", "more = torch.stack(others).sum(0) - count * whole", DOUBTED),
+    ("gate-ties", PROXIES, "(below + up_to - 1)", "(2 * below)", DOUBTED),
+    ("gate-mean", PROXIES, "more / (2 * count * max(", "more / (2 * max(", DOUBTED),
+    ("gate-quantile", PROXIES, "torch.quantile(high, 1 - share)", "torch.quantile(u, 1 - share)", DOUBTED),
+    ("gate-scale", PROXIES, "return weights * learned.sum() / weights.sum().clamp(min=1)", "return weights", DOUBTED),
+    ("gate-learned", PROXIES, "        weights *= learned\n", "", DOUBTED),
+    ("gate-larger", PROXIES, "share *= 1.1", "share *= 1.2", DOUBTED),
+    ("gate-smaller", PROXIES, "mean < min(means)", "mean < max(means)", DOUBTED),
+    ("gate-window", PROXIES, "(*means, mean)[-REMEMBERED:]", "(*means, mean)", DOUBTED),
+    ("gate-now", PROXIES, "share = adapted(GateHistory(*history), float(high.mean())).share", "share = history[0]", DOUBTED),
+    ("diverse-mean", PROXIES, "d.double() / mean, 1.0", "d.double(), 1.0", DOUBTED),
+    ("diverse-above", PROXIES, "plain.value > 0, factor", "plain.value < 9, factor", DOUBTED),
+    ("gate-anchor", "flowrl/losses/base.py", "kl = kl * rows.gate", "pass", DOUBTED),
+    ("gate-sizes", "flowrl/likelihoods/transition.py", "None if gate is None else gate[at]", "None if gate is None else gate[: len(at)]", DOUBTING),
+    ("refresh-current", "flowrl/run/state/policies.py", "0.0 if average.name in refreshed else average.decay", "average.decay", DOUBTING),
+    ("refresh-count", "flowrl/run/update/lesson.py", "progress.refreshed.get(name, 0)", "0", DOUBTING),
+    ("refresh-above", "flowrl/losses/averages.py", "iterations >= self.every or", "iterations > self.every or", DOUBTED),
+    ("distance-self", "rewards/catalogue/distance.py", "& ~torch.eye(len(group), dtype=torch.bool)", "& True", "rewards/test_reward_models.py::test_distance_is_that_of_the_nearest_other_image_of_the_group"),
     ("recipes-guard-h", GRPO, 'Clip(), ScaleSteps("1/h"))', "Clip())", PINS),
     ("recipes-guard-ratio", GRPO, 'Transition("ratio_norm")', "Transition()", PINS),
     ("recipes-awm-trust", "flowrl/recipes/matching.py",

@@ -24,11 +24,15 @@ RECIPES = {
     "branch_grpo": {"name": "branch_grpo", "steps": 4, "at": [0, 1], "fusion": "path", "clip": 0.2},
     "awm": {"name": "awm", "steps": 4, "group": 4, "levels_per_sample": 2},
     "nft": runs.NFT,
-}
+    "gardo": {
+        "name": "gardo", "steps": 4, "group": 4, "clip": 0.2, "kl": 0.5, "auxiliary": ["jpeg"],
+        "distance": "colour", "share": 0.5, "refresh": 1,
+    },
+}  # fmt: skip
 TURNS = {"name": "text_gigpo", "length": 24, "group": 4, "kl": 0.0}
 KL = {"name": "text_reinforce", "length": 6, "group": 4, "kl": 10.0, "kl_in": "reward"}
 LATER = ("nft", "mix_grpo", "branch_grpo", "awm", "float32", "one draw")
-LATER += ("own model", "sizes")
+LATER += ("own model", "sizes", "gardo")
 LATER += ("text kl", "text tree", "text forking")
 POINTS = PROJECT / "examples" / "own" / "points.py"
 Ran = tuple[Path, dict[str, Weights]]
@@ -68,6 +72,7 @@ def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
     made["own model"] = job(pipeline, folder, RECIPES["flow_grpo"])
     own = {"own": f"{POINTS}:Points", "lora": None, "device": "cpu", "dtype": "float64"}
     made["own model"]["settings"] |= {"model": own, "rewards": [f"{POINTS}:Closeness"]}
+    made["gardo"]["settings"]["rewards"] += [{"name": n, "weight": 0} for n in ("jpeg", "colour")]
     flux = tmp_path_factory.mktemp("flux")
     tiny_pipelines.flux().save_pretrained(flux)
     made["sizes"] = job(flux, tmp_path_factory.mktemp("sizes"), RECIPES["flow_grpo"])

@@ -76,6 +76,10 @@ GUARD = FLOW_GRPO | {
     "recipe.clip": 2e-6, "recipe.kl": 0, "recipe.scale": "group", "train.lr": 1e-4,
     "evaluate.every": 30,
 }  # fmt: skip
+GARDO = {k: v for k, v in FLOW_GRPO.items() if k != "recipe.scale"} | {
+    "recipe.auxiliary": ("aesthetic", "imagereward"), "recipe.share": 0.1, "recipe.refresh": 16,
+    "recipe.refresh_kl": 3e-4, "recipe.distance": "distance",
+}  # fmt: skip
 AWM = guided(1) | {
     "model.pipeline": SD3, "model.height": 512, "model.lora.rank": 32, "model.lora.alpha": 64,
     "model.dtype": "float16", "recipe.steps": 14, "recipe.group": 24, "recipe.levels_per_sample": 6,
@@ -254,6 +258,7 @@ PUBLISHED: dict[str, Table] = {
     ),
     "branch_grpo_flux": BRANCH,
     "branch_grpo_mix_flux": of(BRANCH, recipe__window=4, recipe__every=30, train__updates=6),
+    "gardo_sd35m_ocr": GARDO,
     "grpo_guard_sd35m_geneval": GUARD,
     "grpo_guard_sd35m_ocr": GUARD,
     "grpo_guard_sd35m_pickscore": of(GUARD, recipe__clip=4e-6),

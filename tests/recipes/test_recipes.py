@@ -11,11 +11,12 @@ import torch
 from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.advantages import Context, Estimator, ScaleSteps, Standardize
 from flowrl.credit.comparisons import Exponential
+from flowrl.credit.proxies import named_rewards
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.noise_levels import Discrete, PermutedGrid
 from flowrl.likelihoods.rows import Evaluation, Rows
-from flowrl.likelihoods.transition import Transition
+from flowrl.likelihoods.transition import Transition, rows_by_shape
 from flowrl.losses.ratio import NFT, Anchor, Entries, Preference, Surrogate, Weighted
 from flowrl.recipes.table import IMAGE_RECIPES
 from flowrl.run.experience.intermediate_scores import intermediate_scores
@@ -52,6 +53,7 @@ SMALL = {
     "branch_grpo": {"steps": 6, "at": (0, 1, 2, 3), "clip": 0.2, "eta": 0.7},
     "branch_grpo_mix": {"steps": 6, "at": (0, 1, 2, 3), "clip": 0.2, "eta": 0.7},
     "grpo_guard": {"steps": 6, "group": 12, "clip": 0.2},
+    "gardo": {"steps": 6, "group": 12, "clip": 0.2, "kl": 0.01},
     "ddpo": {"steps": 6, "group": 12, "clip": 0.2},
     "loop": {"steps": 6, "group": 12, "clip": 0.2},
     "awm": {"steps": 8, "group": 12},
@@ -77,6 +79,14 @@ SMALL = {
 def corner_scores(rollout: Rollout) -> Scores:
     value = -(rollout.x0 - CORNERS[rollout.prompt]).square().sum(1, keepdim=True)
     return Scores(value, torch.ones_like(value, dtype=torch.bool), ("corner",))
+
+
+def with_named(scores: Scores, rollout: Rollout, named: tuple[str, ...]) -> Scores:
+    """With columns of weight 0, which credit reads by name."""
+    more = torch.stack([(rollout.x0.abs() + k).sin().sum(1) for k in range(len(named))], 1)
+    values = torch.cat([scores.values, more.abs()], 1)
+    scored = torch.ones_like(values, dtype=torch.bool)
+    return replace(scores, values=values, scored=scored, names=(*scores.names, *named))
 
 
 @dataclass(frozen=True)
@@ -114,9 +124,15 @@ class Loop:
             corner_scores(rollout), intermediate=intermediate_scores(rollout, corner_scores)
         )
         logp = {edges.step: edges.logp for edges in rollout.edges}
-        credit = self.algorithm.advantage(scores, Context(rollout.columns, torch.ones(1), logp))
-        found = []
-        for rows in self.algorithm.likelihood.rows(rollout, *credit):
+        named, gate = named_rewards(self.algorithm.transforms), None
+        if named:
+            scores = with_named(scores, rollout, named)
+        context = Context(rollout.columns, torch.eye(1 + len(named))[0], logp)
+        credit, found = self.algorithm.advantage(scores, context), []
+        if self.algorithm.gate is not None:
+            gate = self.algorithm.gate.weights(scores, context, credit[1].any(1))[:, None]
+            assert (gate > 0).sum() < len(gate) / 4  # none where the most doubted are equal
+        for rows in rows_by_shape(self.algorithm.likelihood, rollout, *credit, gate=gate):
             if rows.old is None:
                 with torch.no_grad():
                     rows = replace(rows, old=self.evaluate(self.algorithm.behaviour, rows))
@@ -144,7 +160,8 @@ class Loop:
         self.step += 1
         with torch.no_grad():
             for average in self.algorithm.averages:
-                d = average.decay(self.step)
+                d, refresh = average.decay(self.step), average.refresh
+                d = 0.0 if refresh is not None and self.step % refresh.every == 0 else d
                 slow, fast = self.policies[average.name], self.policies["current"]
                 for s, f in zip(slow.parameters(), fast.parameters(), strict=True):
                     s.lerp_(f, 1 - d)

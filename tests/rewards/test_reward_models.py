@@ -13,7 +13,7 @@ from transformers import CLIPModel
 from rewards import Samples, load
 from rewards.catalogue.hps import weights_of
 from rewards.checks.gradient_test import gradient_test
-from rewards.checks.self_test import Prompts
+from rewards.checks.self_test import Prompts, self_test
 from tests.support.reward_contract import check_contract, images, mixed_images, videos
 from tests.support.tiny_rewards import (
     LIMIT,
@@ -294,6 +294,34 @@ def test_dino_compares_class_tokens(tmp_path):
     wanted = torch.nn.functional.cosine_similarity(token, token[1:])
     torch.testing.assert_close(score, wanted, **CLOSE)
     assert score[0] < 0.999
+
+
+def test_distance_is_that_of_the_nearest_other_image_of_the_group(folder):
+    media = torch.cat([pixels(5, 20, 28), pixels(2, 20, 28)[1:]])
+    group = torch.tensor([0, 0, 0, 1, 1, 2])
+    reward = load("distance", kind="clip", model=str(folder), device="cpu", batch=4)
+    score = reward(Samples(media, ["p"] * 6, group))
+    model = CLIPModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        both = torch.stack([prepared(image) for image in media])
+        seen = model.visual_projection(model.vision_model(both).pooler_output).double()
+    for i in range(5):
+        others = [j for j in range(6) if j != i and group[j] == group[i]]
+        cosines = [float(seen[i] @ seen[j] / seen[i].norm() / seen[j].norm()) for j in others]
+        assert float(score[i]) == pytest.approx(1 - max(cosines), abs=2e-6)
+    assert score[5].isnan() and len(set(score[:3].tolist())) > 1
+    copies = reward(Samples(media[:1].expand(4, -1, -1, -1), ["p"] * 4, torch.zeros(4).long()))
+    assert copies.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("factory", [images, mixed_images])
+def test_distance_keeps_the_contract_and_takes_images_alone(folder, factory):
+    reward = load("distance", kind="clip", model=str(folder), device="cpu")
+    scores = check_contract(reward, factory, pointwise=False, tolerance=1e-5)
+    assert len(scores.unique()) > 1
+    assert self_test("distance", reward).startswith("distance: ")
+    with pytest.raises(ValueError, match="'distance' scores images; it was given videos"):
+        reward(videos(["a", "b"]))
 
 
 def test_media_of_text_are_refused(folder):

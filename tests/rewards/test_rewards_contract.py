@@ -49,7 +49,7 @@ WITHOUT_WEIGHTS = {  # name: (settings, what it scores)
     "centred": ({"reward": {"name": "length", "most": 4, "kind": "near"}}, (texts,)),
 }
 ELSEWHERE = {  # what needs weights, an engine, a server or prompts of its own
-    *("aesthetic", "clip", "geneval", "hps", "imagereward", "pickscore", "similarity"),
+    *("aesthetic", "clip", "distance", "geneval", "hps", "imagereward", "pickscore", "similarity"),
     *("judge", "ocr", "remote"),
     *("editreward", "hpsv3", "videoalign"),
     *("consistency", "dreamsim", "safety"),

@@ -62,7 +62,7 @@ class Experience:
 
 @dataclass(frozen=True)
 class PlanCredit:
-    # per round: advantages and mask [n k] of this process's samples, on the CPU
+    # per round: advantages and mask [n k] of this process's samples, on the CPU; the gate [n 1]
     owns: list[tuple[Tensor, ...]]
     metrics: dict[str, float]
 
@@ -85,7 +85,7 @@ def collect(session: Session, iteration: int) -> Experience:
     evaluations = sum(map(attrgetter("reference_evaluations"), rounds.each))
     shown = None
     if not session.run.budget.replay:
-        advantages, mask = plans[0].owns[0]
+        advantages, mask = plans[0].owns[0][:2]
         shown = FirstSamples(part, (advantages, mask), len(first.parts))
     path, tasks, teachers = None, (), session.run.teachers
     if session.algorithm.reward_gradient:
@@ -133,7 +133,7 @@ def _shared(
     written, sums = images.rewritings, list[Tensor]()
     assert written is not None
     for plan in plans:
-        advantages, mask = plan.owns[0]
+        advantages, mask = plan.owns[0][:2]
         count = mask.sum(1)
         mean = (advantages * mask).sum(1) / count.clamp(min=1)
         sums.append(images.gathered([torch.stack([mean, (count > 0).double()], 1)]))
@@ -191,10 +191,8 @@ def _guided(rounds: Rounds) -> dict[str, float]:
 
 
 def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
-    """Compute the credit of one plan.
-
-    There are few scores, so all processes get all of them, compute all credit and keep their share.
-    """
+    """Compute the credit of one plan: all processes get all scores, of which there are few, compute
+    all credit and keep their share."""
     rollout = rounds.first.parts[plan].rollout
     columns = rollout.columns
     advantage, parts = session.algorithm.advantage, rounds.parts(plan)
@@ -216,7 +214,11 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
         metrics |= turn_metrics(everyone, session.algorithm.by_turn)
     elif everyone.intermediate is not None:
         metrics |= intermediate_metrics(everyone.intermediate)
-    return PlanCredit(rounds.local(whole, columns.group), metrics)
+    if (gate := session.algorithm.gate) is None:
+        return PlanCredit(rounds.local(whole, columns.group), metrics)
+    weights = gate.weights(everyone, context, whole[1].any(1))
+    metrics["gated"] = float((weights > 0).double().mean())
+    return PlanCredit(rounds.local((*whole, weights[:, None]), columns.group), metrics)
 
 
 MaskedAdvantages = tuple[Tensor, Tensor]  # advantages and mask [n k]
@@ -244,7 +246,6 @@ def _budgeted(
 
 def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
     """Gather the other inputs of credit from all draws of all rounds and processes."""
-
     gathered, parts = rounds.gathered, rounds.parts(plan)
     rollouts = [part.rollout for part in parts]
     flow = [each for each in rollouts if isinstance(each, Rollout | MixedRollout)]
@@ -260,10 +261,7 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
             gathered(part.log_ratios for part in parts), gathered(map(turns_of, rollouts))
         )
     logp: dict[int, Tensor] = {}
-    if session.algorithm.advantage.fusion not in (
-        "mean",
-        "max",
-    ):  # credit weighs nodes by their densities
+    if session.algorithm.advantage.fusion not in ("mean", "max"):  # nodes weigh by their densities
         for i, edge in enumerate(rollout.edges):
             logp[edge.step] = gathered(each.edges[i].logp for each in rollouts)
     return Context(

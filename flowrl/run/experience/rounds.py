@@ -130,16 +130,17 @@ class Rounds:
         return cuts
 
     def merged(self, columns: Sequence[Sequence[tuple[Tensor, ...]]]) -> LearnedRows:
-        """Join the rows of all plans. `columns`: per plan and round, advantages and mask [n k]."""
+        """Join the rows of all plans. `columns`: per plan and round, advantages and mask [n k], and
+        with a `ProxyGate` its weights [n 1]."""
         likelihood, unit = self.session.algorithm.likelihood, self.session.algorithm.loss.unit
         rows: list[list[Rows]] = [[] for _ in self.each]
         for plan, owns in enumerate(columns):
             for mine, r, own in zip(rows, self.each, owns, strict=True):
                 if r.counts:
                     first = 0 if not mine or mine[-1].place is None else mine[-1].place + 1
-                    advantage, mask = own
+                    advantage, mask, *gate = own
                     rollout = r.parts[plan].rollout
-                    mine += rows_by_shape(likelihood, rollout, advantage, mask, first)
+                    mine += rows_by_shape(likelihood, rollout, advantage, mask, first, *gate)
         first = self.first
         made = LearnedRows(tuple(rows[0]), first.ids, first.batch.policy, first.prompts)
         if len(self.each) > 1:

@@ -141,11 +141,12 @@ class Policies:
             p.grad = None
 
     @torch.no_grad()
-    def follow(self, optimizer_steps: int) -> None:
-        """Update averages: average <- d average + (1 - d) current, where d is this step's decay."""
+    def follow(self, optimizer_steps: int, refreshed: Collection[str] = ()) -> None:
+        """Update averages: average <- d average + (1 - d) current, where d is this step's decay, or
+        0 for those `refreshed`."""
         own = self.local(self.parameters)
         for average in self.averages:
-            d = average.decay(optimizer_steps)
+            d = 0.0 if average.name in refreshed else average.decay(optimizer_steps)
             slow = self.local(self._weights[average.name])
             torch._foreach_lerp_(  # type: ignore[reportPrivateImportUsage]
                 list(slow.values()), [own[key].detach() for key in slow], 1 - d

@@ -88,6 +88,7 @@ class Progress:
     optimizer_steps: int = 0
     skipped_in_a_row: int = 0  # optimizer steps without a finite gradient
     named_skipped: dict[str, int] = field(default_factory=dict)  # the same, of models with a name
+    refreshed: dict[str, int] = field(default_factory=dict)  # iteration of each average's last time
     seconds: float = 0.0
     best: float | None = None
     best_iteration: int | None = None
@@ -98,7 +99,8 @@ class Progress:
     @contextmanager
     def as_of(self, then: "Progress") -> Iterator[None]:
         """Have the counters of an earlier iteration inside; scores that are found there stay."""
-        counters = ("iteration", "optimizer_steps", "skipped_in_a_row", "named_skipped", "seconds")
+        counters = ("iteration", "optimizer_steps", "skipped_in_a_row", "named_skipped")
+        counters += ("refreshed", "seconds")
         now = {name: getattr(self, name) for name in counters}
         vars(self).update({name: getattr(then, name) for name in counters})
         try:

@@ -1,5 +1,6 @@
 """The samples that one model of a run learns from in an iteration, with the checks of an update."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flowrl.models.call_sizes import bounded_call
@@ -46,5 +47,19 @@ class Lesson:
     def followed(self, updated: Updated, progress: Progress) -> None:
         """Update the averages, and check that everything is finite."""
         policies, metrics = self.learner.policies, self.experience.metrics | updated.metrics
-        policies.follow(progress.optimizer_steps)
+        due = self._refreshed(updated.metrics, progress) if policies.averages else ()
+        policies.follow(progress.optimizer_steps, due)
         check_iteration(self.experience.rows, policies.named(), metrics, progress.iteration)
+
+    def _refreshed(self, metrics: Mapping[str, float], progress: Progress) -> set[str]:
+        """Averages that become the current weights; the same on all processes, as the metrics
+        are."""
+        found = set[str]()
+        for average in self.learner.policies.averages:
+            name = self.learner.named(average.name)
+            passed = progress.iteration - progress.refreshed.get(name, 0)
+            kl = metrics.get(f"kl_{average.name}", 0.0)
+            if average.refresh is not None and average.refresh.due(passed, kl):
+                found.add(average.name)
+                progress.refreshed = {**progress.refreshed, name: progress.iteration}
+        return found

@@ -1,0 +1,206 @@
+"""Rewards that are scored but not trained: where the trained one is doubted, and what is new.
+
+GARDO (arXiv:2512.24138), from the abstract and the authors' code. The trained reward is a proxy of
+what is wanted. Further rewards, of weight 0 in the run, show where it cannot be trusted: there
+alone the KL counts. n samples of an iteration, r rewards.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flowrl.credit.advantages import Standardize
+from flowrl.credit.choices import Choices, independent, text_plans
+from flowrl.credit.values import (
+    Context,
+    Credit,
+    TrackedStatistics,
+    Transform,
+    masked_mean,
+)
+from flowrl.errors import UserError
+from rewards.types import Scores
+
+LEAST, MOST = 0.02, 0.2  # of a share that adapts
+REMEMBERED = 20  # iterations
+
+
+def standing(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Twice the number of other values below each value, equal ones counting one half: whole
+    numbers from 0 to 2 (n - 1)."""
+    values = values.contiguous()
+    order = values.sort().values
+    below, up_to = (torch.searchsorted(order, values, right=right) for right in (False, True))
+    return (below + up_to - 1).double()
+
+
+def doubt(
+    scores: Scores, weights: Float[Tensor, " r"], auxiliary: Sequence[str]
+) -> tuple[Float[Tensor, " m"], Bool[Tensor, " n"]]:
+    """Surplus of a sample's rank by the weighted sum of the rewards over its mean rank by rewards
+    `auxiliary`, for the m samples that all rewards scored; and which these are.
+
+        u = s(R) - mean_k s(R_k),  s = share of the other samples below
+
+    -1 to 1. Below 0 the others rank a sample higher than the proxy does.
+    """
+    known = scores.scored.cpu().all(1)
+    values = scores.values.double().cpu()[known]
+    whole = standing((values * weights.double().cpu()).sum(1))
+    others = [standing(values[:, scores.names.index(name)]) for name in auxiliary]
+    count = len(others)
+    more = count * whole - torch.stack(others).sum(0)  # whole numbers, so that 0 is exact
+    return more / (2 * count * max(len(values) - 1, 1)), known
+
+
+class GateHistory(NamedTuple):
+    """A gate's share, and the mean uncertainty of the last iterations."""
+
+    share: float
+    means: tuple[float, ...]
+
+
+def adapted(before: GateHistory, mean: float) -> GateHistory:
+    """The share of an iteration whose mean uncertainty, of samples with one of at least 0, is
+    `mean`: the authors' rule.
+
+    A mean above those of the last 20 iterations makes the share 10 % larger, one below them 10 %
+    smaller, between 0.02 and 0.2.
+    """
+    share, means = before
+    if means and mean > max(means):
+        share *= 1.1
+    elif means and mean < min(means):
+        share *= 0.9
+    return GateHistory(min(max(share, LEAST), MOST), (*means, mean)[-REMEMBERED:])
+
+
+@dataclass(frozen=True)
+class ProxyGate:
+    """The samples whose KL counts: those that the trained reward ranks too high, GARDO
+    (arXiv:2512.24138). Advantages stay as they are.
+
+        gate = n / m where u > the (1 - share) quantile of all u >= 0, else 0
+
+    u is `doubt`, m the number of gated samples among the n in the loss. The mean over all
+    samples of gate KL is then the mean KL of the gated ones, as in the code, which divides by the
+    gated rows of each micro-batch instead of the iteration's. The abstract penalises samples of
+    high uncertainty, which are meant here. The code numbers ranks from 1 for the best and gates
+    where the proxy's rank number exceeds the others' mean: where the proxy ranks a sample *worse*.
+
+    auxiliary  labels of further rewards, of weight 0
+    share      of the samples with u >= 0; with the tracker `GateShare`, the tracker's
+    """
+
+    auxiliary: tuple[str, ...]
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.auxiliary:
+            raise UserError("ProxyGate needs a reward to compare with: name one in auxiliary")
+        if not 0 < self.share < 1:
+            raise UserError(f"ProxyGate's share must be between 0 and 1, not {self.share}")
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        return credit
+
+    def weights(
+        self, scores: Scores, context: Context, learned: Bool[Tensor, " n"]
+    ) -> Float[Tensor, " n"]:
+        """Weight of each sample's KL. `learned`: the samples in the loss."""
+        u, known = doubt(scores, context.weights, self.auxiliary)
+        weights = torch.zeros(len(known), dtype=torch.float64)
+        if len(u) == 0:
+            return weights
+        high, share, history = u[u >= 0], self.share, context.tracked.gate
+        if history is not None:
+            share = adapted(GateHistory(*history), float(high.mean())).share
+        weights[known] = (u > torch.quantile(high, 1 - share)).double()
+        weights *= learned
+        return weights * learned.sum() / weights.sum().clamp(min=1)
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses samples that are not the rows of a loss one by one."""
+        if text_plans(choices):
+            return "ProxyGate weights the KL of images and videos: leave it out for texts"
+        if any(plan.group < 2 for plan in choices.plans):
+            return "a group of one has no advantage: use a group of at least 2"
+        if not independent(choices.plan, choices.plans):
+            return "ProxyGate needs independent samples: use Chain, Window or Ode"
+        return None
+
+
+def gate_of(transforms: Sequence[Transform]) -> ProxyGate | None:
+    """The gate of the KL among an algorithm's transforms."""
+    return next((each for each in transforms if isinstance(each, ProxyGate)), None)
+
+
+def named_rewards(transforms: Sequence[Transform]) -> tuple[str, ...]:
+    """Labels of the rewards that transforms read by name."""
+    gate = gate_of(transforms)
+    distances = [each.distance for each in transforms if isinstance(each, Diverse)]
+    return (*(() if gate is None else gate.auxiliary), *distances)
+
+
+@dataclass
+class GateShare:
+    """The share of a `ProxyGate`, adapted in every iteration: see `adapted`."""
+
+    auxiliary: tuple[str, ...]
+    share: float = 0.1
+    history: GateHistory = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.history = GateHistory(self.share, ())
+
+    def weights(self, prompts: int) -> Float[Tensor, " p"] | None:
+        return None
+
+    def before(self, context: Context) -> Context:
+        return replace(context, tracked=TrackedStatistics(gate=self.history))
+
+    def after(self, scores: Scores, context: Context) -> None:
+        u, _ = doubt(scores, context.weights, self.auxiliary)
+        if len(u):
+            self.history = adapted(self.history, float(u[u >= 0].mean()))
+
+    def state(self) -> dict[str, Any]:
+        return {"share": self.history.share, "means": list(self.history.means)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.history = GateHistory(state["share"], tuple(state["means"]))
+
+
+@dataclass(frozen=True)
+class Diverse:
+    """Advantages without a std, larger for good samples unlike their group: GARDO
+    (arXiv:2512.24138).
+
+        A = (value - mean) d / mean(d) above the group's mean, value - mean below it
+
+    d is the score of the reward `distance`, of weight 0: the least distance to another sample of
+    the group. The factor is 1 for a sample without such a score, and if all d are 0. Where good
+    samples are alike their advantages shrink, so that the group's mean falls below 0.
+    """
+
+    distance: str
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        assert context.scores is not None, "`Estimator` sets them"
+        scores, group = context.scores, context.columns.group
+        at = scores.names.index(self.distance)
+        d, known = (part[:, at].cpu().view(-1, group) for part in (scores.values, scores.scored))
+        mean = masked_mean(d.double(), known, 1)
+        factor = torch.where(known & (mean > 0), d.double() / mean, 1.0).view(-1, 1, 1)
+        plain = Standardize(scale=None)(credit, context)
+        return plain._replace(value=torch.where(plain.value > 0, factor * plain.value, plain.value))
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses trees, in which distances would be of leaves and advantages of nodes."""
+        if not independent(choices.plan, choices.plans):
+            return "Diverse needs independent samples: use Chain, Window or Ode"
+        return None
