@@ -8,7 +8,7 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 
 from tests.processes.test_processes import KL, REWARDS, job
-from tests.support import process_runs, runs, text_runs, tiny_lm, tiny_pipelines
+from tests.support import process_runs, runs, text_runs, tiny_lm, tiny_pipelines, tiny_vlm
 from tests.support import warm as warm_up
 from tests.support.completion_servers import CompletionsServer
 from tests.support.completion_servers import tree as server_tree
@@ -91,19 +91,68 @@ def test_texts_of_different_lengths_need_different_numbers_of_calls(tmp_path):
     """With a KL in the loss, and with one that is taken off the reward: there the start is asked
     while experience is collected, of each process's own completions."""
     model = tiny_lm.write(tmp_path / "lm")
-    jobs: dict[str, Job] = {}
-    for name, recipe in (("text", text_runs.GRPO | {"kl": 0.01}), ("text kl", KL)):
-        settings = text_runs.tree(model, tmp_path, recipe, updates=2, lr=1e-3)
-        settings["model"]["dtype"], settings["train"]["rows_per_call"] = "float64", 4
-        settings["prompts"]["per_iteration"] = 3
-        jobs[name] = {"settings": settings, "iterations": 2}
+    jobs = {name: text_job(model, tmp_path, RECIPES[name]) for name in ("text", "text kl")}
+    jobs["cramped"] = jobs["text"] | {"cramped": True, "stops": True}
     found = together(FSDP2, jobs, tmp_path / "pair")
-    for name, weights in found.items():
+    check_texts(jobs, found, tmp_path)
+    for name in found:
         assert max(told(tmp_path / "pair", name)["company"]) > 0
-        assert apart(alone(jobs[name], tmp_path), weights) < 1e-10
+    for rank in range(2):
+        said = (tmp_path / f"pair/cramped.{rank}.txt").read_text()
+        assert said.startswith("UserError: FSDP2: text sampling gathers all weights once")
+        assert said.endswith("let a server sample (model.server)")
     kl = told(tmp_path, "alone")["metrics"]["kl_sample"]
     assert told(tmp_path / "pair", "text kl")["metrics"]["kl_sample"] == pytest.approx(kl)
     assert abs(kl) > 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["embeddings", "images"])
+def test_so_do_weights_outside_of_blocks(tmp_path, name):
+    """Tied embeddings are one shard. A head has more calls on one process than on the other, and
+    only some calls have images."""
+    folder = tmp_path / "lm"
+    jobs: dict[str, Job] = {}
+    if name == "images":
+        model = tiny_vlm.write(folder)
+        for lora in (None, {"rank": 2}):
+            settings = tiny_vlm.tree(model, tmp_path, updates=2, lr=1e-3, rows_per_call=4)
+            settings["model"] |= {"dtype": "float64", "lora": lora}
+            settings["train"]["weight_decay"] = 0.0  # LLaVA has weights that no call uses
+            jobs[f"images {lora}"] = {"settings": settings, "iterations": 2}
+    else:
+        tiny_lm.llama(tied=True).save_pretrained(folder)
+        tiny_lm.tokenizer().save_pretrained(folder)
+        for which, lora in (("text", None), ("adapters", {"rank": 2}), ("start", None)):
+            jobs[which] = text_job(folder, tmp_path, RECIPES.get(which, RECIPES["text"]))
+            jobs[which]["settings"]["model"]["lora"] = lora
+            jobs[which]["logits"] = 5 * 14
+    found = together(FSDP2, jobs, tmp_path / "pair")
+    check_texts(jobs, found, tmp_path)
+    assert len(found) == len(jobs)
+    for each in jobs:
+        said = told(tmp_path / "pair", each)
+        assert sum(said["held"]) == said["bytes"] and max(said["held"]) < 0.51 * said["bytes"]
+
+
+RECIPES = {
+    "text": text_runs.GRPO | {"kl": 0.01},
+    "text kl": KL,
+    "start": {"name": "text_a_star_po", "length": 6},  # the initial weights sample, too
+}
+
+
+def text_job(model, folder, recipe) -> Job:
+    settings = text_runs.tree(model, folder, recipe, updates=2, lr=1e-3)
+    settings["model"]["dtype"], settings["train"]["rows_per_call"] = "float64", 4
+    settings["prompts"]["per_iteration"] = 3
+    return {"settings": settings, "iterations": 2}
+
+
+def check_texts(jobs, found, folder) -> None:
+    for name, weights in found.items():
+        assert apart(alone(jobs[name], folder), weights) < 1e-10
+        assert told(folder / "pair", name)["moved"] > 1e-5
 
 
 @pytest.mark.slow
