@@ -109,8 +109,7 @@ def _language(described: Description, length: int) -> Sizes:
     repeated = model.get_decoder() if reads_images(model.config) else model
     sizes = Sizes(trained, {}, _ends(targets), PROMPT + length, **_work(repeated))
     more = {"public": described.public, "adapted": _weights(targets), "linear": _weights(targets)}
-    outside = trained - sum(map(_count, _blocks(repeated)))
-    return replace(sizes, outside=outside, **more)
+    return replace(sizes, outside=trained - sum(map(_count, _blocks(repeated))), **more)
 
 
 def _own(own: OwnModelSettings) -> Sizes | None:

@@ -187,7 +187,8 @@ class Parallel:
         if any(self.every(more > free_bytes(self.device))):
             raise UserError(
                 f"FSDP2: text sampling gathers all weights once, which needs {more / 2**30:.1f} "
-                "GiB more on each process and does not fit: let a server sample (model.server)"
+                "GiB more on each process and does not fit: let a server sample that keeps its "
+                "weights (model.server with sync: none, without prompts.held_out)"
             )
 
     def gathered(self) -> AbstractContextManager[None]:

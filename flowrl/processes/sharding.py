@@ -72,7 +72,7 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
             )
         apart: set[nn.Parameter] = set()
         if isinstance(root, ModelCalls):
-            apart = _prepared(root)
+            apart = replicated(root)
             units.append(root.whole)
         for unit in units:
             sharded: Any = fully_shard(
@@ -86,10 +86,10 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
     return done
 
 
-def _prepared(root: ModelCalls) -> set[nn.Parameter]:
-    """Prepare a language model's weights outside blocks to be one unit; returns those that stay
-    replicated. The gradients of a unit have one dtype, so these are the trained ones of another
-    dtype than most, such as a float32 head beside bfloat16 embeddings.
+def replicated(root: ModelCalls) -> set[nn.Parameter]:
+    """Weights outside a language model's blocks that are not sharded. The gradients of a unit have
+    one dtype, so these are the trained ones of another dtype than most, such as a float32 head
+    beside bfloat16 embeddings. Heads keep no copies from now on.
 
     UserError for adapters that calls without images do not use: their backward passes have other
     collectives than those of calls with images.

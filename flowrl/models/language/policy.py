@@ -262,9 +262,7 @@ class CausalPolicy:
             max(shown or all_of, key=lambda i: len(contexts[i])),
         ]
         few, images = self._read([prompts[i] for i in ends], [meta[i] for i in ends if meta])
-        reader = ScoringPolicy(
-            self.model, few, self._separate_head, images=images, calls=self.calls
-        )
+        reader = ScoringPolicy(self.model, few, self._separate_head, None, images, self.calls)
         every = replace(reader, contexts=contexts, images=())
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         own = [self.tokenizer.decode([i]) for i in self.stop]
