@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -100,7 +101,7 @@ class SharedState:
 
     @classmethod
     def now(cls) -> "SharedState":
-        return cls(tuple(setting.get() for setting in _SETTINGS))
+        return cls(tuple(map(methodcaller("get"), _SETTINGS)))
 
     def restore(self) -> str | None:
         """Restore whatever changed. Returns a description of the first change, or None."""

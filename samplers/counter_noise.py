@@ -6,59 +6,28 @@ are 1/256 of an octave. All operations are of integers, or a single product or s
 IEEE 754 rounds alike everywhere; a logarithm or a cosine would differ between devices.
 """
 
-from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.host import uploaded
-from samplers.layout import Layout
-from samplers.noise import normal
-from samplers.tokens import GOLDEN, mixed, row_keys, shifted_right
+from samplers.tokens import GOLDEN, mixed, shifted_right
 from samplers.untyped import normal_quantiles
 
-NoiseKind = Literal["generator", "counter"]
 OCTAVES, STEPS = 33, 256  # of the numbers 1 to 2^32 that stand for probabilities up to 1/2
 FINE = 2**15  # places within a step: a float32 has 23 digits behind its first, 8 of them the step's
 DRAWN = 2**22  # numbers that are drawn at once, since their integers take 8 bytes each
 
 
-def keyed_noise(
-    kind: NoiseKind,
-    keys: Sequence[tuple[int | str, ...]],
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: str | torch.device,
-    layout: Layout | None = None,
-) -> Float[Tensor, "n *d"]:
-    """Standard normal noise of `shape`, one tensor per key, on a device: drawn on the CPU by
-    torch's generator and copied there, or drawn there by a counter. With a layout each part has
-    noise of its own, with the part's name behind the key."""
-    if layout is not None:
-        of = zip(layout.names, layout.shapes, strict=True)
-        parts = [([(*key, name) for key in keys], part) for name, part in of]
-        return layout.pack([keyed_noise(kind, own, part, dtype, device) for own, part in parts])
-    if kind == "generator":
-        return uploaded(normal(keys, shape).to(dtype), device)
-    return counter_normal(keys, shape, device).to(dtype)
-
-
-def cpu_noise(
-    keys: Sequence[tuple[int | str, ...]], shape: tuple[int, ...], layout: Layout | None
-) -> Float[Tensor, "n *d"]:
-    """`keyed_noise` of torch's generator, on the CPU in float32."""
-    return keyed_noise("generator", keys, shape, torch.float32, "cpu", layout)
-
-
 def counter_normal(
-    keys: Sequence[tuple[int | str, ...]], shape: tuple[int, ...], device: str | torch.device
+    keys: Int[Tensor, " n"], shape: tuple[int, ...], device: str | torch.device
 ) -> Float[Tensor, "n *d"]:
-    """Noise of `shape` for each key, float32."""
+    """Noise of `shape` for each key (`samplers.noise.row_keys`), float32."""
     size = torch.Size(shape).numel()
-    rows: Any = uploaded(row_keys(keys), device)
+    rows: Any = uploaded(keys, device)
     places = torch.arange(1, (size + 1) // 2 + 1, device=device) * GOLDEN
     parts = [
         _normals(mixed(part[:, None] + places))[:, :size]

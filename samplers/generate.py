@@ -15,8 +15,8 @@ from torch import Tensor
 from samplers.completions import TextPlan, TextRollout
 from samplers.dialogue import Environment, EnvironmentReply, own_turns, packed
 from samplers.forks import Grown, by_draw, choose, grow
+from samplers.noise import row_keys
 from samplers.token_support import TokenSupport, joined_column
-from samplers.tokens import row_keys
 from samplers.untyped import integer_rows, integers
 
 

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from samplers.counter_noise import NoiseKind
 from samplers.host import filled_rows
 from samplers.layout import Layout
 from samplers.looks import Seen
+from samplers.noise import NoiseKind
 from samplers.particles import FeynmanKac
 from samplers.plan import Columns, Plan
 from samplers.steering import Steering

@@ -6,13 +6,10 @@ token), so a completion depends neither on its batch nor on the device that draw
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
-
-from samplers.noise import key_hash
 
 GOLDEN, FIRST, SECOND = (  # SplitMix64's constants, as signed numbers
     0x9E3779B97F4A7C15 - 2**64,
@@ -82,12 +79,6 @@ def pack(kept: Bool[Tensor, "*n v"]) -> UInt8[Tensor, "*n bytes"]:
 def unpack(packed: UInt8[Tensor, "*n bytes"], vocabulary: int) -> Bool[Tensor, "*n v"]:
     bits = torch.arange(8, device=packed.device).to(torch.uint8)
     return ((packed[..., None] >> bits) & 1).flatten(-2)[..., :vocabulary].bool()
-
-
-def row_keys(keys: Sequence[tuple[int | str, ...]]) -> Int[Tensor, " n"]:
-    """A 64-bit number per key, on the CPU."""
-    signed = [n - 2**64 if n >= 2**63 else n for n in (key_hash(*key) for key in keys)]
-    return torch.tensor(signed, dtype=torch.int64)
 
 
 def gumbel(

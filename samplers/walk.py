@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.counter_noise import NoiseKind, keyed_noise
 from samplers.held import Held
 from samplers.host import derived, filled_rows, on_device, sent
 from samplers.kernels import Gaussian, euler, mean_log_prob, per_row
 from samplers.kernels import step as kernel_step
 from samplers.layout import Layout
 from samplers.looks import Seen
+from samplers.noise import NoiseKind, keyed_noise
 from samplers.plan import Plan
 from samplers.solvers import Past, Point
 from samplers.storage import AS_SAMPLED, Storage

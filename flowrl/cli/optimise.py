@@ -27,7 +27,7 @@ from rewards import Samples
 from rewards.checks.differentiable import DifferentiableScore, differentiable_score
 from rewards.checks.gradient_test import differentiable_scores
 from samplers import Velocity
-from samplers.counter_noise import cpu_noise
+from samplers.noise import cpu_noise
 
 OptimiseMethod = Literal["gradient", "search", "best"]
 

@@ -253,7 +253,8 @@ def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Cr
             leaves = (values.shape[0] // group, columns.nodes[k], -1, values.shape[1])
             value, mask = _fuse(values.view(leaves), scored.view(leaves), fusion)
         levels.insert(0, Credit(at_leaves(value, group), at_leaves(mask, group)))
-    return Credit(*(torch.stack(parts, 1) for parts in zip(*levels, strict=True)))
+    by_level, masks = zip(*levels, strict=True)
+    return Credit(torch.stack(by_level, 1), torch.stack(masks, 1))
 
 
 def _by_path(values: Tensor, scored: Tensor, context: Context, beta: float) -> Credit:

@@ -21,11 +21,10 @@ from flowrl.likelihoods.rows import (
 )
 from flowrl.likelihoods.transition import NEEDS_TOKEN, free_of, mse
 from samplers import Rollout, Velocity
-from samplers.counter_noise import keyed_noise
 from samplers.host import on_host, picked, sent
 from samplers.kernels import per_row
 from samplers.layout import Layout
-from samplers.noise import generator
+from samplers.noise import generator, keyed_noise
 from samplers.untyped import integers
 
 FLOOR = 1e-10  # keeps the gradient of small powers of the error finite

@@ -18,9 +18,8 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, Rows
 from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
 from samplers import Plan, Rollout, Velocity
-from samplers.counter_noise import keyed_noise
 from samplers.host import filled_rows, sent
-from samplers.noise import key_hash
+from samplers.noise import key_hash, keyed_noise
 from samplers.scheduler import unbound
 from samplers.untyped import evaluated_again
 

@@ -7,6 +7,7 @@ optimizer step and all processes, so that the result depends neither on chunks n
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -192,8 +193,8 @@ def anchored(
 
 def roles(anchors: tuple[Anchor, ...], *more: str) -> frozenset[str]:
     """Policies that the anchors read, and `more`."""
-    corrected = ("old",) if any(anchor.corrected for anchor in anchors) else ()
-    return frozenset((*more, *corrected, *(anchor.role for anchor in anchors)))
+    corrected = ("old",) if any(map(attrgetter("corrected"), anchors)) else ()
+    return frozenset((*more, *corrected, *map(attrgetter("role"), anchors)))
 
 
 @runtime_checkable

@@ -305,8 +305,8 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
     for each, updated in zip(lessons, updates, strict=True):
         each.followed(updated, progress)
     rates = [each.learner.optimizer.param_groups[0]["lr"] for each in lessons]
-    pairs = zip(lessons[:-1], rates, strict=False)
-    metrics |= {each.learner.named("lr"): rate for each, rate in pairs}
+    for each, rate in zip(lessons[:-1], rates, strict=False):
+        metrics[each.learner.named("lr")] = rate
     metrics |= {
         "lr": rates[-1],
         "seconds": t2 - t0,

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -105,8 +106,9 @@ def parse_shapes(prompt: str) -> WantedShapes | None:
 
 
 @lru_cache(maxsize=4096)
-def templates(height: int, width: int) -> tuple[np.ndarray, ...]:
-    """Masks [m h w] of circles, a square and upright triangles that fill a box of h x w pixels.
+def _templates(height: int, width: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Masks [m h w] of circles, a square and upright triangles that fill a box of h x w pixels, and
+    the pixels [m] of each.
 
     A shape colours the pixels that it covers by more than half, so it can reach up to a pixel
     beyond their box; circle and triangle therefore come in two sizes.
@@ -115,14 +117,10 @@ def templates(height: int, width: int) -> tuple[np.ndarray, ...]:
     u, v = (x + 0.5) / width * 2 - 1, (y + 0.5) / height * 2 - 1
     right, down = 1 + 0.8 / width, 1 + 0.8 / height
     circles = [u * u + v * v <= 1, (u / right) ** 2 + (v / down) ** 2 <= 1]
-    triangles = [np.abs(u) <= (v + 1) / 2 + slack for slack in (0.06, 0.8 / width)]
-    return np.stack(circles), np.ones((1, height, width), bool), np.stack(triangles)
-
-
-@lru_cache(maxsize=4096)
-def _areas(height: int, width: int) -> tuple[np.ndarray, ...]:
-    """Pixels [m] of each of `templates`."""
-    return tuple(masks.sum((1, 2)) for masks in templates(height, width))
+    slack = np.array([0.06, 0.8 / width])[:, None, None]
+    triangles = np.abs(u) <= (v + 1) / 2 + slack
+    square = np.ones((1, height, width), bool)
+    return [(masks, masks.sum((1, 2))) for masks in (np.stack(circles), square, triangles)]
 
 
 def detect(
@@ -144,7 +142,7 @@ def detect(
     if known != key:
         found = tuple(map(tuple, _detect(plain, iou, aspect)))
         _LAST["found"] = key, found
-    return [list(things) for things in found]
+    return list(map(list, found))
 
 
 _LAST: dict[str, tuple[tuple[Any, ...], tuple[tuple[DetectedShape, ...], ...]]] = {}
@@ -197,10 +195,11 @@ def _masks(images: Float[Tensor, "n 3 h w"]) -> np.ndarray:
     squared = images.square().sum(1, keepdim=True) - 2 * cross
     squared = (squared + palette.square().sum(1)[:, None, None]).numpy()
     nearest, known = squared.argmin(1), squared.min(1) < NEAR_COLOUR**2
-    planes = [known & (nearest == colour) for colour in range(len(COLOURS))]
+    colours = np.arange(len(COLOURS))[:, None, None]
+    planes = known[:, None] & (nearest[:, None] == colours)
     # every drawn edge has a thin seam of mixed colour: only a core of 3 x 3 pixels is an object
     smudge = ndimage.binary_opening(~known, np.ones((1, 3, 3), bool))
-    return np.stack([*planes, smudge], 1)
+    return np.concatenate([planes, smudge[:, None]], 1)
 
 
 def _shape(mask: np.ndarray, iou: float, aspect: float) -> str | None:
@@ -208,7 +207,7 @@ def _shape(mask: np.ndarray, iou: float, aspect: float) -> str | None:
     if min(height, width) < aspect * max(height, width):
         return None
     area, overlaps = mask.sum(), []
-    for masks, areas in zip(templates(height, width), _areas(height, width), strict=True):
+    for masks, areas in _templates(height, width):
         both = (masks & mask).sum((1, 2))
         overlaps.append((both / (areas + area - both)).max())
     best = int(np.argmax(overlaps))
@@ -246,7 +245,7 @@ def grade_shapes(found: Sequence[DetectedShape], wanted: WantedShapes) -> float:
             and in_relation(first, second, wanted.relation)
         )
         score = OBJECTS_SHARE * score + (1 - OBJECTS_SHARE) * holds
-    extra = len(found) - sum(thing is not None for thing in taken)
+    extra = len(found) - len(taken) + taken.count(None)
     return score * EXTRA**extra
 
 
@@ -274,11 +273,13 @@ def _match(
 
 def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
     """Whether objects, colours, shapes and number match, in the wanted relation."""
-    if Counter((thing.colour, thing.shape) for thing in found) != Counter(wanted.things):
+    if Counter(map(attrgetter("colour", "shape"), found)) != Counter(wanted.things):
         return False
     if wanted.relation is None:
         return True
-    first, second = sorted(found, key=lambda f: (f.colour, f.shape) != wanted.things[0])
+    first, second = found
+    if (first.colour, first.shape) != wanted.things[0]:
+        first, second = second, first
     return in_relation(first, second, wanted.relation)
 
 

@@ -6,7 +6,7 @@ REWARDS = "rewards/test_sound_rewards.py"
 
 # fmt: off
 ROWS = (
-    ("sound-noise-of-a-part", "samplers/counter_noise.py", "([(*key, name) for key in keys], part)",
+    ("sound-noise-of-a-part", "samplers/noise.py", "([(*key, name) for key in keys], part)",
      "([(*key, len(part)) for key in keys], part)", PARTS),
     ("sound-mean-of-a-part", "samplers/layout.py", "part.mean(1) for part", "part.sum(1) for part",
      PARTS),

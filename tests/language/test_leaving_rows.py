@@ -7,7 +7,7 @@ from flowrl.models.language import generation
 from flowrl.models.language.generation import Generation, rows_can_leave
 from flowrl.models.language.stop_texts import StopTexts
 from samplers.generate import TokenRequest
-from samplers.tokens import row_keys
+from samplers.noise import row_keys
 from tests.support import tiny_lm
 
 ROWS, LENGTH = 24, 50

@@ -17,10 +17,9 @@ from flowrl.losses.ratio import NFT, Surrogate
 from flowrl.settings.recipe import recipe_kind
 from rewards.types import Scores
 from samplers import Chain, FlowSDE, Latents, Ode, Rollout, roll
-from samplers.counter_noise import cpu_noise
 from samplers.kernels import mean_over
 from samplers.layout import Layout
-from samplers.noise import normal
+from samplers.noise import cpu_noise, normal
 
 AV = Layout(("video", "audio"), ((2, 3), (4,)))
 SIZES, DRAWS, STEPS = (6, 4), (5, 9), (1.0, 0.7, 0.4, 0.0)

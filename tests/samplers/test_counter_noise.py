@@ -13,7 +13,7 @@ from flowrl.settings.checks import check_kind
 from flowrl.settings.read import run_from
 from samplers import counter_noise
 from samplers.counter_noise import counter_normal
-from samplers.noise import key_hash
+from samplers.noise import key_hash, row_keys
 from tests.support import runs
 
 WORD = 2**64
@@ -32,14 +32,15 @@ def number(key: tuple[int | str, ...], place: int) -> float:
 
 def test_elements_are_splitmix64_through_the_normal_quantile():
     keys = [(3, "step", 1), (3, "step", 2), (2**40, 0)]
-    drawn = counter_normal(keys, (5, 41), "cpu")
+    drawn = counter_normal(row_keys(keys), (5, 41), "cpu")
     assert drawn.dtype == torch.float32
     mine = torch.tensor([[number(key, i) for i in range(205)] for key in keys])
     torch.testing.assert_close(drawn.flatten(1), mine, rtol=0, atol=3e-6)
 
 
 def test_numbers_are_normal():
-    drawn = counter_normal([(7, i) for i in range(4)], (250_000,), "cpu").double().flatten()
+    keys = row_keys([(7, i) for i in range(4)])
+    drawn = counter_normal(keys, (250_000,), "cpu").double().flatten()
     n = len(drawn)
     assert abs(drawn.mean()) < 4 / n**0.5
     assert abs(drawn.var() - 1) < 4 * (2 / n) ** 0.5
@@ -61,11 +62,12 @@ def test_a_tail_is_as_long_as_its_bits():
 
 
 def test_a_row_depends_on_its_key_alone(monkeypatch):
-    whole = counter_normal([(0, i) for i in range(6)], (7,), "cpu")
-    assert torch.equal(whole[[4]], counter_normal([(0, 4)], (7,), "cpu"))
-    assert torch.equal(whole[:, :4], counter_normal([(0, i) for i in range(6)], (4,), "cpu"))
+    six = row_keys([(0, i) for i in range(6)])
+    whole = counter_normal(six, (7,), "cpu")
+    assert torch.equal(whole[[4]], counter_normal(row_keys([(0, 4)]), (7,), "cpu"))
+    assert torch.equal(whole[:, :4], counter_normal(six, (4,), "cpu"))
     monkeypatch.setattr(counter_noise, "DRAWN", 14)
-    assert torch.equal(whole, counter_normal([(0, i) for i in range(6)], (7,), "cpu"))
+    assert torch.equal(whole, counter_normal(six, (7,), "cpu"))
 
 
 @pytest.mark.parametrize("recipe", [runs.FLOW_GRPO, runs.NFT], ids=["grpo", "nft"])

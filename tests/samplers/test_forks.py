@@ -19,8 +19,9 @@ from flowrl.run.update import ratio_check
 from rewards import Scores
 from samplers.completions import Completions, Forks, TextRollout
 from samplers.forks import Forking, Grown, choose, grow, owned, passed, points
+from samplers.noise import row_keys
 from samplers.picture import describe_text_plan
-from samplers.tokens import gumbel, row_keys
+from samplers.tokens import gumbel
 from tests.credit.test_golden_credit import paths
 from tests.support import text_runs, tiny_lm
 from tests.support.golden_tools import arrays, close, columns, scores

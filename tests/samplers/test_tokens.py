@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from samplers.completions import Completions, Segments, TextPlan, TextRollout
+from samplers.noise import row_keys
 from samplers.picture import describe_text_plan
-from samplers.tokens import entropy, gumbel, nucleus, pack, row_keys, unpack, warp
+from samplers.tokens import entropy, gumbel, nucleus, pack, unpack, warp
 
 
 def rows(n: int) -> torch.Tensor:

@@ -38,7 +38,8 @@ from samplers.counter_noise import counter_normal
 from flowrl.models.diffusers.call.conditioning import Conditioning, EncodingLayout, Slot
 from samplers.host import host_copy, picked, sent, sent_together
 from samplers.kernels import CPS, Churn, FlowSDE, step
-from samplers.tokens import AHEAD, gumbel, gumbel_ahead, row_keys
+from samplers.noise import row_keys
+from samplers.tokens import AHEAD, gumbel, gumbel_ahead
 
 draw = torch.Generator().manual_seed(0)
 x, v, after = (torch.randn(4, 3, 2, 2, generator=draw) for _ in range(3))
@@ -104,7 +105,7 @@ for most, drawn in ((1, 1), (5, 5), (2**20, AHEAD // 14)):
         assert torch.equal(ahead[place].cpu(), gumbel(keys, 3 + place, 7))
 assert torch.equal(gumbel_ahead(keys, 3, 5, 7), gumbel(keys, 3, 7)[None])
 
-for noise in (counter_normal([(0, 1), (0, 2)], (3, 37), at) for at in ("cpu", "cuda")):
+for noise in (counter_normal(row_keys([(0, 1), (0, 2)]), (3, 37), at) for at in ("cpu", "cuda")):
     drawn = noise.cpu() if noise.device.type == "cpu" else torch.testing.assert_close(
         noise.cpu(), drawn, rtol=0, atol=0
     )
@@ -229,7 +230,7 @@ install()
 from flowrl.models.language.generation import Generation
 from flowrl.models.language.policy import CausalPolicy
 from samplers.generate import TokenRequest
-from samplers.tokens import row_keys
+from samplers.noise import row_keys
 
 def written(device, room):
     policy = CausalPolicy.load(sys.argv[1], dtype=torch.float32, device=torch.device(device))

@@ -15,10 +15,10 @@ from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
 from rewards.types import MediaForm
 from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity, roll
-from samplers.counter_noise import NoiseKind
 from samplers.held import Held
 from samplers.host import on_host
 from samplers.layout import Layout
+from samplers.noise import NoiseKind
 from samplers.parts import DrawsPart, draw_parts, joined_rollout, placed_rollout
 from samplers.storage import Storage
 

@@ -38,9 +38,9 @@ from flowrl.models.diffusers.sizes.by_size import LoopSize, Sizable
 from flowrl.settings.adapters import FrozenAdapter
 from flowrl.settings.model import GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
-from samplers.counter_noise import NoiseKind
 from samplers.held import Held
 from samplers.layout import Layout
+from samplers.noise import NoiseKind
 from samplers.storage import Storage
 
 

@@ -33,8 +33,8 @@ from flowrl.settings.model import GuidanceScale
 from rewards import Samples
 from rewards.types import MediaForm
 from samplers import Begin, Ode, Plan, Velocity
-from samplers.counter_noise import NoiseKind
 from samplers.layout import Layout
+from samplers.noise import NoiseKind
 from samplers.storage import Storage
 
 MODEL_FILE = "model.safetensors"  # of all weights

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -81,7 +81,8 @@ def collect(session: Session, iteration: int) -> Experience:
         metrics |= _summed(session.parallel.every(session.source.metrics()))
     for phase, taken in rounds.seconds.items():
         metrics[f"seconds/{phase}"] = taken
-    part, evaluations = first.parts[0], sum(r.reference_evaluations for r in rounds.each)
+    part = first.parts[0]
+    evaluations = sum(map(attrgetter("reference_evaluations"), rounds.each))
     shown = None
     if not session.run.budget.replay:
         advantages, mask = plans[0].owns[0]
@@ -154,7 +155,8 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     if session.algorithm.guides:
         reported |= _guided(rounds)
     metrics |= _mean(every(reported))
-    metrics["count/sampling"] = float(sum(sum(every(r.found.evaluations)) for r in rounds.each))
+    evaluations = map(attrgetter("found.evaluations"), rounds.each)
+    metrics["count/sampling"] = float(sum(map(sum, map(every, evaluations))))
     if session.algorithm.samples_start:
         metrics["count/start"] = float(rounds.start_samples)
     own = scored_samples(rounds.each)
@@ -196,7 +198,7 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
     rollout = rounds.first.parts[plan].rollout
     columns = rollout.columns
     advantage, parts = session.algorithm.advantage, rounds.parts(plan)
-    everyone = Scores.joined([part.everyone for part in parts])
+    everyone = Scores.joined([*map(attrgetter("everyone"), parts)])
     context = context_of(session, rounds, plan)
     summed = advantage.summed(everyone, context)
     credited = summed.mask[..., 0].any(1).view(-1, columns.group).any(1)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -124,7 +125,7 @@ class Rounds:
         cuts, start = [], 0
         for r in self.each:
             share = slice((start + r.mine.start) * group, (start + r.mine.stop) * group)
-            cuts.append(tuple(column[share] for column in columns))
+            cuts.append(tuple(map(itemgetter(share), columns)))
             start += len(r.draws.ids)
         return cuts
 

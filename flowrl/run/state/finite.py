@@ -52,8 +52,8 @@ def _largest(values: list[Tensor]) -> Tensor:
     device and dtype, so that a GPU reduces many in one kernel."""
     if values[0].device.type != "cpu":
         return torch.stack(list(torch._foreach_norm(values, math.inf)))  # type: ignore[reportPrivateImportUsage]
-    ends = [torch.stack(torch.aminmax(value)) for value in values]  # needs no copy; fast on a CPU
-    return torch.stack(ends).abs().amax(1)
+    ends = map(torch.stack, map(torch.aminmax, values))  # needs no copy; fast on a CPU
+    return torch.stack([*ends]).abs().amax(1)
 
 
 def check_samples(rollout: RolloutLike, media: object, place: str) -> None:

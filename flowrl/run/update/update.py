@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ def update(
         bounded_call("training"),
     ):  # a first step may wait for the weights that sampled, unless its rows come again
         waits = 1 if learner.run.train.epochs == 1 else 0
-        shares[waits:] = [with_old(learner, experience, share) for share in shares[waits:]]
+        shares[waits:] = map(partial(with_old, learner, experience), shares[waits:])
     if (part := learner.algorithm.entropy_share) is not None:
         shares = with_uncertain(learner, experience, shares, part)
     equal = averages_in_use(learner)
@@ -93,7 +94,7 @@ def update(
             error.repeatable = not norms  # a step has changed the weights that sampled
             raise
         norms.append(optimizer_step(learner, progress, tally))
-    finite = [norm for norm in norms if math.isfinite(norm)]
+    finite = [*filter(math.isfinite, norms)]
     scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
     decoded = 0 if experience.reward_path is None else experience.reward_path.decoded[0]
     if total := sum(learner.parallel.every(decoded)):
@@ -113,7 +114,7 @@ def averages_in_use(learner: Learner) -> frozenset[str]:
     """Averages used by the loss or for sampling, while they equal the trained weights on all
     processes."""
     read = {*learner.algorithm.loss.roles, learner.algorithm.behaviour}
-    if read.isdisjoint({average.name for average in learner.policies.averages}):
+    if read.isdisjoint(map(attrgetter("name"), learner.policies.averages)):
         return frozenset()
     every = learner.parallel.every(learner.policies.equal_to_current(read))
     return frozenset(set.intersection(*every))
@@ -261,7 +262,7 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
 
 def denominators(learner: Learner, share: Chunks) -> Counts:
     """Denominators of all sums, over the whole optimizer step and all processes."""
-    own = Counts.of([chunk.mask for chunk in share])
+    own = Counts.of([*map(attrgetter("mask"), share)])
     return Counts(*torch.tensor(learner.parallel.every(tuple(own))).sum(0).tolist())
 
 

@@ -8,7 +8,7 @@ any form of a scheduler's list is converted to such levels.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, Literal
 
 import torch
@@ -86,7 +86,8 @@ class PipelineSchedule:
 
     def index(self, sigma: Tensor) -> Tensor:
         """Index [n] of each sigma in the list, -1 if it is not there."""
-        found = [self._places.get(s, -1) for s in sigma.detach().float().tolist()]
+        levels = sigma.detach().float().tolist()
+        found = list(map(self._places.get, levels, repeat(-1)))
         return torch.tensor(found, dtype=torch.long)
 
     @cached_property

@@ -26,8 +26,8 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_neighbours import nudged
 from samplers import Latents, roll
 from samplers.adapt import from_vp, scale
-from samplers.counter_noise import cpu_noise
 from samplers.kernels import per_row
+from samplers.noise import cpu_noise
 
 
 class StepPlace(NamedTuple):
