@@ -189,8 +189,8 @@ def _gathered(run: Run, model: Sizes) -> int:
 def _samples_whole(run: Run) -> bool:
     """Whether a model of texts samples, or is sent to a server that does."""
     server = run.model.server
-    apart = server is not None and server.sync == "none" and run.prompts.held_out is None
-    return run.model.language is not None and not apart
+    keeps_weights = server is not None and server.sync == "none" and run.prompts.held_out is None
+    return run.model.language is not None and not keeps_weights
 
 
 def _adapters(how: Lora, model: Sizes) -> int:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 Work = Callable[[Mapping[str, Tensor]], Any]  # a function of a call's inputs
 
 
-class ModelCalls(nn.Module):
+class GatheredCalls(nn.Module):
     """Runs functions that use a model's parts, each as one call of a module.
 
     `whole` is the module that FSDP2 shards with the weights outside of blocks: they are gathered

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from flowrl.errors import UserError
 from flowrl.models.language.head import Float32Head
-from flowrl.models.shards import ModelCalls, local_shard
+from flowrl.models.shards import GatheredCalls, local_shard
 
 BUCKET = 2**24  # elements per all-reduce
 VISION_ADAPTERS = (
@@ -39,7 +39,7 @@ class Sharding:
 
 def blocks(root: nn.Module) -> list[nn.Module]:
     """Modules with weights in a model's outermost `ModuleList`s."""
-    if isinstance(root, ModelCalls):
+    if isinstance(root, GatheredCalls):
         root = root.repeated
     lists = [name for name, module in root.named_modules() if isinstance(module, nn.ModuleList)]
     outer = [name for name in lists if not any(name.startswith(f"{o}.") for o in lists)]
@@ -70,14 +70,14 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
                 f"FSDP2: {name} ({type(root).__name__}) has no list of blocks to shard; launch "
                 "with configs/accelerate/ddp.yaml"
             )
-        apart: set[nn.Parameter] = set()
-        if isinstance(root, ModelCalls):
-            apart = replicated(root)
+        kept: set[nn.Parameter] = set()
+        if isinstance(root, GatheredCalls):
+            kept = replicated(root)
             units.append(root.whole)
         for unit in units:
             sharded: Any = fully_shard(
                 unit, mesh=mesh, reshard_after_forward=how.reshard, offload_policy=policy,
-                ignored_params=apart or None,
+                ignored_params=kept or None,
             )  # fmt: skip
             # gradients are summed, not averaged: losses are divided by the counts of all processes
             sharded.set_gradient_divide_factor(1.0)
@@ -86,7 +86,7 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
     return done
 
 
-def replicated(root: ModelCalls) -> set[nn.Parameter]:
+def replicated(root: GatheredCalls) -> set[nn.Parameter]:
     """Weights outside a language model's blocks that are not sharded. The gradients of a unit have
     one dtype, so these are the trained ones of another dtype than most, such as a float32 head
     beside bfloat16 embeddings. Heads keep no copies from now on.

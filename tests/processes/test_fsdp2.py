@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from flowrl.errors import UserError
 from flowrl.models.language.head import float32_head
 from flowrl.models.language.policy import CausalPolicy
-from flowrl.models.shards import ModelCalls
+from flowrl.models.shards import GatheredCalls
 from flowrl.processes.sharding import replicated
 from tests.processes.test_processes import KL, REWARDS, job
 from tests.support import process_runs, runs, text_runs, tiny_lm, tiny_pipelines, tiny_vlm
@@ -151,11 +151,11 @@ def test_so_do_weights_outside_of_blocks(tmp_path, name):
 def test_what_is_outside_of_blocks_is_one_shard_of_one_dtype():
     """A float32 head beside bfloat16 embeddings stays whole. Adapters that only calls with images
     use are refused."""
-    for tied, apart_from in ((False, ["lm_head.weight"]), (True, [])):
+    for tied, whole_ones in ((False, ["lm_head.weight"]), (True, [])):
         model = tiny_lm.llama(tied=tied).to(torch.bfloat16)
         float32_head(model)
-        calls = ModelCalls(model, model)
-        assert [n for n, p in model.named_parameters() if p in replicated(calls)] == apart_from
+        calls = GatheredCalls(model, model)
+        assert [n for n, p in model.named_parameters() if p in replicated(calls)] == whole_ones
         head: Any = model.get_output_embeddings()
         whole = head(torch.ones(1, 16))
         assert head.copy is None, "the gathered weights are gone after a call"
@@ -167,7 +167,7 @@ def test_what_is_outside_of_blocks_is_one_shard_of_one_dtype():
     policy.adapt_vision = True
     policy.add_lora(rank=2, alpha=2, targets=None, seed=0)
     with pytest.raises(UserError, match=r"model\.lora\.vision: FSDP2"):
-        replicated(ModelCalls(policy.model, policy.model.get_decoder()))
+        replicated(GatheredCalls(policy.model, policy.model.get_decoder()))
 
 
 RECIPES = {

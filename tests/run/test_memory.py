@@ -308,8 +308,8 @@ def test_embeddings_and_the_head_are_sharded_and_gathered_for_a_call(tmp_path, l
     assert shards.phases["sampling"] == pytest.approx(whole * 7 / 8, rel=1e-6)
     tree["model"]["server"] = {"url": "http://127.0.0.1:1/v1", "model": "m", "sync": "none"}
     tree["prompts"]["held_out"] = None
-    apart = memory.estimate(run_from(tree, "test"))
-    assert apart is not None and "sampling" not in apart.sharded(8).phases
+    keeping = memory.estimate(run_from(tree, "test"))
+    assert keeping is not None and "sampling" not in keeping.sharded(8).phases
 
 
 def test_decoded_media_are_on_the_device_until_they_were_scored(folders, tmp_path) -> None:

@@ -45,7 +45,7 @@ from flowrl.models.quantization import (
     loading,
     refuse_quantized,
 )
-from flowrl.models.shards import ModelCalls
+from flowrl.models.shards import GatheredCalls
 from flowrl.prompts import Chat
 from flowrl.settings.quantization import Quantization
 from rewards.perception.hub import of_network
@@ -93,7 +93,7 @@ class CausalPolicy:
         self.context: int | None = text.get("max_position_embeddings")
         self._separate_head = has_separate_head(model, [1, 2, 3])
         # not every call has images: their part is gathered with what is outside of blocks
-        self.calls = ModelCalls(model, model if vision is None else model.get_decoder())
+        self.calls = GatheredCalls(model, model if vision is None else model.get_decoder())
 
     @classmethod
     def load(

@@ -36,7 +36,7 @@ class ScoringPolicy:
     proves it). Then only completion tokens get logits, `LOGITS_PER_CHUNK` at a time, and backward
     recomputes them. `packing`: evaluates shared prefixes of a call's rows once; None: every row by
     itself. `images`: images of each prompt; empty if no prompt has images. `calls`: runs a function
-    of the model (`flowrl.models.shards.ModelCalls`).
+    of the model (`flowrl.models.shards.GatheredCalls`).
     """
 
     model: Any
