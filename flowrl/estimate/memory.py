@@ -43,7 +43,8 @@ class MemoryEstimate:
     resting   in CPU memory
     media     decoded samples, which stay on the device until they are scored
     outside   the fraction of the trained weights that FSDP2 does not shard
-    gathered  bytes of the blocks that one call under FSDP2 gathers
+    gathered  bytes that one call under FSDP2 gathers
+    whole     whether FSDP2 gathers the model to sample
     """
 
     parts: Mapping[str, int]
@@ -54,6 +55,7 @@ class MemoryEstimate:
     media: int = 0
     outside: float = 0.0
     gathered: int = 0
+    whole: bool = False
 
     @property
     def total(self) -> int:
@@ -62,14 +64,17 @@ class MemoryEstimate:
 
     def sharded(self, processes: int) -> "MemoryEstimate":
         """Memory of one process under FSDP2: its share of the trained model, optimizer and
-        averages, all weights outside blocks, the gathered blocks of a call, and the latents and
-        media of its own draws."""
+        averages, all weights outside an image model's blocks, what a call gathers, and the latents
+        and media of its own draws."""
         shares = {"frozen parts": 1.0, "states": 0.0, "media": 0.0}
         wholes = {name: shares.get(name, self.outside) for name in self.parts}
         parts = {
             n: int(b * (wholes[n] + (1 - wholes[n]) / processes)) for n, b in self.parts.items()
         }
         phases = {name: n + self.gathered for name, n in self.phases.items()}
+        if self.whole:
+            own = [self.parts.get(name, 0) for name in ("trained model", "adapters")]
+            phases["sampling"] = sum(own) - sum(own) // processes
         return replace(self, parts=parts, phases=phases, media=-(-self.media // processes))
 
     def __str__(self) -> str:
@@ -166,9 +171,26 @@ def _of_model(run: Run, iteration: int) -> MemoryEstimate | None:
         model.public,
         resting + media,
         media,
-        model.outside / max(1, model.trained),
-        2 * model.block * BYTES[run.model.dtype],  # one is used, and the next one comes
+        0.0 if run.model.language is not None else model.outside / max(1, model.trained),
+        _gathered(run, model),
+        _samples_whole(run),
     )
+
+
+def _gathered(run: Run, model: Sizes) -> int:
+    """Bytes that one call under FSDP2 gathers: a block that is used and the next one; of a language
+    model also what is outside of blocks, with its gradients."""
+    count = 2 * model.block
+    if run.model.language is not None:
+        count += model.outside * (2 if run.model.lora is None else 1)
+    return count * BYTES[run.model.dtype]
+
+
+def _samples_whole(run: Run) -> bool:
+    """Whether a model of texts samples, or is sent to a server that does."""
+    server = run.model.server
+    keeps_weights = server is not None and server.sync == "none" and run.prompts.held_out is None
+    return run.model.language is not None and not keeps_weights
 
 
 def _adapters(how: Lora, model: Sizes) -> int:

@@ -14,6 +14,7 @@ from torch import nn
 from flowrl.errors import UserError
 from flowrl.models.description import Description, describe
 from flowrl.models.diffusers.lora.lora import OTHER, default_targets
+from flowrl.models.language.vision import reads_images
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.savings import outer_lists
 from flowrl.settings import ModelSettings
@@ -43,7 +44,7 @@ class Sizes:
     between   inputs of the blocks per token, over all blocks
     text      tokens of a row's text that pass through an image model's blocks
     text_inside, text_between  the same of these
-    outside   weights outside the blocks, which are not sharded
+    outside   weights outside the blocks
     block     weights of the largest block
     latent    of a row
     decoding  of a row's image at the decoder's last level, one layer
@@ -105,9 +106,10 @@ def _language(described: Description, length: int) -> Sizes:
     head = model.get_output_embeddings()
     targets = [x for x in model.modules() if isinstance(x, nn.Linear) and x is not head]
     trained = _count(model)
-    sizes = Sizes(trained, {}, _ends(targets), PROMPT + length, **_work(model))
+    repeated = model.get_decoder() if reads_images(model.config) else model
+    sizes = Sizes(trained, {}, _ends(targets), PROMPT + length, **_work(repeated))
     more = {"public": described.public, "adapted": _weights(targets), "linear": _weights(targets)}
-    return replace(sizes, outside=_outside([model]), **more)
+    return replace(sizes, outside=trained - sum(map(_count, _blocks(repeated))), **more)
 
 
 def _own(own: OwnModelSettings) -> Sizes | None:

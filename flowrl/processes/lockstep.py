@@ -168,10 +168,10 @@ class Lockstep:
         return result
 
     def _remember(self, index: int, args: Any, named: Any) -> None:
-        """Keep the smallest inputs of each module; calls with a cache, which grows, are skipped."""
-        if any(name.startswith(("past_", "cache")) and named[name] is not None for name in named):
-            return
+        """Keep the smallest inputs of each module; a call without any is not repeated."""
         size = sum(t.numel() for t in tree_flatten((args, named))[0] if isinstance(t, Tensor))
+        if size == 0:
+            return
         if index not in self._seen or size < self._seen[index][0]:
             args, named = tree_map(_detached, (args, named))
             self._seen[index] = (size, args, named)

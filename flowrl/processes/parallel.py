@@ -180,18 +180,25 @@ class Parallel:
                 unit.set_reshard_after_forward(self.resharding)
 
     def _check_room(self) -> None:
-        blocks = {id(p): p for unit in self.units for p in unit.parameters()}
-        more = sum((p.numel() - local_shard(p).numel()) * p.element_size() for p in blocks.values())
-        free = torch.cuda.mem_get_info()[0] if self.device == "cuda" else math.inf
-        if any(self.every(more > free)):
+        sharded = {id(p): p for unit in self.units for p in unit.parameters()}
+        more = sum(
+            (p.numel() - local_shard(p).numel()) * p.element_size() for p in sharded.values()
+        )
+        if any(self.every(more > free_bytes(self.device))):
             raise UserError(
                 f"FSDP2: text sampling gathers all weights once, which needs {more / 2**30:.1f} "
-                "GiB more on each process and does not fit: let a server sample (model.server)"
+                "GiB more on each process and does not fit: let a server sample that keeps its "
+                "weights (model.server with sync: none, without prompts.held_out)"
             )
 
     def gathered(self) -> AbstractContextManager[None]:
         """Context for saving, in which the main process's modules hold plain weights."""
         return gathered(self.roots, self.main) if self.units else nullcontext()
+
+
+def free_bytes(device: str) -> float:
+    """Free memory of this process's GPU; not measured on a CPU."""
+    return torch.cuda.mem_get_info()[0] if device == "cuda" else math.inf
 
 
 class Together:

@@ -1,7 +1,8 @@
 """FSDP2: each process keeps a shard of every block's weights and gathers them for a call.
 
-`torch.distributed.fsdp.fully_shard` is applied to each block; weights outside blocks (embeddings,
-the last norm) are replicated. A sharded weight is a DTensor.
+`torch.distributed.fsdp.fully_shard` is applied to each block. Weights outside blocks are replicated
+in denoisers, where they are few. A language model's (embeddings, the last norm, the head) are one
+more unit, which is gathered for a whole call. A sharded weight is a DTensor.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,9 +18,15 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from flowrl.errors import UserError
-from flowrl.models.shards import local_shard
+from flowrl.models.language.head import Float32Head
+from flowrl.models.shards import GatheredCalls, local_shard
 
 BUCKET = 2**24  # elements per all-reduce
+VISION_ADAPTERS = (
+    "model.lora.vision: FSDP2 shards adapters only of the part that every call uses: adapt the "
+    "language part alone, train all weights (model.lora: null), or launch with "
+    "configs/accelerate/ddp.yaml"
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class Sharding:
 
 def blocks(root: nn.Module) -> list[nn.Module]:
     """Modules with weights in a model's outermost `ModuleList`s."""
+    if isinstance(root, GatheredCalls):
+        root = root.repeated
     lists = [name for name, module in root.named_modules() if isinstance(module, nn.ModuleList)]
     outer = [name for name in lists if not any(name.startswith(f"{o}.") for o in lists)]
     found = [block for name in outer for block in root.get_submodule(name).children()]
@@ -61,15 +70,44 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
                 f"FSDP2: {name} ({type(root).__name__}) has no list of blocks to shard; launch "
                 "with configs/accelerate/ddp.yaml"
             )
+        kept: set[nn.Parameter] = set()
+        if isinstance(root, GatheredCalls):
+            kept = replicated(root)
+            units.append(root.whole)
         for unit in units:
             sharded: Any = fully_shard(
-                unit, mesh=mesh, reshard_after_forward=how.reshard, offload_policy=policy
-            )
+                unit, mesh=mesh, reshard_after_forward=how.reshard, offload_policy=policy,
+                ignored_params=kept or None,
+            )  # fmt: skip
             # gradients are summed, not averaged: losses are divided by the counts of all processes
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
             done.append(sharded)
     return done
+
+
+def replicated(root: GatheredCalls) -> set[nn.Parameter]:
+    """Weights outside a language model's blocks that are not sharded. The gradients of a unit have
+    one dtype, so these are the trained ones of another dtype than most, such as a float32 head
+    beside bfloat16 embeddings. Heads keep no copies from now on.
+
+    UserError for adapters that calls without images do not use: their backward passes have other
+    collectives than those of calls with images.
+    """
+    often = set(root.repeated.parameters())
+    trained = [p for p in root.parameters() if p.requires_grad]
+    if len(trained) < len(set(root.parameters())) and any(p not in often for p in trained):
+        raise UserError(VISION_ADAPTERS)
+    for head in root.modules():
+        if isinstance(head, Float32Head):
+            head.keeps = False
+    inside = {p for block in blocks(root) for p in block.parameters()}
+    kinds: dict[torch.dtype, list[nn.Parameter]] = {}
+    for p in trained:
+        if p not in inside:
+            kinds.setdefault(p.dtype, []).append(p)
+    most = max(kinds, key=lambda kind: sum(p.numel() for p in kinds[kind]), default=None)
+    return {p for kind, given in kinds.items() if kind != most for p in given}
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -165,10 +203,13 @@ def gathered(roots: Mapping[str, nn.Module], here: bool) -> Iterator[None]:
             for name, p in module.named_parameters(recurse=False):
                 if p.requires_grad and isinstance(p, DTensor):
                     places.append((module, name, p))
+    found: dict[nn.Parameter, nn.Parameter] = {}  # tied weights are one
     for module, name, p in places:
-        plain = full(p.detach())
+        if p not in found:
+            plain = full(p.detach())
+            found[p] = nn.Parameter(plain, requires_grad=True)
         if here:
-            module._parameters[name] = nn.Parameter(plain, requires_grad=True)
+            module._parameters[name] = found[p]
     try:
         yield
     finally:

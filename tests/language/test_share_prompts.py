@@ -70,7 +70,7 @@ def test_gradients_are_those_of_texts_by_themselves(model, tmp_path, monkeypatch
     metrics = [update.update(kept.learner, experience, Progress()).metrics]
     kept.learner.policies.restore(before)
     tokens = Tokens()
-    kept.learner.policy.roots()["model"].register_forward_pre_hook(tokens, with_kwargs=True)
+    kept.learner.policy.roots()["model"].register_forward_pre_hook(tokens)
     update.update(kept.learner, experience, Progress())
     alone, tokens.seen = tokens.seen, 0
     kept.learner.policies.restore(before)
@@ -92,8 +92,8 @@ class Tokens:
 
     seen = 0
 
-    def __call__(self, _module: Any, _args: Any, named: dict[str, Any]) -> None:
-        self.seen += named["input_ids"].numel()
+    def __call__(self, _module: Any, args: tuple[Any, dict[str, Any]]) -> None:
+        self.seen += args[1]["input_ids"].numel()
 
 
 TEXTS = st.lists(st.lists(st.integers(2, 4), min_size=1, max_size=7), min_size=1, max_size=6)

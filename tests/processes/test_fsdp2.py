@@ -1,14 +1,22 @@
 """FSDP2 on two CPU processes, as the product runs it: what is trained, saved and brought back."""
 
+import copy
 import shutil
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
+from transformers import LlamaForCausalLM
 
+from flowrl.errors import UserError
+from flowrl.models.language.head import float32_head
+from flowrl.models.language.policy import CausalPolicy
+from flowrl.models.shards import GatheredCalls
+from flowrl.processes.sharding import replicated
 from tests.processes.test_processes import KL, REWARDS, job
-from tests.support import process_runs, runs, text_runs, tiny_lm, tiny_pipelines
+from tests.support import process_runs, runs, text_runs, tiny_lm, tiny_pipelines, tiny_vlm
 from tests.support import warm as warm_up
 from tests.support.completion_servers import CompletionsServer
 from tests.support.completion_servers import tree as server_tree
@@ -91,19 +99,95 @@ def test_texts_of_different_lengths_need_different_numbers_of_calls(tmp_path):
     """With a KL in the loss, and with one that is taken off the reward: there the start is asked
     while experience is collected, of each process's own completions."""
     model = tiny_lm.write(tmp_path / "lm")
-    jobs: dict[str, Job] = {}
-    for name, recipe in (("text", text_runs.GRPO | {"kl": 0.01}), ("text kl", KL)):
-        settings = text_runs.tree(model, tmp_path, recipe, updates=2, lr=1e-3)
-        settings["model"]["dtype"], settings["train"]["rows_per_call"] = "float64", 4
-        settings["prompts"]["per_iteration"] = 3
-        jobs[name] = {"settings": settings, "iterations": 2}
+    jobs = {name: text_job(model, tmp_path, RECIPES[name]) for name in ("text", "text kl")}
+    jobs["cramped"] = jobs["text"] | {"cramped": True, "stops": True}
     found = together(FSDP2, jobs, tmp_path / "pair")
-    for name, weights in found.items():
+    check_texts(jobs, found, tmp_path)
+    for name in found:
         assert max(told(tmp_path / "pair", name)["company"]) > 0
-        assert apart(alone(jobs[name], tmp_path), weights) < 1e-10
+    for rank in range(2):
+        said = (tmp_path / f"pair/cramped.{rank}.txt").read_text()
+        assert said.startswith("UserError: FSDP2: text sampling gathers all weights once")
+        assert "let a server sample that keeps its weights (model.server" in said
     kl = told(tmp_path, "alone")["metrics"]["kl_sample"]
     assert told(tmp_path / "pair", "text kl")["metrics"]["kl_sample"] == pytest.approx(kl)
     assert abs(kl) > 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["embeddings", "images"])
+def test_so_do_weights_outside_of_blocks(tmp_path, name):
+    """Tied embeddings are one shard. A head has more calls on one process than on the other, and
+    only some calls have images."""
+    folder = tmp_path / "lm"
+    jobs: dict[str, Job] = {}
+    if name == "images":
+        model = tiny_vlm.write(folder)
+        for lora in (None, {"rank": 2}):
+            settings = tiny_vlm.tree(model, tmp_path, updates=2, lr=1e-3, rows_per_call=4)
+            settings["model"] |= {"dtype": "float64", "lora": lora}
+            settings["train"]["weight_decay"] = 0.0  # LLaVA has weights that no call uses
+            jobs[f"images {lora}"] = {"settings": settings, "iterations": 2}
+        settings = copy.deepcopy(settings)
+        settings["model"]["lora"] = {"rank": 2, "vision": True}
+        jobs["vision"] = {"settings": settings, "iterations": 1, "stops": True}
+    else:
+        tiny_lm.llama(tied=True).save_pretrained(folder)
+        tiny_lm.tokenizer().save_pretrained(folder)
+        for which, lora in (("text", None), ("adapters", {"rank": 2}), ("start", None)):
+            jobs[which] = text_job(folder, tmp_path, RECIPES.get(which, RECIPES["text"]))
+            jobs[which]["settings"]["model"]["lora"] = lora
+            jobs[which]["logits"] = 5 * 14
+    found = together(FSDP2, jobs, tmp_path / "pair")
+    check_texts(jobs, found, tmp_path)
+    if name == "images":
+        refused = (tmp_path / "pair/vision.1.txt").read_text()
+        assert refused.startswith("UserError: model.lora.vision: FSDP2 shards adapters only")
+    for each in found:
+        said = told(tmp_path / "pair", each)
+        assert sum(said["held"]) == said["bytes"] and max(said["held"]) < 0.51 * said["bytes"]
+
+
+def test_what_is_outside_of_blocks_is_one_shard_of_one_dtype():
+    """A float32 head beside bfloat16 embeddings stays whole. Adapters that only calls with images
+    use are refused."""
+    for tied, whole_ones in ((False, ["lm_head.weight"]), (True, [])):
+        model = tiny_lm.llama(tied=tied).to(torch.bfloat16)
+        float32_head(model)
+        calls = GatheredCalls(model, model)
+        assert [n for n, p in model.named_parameters() if p in replicated(calls)] == whole_ones
+        head: Any = model.get_output_embeddings()
+        whole = head(torch.ones(1, 16))
+        assert head.copy is None, "the gathered weights are gone after a call"
+        model.requires_grad_(False)
+        assert not replicated(calls) and torch.equal(head(torch.ones(1, 16)), whole)
+        assert head.copy is None
+    policy = CausalPolicy(tiny_vlm.llava(), tiny_lm.tokenizer())
+    policy.model.requires_grad_(False)
+    policy.adapt_vision = True
+    policy.add_lora(rank=2, alpha=2, targets=None, seed=0)
+    with pytest.raises(UserError, match=r"model\.lora\.vision: FSDP2"):
+        replicated(GatheredCalls(policy.model, policy.model.get_decoder()))
+
+
+RECIPES = {
+    "text": text_runs.GRPO | {"kl": 0.01},
+    "text kl": KL,
+    "start": {"name": "text_a_star_po", "length": 6},  # the initial weights sample, too
+}
+
+
+def text_job(model, folder, recipe) -> Job:
+    settings = text_runs.tree(model, folder, recipe, updates=2, lr=1e-3)
+    settings["model"]["dtype"], settings["train"]["rows_per_call"] = "float64", 4
+    settings["prompts"]["per_iteration"] = 3
+    return {"settings": settings, "iterations": 2}
+
+
+def check_texts(jobs, found, folder) -> None:
+    for name, weights in found.items():
+        assert apart(alone(jobs[name], folder), weights) < 1e-10
+        assert told(folder / "pair", name)["moved"] > 1e-5
 
 
 @pytest.mark.slow
@@ -191,6 +275,38 @@ def test_another_number_of_processes_goes_on_from_the_same_checkpoint(trained, t
         else:
             assert runs.flowrl("train", "--resume", again) == 0
         found = runs.weights(again)
+        assert found.keys() == whole.keys()
+        away = max(float((found[n] - whole[n]).abs().max()) for n in whole)
+        assert away == 0 if name == "two" else away < 1e-5
+
+
+@pytest.mark.slow
+def test_tied_embeddings_are_saved_once_and_resumed(tmp_path):
+    """Another run of the last of three iterations, with averages: on two processes to the bit, on
+    one to rounding. Plain transformers loads the model."""
+    tiny_lm.llama(tied=True).save_pretrained(tmp_path / "lm")
+    tiny_lm.tokenizer().save_pretrained(tmp_path / "lm")
+    settings = text_job(tmp_path / "lm", tmp_path, RECIPES["text"])["settings"]
+    settings["model"]["dtype"], settings["evaluate"]["average"] = "float32", 0.5
+    settings["checkpoint"] = {"every": 1, "keep": 3}
+    ended = launch(
+        FSDP2, "-m", "flowrl", "train", runs.write(settings, tmp_path), "--folder", tmp_path / "run"
+    )
+    assert ended.returncode == 0, ended.stdout[-6000:]
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "run/model")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    whole = model.state_dict()
+    for name in ("two", "one"):
+        again = tmp_path / name
+        shutil.copytree(tmp_path / "run", again)
+        for each in ("model", "model_raw", "checkpoints/000003"):
+            shutil.rmtree(again / each)
+        if name == "two":
+            ended = launch(FSDP2, "-m", "flowrl", "train", "--resume", again, "--trust")
+            assert ended.returncode == 0, ended.stdout[-6000:]
+        else:
+            assert runs.flowrl("train", "--resume", again, "--trust") == 0
+        found = LlamaForCausalLM.from_pretrained(again / "model").state_dict()
         assert found.keys() == whole.keys()
         away = max(float((found[n] - whole[n]).abs().max()) for n in whole)
         assert away == 0 if name == "two" else away < 1e-5

@@ -292,19 +292,28 @@ def test_several_devices_shard_what_does_not_fit(folders, tmp_path) -> None:
     assert not fit.fits(given, alone)
 
 
-def test_shards_leave_embeddings_and_the_head_whole(tmp_path) -> None:
+@pytest.mark.parametrize("lora", [None, {"rank": 8}], ids=["all", "lora"])
+def test_embeddings_and_the_head_are_sharded_and_gathered_for_a_call(tmp_path, lora) -> None:
     """A model of 7.6 billion weights with 1.1 in its embeddings and head, which are not tied."""
     layers = {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
     width = {"hidden_size": 3584, "intermediate_size": 18944, "vocab_size": 152064}
     Qwen2Config(**layers, **width, tie_word_embeddings=False).save_pretrained(tmp_path / "qwen")
     tree = text_runs.tree(tmp_path / "qwen", tmp_path, text_runs.GRPO)
-    tree["model"] |= {"lora": None, "dtype": "bfloat16"}
+    tree["model"] |= {"lora": lora, "dtype": "bfloat16"}
     found = memory.estimate(run_from(tree, "test"))
-    assert found is not None and found.outside == pytest.approx(1.09e9 / 7.62e9, rel=0.01)
-    weights = sum(found.parts.values())
-    eighth = sum(found.sharded(8).parts.values())
-    assert eighth == pytest.approx(weights * (found.outside + (1 - found.outside) / 8), rel=0.01)
-    assert found.gathered == pytest.approx(2 * 2 * (7.62e9 - 1.09e9) / 28, rel=0.01)
+    assert found is not None and found.outside == 0
+    shards = found.sharded(8)
+    assert 8 * sum(shards.parts.values()) == pytest.approx(sum(found.parts.values()), rel=0.01)
+    gradients = 2 * 1.09e9 if lora is None else 0
+    held = 2 * (1.09e9 + 2 * (7.62e9 - 1.09e9) / 28) + gradients
+    assert found.gathered == pytest.approx(held, rel=0.01)
+    assert shards.phases["training"] == found.phases["training"] + found.gathered
+    whole = found.parts["trained model"] + found.parts.get("adapters", 0)
+    assert shards.phases["sampling"] == pytest.approx(whole * 7 / 8, rel=1e-6)
+    tree["model"]["server"] = {"url": "http://127.0.0.1:1/v1", "model": "m", "sync": "none"}
+    tree["prompts"]["held_out"] = None
+    keeping = memory.estimate(run_from(tree, "test"))
+    assert keeping is not None and "sampling" not in keeping.sharded(8).phases
 
 
 def test_decoded_media_are_on_the_device_until_they_were_scored(folders, tmp_path) -> None:

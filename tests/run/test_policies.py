@@ -30,6 +30,9 @@ def test_using_swaps_the_weights_in_and_out():
     for name, value in (("ref", 1.0), ("slow", 1.0), ("current", 5.0)):
         with kept.using(name):
             assert module(x).item() == value
+            with kept.using(name):
+                assert module(x).item() == value
+            assert module(x).item() == value
         assert module(x).item() == 5.0
 
 

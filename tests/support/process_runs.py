@@ -24,7 +24,10 @@ from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file, save_file
 
 from flowrl.errors import UserError
+from flowrl.models.language import token_scores
+from flowrl.models.shards import local_shard
 from flowrl.paths import PROJECT
+from flowrl.processes import parallel
 from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.model_proof import StartProof
 from flowrl.run.state.progress import Progress
@@ -41,6 +44,8 @@ class Job(TypedDict, total=False):
     poison: bool  # gradients of the second process are not numbers
     most_rows: int  # more of them in one call are too many for the second process's memory
     stops: bool  # a UserError is expected of every process
+    logits: int  # that are held at once
+    cramped: bool  # no process has room for whole weights
     unrounded: bool  # networks that turn float64 to float32 inside are kept from it
     counts: bool  # bytes of collectives are counted, of the last iteration
 
@@ -82,7 +87,13 @@ def counted(sent: dict[str, float]) -> Iterator[None]:
 
 
 def train(job: Job, out: Path, name: str) -> None:
-    with unrounded() if job.get("unrounded") else nullcontext():
+    held = job.get("logits", token_scores.LOGITS_PER_CHUNK)
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(token_scores, "LOGITS_PER_CHUNK", held))
+        if job.get("unrounded"):
+            patches.enter_context(unrounded())
+        if job.get("cramped"):
+            patches.enter_context(patch.object(parallel, "free_bytes", lambda _: 0))
         _train(job, out, name)
 
 
@@ -107,6 +118,8 @@ def _train(job: Job, out: Path, name: str) -> None:
             replayed += metrics.get("budget/replayed", 0.0)
             norms.append(metrics["grad_norm"])
     weights = kept.learner.policies.state()
+    parameters = [p for root in kept.learner.policy.roots().values() for p in root.parameters()]
+    held = gather_object([sum(local_shard(p).nbytes for p in parameters)])
     company = kept.parallel.lockstep.company if kept.parallel.lockstep else 0
     every = gather_object([company])
     if kept.parallel.main:
@@ -114,7 +127,7 @@ def _train(job: Job, out: Path, name: str) -> None:
         moved = max(float((weights[n] - first[n]).abs().max()) for n in first if "current/" in n)
         sizes = str(kept.learner.policy.sizes)
         told = {"metrics": metrics, "processes": str(kept.parallel), "company": every}
-        told["sizes"] = sizes
+        told |= {"sizes": sizes, "held": held, "bytes": sum(p.nbytes for p in parameters)}
         # the latter two over all iterations
         told |= {"moved": moved, "replayed": replayed, "norms": norms, "sent": sent}
         (out / f"{name}.json").write_text(json.dumps(told))

@@ -1,6 +1,6 @@
 """Encoded prompts of a language model, and the completions sampled for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from flowrl.models.language.steps import Steps, beginnings, information_gains
 from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy
 from flowrl.models.language.vision import PromptImages
+from flowrl.models.shards import directly
 from samplers import Sampling
 from samplers.completions import TextPlan, TextPlanner, TextRollout
 from samplers.generate import Sampler, Writer
@@ -31,7 +32,7 @@ class TextBatch:
     contexts       the prompts' tokens
     stop           tokens that end a completion
     stop_texts     texts that end one
-    separate_head, packing  see `flowrl.models.language.token_scores.ScoringPolicy`
+    separate_head, packing, calls  see `flowrl.models.language.token_scores.ScoringPolicy`
     server         samples in place of the model; None: the model samples
     answers        the environment that replies between turns; None: a single turn
     images         the images of each prompt; empty if no prompt has images
@@ -51,12 +52,13 @@ class TextBatch:
     packing: Packing | None = None
     images: Sequence[PromptImages | None] = ()
     cut: Steps | None = None
+    calls: Callable[..., Any] = directly
     meter: Meter = field(default_factory=Meter)
 
     @property
     def policy(self) -> ScoringPolicy:
         return ScoringPolicy(
-            self.model, self.contexts, self.separate_head, self.packing, self.images
+            self.model, self.contexts, self.separate_head, self.packing, self.images, self.calls
         )
 
     def sampler(self, plan: TextPlan, images: Sequence[PromptImages | None] = ()) -> Sampler:

@@ -199,6 +199,7 @@ class Generation:
                 input_ids=tokens.ids,
                 attention_mask=tokens.mask,
                 generation_config=settings,
+                synced_gpus=False,  # processes under FSDP2 sample by themselves, with whole weights
                 logits_processor=LogitsProcessorList([processor]),
                 stopping_criteria=StoppingCriteriaList(criteria),
                 **cached,

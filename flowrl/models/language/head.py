@@ -13,8 +13,9 @@ from flowrl.models.precision import HALF
 class Float32Head(nn.Linear):
     """A head whose logits are float32: bfloat16 rounds a logit of 20 to a multiple of 1/8
     (MiniMax-M1, arXiv:2506.13585, section 3.2). Weights tied to the embedding stay in half
-    precision; while they are frozen, a float32 copy of them is kept."""
+    precision; while they are frozen and `keeps` is set, a float32 copy of them is kept."""
 
+    keeps: bool = True  # FSDP2 frees the weights after a call
     copy: tuple[int, Tensor] | None = None  # of the weight's version
 
     def forward(self, input: Tensor) -> Tensor:
@@ -22,7 +23,7 @@ class Float32Head(nn.Linear):
 
     def _precise(self) -> Tensor:
         weight = self.weight
-        if weight.dtype not in HALF or weight.requires_grad:
+        if weight.dtype not in HALF or weight.requires_grad or not self.keeps:
             return weight.float()
         if self.copy is None or self.copy[0] != weight._version:
             self.copy = weight._version, weight.detach().float()

@@ -1,6 +1,7 @@
 """A transformers causal or vision-language model as a policy, with its chat template."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from flowrl.models.quantization import (
     loading,
     refuse_quantized,
 )
+from flowrl.models.shards import GatheredCalls
 from flowrl.prompts import Chat
 from flowrl.settings.quantization import Quantization
 from rewards.perception.hub import of_network
@@ -90,6 +92,8 @@ class CausalPolicy:
         text = model.config.get_text_config().to_dict()
         self.context: int | None = text.get("max_position_embeddings")
         self._separate_head = has_separate_head(model, [1, 2, 3])
+        # not every call has images: their part is gathered with what is outside of blocks
+        self.calls = GatheredCalls(model, model if vision is None else model.get_decoder())
 
     @classmethod
     def load(
@@ -194,7 +198,7 @@ class CausalPolicy:
         return TextBatch(
             self.model, self.tokenizer, contexts, self.stop, steps, self._separate_head,
             self.rows_per_call, self.server, answers, self.stop_texts, self.packing, images,
-            self.steps,
+            self.steps, self.calls,
         )  # fmt: skip
 
     def _read(
@@ -252,12 +256,14 @@ class CausalPolicy:
         contexts, shown = [each[0][0] for each in read], [i for i, x in enumerate(read) if x[1]]
         if self.context is not None:
             check_room(prompts, contexts, steps, self.context)
-        every = range(len(contexts))
+        all_of = range(len(contexts))
         ends = [
-            min(every, key=lambda i: len(contexts[i])),
-            max(shown or every, key=lambda i: len(contexts[i])),
+            min(all_of, key=lambda i: len(contexts[i])),
+            max(shown or all_of, key=lambda i: len(contexts[i])),
         ]
         few, images = self._read([prompts[i] for i in ends], [meta[i] for i in ends if meta])
+        reader = ScoringPolicy(self.model, few, self._separate_head, None, images, self.calls)
+        every = replace(reader, contexts=contexts, images=())
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         own = [self.tokenizer.decode([i]) for i in self.stop]
         ends = ", ".join(map(repr, [*own, *(self.stop_texts.texts if self.stop_texts else ())]))
@@ -272,15 +278,15 @@ class CausalPolicy:
                 f"{self.name} computes logits with more than its head, so all of them are held in "
                 "memory at once"
             )
-        sentences.append(prove_padding(self.model, self.stop, few, images))
+        sentences.append(prove_padding(reader, self.stop))
         if images:
-            sentences.append(prove_images(self.model, self.stop, few, images))
+            sentences.append(prove_images(reader, self.stop))
         if self.packing is not None:
-            sentences.append(prove_packing(self.model, self._separate_head, contexts, steps))
+            sentences.append(prove_packing(every, steps))
         if self.environment is not None:
             sentences.append(self.environment.described())
         if self.server is not None:
-            sentences += self.server.proofs(self.model, contexts, self._separate_head, steps)
+            sentences += self.server.proofs(every, steps)
         return sentences
 
     def share_prompts(self) -> None:
@@ -306,7 +312,7 @@ class CausalPolicy:
         load_adapters(self.model, at, every=True)
 
     def roots(self) -> dict[str, nn.Module]:
-        return {"model": self.model.base_model}  # the head is called separately
+        return {"model": self.calls}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The adapters' parameters if there are any, otherwise all parameters of the model."""

@@ -12,6 +12,7 @@ from flowrl.errors import UserError
 from flowrl.models.language.generation import Generation
 from flowrl.models.language.prefixes import Packing, refuse_moved
 from flowrl.models.language.token_scores import ScoringPolicy
+from flowrl.models.language.trial_calls import trial_rows
 from flowrl.models.language.vision import PromptImages
 from flowrl.models.precision import HALF
 
@@ -39,25 +40,20 @@ def check_room(
         )
 
 
-def prove_padding(
-    model: Any,
-    stop: Sequence[int],
-    contexts: Sequence[Sequence[int]],
-    images: Sequence[PromptImages | None],
-) -> str:
-    """Compare a short and a long prompt in one call with each by itself. `images`: their images, or
-    empty."""
-    ids = torch.tensor([contexts[0]], device=model.device)
+def prove_padding(reader: ScoringPolicy, stop: Sequence[int]) -> str:
+    """Compare a short and a long prompt, the reader's, in one call with each by itself."""
+    model, contexts, images = reader.model, reader.contexts, reader.images
     with torch.no_grad():  # the plain call that `flowrl.processes.lockstep` may repeat
-        model.base_model(input_ids=ids, use_cache=False)
+        reader(trial_rows(contexts[0], 1, 1))
 
     def distribution(rows: Sequence[int]) -> Tensor:
         shown = [images[i] for i in rows] if images else []
         return _next(model, stop, [contexts[i] for i in rows], shown).exp()
 
     rows = range(len(contexts))
-    alone = torch.cat([distribution([i]) for i in rows])
-    moved = float((distribution(rows) - alone).abs().sum(-1).max() / 2)
+    each = [*([i] for i in rows), rows]
+    *alone, beside = reader.calls(lambda _: [*map(distribution, each)], {})
+    moved = float((beside - torch.cat(alone)).abs().sum(-1).max() / 2)
     name = type(model).__name__
     if not moved <= tolerance(model):
         raise UserError(
@@ -67,22 +63,21 @@ def prove_padding(
     return f"left padding changes {name}'s next-token distribution by {moved:.1e} (total variation)"
 
 
-def prove_images(
-    model: Any,
-    stop: Sequence[int],
-    contexts: Sequence[Sequence[int]],
-    images: Sequence[PromptImages | None],
-) -> str:
+def prove_images(reader: ScoringPolicy, stop: Sequence[int]) -> str:
     """Compare a prompt's next token as sampling computes it, from a cache and left padding, with
     the training's, from right padding. UserError if they differ."""
+    model, images = reader.model, reader.images
     row = next(i for i, each in enumerate(images) if each is not None)
-    shown, device = [images[row]] * 2, model.device
-    longer = [*contexts[row], *(stop[:1] or contexts[row][-1:])]  # pads the other on the right
-    texts = [[*contexts[row]], longer]
-    sampled = _next(model, stop, texts[:1], shown[:1]).exp()[0]
-    with torch.no_grad():
-        last = ScoringPolicy(model, (), True).last_states(texts, device, shown)
-        logits = model.get_output_embeddings()(last[0, len(texts[0]) - 1])
+    shown, own = [images[row]] * 2, reader.contexts[row]
+    texts = [[*own], [*own, *(stop[:1] or own[-1:])]]  # pads the other on the right
+
+    @torch.no_grad()
+    def both(_: Any) -> tuple[Tensor, Tensor]:
+        sampled = _next(model, stop, texts[:1], shown[:1]).exp()[0]
+        last = ScoringPolicy(model, (), True).last_states(texts, model.device, shown)
+        return sampled, model.get_output_embeddings()(last[0, len(own) - 1])
+
+    sampled, logits = reader.calls(both, {})
     moved = float((logits.float().softmax(-1) - sampled).abs().sum() / 2)
     if not moved <= tolerance(model):
         raise UserError(
@@ -97,20 +92,20 @@ def prove_images(
 
 
 @torch.no_grad()
-def prove_packing(
-    model: Any, separate_head: bool, contexts: Sequence[Sequence[int]], steps: int
-) -> str:
+def prove_packing(reader: ScoringPolicy, steps: int) -> str:
     """Compare texts in one pack with the same texts by themselves."""
-    context = [*max(contexts, key=len)]
+    model, separate_head = reader.model, reader.separate_head
+    context = [*max(reader.contexts, key=len)]
     ends = [context[:4], context[:2] + context[-2:], context[-4:]]
     texts = [[*context, *end[:steps]] for end in ends]
-    device, head = model.device, model.get_output_embeddings()
-    found = []
-    for packing in (None, Packing(math.inf)):
-        reader = ScoringPolicy(model, (), separate_head, packing)
-        last = reader.last_states(texts, device)
+    head = model.get_output_embeddings()
+
+    def distributions(packing: Packing | None) -> Tensor:
+        last = ScoringPolicy(model, (), separate_head, packing).last_states(texts, model.device)
         logits = torch.cat([last[i, : len(text)] for i, text in enumerate(texts)])
-        found.append((head(logits) if separate_head else logits).float().softmax(-1))
+        return (head(logits) if separate_head else logits).float().softmax(-1)
+
+    found = reader.calls(lambda _: [*map(distributions, (None, Packing(math.inf)))], {})
     moved = float((found[1] - found[0]).abs().sum(-1).max() / 2)
     refuse_moved(model, moved, tolerance(model))
     return (

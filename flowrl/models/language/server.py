@@ -247,11 +247,10 @@ class CompletionsServer:
             torch.tensor([ids[-1] in self.stop for ids, _ in drawn]),
         )
 
-    def proofs(
-        self, model: Any, contexts: Sequence[Sequence[int]], separate_head: bool, steps: int
-    ) -> list[str]:
+    def proofs(self, reader: ScoringPolicy, steps: int) -> list[str]:
         """Check that the server runs, serves the model, loads adapters, and agrees on
-        log-probabilities."""
+        log-probabilities with the reader, whose contexts are all prompts."""
+        contexts = reader.contexts
         try:
             known = served(self.client)
         except ValueError as error:
@@ -268,7 +267,7 @@ class CompletionsServer:
         writer = Writer(self, some, tuple(range(len(some))), 0, 0)
         plan = TextPlan(min(TOKENS, steps), (1,), temperature=self.temperature)
         rollout = writer.write(plan)
-        return self._compared(ScoringPolicy(model, some, separate_head), rollout)
+        return self._compared(replace(reader, contexts=some), rollout)
 
     def _compared(self, reader: ScoringPolicy, rollout: TextRollout) -> list[str]:
         """Compare log-probabilities with the model's own. UserError for another model's."""

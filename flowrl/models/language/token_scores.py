@@ -3,8 +3,9 @@
 b rows, t tokens, m tokens of all rows, d hidden width, v vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,12 +17,14 @@ from torch.utils.checkpoint import checkpoint
 from flowrl.likelihoods.rows import Evaluation, TokenRows, restored
 from flowrl.models.language.prefixes import Packing
 from flowrl.models.language.vision import PromptImages, call_inputs, reads_images
+from flowrl.models.shards import directly
 from samplers.host import on_host, sent_together, uploaded
 from samplers.token_support import TokenSupport
 from samplers.tokens import entropy, warp
 from samplers.untyped import integer_rows, integers
 
 LOGITS_PER_CHUNK = 2**24  # logits that are held at once: 64 MB in float32
+Arranged = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class ScoringPolicy:
     logits are the head applied to the last hidden states, and nothing more (`has_separate_head`
     proves it). Then only completion tokens get logits, `LOGITS_PER_CHUNK` at a time, and backward
     recomputes them. `packing`: evaluates shared prefixes of a call's rows once; None: every row by
-    itself. `images`: images of each prompt; empty if no prompt has images.
+    itself. `images`: images of each prompt; empty if no prompt has images. `calls`: runs a function
+    of the model (`flowrl.models.shards.GatheredCalls`).
     """
 
     model: Any
@@ -40,6 +44,7 @@ class ScoringPolicy:
     separate_head: bool
     packing: Packing | None = None
     images: Sequence[PromptImages | None] = ()
+    calls: Callable[..., Any] = directly
 
     def __call__(self, rows: TokenRows, entropies: bool = False) -> Evaluation:
         rows = restored(rows, self.model.device)
@@ -56,9 +61,14 @@ class ScoringPolicy:
             )
         ]
         row, place, behind = sent_together([row, place, starts[row] + place - 1], device)
-        last = self.last_states(texts, device, images)[row, behind]
+        inputs, arranged = self._inputs(texts, device, images)
         kept = None if rows.kept is None else rows.kept[row, place]
-        found = self._scores(last, rows.ids[row, place], kept, rows.temperature, entropies)
+        asked = rows.ids[row, place], kept, rows.temperature, entropies
+
+        def work(inputs: Mapping[str, Tensor]) -> list[Float[Tensor, " m"]]:
+            return self._scores(arranged(self._called(inputs))[row, behind], *asked)
+
+        found = self.calls(work, inputs)
         zeros = found[0].new_zeros(written.shape)
         logp, *spread = (zeros.masked_scatter(written, each) for each in found)
         return Evaluation(logp, *(spread or [None]))
@@ -70,26 +80,26 @@ class ScoringPolicy:
         images: Sequence[PromptImages | None] = (),
     ) -> Float[Tensor, "b s _"]:
         """Last hidden states of texts, or logits if there is no separate head."""
+        inputs, arranged = self._inputs(texts, device, images)
+        return arranged(self._called(inputs))
+
+    def _inputs(
+        self,
+        texts: Sequence[Sequence[int]],
+        device: torch.device,
+        images: Sequence[PromptImages | None],
+    ) -> tuple[dict[str, Tensor], Arranged]:
+        """Inputs of the call for these texts, and the function that makes its result [b s _]."""
         if self.packing is None and takes_lengths(self.model):
-            return self._in_one_row(texts, device)
+            return _in_one_row(texts, device)
         packed = None if self.packing is None else self.packing(texts, device)
         if packed is None:
             ids = padded_texts(texts, device)
             shown = call_inputs(images, [0] * len(images), ids.shape[1], self.model)
-            return self._called({"input_ids": ids, **shown})
-        return packed.of_texts(self._called(packed.inputs(self.model.dtype)))
+            return {"input_ids": ids, **shown}, _as_it_is
+        return packed.inputs(self.model.dtype), packed.of_texts
 
-    def _in_one_row(
-        self, texts: Sequence[Sequence[int]], device: torch.device
-    ) -> Float[Tensor, "b s _"]:
-        """Texts concatenated without padding: restarting positions separate them."""
-        lengths = [len(text) for text in texts]
-        ids = torch.tensor([[token for text in texts for token in text]])
-        places = torch.cat([torch.arange(length) for length in lengths])[None]
-        given = {"input_ids": uploaded(ids, device), "position_ids": uploaded(places, device)}
-        return pad_sequence(list(self._called(given)[0].split(lengths)), batch_first=True)
-
-    def _called(self, inputs: dict[str, Tensor]) -> Tensor:
+    def _called(self, inputs: Mapping[str, Tensor]) -> Tensor:
         if self.separate_head:
             return self.model.base_model(**inputs, use_cache=False)[0]
         return self.model(**inputs, use_cache=False).logits
@@ -114,14 +124,31 @@ class ScoringPolicy:
 
         size = max(1, LOGITS_PER_CHUNK // self.model.config.get_text_config().vocab_size)
         parts = []
-        for start in range(0, len(ids), size):
+        for start in range(0, max(1, len(ids)), size):  # without tokens, too: FSDP2 awaits all
             part = slice(start, start + size)
             given = (last[part], ids[part], None if kept is None else kept[part])
             again = torch.is_grad_enabled()
             parts.append(checkpoint(score, *given, use_reentrant=False) if again else score(*given))
-        if not parts:
-            return [last.new_zeros(0)] * (1 + entropies)
-        return list(parts[0]) if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True))]
+        return [*map(torch.cat, zip(*parts, strict=True))]
+
+
+def _as_it_is(found: Tensor) -> Tensor:
+    return found
+
+
+def _in_one_row(
+    texts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[dict[str, Tensor], Arranged]:
+    """Texts concatenated without padding: restarting positions separate them."""
+    lengths = [len(text) for text in texts]
+    ids = torch.tensor([[token for text in texts for token in text]])
+    places = torch.cat([torch.arange(length) for length in lengths])[None]
+    given = {"input_ids": uploaded(ids, device), "position_ids": uploaded(places, device)}
+    return given, partial(_cut, lengths)
+
+
+def _cut(lengths: Sequence[int], found: Float[Tensor, "1 s _"]) -> Float[Tensor, "b w _"]:
+    return pad_sequence(list(found[0].split(list(lengths))), batch_first=True)
 
 
 def takes_lengths(model: Any) -> bool:

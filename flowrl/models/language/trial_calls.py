@@ -20,8 +20,12 @@ def trial_sampling(model: Any, context: Sequence[int], steps: int, rows: int) ->
 def trial_training(policy: ScoringPolicy, steps: int, rows: int) -> None:
     """Evaluate `rows` completions of `steps` tokens with gradients."""
     (context,) = policy.contexts
+    policy(trial_rows(context, rows, steps)).logp.sum().backward()
+
+
+def trial_rows(context: Sequence[int], rows: int, steps: int) -> TokenRows:
+    """Completions of a policy's first context, which repeat its last token."""
     written = torch.ones(rows, steps, dtype=torch.bool)
     ids = torch.full((rows, steps), context[-1])
     prompt, lengths = torch.zeros(rows, dtype=torch.long), torch.full((rows,), steps)
-    made = TokenRows(prompt, torch.zeros(rows, steps), written, None, ids, lengths, 1.0, None)
-    policy(made).logp.sum().backward()
+    return TokenRows(prompt, torch.zeros(rows, steps), written, None, ids, lengths, 1.0, None)

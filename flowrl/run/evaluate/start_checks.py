@@ -115,7 +115,8 @@ def _model_warnings(session: Session) -> Iterator[str]:
         return
     learner = session.learner
     weights = sum(p.numel() for p in learner.policies.parameters.values())
-    config = learner.policy.roots()["model"].config
+    assert isinstance(learner.policy, CausalPolicy)
+    config = learner.policy.model.config
     found = learning_rate_warning(session.run, weights), experts_warning(config)
     yield from (warning for warning in found if warning is not None)
 

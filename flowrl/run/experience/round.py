@@ -1,6 +1,7 @@
 """One round of an iteration: encode prompts, sample, decode and score. No credit yet."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -78,14 +79,17 @@ def sample_round(
     return made
 
 
-def whole_weights(session: Session, by: str | None) -> AbstractContextManager[None]:
+@contextmanager
+def whole_weights(session: Session, by: str | None) -> Iterator[None]:
     """Gather sharded weights once if they generate texts, token by token, or are sent whole to a
     server that does."""
-    algorithm = session.algorithm
-    own = by is None and algorithm.text and algorithm.behaviour == "current"
-    server = session.run.model.server
+    server, learner = session.run.model.server, session.learner
     served = server is not None and server.sync != "weights"
-    return session.parallel.whole() if own and not served else nullcontext()
+    if not session.algorithm.text or served:
+        yield
+        return
+    with learner.policies.using(by or learner.sampler), session.parallel.whole():
+        yield
 
 
 def with_reference(session: Session, made: Round, seconds: dict[str, float]) -> Round:

@@ -22,7 +22,7 @@ from flowrl.models.rewritten import REWRITER, RewrittenPolicy
 from flowrl.processes import context_parallel
 from flowrl.processes.launch import sharding
 from flowrl.processes.parallel import Parallel
-from flowrl.processes.sharding import Sharding
+from flowrl.processes.sharding import VISION_ADAPTERS, Sharding
 from flowrl.run.state import optimizers
 from flowrl.run.state.policies import Policies
 from flowrl.run.state.teachers import load_teachers
@@ -130,6 +130,8 @@ class Learner:
                 f"model.lora.merge: {merge} needs whole weights, and FSDP2 shards them: leave it "
                 "out"
             )
+        if how is not None and run.model.lora is not None and run.model.lora.vision:
+            raise UserError(VISION_ADAPTERS)
         if how is not None and run.model.quantization is not None:
             raise UserError(
                 "model.quantization: FSDP2 shards weights of floating point: leave one of the two "

@@ -71,7 +71,10 @@ class Policies:
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
-        """Run modules with the weights of a policy. Calls cannot be nested."""
+        """Run modules with the weights of a policy. Inside, only the same policy can be used."""
+        if name == self.inside:
+            yield
+            return
         assert self.inside == "current", f"already using {self.inside!r}"
         self.put(name)
         try:
