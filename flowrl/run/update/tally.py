@@ -40,7 +40,7 @@ class Tally:
         for (key, each), part in zip(moved.items(), parts, strict=True):
             here[key] = part.to(each.dtype).view(each.shape)
         for name, metric, mask in waiting:
-            values = metric.of(*[here[id(each)] for each in metric.given])
+            values = metric.of(*map(here.__getitem__, map(id, metric.given)))
             self._add(name, values.double().expand(mask.shape)[on_host(mask)])
         return found.double().tolist()
 
