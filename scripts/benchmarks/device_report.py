@@ -90,6 +90,7 @@ def measured(ledger: Ledger, path: Path, changes: Sequence[str]) -> dict[str, An
     """Do two iterations of the run and count the second."""
     from flowrl.cli.floor import Opened
     from flowrl.estimate.memory import estimate
+    from flowrl.models.shards import GatheredCalls
     from flowrl.run.state.session import open_accelerator, open_session
     from flowrl.settings.read import override, read_run
 
@@ -99,7 +100,9 @@ def measured(ledger: Ledger, path: Path, changes: Sequence[str]) -> dict[str, An
         folder = Path(name)
         session = open_session(run, folder, open_accelerator(run, folder))
         kept = Opened(session)
-        networks = {type(root) for root in session.learner.policy.roots().values()}
+        roots = session.learner.policy.roots().values()
+        inner = [r.repeated.base_model if isinstance(r, GatheredCalls) else r for r in roots]
+        networks = {*map(type, inner)}
         try:
             kept.turn()
             with counted_calls(ledger, networks), ledger.counting():
