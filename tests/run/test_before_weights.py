@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM
 from flowrl.cli.plan import open_points
 from flowrl.cli.start_check import check_start
 from flowrl.errors import UserError
+from flowrl.models import image_check
 from flowrl.models.description import describe
 from flowrl.models.diffusers.call.columns import extras
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.image_check import check_images
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
-from flowrl.run.watch import image_check
-from flowrl.run.watch.image_check import check_images
 from flowrl.settings import ModelSettings
 from flowrl.settings.checks import check_model
 from flowrl.settings.read import override, read_run

@@ -6,8 +6,8 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.token import Token
+from flowrl.models.image_check import check_images
 from flowrl.run.state.given_file import GivenFile, check_samples_of
-from flowrl.run.watch.image_check import check_images
 from flowrl.settings import Run
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.given import GivenSettings

@@ -11,11 +11,11 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.evaluation.preferences import LAYOUTS, Preferences, ReadOptions, load_preferences
 from flowrl.evaluation.sources import Source, read_media
+from flowrl.models.image_check import DECODED
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow, resolved
 from flowrl.prompts.source import DataSource, check_column
-from flowrl.run.watch.image_check import DECODED
 from flowrl.settings import Run
 from flowrl.settings.given import GivenSettings
 from rewards.types import cell

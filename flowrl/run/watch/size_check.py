@@ -3,10 +3,10 @@
 from flowrl.errors import UserError
 from flowrl.estimate.sizes import SizeLimits
 from flowrl.models.description import describe
+from flowrl.models.image_check import check_images
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
 from flowrl.prompts.row_sizes import RowSize, row_sizes
-from flowrl.run.watch.image_check import check_images
 from flowrl.run.watch.text_facts import pipeline_call
 from flowrl.settings import Run
 from flowrl.settings.data import PromptPlace
