@@ -200,7 +200,10 @@ class Diverse:
         return plain._replace(value=torch.where(plain.value > 0, factor * plain.value, plain.value))
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses trees, in which distances would be of leaves and advantages of nodes."""
+        """Refuses texts, and trees, in which distances would be of leaves and advantages of
+        nodes."""
+        if text_plans(choices):
+            return "Diverse compares images and videos: leave it out for texts"
         if not independent(choices.plan, choices.plans):
             return "Diverse needs independent samples: use Chain, Window or Ode"
         return None

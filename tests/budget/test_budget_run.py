@@ -169,7 +169,7 @@ def test_where_all_groups_are_flat_nothing_is_learned(model, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(before, weights(kept), strict=True))
 
 
-@pytest.mark.parametrize("kind", ["texts", "pictures"])
+@pytest.mark.parametrize("kind", ["texts", pytest.param("pictures", marks=pytest.mark.slow)])
 def test_a_subset_is_all_that_is_computed_and_gives_the_same_gradient(
     kind, model, pipeline, tmp_path, monkeypatch
 ):

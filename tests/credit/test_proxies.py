@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from flowrl.likelihoods.transition import Transition
 from flowrl.losses.averages import Refresh
 from flowrl.losses.base import Counts, reduced
 from flowrl.losses.ratio import Anchor, Surrogate
+from flowrl.recipes.table import TEXT_RECIPES
 from rewards import Scores
 from samplers import Chain, Columns, FlowSDE, Ode, Tree
 
@@ -248,6 +250,13 @@ def test_what_cannot_be_gated_is_refused(parts, message):
         return
     with pytest.raises(UserError, match=message):
         Algorithm(*parts)
+
+
+@pytest.mark.parametrize("transform", [GATE, Diverse("d")])
+def test_texts_are_refused(transform):
+    plain = TEXT_RECIPES["text_grpo"]()
+    with pytest.raises(UserError, match="leave it out for texts"):
+        replace(plain, advantage=Estimator((Standardize(), transform)))
 
 
 def test_impossible_settings_are_refused():

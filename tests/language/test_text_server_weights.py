@@ -57,7 +57,11 @@ def test_sampled_log_probabilities_are_the_learners_after_each_update(model, tmp
         assert iterate(kept, progress).metrics["mismatch_max"] > 1e-3, "without them it is another"
 
 
-@pytest.mark.parametrize("middle", [False, True], ids=["between", "in the middle"])
+@pytest.mark.parametrize(
+    "middle",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["between", "in the middle"],
+)
 def test_a_server_that_comes_back_gets_the_weights_again(model, tmp_path, middle):
     with CompletionsServer(model) as server:
         kept = opened(weighty(server, tmp_path), tmp_path)

@@ -113,6 +113,7 @@ def test_so_do_those_of_a_video_model(jobs, others, tmp_path):
     proven(folder, "transformer", "transformer_2")
 
 
+@pytest.mark.slow
 def test_calls_are_proven_against_whole_ones_and_the_pipelines_own(pair):
     proven(pair[0], "transformer")
 

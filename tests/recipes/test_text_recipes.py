@@ -350,7 +350,7 @@ def test_a_mixture_trains_or_is_refused(plan, advantage, loss):
 
 
 def test_every_transform_of_texts_is_mixed():
-    of_images = ("flowrl.credit.intermediate", "flowrl.credit.steps")
+    of_images = ("flowrl.credit.intermediate", "flowrl.credit.steps", "flowrl.credit.proxies")
     rest = {n for n, kind in parts_named(Transform).items() if kind.__module__ not in of_images}
     plain = {"sum", "clip", "rescale", "drop_flat", "max_variance", "uncompared", "penalize"} | {
         "best_and",

@@ -119,6 +119,7 @@ def page(text: str, size: int, angle: float = 0.0, noise: float = 0.0) -> torch.
     return pixels + noise * torch.randn(pixels.shape, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 @engine
 def test_the_engine_reads_rendered_text():
     texts = [("Open Daily", 16, 0.0, 0.0), ("Route 66", 24, 5.0, 0.0), ("Coffee", 32, 0.0, 0.1)]

@@ -154,7 +154,13 @@ def test_only_the_gated_rows_are_pulled_to_the_reference(pipeline, tmp_path):
     assert torch.equal(pulled, rows.gate[:, 0] > 0) and pulled.any() and not pulled.all()
 
 
-@pytest.mark.parametrize("recipe", [{"refresh": 1}, {"refresh": 9, "refresh_kl": 1e-12}])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param({"refresh": 1}, marks=pytest.mark.slow),
+        {"refresh": 9, "refresh_kl": 1e-12},
+    ],
+)
 def test_a_resumed_run_has_the_same_bits(pipeline, tmp_path, recipe):
     settings = tree(pipeline, tmp_path, recipe, updates=2)
     runs.check_resumed_bits(settings, tmp_path)

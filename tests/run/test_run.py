@@ -69,6 +69,7 @@ def test_a_run_leaves_what_it_promises(pipeline, tmp_path, capsys, recipe):
     assert len((tmp_path / "scores.jsonl").read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_accelerate_launch_is_the_same_run(pipeline, tmp_path, warm):
     config = write(runs.tree(pipeline, tmp_path, runs.NFT), tmp_path)
     words = ["train", str(config), "--folder"]
