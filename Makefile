@@ -31,7 +31,7 @@ test: setup
 
 # The calculus and the settings, while you write.
 quick: setup
-	@$(PYTEST) -n 2 -m 'not slow and not gpu and not long' $(CALCULUS) tests/recipes tests/settings
+	@$(PYTEST) -n 2 -m 'not slow and not gpu and not long' $(CALCULUS) tests/settings
 
 # The tests that import what differs from main.
 changed: setup
