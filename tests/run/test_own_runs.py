@@ -26,11 +26,15 @@ GRPO = {"name": "flow_grpo", "steps": 4, "group": 4, "kl": 0.1}
 def tree(folder: Path, recipe: dict = GRPO, lora: int | None = None, **train) -> dict:
     prompts = folder / "prompts.txt"
     prompts.write_text("a point\na point on the left\na point on the right\n")
+    rewards: list[Any] = [REWARD]
+    if recipe["name"] == "gardo":  # compares with further rewards
+        rewards += [{"name": REWARD, "label": label, "weight": 0} for label in ("again", "far")]
+        recipe = recipe | {"auxiliary": ["again"], "distance": "far"}
     return {
         "recipe": recipe,
         "model": {"own": OWN, "lora": lora, "device": "cpu"},
         "prompts": {"train": str(prompts), "held_out": str(prompts), "per_iteration": 3},
-        "rewards": [REWARD],
+        "rewards": rewards,
         "train": {"iterations": 2, "lr": 1e-2, "rows_per_call": 512, **train},
         "evaluate": {"every": 4, "steps": 3, "samples": 6, "per_prompt": 2},
         "checkpoint": {"every": 1},
