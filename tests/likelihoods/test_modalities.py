@@ -227,3 +227,11 @@ def test_a_recipe_takes_modalities_as_a_setting():
     for name, reason in (("dpo", "one advantage for all"), ("refl", "has no parts")):
         with pytest.raises(UserError, match=reason):
             recipe_kind(name).model_validate({**given, "name": name}).algorithm()
+
+
+def test_columns_of_some_rewards_keep_their_own_marks() -> None:
+    scored = torch.tensor([[True, False, True], [False, True, True]])
+    scores = Scores(torch.arange(6.0).view(2, 3), scored, ("look", "match", "sound"))
+    own = scores.of([2, 0])
+    assert own.names == ("sound", "look") and own.values.tolist() == [[2.0, 0.0], [5.0, 3.0]]
+    assert own.scored.tolist() == [[True, True], [True, False]]
