@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -15,8 +16,9 @@ from urllib.request import Request, urlopen
 
 from packaging.requirements import Requirement
 
+from flowrl.cli import app
 from flowrl.cli.installed import torchvision_misfit
-from flowrl.paths import CACHE_VARIABLE, cache_folder
+from flowrl.paths import CACHE_VARIABLE, PROJECT, cache_folder
 
 Verdict = Literal["ok", "note", "missing"]
 
@@ -113,12 +115,28 @@ def _python() -> Finding:
     return Finding("note", "python", f"{where}: {lost}")
 
 
+def _wanted() -> dict[str, list[Requirement]]:
+    """The packages of each extra, and under "" those that every run needs; of a source tree that is
+    not installed, from its pyproject.toml."""
+    try:
+        own = distribution("flowrl")
+    except PackageNotFoundError:
+        project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+        named = {"": project["dependencies"], **project["optional-dependencies"]}
+        return {extra: [Requirement(line) for line in lines] for extra, lines in named.items()}
+    all_of_them = [Requirement(line) for line in own.requires or ()]
+    extras = own.metadata.get_all("Provides-Extra") or ()
+    return {"": [each for each in all_of_them if each.marker is None]} | {
+        extra: [r for r in all_of_them if r.marker and r.marker.evaluate({"extra": extra})]
+        for extra in extras
+    }
+
+
 def _packages() -> Iterator[Finding]:
     """The required packages, compared with the versions that flowrl needs and was tested with."""
-    for line in distribution("flowrl").requires or ():
-        wanted = Requirement(line)
-        if wanted.marker is not None:  # extras are looked at by themselves
-            continue
+    if not _installed("flowrl"):
+        yield Finding("note", "flowrl", app.version())
+    for wanted in _wanted()[""]:
         try:
             here = version(wanted.name)
         except PackageNotFoundError:
@@ -226,12 +244,9 @@ def _rewards() -> Iterator[Finding]:
 
 def _extras() -> Iterator[Finding]:
     """Each extra, what it makes available, and its missing packages."""
-    own = distribution("flowrl")
-    lines = [Requirement(line) for line in own.requires or ()]
-    for extra in own.metadata.get_all("Provides-Extra") or ():
-        if extra == "dev":
+    for extra, wanted in _wanted().items():
+        if extra in ("", "dev"):
             continue
-        wanted = [r for r in lines if r.marker and r.marker.evaluate({"extra": extra})]
         lost = [r.name for r in wanted if not _installed(r.name)]
         purpose = EXTRAS.get(extra, ", ".join(r.name for r in wanted))
         get = f"{purpose}: pip install 'flowrl[{extra}]' ({', '.join(lost)})" if lost else purpose

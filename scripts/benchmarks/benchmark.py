@@ -142,9 +142,10 @@ def subjects(arguments: Arguments) -> dict[str, Subject]:
 def write(subject: Subject, folder: Path, dtype: torch.dtype) -> Path:
     """The pipeline's folder; random weights, of a size that keeps bfloat16 finite."""
     pipe = NAMED[subject.family].build()
-    parts = {**pipe.components, "transformer": subject.denoiser()}
-    if subject.decoder is not None:
-        parts["vae"] = subject.decoder()
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # billions of random numbers
+        parts = {**pipe.components, "transformer": subject.denoiser()}
+        if subject.decoder is not None:
+            parts["vae"] = subject.decoder()
     type(pipe)(**parts).to(dtype).save_pretrained(folder)
     return folder
 

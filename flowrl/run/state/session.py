@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from jaxtyping import Float
 from torch import Tensor
 
@@ -286,9 +286,15 @@ def on_cpu(run: Run) -> bool:
 
 def open_accelerator(run: Run, folder: Path) -> Accelerator:
     trackers = [JsonlTracker(folder), *run.track.trackers]
-    if on_cpu(run):
+    cpu = on_cpu(run)
+    if PartialState._shared_state and (PartialState().device.type == "cpu") != cpu:
+        raise UserError(
+            f"model.device: {run.model.device}, but accelerate has set this process up for "
+            f"{PartialState().device.type}, and keeps to it; start a process for each device"
+        )
+    if cpu:
         keep_freed_memory()
-    return Accelerator(cpu=on_cpu(run), log_with=trackers, project_dir=str(folder))
+    return Accelerator(cpu=cpu, log_with=trackers, project_dir=str(folder))
 
 
 def keep_freed_memory() -> None:
