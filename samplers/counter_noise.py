@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.host import uploaded
-from samplers.tokens import GOLDEN, mixed, shifted_right
+from samplers.tokens import GOLDEN, mixed_, shifted_right
 from samplers.untyped import normal_quantiles
 
 OCTAVES, STEPS = 33, 256  # of the numbers 1 to 2^32 that stand for probabilities up to 1/2
@@ -30,7 +30,7 @@ def counter_normal(
     rows: Any = uploaded(keys, device)
     places = torch.arange(1, (size + 1) // 2 + 1, device=device) * GOLDEN
     parts = [
-        _normals(mixed(part[:, None] + places))[:, :size]
+        _normals(mixed_(part[:, None] + places))[:, :size]
         for part in rows.split(max(1, DRAWN // max(1, size)))
     ]
     return torch.cat(parts).view(len(keys), *shape)

@@ -116,17 +116,18 @@ def _counters(
 
 
 def _gumbel(counters: Tensor) -> Tensor:
-    part = (shifted_right(mixed(counters), 24).float() + 0.5) * 2.0**-40
-    return -torch.log(-torch.log1p(-part.clamp(max=1 - 2.0**-24)))
+    """Gumbel noise of these counters, which are overwritten."""
+    part = shifted_right(mixed_(counters), 24).float().add_(0.5).mul_(2.0**-40)
+    return part.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().log_().neg_()
 
 
-def mixed(z: Tensor) -> Tensor:
-    """The finalizer of SplitMix64."""
-    z = (z ^ shifted_right(z, 30)) * FIRST
-    z = (z ^ shifted_right(z, 27)) * SECOND
-    return z ^ shifted_right(z, 31)
+def mixed_(z: Tensor) -> Tensor:
+    """The finalizer of SplitMix64, in place."""
+    z.bitwise_xor_(shifted_right(z, 30)).mul_(FIRST)
+    z.bitwise_xor_(shifted_right(z, 27)).mul_(SECOND)
+    return z.bitwise_xor_(shifted_right(z, 31))
 
 
 def shifted_right(z: Tensor, bits: int) -> Tensor:
     """Shift right and fill with zeros, where int64 would fill with the sign bit."""
-    return (z >> bits) & (2 ** (64 - bits) - 1)
+    return (z >> bits).bitwise_and_(2 ** (64 - bits) - 1)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -79,6 +79,11 @@ class CheckRow:
         return f"| {self.check} | {self.verdict} | {detail} |"
 
 
+@cache
+def _file(name: str) -> Path:
+    return run_file(name)  # says once where it is
+
+
 @dataclass
 class DeviceTrial:
     """A device, and the trial runs on it, in bfloat16: `chosen`, or the demo if None."""
@@ -97,7 +102,7 @@ class DeviceTrial:
     def run(self) -> Run:
         small = SMALL_DEMO if self.chosen is None else []
         words = ["--model.device", self.device, "--model.dtype", "bfloat16", *small, *QUIET]
-        return override(read_run(run_file(self.chosen or DEMO)), words)
+        return override(read_run(_file(self.chosen or DEMO)), words)
 
     def open(self, run: Run, name: str) -> Session:
         folder = self.folder / name
@@ -122,7 +127,7 @@ def same_samples(trial: DeviceTrial) -> str:
 
     def latents(device: str, dtype: str) -> Tensor:
         words = ["--model.device", device, "--model.dtype", dtype, *SMALL_DEMO, *QUIET]
-        run = override(read_run(run_file(DEMO)), words)
+        run = override(read_run(_file(DEMO)), words)
         policy, prompts = load_policy(run, torch.device(device)), run.prompts.read("train")
         batch = policy.open(*prompts.take([0, 1]), run.algorithm().steps)
         (rollout,) = batch.rollouts(run.algorithm().plan, [0, 1], seed=0, iteration=0)

@@ -41,7 +41,7 @@ class Size:
     length: int
     prompts: int
     stop: float = 0.0  # chance of the stop token; 0: that of any other
-    call: int | None = None  # completions of flowrl's calls; None: all of a step
+    call: int | None = None  # completions of flowrl's training calls; None: all of a step
 
 
 SIZES = {  # 2, 30, 30 million weights, those of a folder, 260 million for a GPU
@@ -100,12 +100,15 @@ def write_model(folder: Path, size: Size) -> None:
 
 
 def stops_with(model: Any, chance: float) -> None:
-    """Give the stop token about this chance at every place: one dimension of the last hidden
-    states is nearly constant, and the head reads it for that token alone."""
+    """Give the stop token about this chance at every place: no layer writes to the first dimension
+    of the hidden states, and the head reads it for that token alone."""
     import torch
 
     embedding, head = model.model.embed_tokens.weight.data, model.lm_head.weight.data
     embedding[:, 0] = 30 * embedding.std()
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data[0] = 0
+        layer.mlp.down_proj.weight.data[0] = 0
     head[:, 0] = 0
     head[1] = 0
     with torch.no_grad():
@@ -178,7 +181,7 @@ def ours(
     from flowrl.settings.read import run_from
 
     (folder / "even.py").write_text(REWARD)
-    file = folder / "prompts.jsonl"
+    file, whole = folder / "prompts.jsonl", size.prompts * GROUP
     file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts(size)))
     settings = {
         "recipe": RECIPES[loss] | {"length": size.length},
@@ -187,7 +190,7 @@ def ours(
         "rewards": [{"name": f"{folder / 'even.py'}:even"}],
         "train": {
             "lr": 1e-5,
-            "rows_per_call": size.call or size.prompts * GROUP,
+            "rows_per_call": {"sampling": whole, "training": size.call or whole},
             "self_test": "off",
         },
     }

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,23 @@ def test_libraries_that_do_not_import_side_by_side_are_named(
 def test_every_extra_says_what_it_is_for() -> None:
     wanted = set(distribution("flowrl").metadata.get_all("Provides-Extra") or ())
     assert wanted - {"dev"} == set(doctor.EXTRAS)
+
+
+def test_a_source_tree_that_is_not_installed_reads_its_own_requirements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = list(doctor._packages()), list(doctor._extras())
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    known = doctor.version
+    monkeypatch.setattr(doctor, "distribution", missing)
+    monkeypatch.setattr(doctor, "version", lambda n: missing(n) if n == "flowrl" else known(n))
+    first, *packages = doctor._packages()
+    assert (first.state, first.subject) == ("note", "flowrl")
+    assert {each.subject for each in packages} == {each.subject for each in here[0]}
+    assert {each.subject for each in doctor._extras()} == {each.subject for each in here[1]}
 
 
 def test_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

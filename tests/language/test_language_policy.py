@@ -143,7 +143,7 @@ def test_chunks_of_logits_change_neither_values_nor_gradients(make, monkeypatch)
 
     assert batch.policy.separate_head
     plain = gradients(replace(batch.policy, separate_head=False))
-    monkeypatch.setattr(token_scores, "LOGITS_PER_CHUNK", 40)  # two tokens at a time
+    monkeypatch.setattr(token_scores, "LOGITS_HELD", 40)  # two tokens at a time
     for a, b in zip(plain, gradients(batch.policy), strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
@@ -154,11 +154,14 @@ def test_logits_are_made_of_completion_tokens_only_and_in_chunks(policy, monkeyp
     hook = policy.model.get_output_embeddings().register_forward_hook(
         lambda module, given, logits: sizes.append(logits.shape[:-1].numel())
     )
-    monkeypatch.setattr(token_scores, "LOGITS_PER_CHUNK", 5 * 14)
+    monkeypatch.setattr(token_scores, "LOGITS_HELD", 5 * 14)
     with torch.no_grad():
         policy.open(PROMPTS, [], 7).policy(made)
+    tokens, parts = int(found.lengths.sum()), len(sizes)
+    assert max(sizes) == 5 and sum(sizes) == tokens and max(sizes) - min(sizes) <= 1 < parts
+    policy.open(PROMPTS, [], 7).policy(made).logp.sum().backward()
     hook.remove()
-    assert max(sizes) == 5 and sum(sizes) == int(found.lengths.sum())
+    assert len(sizes) == 3 * parts - 1  # backward makes all but the last again
 
 
 def test_a_model_that_bends_its_logits_is_read_whole():

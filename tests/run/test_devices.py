@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.run.state.session import on_cpu
+from flowrl.run.state.session import on_cpu, open_accelerator
 from flowrl.settings.read import run_from
 from tests.support import runs
 
@@ -17,3 +17,13 @@ def test_mps_has_no_float64(monkeypatch, tmp_path):
     tree["model"] |= {"dtype": "float64"}
     with pytest.raises(UserError, match=r"model\.dtype: mps has no float64"):
         on_cpu(run_from(tree, "test"))
+
+
+def test_a_process_keeps_to_its_first_device(monkeypatch, tmp_path):
+    """accelerate would train the second run on the first one's device, in silence."""
+    tree = runs.tree(tmp_path, tmp_path, runs.FLOW_GRPO)
+    open_accelerator(run_from(tree, "test"), tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    tree["model"] |= {"device": "cuda"}
+    with pytest.raises(UserError, match=r"model\.device: cuda, but .* set this process up for cpu"):
+        open_accelerator(run_from(tree, "test"), tmp_path)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flowrl.models.diffusers.call import columns
 from flowrl.models.language.generation import Generation
@@ -113,7 +114,13 @@ def test_every_family_is_proven_and_trained(name, tmp_path):
     for dtype in ("float32", "bfloat16"):
         session = opened(tree, tmp_path / "again", "cuda", dtype)
         StartProof(session, cache=False).prove()
-        finite(iterate(session, Progress()).metrics)
+        found = iterate(session, Progress()).metrics
+        if not math.isfinite(found["grad_norm"]):  # seen of FLUX.1 in bfloat16 on an H200
+            with sdpa_kernel(SDPBackend.MATH):
+                again = opened(tree, tmp_path / "plain", "cuda", dtype)
+                norm = iterate(again, Progress()).metrics["grad_norm"]
+            pytest.fail(f"{dtype}: the gradient's norm is {norm} with PyTorch's plain attention")
+        finite(found)
 
 
 @pytest.mark.parametrize("recipe", [runs.FLOW_GRPO, runs.NFT], ids=["flow_grpo", "nft"])

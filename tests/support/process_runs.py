@@ -87,9 +87,9 @@ def counted(sent: dict[str, float]) -> Iterator[None]:
 
 
 def train(job: Job, out: Path, name: str) -> None:
-    held = job.get("logits", token_scores.LOGITS_PER_CHUNK)
+    held = job.get("logits", token_scores.LOGITS_HELD)
     with ExitStack() as patches:
-        patches.enter_context(patch.object(token_scores, "LOGITS_PER_CHUNK", held))
+        patches.enter_context(patch.object(token_scores, "LOGITS_HELD", held))
         if job.get("unrounded"):
             patches.enter_context(unrounded())
         if job.get("cramped"):

@@ -16,18 +16,17 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import (
-    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import utils as generating
 
+from flowrl.models.language.growing_cache import growing_cache, rows_can_leave
 from flowrl.models.language.stop_texts import StopAtTexts, StopTexts
-from flowrl.models.language.vision import PromptImages, call_inputs, reads_images
+from flowrl.models.language.vision import PromptImages, call_inputs
 from samplers.generate import Draft, TokenRequest, WrittenTokens
 from samplers.host import uploaded
 from samplers.token_support import TokenSupport, joined_column, joined_kept
@@ -37,13 +36,14 @@ FEWEST, LEAVING = 16, 4  # new tokens of a call that rows leave, and rows that l
 
 
 class Keyed(LogitsProcessor):
-    """Adds each row's own noise to its warped log-probabilities, and records these. `done`: number
-    of tokens from earlier calls."""
+    """Adds each row's own noise to its warped log-probabilities, and records those of the tokens
+    that `generate` then picks. `done`: number of tokens from earlier calls."""
 
     def __init__(self, asked: TokenRequest, done: int = 0) -> None:
         self.asked, self.position = asked, asked.first + done
         self.noise = asked.noise
         self.logp: list[Tensor] = []
+        self.pending: Tensor | None = None  # log-probabilities at the token that is picked next
         self.kept: list[TokenSupport] = []
         self.spread: list[Tensor] = []
         self.last = asked.first + int(asked.room.max()) if len(asked.room) else 0
@@ -51,6 +51,7 @@ class Keyed(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         asked = self.asked
+        self.record(input_ids)
         self.noise = uploaded(self.noise, input_ids.device)
         cold = asked.temperature == 0
         logp = warp(scores, 1.0 if cold else asked.temperature)
@@ -62,9 +63,14 @@ class Keyed(LogitsProcessor):
             self.spread.append(entropy(logp))
         noisy = logp if cold else logp + self._gumbel(logp.shape[-1])
         self.position += 1
-        token = noisy.argmax(-1, keepdim=True)  # the token that generate picks
-        self.logp.append(logp.gather(1, token)[:, 0])
+        self.pending = logp
         return noisy
+
+    def record(self, input_ids: Tensor) -> None:
+        """Record the log-probability of the token that was picked last, if that is still to do."""
+        if self.pending is not None:
+            self.logp.append(self.pending.gather(1, input_ids[:, -1:])[:, 0])
+            self.pending = None
 
     def _gumbel(self, vocabulary: int) -> Tensor:
         if not self.ahead:
@@ -135,6 +141,8 @@ class Generation:
             criteria.append(_HalfEnded(self.stop, width, room, at_texts, self.model.device))
         more = {} if tokens.cache is not None else self._images_of(asked, width)
         tokens = self._generated(tokens, keyed, int(room.max()), criteria, more, cuts)
+        if len(keyed.logp) < tokens.ids.shape[1] - width:
+            keyed.record(tokens.ids)
         columns = [each for each in (keyed.logp, keyed.spread) if each]
         new = tokens.ids[:, width:]
         seen = new.shape[1]  # less than the processor has seen, where `read_late` went on
@@ -193,7 +201,10 @@ class Generation:
             eos_token_id=list(self.stop) or None,
             pad_token_id=0,  # tokens after a stop token are never read
         )
-        cached = {} if tokens.cache is None else {"past_key_values": tokens.cache}
+        cache, most = tokens.cache, tokens.ids.shape[1] + length
+        if cuts and cache is None:
+            cache = growing_cache(self.model, most)
+        cached = {} if cache is None else {"past_key_values": cache}
         with read_late(tokens.ids.device):
             made = self.model.generate(
                 input_ids=tokens.ids,
@@ -253,15 +264,6 @@ class _HalfEnded(StoppingCriteria):
         if new < FEWEST:
             return self.ended
         return self.ended | ((~self.ended).sum() <= self.most)
-
-
-def rows_can_leave(model: Any) -> bool:
-    """Whether rows can leave a call of `generate`: its cache holds keys and values of tokens rather
-    than states, and positions are of tokens, not of images."""
-    if model._is_stateful or reads_images(model.config):
-        return False
-    layers = DynamicCache(config=model.config.get_text_config()).layers
-    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
 def _image_inputs(

@@ -3,9 +3,10 @@
 b rows, t tokens, m tokens of all rows, d hidden width, v vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise, starmap
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from samplers.token_support import TokenSupport
 from samplers.tokens import entropy, warp
 from samplers.untyped import integer_rows, integers
 
-LOGITS_PER_CHUNK = 2**24  # logits that are held at once: 64 MB in float32
+LOGITS_HELD = 2**24  # logits that are held at once: 64 MB in float32
+AT_ONCE = 2**22  # logits that a CPU makes at once: it keeps freed memory of that size
 Arranged = Callable[[Tensor], Tensor]
 
 
@@ -33,10 +35,10 @@ class ScoringPolicy:
 
     Rows are padded on the right, which a causal model does not attend to. `separate_head`: the
     logits are the head applied to the last hidden states, and nothing more (`has_separate_head`
-    proves it). Then only completion tokens get logits, `LOGITS_PER_CHUNK` at a time, and backward
-    recomputes them. `packing`: evaluates shared prefixes of a call's rows once; None: every row by
-    itself. `images`: images of each prompt; empty if no prompt has images. `calls`: runs a function
-    of the model (`flowrl.models.shards.GatheredCalls`).
+    proves it). Then only completion tokens get logits, a part of them at a time, and backward
+    recomputes all but the last `LOGITS_HELD`. `packing`: evaluates shared prefixes of a call's rows
+    once; None: every row by itself. `images`: images of each prompt; empty if no prompt has images.
+    `calls`: runs a function of the model (`flowrl.models.shards.GatheredCalls`).
     """
 
     model: Any
@@ -122,14 +124,23 @@ class ScoringPolicy:
             own = logp.gather(1, token[:, None])[:, 0]
             return (own, entropy(logp)) if entropies else (own,)
 
-        size = max(1, LOGITS_PER_CHUNK // self.model.config.get_text_config().vocab_size)
+        vocabulary = self.model.config.get_text_config().vocab_size
+        most = min(LOGITS_HELD, AT_ONCE) if last.device.type == "cpu" else LOGITS_HELD
+        size = max(1, most // vocabulary)
+        count = -(-len(ids) // size) or 1  # without tokens, too: FSDP2 awaits all
         parts = []
-        for start in range(0, max(1, len(ids)), size):  # without tokens, too: FSDP2 awaits all
-            part = slice(start, start + size)
+        for i, part in enumerate(even_parts(len(ids), count)):
             given = (last[part], ids[part], None if kept is None else kept[part])
-            again = torch.is_grad_enabled()
+            # backward begins with the last parts, so that it may as well find theirs
+            again = torch.is_grad_enabled() and i < count - LOGITS_HELD // most
             parts.append(checkpoint(score, *given, use_reentrant=False) if again else score(*given))
         return [*map(torch.cat, zip(*parts, strict=True))]
+
+
+def even_parts(size: int, count: int) -> Iterator[slice]:
+    """Cut `size` places into `count` parts whose lengths differ by at most 1."""
+    ends = [size * i // count for i in range(count + 1)]
+    return starmap(slice, pairwise(ends))
 
 
 def _as_it_is(found: Tensor) -> Tensor:
