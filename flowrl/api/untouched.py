@@ -71,7 +71,8 @@ def _random_states() -> Iterator[None]:
 @contextmanager
 def _torch_defaults() -> Iterator[None]:
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    precision = torch.get_float32_matmul_precision()  # `model.tf32` changes it too
+    precision = torch.get_float32_matmul_precision()  # `model.tf32` changes it too, and these
+    rounds, attends = torch.backends.cudnn.allow_tf32, torch.backends.cuda.cudnn_sdp_enabled()
     device = torch.get_default_device()
     if device.type != "cpu":
         torch.set_default_device(None)
@@ -91,6 +92,8 @@ def _torch_defaults() -> Iterator[None]:
     finally:
         torch.set_default_dtype(dtype)
         torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = rounds
+        torch.backends.cuda.enable_cudnn_sdp(attends)
         if device.type != "cpu" and not of_with:
             torch.set_default_device(device)
         if torch.get_num_threads() != threads:

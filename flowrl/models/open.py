@@ -34,7 +34,7 @@ DTYPES = {
 
 def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
     """Load the model. `folder` is a training run's; other uses never sample from a server."""
-    set_tf32(run.model.tf32, device)
+    set_kernels(device, tf32=run.model.tf32, cudnn_attention=run.model.cudnn_attention)
     if run.model.pipeline:
         return _pipeline(run, device, folder is not None)
     if run.model.own is not None:
@@ -50,11 +50,15 @@ def compiles(run: Run, device: torch.device) -> bool:
     return run.model.compile is True or (run.model.compile == "auto" and device.type == "cuda")
 
 
-def set_tf32(allowed: bool | None, device: torch.device) -> None:
-    """Allow or forbid TF32 on a CUDA device, for the whole process; None leaves it unchanged."""
-    if allowed is not None and device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-        torch.backends.cudnn.allow_tf32 = allowed
+def set_kernels(device: torch.device, *, tf32: bool | None, cudnn_attention: bool) -> None:
+    """Allow or forbid TF32 (None leaves it unchanged) and cuDNN's attention on a CUDA device, for
+    the whole process."""
+    if device.type != "cuda":
+        return
+    torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
+    if tf32 is not None:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
 
 
 def _pipeline(run: Run, device: torch.device, trains: bool) -> Policy:

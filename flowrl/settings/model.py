@@ -137,6 +137,10 @@ class ModelSettings(Settings):
     tf32: bool | None = None
     """On CUDA, round the inputs of float32 products and convolutions to TF32 (10 bits), which is
     faster; null: torch's default (only convolutions). It applies to the whole process."""
+    cudnn_attention: bool = False
+    """On CUDA, let PyTorch's attention use cuDNN, its default on newer GPUs. Off, since its
+    backward pass has returned NaN for some lengths (PyTorch's issue 196678). It applies to the
+    whole process."""
     device: str = "auto"
     lora: Annotated[
         Lora | None,

@@ -4,6 +4,7 @@ gradient depends neither on the size of calls nor on the order of rows."""
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def step_gradients(monkeypatch, kept: Session, experience: Experience) -> list[T
 
 @dataclass
 class OutputGradients:
-    """Gradients with respect to what the network returns, row by row.
+    """Gradients with respect to what the network returns, row by row and call by call: a gradient
+    through several steps of a path calls it for each.
 
     Kept in a first step. Later ones are compared with them, and with `fixed` replaced by them
     before they reach the network: then only the network's own backward differs.
@@ -73,11 +75,15 @@ class OutputGradients:
     size: float = 0.0
 
     def policy(self, real: Any, keys: list[bytes]) -> Callable[..., Tensor]:
+        calls = count()
+
         def velocity(*args: Any) -> Tensor:
             v = real(*args)
             if v.requires_grad:
                 assert len(v) == len(keys)
-                v.register_hook(lambda grad: self.seen(grad, keys))
+                number = next(calls)
+                own = [b"%d:" % number + key for key in keys]
+                v.register_hook(lambda grad: self.seen(grad, own))
             return v
 
         return velocity

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from flowrl.algorithm import Average, Decay
 from flowrl.errors import UserError
 from flowrl.models import precision
-from flowrl.models.open import set_tf32
+from flowrl.models.open import set_kernels
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint as checkpoints
 from flowrl.run.state.learner import EVALUATION, load_policy
@@ -257,20 +257,26 @@ def test_gradients_that_are_not_finite_at_scale_one_still_stop_the_run(pipeline,
     assert progress.skipped_in_a_row == 1  # that one may be the scale's
 
 
-def test_tf32_is_set_on_cuda_alone():
+def test_tf32_and_cudnn_attention_are_set_on_cuda_alone():
     matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, convolution.allow_tf32
 
     def after(allowed: bool | None, device: str) -> tuple[bool, bool]:
-        set_tf32(allowed, torch.device(device))
+        set_kernels(torch.device(device), tf32=allowed, cudnn_attention=False)
         return matmul.allow_tf32, convolution.allow_tf32
 
+    attends = torch.backends.cuda.cudnn_sdp_enabled()
     try:
         assert after(True, "cpu") == before
+        assert torch.backends.cuda.cudnn_sdp_enabled() is attends
         assert after(True, "cuda") == (True, True)
         assert after(None, "cuda") == (True, True)
         assert after(False, "cuda") == (False, False)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        set_kernels(torch.device("cuda"), tf32=None, cudnn_attention=True)
+        assert torch.backends.cuda.cudnn_sdp_enabled()
     finally:
+        torch.backends.cuda.enable_cudnn_sdp(attends)
         matmul.allow_tf32, convolution.allow_tf32 = before
 
 

@@ -15,7 +15,7 @@ class GrowingLayer(DynamicLayer):
 
     transformers' own joins both into new memory at every token. `keys` and `values` [b h s d] are
     views of that memory, which doubles when it is full, up to `most` tokens; where another method
-    has replaced them, it is reserved anew."""
+    has replaced them, new memory is reserved."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -25,12 +25,13 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized or self.keys.numel() == 0:  # prompts
+        keys, values = self.keys, self.values
+        if keys is None or values is None or keys.numel() == 0:  # prompts
             return super().update(key_states, value_states, *args, **kwargs)
-        rooms = self.rooms or (self.keys, self.values)
-        self.keys, keys = _appended(rooms[0], self.keys, key_states, self.most)
-        self.values, values = _appended(rooms[1], self.values, value_states, self.most)
-        self.rooms = keys, values
+        rooms = self.rooms or (keys, values)
+        self.keys, room = _appended(rooms[0], keys, key_states, self.most)
+        self.values, other = _appended(rooms[1], values, value_states, self.most)
+        self.rooms = room, other
         return self.keys, self.values
 
 

@@ -287,10 +287,11 @@ def on_cpu(run: Run) -> bool:
 def open_accelerator(run: Run, folder: Path) -> Accelerator:
     trackers = [JsonlTracker(folder), *run.track.trackers]
     cpu = on_cpu(run)
-    if PartialState._shared_state and (PartialState().device.type == "cpu") != cpu:
+    first = PartialState().device if PartialState._shared_state else None
+    if first is not None and (first.type == "cpu") != cpu:
         raise UserError(
             f"model.device: {run.model.device}, but accelerate has set this process up for "
-            f"{PartialState().device.type}, and keeps to it; start a process for each device"
+            f"{first.type}, and keeps to it; start a process for each device"
         )
     if cpu:
         keep_freed_memory()
