@@ -236,7 +236,7 @@ def written(device, room):
     policy = CausalPolicy.load(sys.argv[1], dtype=torch.float32, device=torch.device(device))
     contexts, rows = [[3, 4, 5], [6, 7], [8]], 3
     keys = row_keys([(0, row) for row in range(rows)])
-    asked = TokenRequest(contexts, keys, torch.full((rows,), room), 1.0, 0.9)
+    asked = TokenRequest(contexts, keys, torch.full((rows,), room), 1.0, 0.9, spread=True)
     seen = []
     policy.model.register_forward_pre_hook(lambda *_: seen.append(1))
     stop = [*policy.stop, *range(8, 14)]  # likely ones, so that all texts end early
@@ -248,6 +248,7 @@ for room in (1, 24):
     told = torch.arange(here.ids.shape[1]) < here.lengths[:, None]
     assert torch.equal(here.ids[told], there.ids[told])
     torch.testing.assert_close(here.logp[told], there.logp[told])
+    torch.testing.assert_close(here.spread[told], there.spread[told])
     assert torch.equal(here.stopped, there.stopped)
     late = here.ids.shape[1] < room
     assert more == calls + late, (calls, more)
