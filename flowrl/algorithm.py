@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from flowrl.credit.advantages import Estimator
 from flowrl.credit.choices import (
@@ -18,13 +19,13 @@ from flowrl.credit.intermediate import reads_intermediate
 from flowrl.credit.process import Information, compares_turns, information_of
 from flowrl.credit.proxies import ProxyGate, gate_of
 from flowrl.credit.trackers import NoTracker, ReadsStart, Tracker
-from flowrl.credit.turns import reads_reference
-from flowrl.credit.values import Transform
+from flowrl.credit.values import REFERENCE, Transform
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import Average, Decay, check_policies
-from flowrl.losses.base import Objective, check_gate, check_units, entropy_share
+from flowrl.losses.base import Objective, check_gate, check_units, columns_of, entropy_share
 from flowrl.losses.reward import check_gradient
+from flowrl.table import Column, columns_read
 
 __all__ = ["Algorithm", "Average", "Decay"]
 
@@ -81,9 +82,9 @@ class Algorithm:
         return gate_of(self.transforms)
 
     @cached_property
-    def reads_reference(self) -> bool:
-        """Whether credit needs the samples' divergence from the initial model."""
-        return reads_reference(self.transforms)
+    def reads(self) -> tuple[Column[Any], ...]:
+        """Columns of features that credit or the loss read."""
+        return tuple(dict.fromkeys((*columns_read(self.transforms), *columns_of(self.loss))))
 
     @property
     def by_turn(self) -> bool:
@@ -104,7 +105,7 @@ class Algorithm:
     @property
     def roles(self) -> frozenset[str]:
         """Policies, besides the trained one, that the loss or the credit evaluates or samples."""
-        start = self.reads_reference or self.samples_start
+        start = REFERENCE in self.reads or self.samples_start
         return self.loss.roles | (frozenset({"ref"}) if start else frozenset[str]())
 
     @cached_property

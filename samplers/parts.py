@@ -11,7 +11,7 @@ from samplers.completions import TextPlan, TextRollout
 from samplers.host import derived
 from samplers.plan import Plan
 from samplers.roll import Rollout
-from samplers.token_support import joined_column
+from samplers.token_support import TokenSupport, joined_column
 from samplers.walk import Begin, Edges, Velocity
 
 
@@ -71,8 +71,9 @@ def placed_rollout(rollout: Rollout, part: DrawsPart) -> Rollout:
     def placed(prompt: Tensor) -> Tensor:
         return derived(part.place, prompt)
 
-    edges = [replace(edge, prompt=placed(edge.prompt)) for edge in rollout.edges]
-    return replace(rollout, prompt=placed(rollout.prompt), edges=tuple(edges))
+    edges = tuple(replace(edge, prompt=placed(edge.prompt)) for edge in rollout.edges)
+    seen = tuple(replace(each, prompt=placed(each.prompt)) for each in rollout.seen)
+    return replace(rollout, prompt=placed(rollout.prompt), edges=edges, seen=seen)
 
 
 def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
@@ -94,15 +95,20 @@ def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
     x0, prompt = cat([part.x0 for part in parts]), cat([part.prompt for part in parts])
     kept = [part.free for part in parts if part.free is not None]
     free = torch.cat(kept) if kept else None
-    return replace(parts[0], x0=x0, prompt=prompt, draws=draws, edges=tuple(edges), free=free)
+    states = tuple(cat(same) for same in zip(*(part.kept for part in parts), strict=True))
+    seen = [
+        replace(same[0], x0=cat([e.x0 for e in same]), prompt=cat([e.prompt for e in same]))
+        for same in zip(*(part.seen for part in parts), strict=True)
+    ]
+    whole = replace(parts[0], x0=x0, prompt=prompt, draws=draws, edges=tuple(edges), free=free)
+    return replace(whole, kept=states, seen=tuple(seen))
 
 
 def joined_texts(parts: Sequence[TextRollout], draws: tuple[int, ...]) -> TextRollout:
-    """Join the parts' text rollouts, which contain no trees."""
-    names = (
-        "ids", "logp", "lengths", "stopped", "kept", "prompt", "from_environment", "states",
-        "rewards", "begins",
-    )  # fmt: skip
-    columns = {name: [getattr(part, name) for part in parts] for name in names}
-    whole = {name: joined_column(column) for name, column in columns.items()}
+    """Join the parts' text rollouts: every column, whatever its name."""
+    whole = {
+        f.name: joined_column([getattr(part, f.name) for part in parts])
+        for f in fields(TextRollout)
+        if isinstance(getattr(parts[0], f.name), Tensor | TokenSupport)
+    }
     return replace(parts[0], draws=draws, **whole)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowrl.paths import PROJECT, numbered
-from flowrl.run.state.record import METRICS
+from flowrl.session.record import METRICS
 
 
 def trained(config: str, overrides: Sequence[str] = ()) -> tuple[Path, dict, dict]:

@@ -16,5 +16,5 @@ from flowrl.api.training import recipe as recipe
 from flowrl.api.training import train as train
 from flowrl.errors import Stopped as Stopped
 from flowrl.errors import UserError as UserError
-from flowrl.run.state.live import Callback as Callback
-from flowrl.run.state.live import Event as Event
+from flowrl.session.live import Callback as Callback
+from flowrl.session.live import Event as Event

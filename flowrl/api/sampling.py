@@ -31,8 +31,8 @@ from flowrl.models.open import place
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.evaluate import Trial
-from flowrl.run.state.live import Live
-from flowrl.run.state.session import load_rewards
+from flowrl.session.live import Live
+from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec
 from flowrl.settings.model import GuidanceScale
 from flowrl.settings.words import unknown_name

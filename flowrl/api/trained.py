@@ -18,12 +18,12 @@ from flowrl.cli.sample import check_takes_image, with_rows
 from flowrl.errors import UserError
 from flowrl.models.open import whole_at_evaluation
 from flowrl.prompts import PromptSet
-from flowrl.run.atomic import numbered_folders
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score_trial
-from flowrl.run.state import record
-from flowrl.run.state.live import NOTHING_LIVE, Live
-from flowrl.run.state.session import load_rewards
+from flowrl.session import record
+from flowrl.session.atomic import numbered_folders
+from flowrl.session.live import NOTHING_LIVE, Live
+from flowrl.session.session import load_rewards
 from flowrl.settings import PromptFiles, RewardSpec, Run
 from flowrl.settings.model import GuidanceScale
 from flowrl.settings.read import dump, run_from, run_of

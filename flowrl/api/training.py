@@ -16,9 +16,9 @@ from flowrl.api.untouched import untouched
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.run import start as starting
-from flowrl.run.state.given_check import check_given
-from flowrl.run.state.live import Callback, Live
 from flowrl.run.watch.size_check import check_rows
+from flowrl.session.given_check import check_given
+from flowrl.session.live import Callback, Live
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.inherit import read_tree
 from flowrl.settings.read import check_run, dump, run_from, run_of

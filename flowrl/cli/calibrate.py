@@ -45,7 +45,7 @@ def calibrate_command(arguments: list[str]) -> int:
 
 def print_calibration(given: Calibrate, options: Sequence[str]) -> None:
     from flowrl.run.calibrate import calibrate, with_noise
-    from flowrl.run.state.session import open_accelerator, open_session
+    from flowrl.session.session import open_accelerator, open_session
 
     run = override(read_run(run_file(str(given.config))), [*options, "--track.trackers", "[]"])
     check_run(run)

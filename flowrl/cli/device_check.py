@@ -28,14 +28,14 @@ from flowrl.cli.app import version
 from flowrl.cli.floor import Floor, Opened
 from flowrl.errors import UserError
 from flowrl.estimate.memory import estimate, size
+from flowrl.iteration.open import open_stages
+from flowrl.iteration.ratio_check import FAR_ABOVE_CLIP, noise_floor
+from flowrl.iteration.records import TrainingRows
 from flowrl.paths import find, run_file
-from flowrl.run.experience.collect import collect
 from flowrl.run.model_proof import StartProof
-from flowrl.run.state.learner import load_policy
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session, open_accelerator, open_session
-from flowrl.run.update.ratio_check import FAR_ABOVE_CLIP, noise_floor
-from flowrl.run.update.update import update
+from flowrl.session.learner import load_policy
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings import Run
 from flowrl.settings.read import override, read_run
 from samplers import Sampling
@@ -154,7 +154,7 @@ def proof(trial: DeviceTrial) -> str:
 
 def ratio(trial: DeviceTrial) -> str:
     session = trial.session
-    floor = noise_floor(session.learner, collect(session, 0))
+    floor = noise_floor(session.learner, first_rows(session))
     if floor is None:
         raise NotRun("the loss of this recipe computes old and new on the same rows")
     clip = vars(session.algorithm.loss).get("clip")
@@ -165,6 +165,11 @@ def ratio(trial: DeviceTrial) -> str:
     if not floor <= FAR_ABOVE_CLIP * least:
         raise Failed(f"{found}: far above the clip range {least:g}")
     return f"{found}; clip range {least:g}"
+
+
+def first_rows(session: Session) -> TrainingRows:
+    """The rows of a run's first iteration."""
+    return open_stages(session, Progress()).collected(0)
 
 
 def waits(trial: DeviceTrial) -> str:
@@ -178,9 +183,10 @@ def waits(trial: DeviceTrial) -> str:
             algorithm.plan, [0, 1], seed=0, iteration=0,
             sampling=Sampling(algorithm.likelihood.keep_mean),
         )  # fmt: skip
-    experience = collect(session, kept.progress.iteration)
+    stages = open_stages(session, Progress(optimizer_steps=1))  # its first ratio was checked
+    rows = stages.collected(kept.progress.iteration)
     with _waits() as training:
-        update(session.learner, experience, Progress())
+        stages.update(rows)
     steps = session.run.train.updates
     found = f"sampling {sampling.total()}, update {training.total()} with {steps} optimizer steps"
     lines = [f"{line} ({n})" for line, n in (sampling + training).most_common(5)]
@@ -241,7 +247,7 @@ def compiled(trial: DeviceTrial) -> str:
     if not has_triton():
         raise NotRun("torch finds no Triton for this device")
     session = trial.open(override(trial.run, ["--model.compile", "true"]), "compiled")
-    first = noise_floor(session.learner, collect(session, 0))
+    first = noise_floor(session.learner, first_rows(session))
     kept = Opened(session)
     slow, *rest = [kept.turn() for _ in range(1 + trial.turns)]
     whole = statistics.median(trial.kept.turn() for _ in range(trial.turns))

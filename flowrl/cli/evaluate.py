@@ -23,9 +23,9 @@ from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score_trial
 from flowrl.run.evaluate.start_checks import made_form
-from flowrl.run.state.session import load_rewards, prove_rewards
 from flowrl.run.watch.size_check import check_sizes
 from flowrl.run.watch.text_facts import likely_form
+from flowrl.session.session import load_rewards, prove_rewards
 from flowrl.settings import EvaluateSettings, PromptFiles, RewardSpec, Run
 from flowrl.settings.arguments import EvaluateArguments
 from flowrl.settings.checks import check_texts

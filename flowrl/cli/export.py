@@ -25,9 +25,9 @@ from flowrl.models.diffusers.lora.lora_formats import (
 )
 from flowrl.models.diffusers.lora.lora_keys import original_layers
 from flowrl.paths import new_numbered
-from flowrl.run.atomic import CONTENTS
 from flowrl.run.save import checkpoint
-from flowrl.run.state.learner import load_policy
+from flowrl.session.atomic import CONTENTS
+from flowrl.session.learner import load_policy
 from flowrl.settings import Run
 from flowrl.settings.arguments import ExportArguments, KeyFormat
 from flowrl.settings.read import run_of

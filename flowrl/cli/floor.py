@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from flowrl.iteration.open import open_stages
 from flowrl.models.adapters import adapter_switch
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings import Run
 from rewards import Samples, score_all
 
@@ -55,9 +56,9 @@ class Opened:
     def turn(self) -> float:
         """Run an iteration; return its seconds."""
         began = seconds_now(self.device)
-        made = iterate(self.session, self.progress)
+        made = iterate(open_stages(self.session, self.progress), self.progress)
         self.metrics.append(made.metrics)
-        samples = made.experience.samples
+        samples = made.scores.samples[0]
         self.samples = samples if isinstance(samples, Samples) else None
         return seconds_now(self.device) - began
 

@@ -15,9 +15,9 @@ from flowrl.models.open import evaluation_policy, whole_at_evaluation
 from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.paths import find
-from flowrl.run.atomic import numbered_folders
 from flowrl.run.save import checkpoint
-from flowrl.run.state.learner import load_models, load_policy
+from flowrl.session.atomic import numbered_folders
+from flowrl.session.learner import load_models, load_policy
 from flowrl.settings import ModelSettings, RewardSpec, Run
 from flowrl.settings.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.checks import check_hub

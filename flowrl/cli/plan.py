@@ -11,9 +11,9 @@ from flowrl.estimate.by_size import described_sizes
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.losses.reward import RewardGradient
 from flowrl.prompts import PromptSet
-from flowrl.run.state.given_check import check_given, described_given
 from flowrl.run.watch.size_check import check_rows_of
 from flowrl.run.watch.text_facts import pipeline_call, text_length
+from flowrl.session.given_check import check_given, described_given
 from flowrl.settings import Run
 from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers
 from flowrl.settings.data import PromptPlace

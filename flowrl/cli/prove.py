@@ -14,8 +14,8 @@ from flowrl.models.open import evaluation_policy
 from flowrl.paths import run_file
 from flowrl.prompts import PromptSet
 from flowrl.run.model_proof import PromptColumns, proof_digest, proof_prompts, whole_prompts
-from flowrl.run.state.learner import load_policy
-from flowrl.run.state.start_record import StartRecord
+from flowrl.session.learner import load_policy
+from flowrl.session.start_record import StartRecord
 from flowrl.settings import Run
 from flowrl.settings.arguments import ProveArguments
 from flowrl.settings.checks import check_hub, check_model

@@ -22,6 +22,8 @@ from flowrl.cli.steer import (
 )
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import parse_specs
+from flowrl.iteration.sample import decode_samples_of
+from flowrl.iteration.score import totals
 from flowrl.media.statistics import Statistics
 from flowrl.models.own.policy import shown_by
 from flowrl.models.policy import Policy
@@ -31,8 +33,7 @@ from flowrl.paths import find, new_numbered
 from flowrl.prompts import PromptSet
 from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
-from flowrl.run.experience.units import decode_samples_of, totals
-from flowrl.run.state.session import load_rewards
+from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.arguments import SampleArguments
 from rewards import Reward, Samples, score_all

@@ -7,7 +7,7 @@ from flowrl.settings.read import check_run
 def check_start(run: Run) -> None:
     """UserError for a run that cannot work on this machine. Reads no weights."""
     if run.given is not None:  # first: its file may hold the prompts too
-        from flowrl.run.state.given_check import check_given  # slow to import
+        from flowrl.session.given_check import check_given  # slow to import
 
         check_given(run)
     check_run(run)

@@ -17,6 +17,7 @@ from flowrl.credit.intermediate import reads_intermediate
 from flowrl.credit.trackers import NoTracker
 from flowrl.credit.uncompared import Uncompared
 from flowrl.credit.values import (
+    TURNS,
     Context,
     Credit,
     Fusion,
@@ -54,7 +55,7 @@ class Sum:
             present = grouped.any(1).repeat_interleave(group, 0)
             mask = mask & (credit.mask | ~present).all(-1, keepdim=True)
         weights = context.weights.to(credit.value)
-        if context.turns is None:
+        if TURNS not in context.table:
             total = (credit.value * credit.mask) @ weights
         else:  # one product per turn, so that the bits do not depend on the number of turns
             parts = (credit.value * credit.mask).unbind(1)
@@ -306,14 +307,14 @@ class Estimator:
         """
         if self.routes:
             return self._routed(scores, context)
-        context = replace(context, intermediate=scores.intermediate, scores=scores)
+        context = replace(context, scores=scores)
         first = self._behind_sum
         if summed is None or len(self._own) < first:
             summed, first = node_values(scores, context, self.fusion), 0
         credit = summed
         for transform in self.chain[first:]:
             credit = transform(credit, context)
-        if context.turns is not None:
+        if TURNS in context.table:
             credit = existing(credit, context)
         return credit.value[..., 0], credit.mask[..., 0]
 

@@ -6,8 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrl.credit.turns import Discount, States, Turns, WhitenTurns, given, turn_rewards
-from flowrl.credit.values import Context, Credit, Transform, existing, masked_mean, masked_std
+from flowrl.credit.turns import Discount, States, Turns, WhitenTurns, turn_rewards
+from flowrl.credit.values import (
+    TURNS,
+    Context,
+    Credit,
+    Transform,
+    existing,
+    masked_mean,
+    masked_std,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class GroupReturns:
     eps: float = 1e-4
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        exists = given(context.turns, "turns or steps of samples", "GroupReturns").exists.cpu()
+        exists = context.needed(TURNS, "GroupReturns").exists.cpu()
         credit, group = existing(credit, context), context.columns.group
         last = (torch.arange(exists.shape[1]) == exists.sum(1, keepdim=True) - 1)[..., None]
         reward = turn_rewards(credit, context) + credit.value * (last & self.outcome)
@@ -72,7 +80,7 @@ class MinReturns:
     outcome: bool = True
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        exists = given(context.turns, "turns or steps of samples", "MinReturns").exists.cpu()
+        exists = context.needed(TURNS, "MinReturns").exists.cpu()
         credit, group = existing(credit, context), context.columns.group
         known = _scored(credit, context) & credit.mask
         reward = turn_rewards(credit, context)

@@ -6,7 +6,7 @@ alone the KL counts. n samples of an iteration, r rewards.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -16,17 +16,21 @@ from torch import Tensor
 from flowrl.credit.advantages import Standardize
 from flowrl.credit.choices import Choices, independent, text_plans
 from flowrl.credit.values import (
+    TRACKED,
     Context,
     Credit,
     TrackedStatistics,
     Transform,
     masked_mean,
+    tracked,
 )
 from flowrl.errors import UserError
+from flowrl.table import Column
 from rewards.types import Scores
 
 LEAST, MOST = 0.02, 0.2  # of a share that adapts
 REMEMBERED = 20  # iterations
+GATE: Column[Float[Tensor, "n 1"]] = Column("weights of the samples in gated anchors", "gate")
 
 
 def standing(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -116,7 +120,7 @@ class ProxyGate:
         weights = torch.zeros(len(known), dtype=torch.float64)
         if len(u) == 0:
             return weights
-        high, share, history = u[u >= 0], self.share, context.tracked.gate
+        high, share, history = u[u >= 0], self.share, tracked(context).gate
         if history is not None:
             share = adapted(GateHistory(*history), float(high.mean())).share
         weights[known] = (u > torch.quantile(high, 1 - share)).double()
@@ -161,7 +165,7 @@ class GateShare:
         return None
 
     def before(self, context: Context) -> Context:
-        return replace(context, tracked=TrackedStatistics(gate=self.history))
+        return context.with_column(TRACKED, TrackedStatistics(gate=self.history))
 
     def after(self, scores: Scores, context: Context) -> None:
         u, _ = doubt(scores, context.weights, self.auxiliary)

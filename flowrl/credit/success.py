@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from flowrl.credit.choices import Choices
-from flowrl.credit.values import NONE, Context, Credit, by_column, masked_mean, masked_std
+from flowrl.credit.values import (
+    NONE,
+    Context,
+    Credit,
+    by_column,
+    masked_mean,
+    masked_std,
+    tracked,
+)
 from flowrl.errors import UserError
 
 
@@ -228,7 +236,7 @@ class RiskPO:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         def rule(value: Tensor, mask: Tensor) -> Tensor:
-            return self.rule(value, mask, context.tracked.quantiles)
+            return self.rule(value, mask, tracked(context).quantiles)
 
         return by_column(credit, context, rule)
 

@@ -6,14 +6,14 @@ processes see all scores, so their trackers agree. g draws, n samples, r rewards
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.credit.values import Context, TrackedStatistics
+from flowrl.credit.values import TRACKED, Context, TrackedStatistics
 from flowrl.errors import UserError
 from flowrl.prompts import uncertainty
 from rewards.types import Scores
@@ -112,9 +112,8 @@ class PromptValues:
 
     def before(self, context: Context) -> Context:
         values = [self.value(prompt) for prompt in _prompts(context)]
-        return replace(
-            context, tracked=TrackedStatistics(torch.tensor(values, dtype=torch.float64))
-        )
+        known = TrackedStatistics(torch.tensor(values, dtype=torch.float64))
+        return context.with_column(TRACKED, known)
 
     def after(self, scores: Scores, context: Context) -> None:
         mean, count = draw_means(scores, context)
@@ -199,9 +198,8 @@ class StartValues:
 
     def before(self, context: Context) -> Context:
         values = [self.known.get(prompt, math.nan) for prompt in _prompts(context)]
-        return replace(
-            context, tracked=TrackedStatistics(torch.tensor(values, dtype=torch.float64))
-        )
+        known = TrackedStatistics(torch.tensor(values, dtype=torch.float64))
+        return context.with_column(TRACKED, known)
 
     def after(self, scores: Scores, context: Context) -> None:
         pass
@@ -232,7 +230,7 @@ class ScoreQuantiles:
         return None
 
     def before(self, context: Context) -> Context:
-        return replace(context, tracked=TrackedStatistics(quantiles=self.quantiles))
+        return context.with_column(TRACKED, TrackedStatistics(quantiles=self.quantiles))
 
     def after(self, scores: Scores, context: Context) -> None:
         total = scores.values.double().cpu() @ context.weights.double().cpu()

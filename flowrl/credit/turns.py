@@ -4,13 +4,13 @@ Like the transforms of `flowrl.credit.advantages`, they map credit [n, k, r] to 
 its mask. They read the `Context`, and raise an error that names a missing entry.
 
 Without any transform of this file a trajectory's outcome is compared once and credited to all its
-turns (AgentFlow's Flow-GRPO, arXiv:2510.05592): turns are decision points, and `Context.turns`
+turns (AgentFlow's Flow-GRPO, arXiv:2510.05592): turns are decision points, and the column TURNS
 marks which of them a sample has. `Turns` compares each turn among the samples that have it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from flowrl.credit.advantages import Standardize
 from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.credit.values import (
     NONE,
+    REFERENCE,
+    TURNS,
     Context,
     Credit,
     NodeLevel,
@@ -26,8 +28,10 @@ from flowrl.credit.values import (
     existing,
     masked_mean,
     masked_std,
+    tracked,
 )
 from flowrl.errors import UserError
+from flowrl.table import Column
 
 T = TypeVar("T")
 
@@ -108,7 +112,7 @@ class Baseline:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         baseline = (
-            given(context.tracked.baseline, "a baseline of each draw", "Baseline").double().cpu()
+            given(tracked(context).baseline, "a baseline of each draw", "Baseline").double().cpu()
         )
         each = baseline.repeat_interleave(context.columns.group)[:, None, None]
         mask = credit.mask & each.isfinite()
@@ -152,6 +156,8 @@ class Penalize:
     weight: float
     each: bool = False
 
+    reads: ClassVar[tuple[Column[Any], ...]] = (REFERENCE,)
+
     def __post_init__(self) -> None:
         if self.weight <= 0:
             raise UserError(
@@ -160,7 +166,7 @@ class Penalize:
             )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        reference = given(context.reference, "divergences from the initial model", "Penalize")
+        reference = context.needed(REFERENCE, "Penalize")
         moved = reference.log_ratios.double().cpu()
         rest = moved.nan_to_num(0.0).flip(1).cumsum(1).flip(1)[..., None]
         if not self.each:
@@ -203,7 +209,7 @@ class Turns:
     """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        given(context.turns, "turns of samples", "Turns")
+        context.needed(TURNS, "Turns")
         value, mask = existing(credit, context)
         return Credit((value + turn_rewards(credit, context)) * mask, mask)
 
@@ -250,7 +256,7 @@ class States:
     eps: float = 1e-6
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        states = given(context.turns, "states of decisions", "States").states.cpu()
+        states = context.needed(TURNS, "States").states.cpu()
         scale = "group" if self.scale else None
         rule = Standardize(scale, correction=1, eps=self.eps)
         own = (turn_rewards(credit, context) * credit.mask).sum(1, keepdim=True)
@@ -288,11 +294,6 @@ class WhitenTurns:
         centred = value - masked_mean(value, mask, (0, 1))
         std = masked_std(value, mask, (0, 1), 0)
         return credit._replace(value=torch.where(std > 0, centred / (std + self.eps), 0.0) * mask)
-
-
-def reads_reference(transforms: Sequence[Transform]) -> bool:
-    """Whether credit needs the samples' divergence from the initial model."""
-    return any(isinstance(each, Penalize) for each in transforms)
 
 
 def greedy_baselines(transforms: Sequence[Transform]) -> list[int]:

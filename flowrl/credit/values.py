@@ -8,16 +8,19 @@ and means and stds honour the mask.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.table import EMPTY, Column, Table
 from rewards.types import IntermediateScores, Scores
 from samplers import Columns
 from samplers.untyped import distinct_rows
+
+T = TypeVar("T")
 
 NONE = 1e-6  # a spread below this fraction of the values' size is rounding, and counts as 0
 
@@ -45,21 +48,27 @@ class TrackedStatistics(NamedTuple):
     gate: tuple[float, tuple[float, ...]] | None = None  # a `GateHistory` of `GateShare`
 
 
+TURNS: Column[SampleTurns] = Column("turns or steps of samples", "turns")
+REFERENCE: Column[ReferenceRatios] = Column("divergences from the initial model", "reference")
+TRACKED: Column[TrackedStatistics] = Column("statistics of a tracker", "tracker", "whole")
+STEPS: Column[Tensor] = Column("steps of samples of several sizes", "sizes")
+"""[n k 3]: std, h and slope (as in `Columns`) of each sample's own steps, where samples of several
+sizes have different noise levels."""
+
+
 @dataclass(frozen=True)
 class Context:
     """Inputs of credit besides the scores. A transform that reads a missing one raises an error.
 
-    columns, weights  of the decision points (nodes, noise and step sizes); of the rewards
-    logp       mean log-density of each node's edge, by step (`Edges.logp`): for path fusion
-    nodes      ids of the nodes that a sample passed, for trees that are not uniform: samples of a
-               draw with the same id at a decision point share that node
-    lengths    trained decisions of each sample: tokens, or noisy steps
-    prompts    the prompt of each draw, as a row of the prompt set
-    turns, tracked  of conversations with an environment; set by the algorithm's tracker
-    reference  log-ratios to the initial model, where credit reads them
-    intermediate, scores  of intermediate states and of the samples, set by `Estimator`
-    steps      std, h and slope (as in `Columns`) of each sample's own steps, where samples of
-               several sizes have different noise levels; None: those of `columns`
+    columns  of the decision points: nodes, noise, step sizes
+    weights  of the rewards
+    logp     mean log-density of each node's edge, by step (`Edges.logp`): for path fusion
+    nodes    ids of the nodes that a sample passed, for trees that are not uniform: samples of a
+             draw with the same id at a decision point share that node
+    lengths  trained decisions of each sample: tokens, or noisy steps
+    prompts  the prompt of each draw, as a row of the prompt set
+    scores   of the samples, set by `Estimator`
+    table    columns of features: TURNS, REFERENCE, TRACKED, STEPS and a user's own
     """
 
     columns: Columns
@@ -68,24 +77,34 @@ class Context:
     nodes: Int[Tensor, "n k"] | None = None
     lengths: Num[Tensor, " n"] | None = None
     prompts: Int[Tensor, " g"] | None = None
-    turns: SampleTurns | None = None
-    reference: ReferenceRatios | None = None
-    tracked: TrackedStatistics = TrackedStatistics()
-    intermediate: IntermediateScores | None = None
     scores: Scores | None = None
-    steps: Float[Tensor, "n k 3"] | None = None
+    table: Table = EMPTY
+
+    def needed(self, column: Column[T], reader: str) -> T:
+        """The value of a column. UserError, naming the reader, if this run does not have it."""
+        if column not in self.table:
+            raise UserError(f"{reader} needs {column}, which this run does not have")
+        return self.table[column]
+
+    def with_column(self, column: Column[T], value: T) -> "Context":
+        return replace(self, table=self.table.with_value(column, value))
+
+    @property
+    def intermediate(self) -> IntermediateScores | None:
+        """Scores of intermediate states, of turns or of steps; None if none were asked for."""
+        return None if self.scores is None else self.scores.intermediate
 
     def step_weights(
         self, weigh: Callable[[Tensor, Tensor, Tensor], Float[Tensor, " k"]]
     ) -> Float[Tensor, "... k 1"]:
         """Weights of steps from their std, h and slope [k], for every sample or for all alike."""
-        if self.steps is None:
+        if STEPS not in self.table:
             own = (self.columns.std, self.columns.h, self.columns.slope)
             return weigh(*(torch.tensor(each, dtype=torch.float64) for each in own))[:, None]
         rows = [
             # samples that only fill up a group have no steps
             weigh(*own.unbind(-1)) if bool(own.any()) else torch.ones_like(own[:, 0])
-            for own in self.steps.unbind()
+            for own in self.table[STEPS].unbind()
         ]
         return torch.stack(rows)[..., None]
 
@@ -100,11 +119,7 @@ class Context:
             self,
             nodes=None if self.nodes is None else move(self.nodes),
             lengths=None if self.lengths is None else move(self.lengths),
-            steps=None if self.steps is None else move(self.steps),
-            turns=None if self.turns is None else SampleTurns(*map(move, self.turns)),
-            reference=None
-            if self.reference is None
-            else ReferenceRatios(*map(move, self.reference)),
+            table=self.table.arranged(move, "sample"),
         )
 
 
@@ -113,6 +128,11 @@ class Credit(NamedTuple):
 
     value: Float[Tensor, "n k r"]
     mask: Bool[Tensor, "n k r"]
+
+
+def tracked(context: Context) -> TrackedStatistics:
+    """The tracker's statistics; none of them without a tracker."""
+    return context.table[TRACKED] if TRACKED in context.table else TrackedStatistics()
 
 
 @runtime_checkable
@@ -276,9 +296,9 @@ def _by_path(values: Tensor, scored: Tensor, context: Context, beta: float) -> C
 def existing(credit: Credit, context: Context) -> Credit:
     """Mask the turns that a sample does not have. Credit per token stays unchanged, since all
     tokens exist."""
-    if context.turns is None or of_tokens(credit, context):
+    if TURNS not in context.table or of_tokens(credit, context):
         return credit
-    mask = credit.mask & context.turns.exists.cpu()[..., None]
+    mask = credit.mask & context.table[TURNS].exists.cpu()[..., None]
     return Credit(credit.value * mask, mask)
 
 

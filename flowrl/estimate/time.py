@@ -12,6 +12,7 @@ startup, communication, and kernel launches, which dominate for small models.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from flowrl.credit.values import REFERENCE
 from flowrl.estimate import flops, sizes
 from flowrl.estimate.by_size import at_size, size_shares
 from flowrl.estimate.devices import DeviceGroup
@@ -65,7 +66,7 @@ def iteration_work(
     rows += _given_inputs(run)
     others, likelihood = len(algorithm.loss.roles - {"old"}), algorithm.likelihood
     once = rows * _old_share(run) if "old" in algorithm.loss.roles else 0.0
-    frozen = rows * (run.train.epochs * others + algorithm.reads_reference)
+    frozen = rows * (run.train.epochs * others + (REFERENCE in algorithm.reads))
     if isinstance(likelihood, Pathwise):
         images = [plan for plan in plans if isinstance(plan, Plan)]
         frozen = float(draws * sum(likelihood.frozen(plan, others) for plan in images))

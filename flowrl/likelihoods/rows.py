@@ -5,6 +5,7 @@ b rows, t entries per row: one for images and videos, one per token for text. `*
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.table import EMPTY, Column, Form, Table, joined_tables
 from samplers import Kernel
 from samplers.host import derived, on_device, on_host, picked, sent, sent_together, uploaded
 from samplers.layout import Layout
@@ -32,22 +34,27 @@ class Evaluation(NamedTuple):
     out: Tensor | None
 
 
+OF_ROWS: tuple[Form, ...] = ("sample", "row")  # columns of a row table with a value per row
 STATES = {"x", "x_next", "x0", "noise", "direction"}  # fields that storage may round or move
 Evaluations = Mapping[str, Evaluation]  # by role: new, old, ref, or an average's name
 PointValues = Float[Tensor, "n k"]  # of each sample at its decision points
 PointMask = Bool[Tensor, "n k"]
+
+BEHAVIOUR: Column[Evaluation] = Column("evaluation of the sampling policy", "ahead", "row")
+"""Of rows whose `old` is the evaluation of the proximal policy."""
+
+PLACE: Column[int] = Column("place of the rows", "sizes", "whole")
+"""Index of these rows among an iteration's rows of their samples, by which they are dealt to
+optimizer steps; without it, their index among all of the iteration's rows."""
 
 
 @dataclass(frozen=True)
 class Rows:
     """Rows of any kind. Rows are masked, never dropped, so that all processes hold equally many.
 
-    `behaviour` is the evaluation of the sampling policy where `old` is that of the proximal policy.
     `state` numbers the states that rows start from: rows of one prompt with the same number have
     the same x and sigma, so their velocity is evaluated once. None: every row has its own state.
-    `place` is the index of these rows among an iteration's rows of their samples, by which they are
-    dealt to optimizer steps. None: it is the index among all of the iteration's rows.
-    `gate` weights each row in gated anchors. None: no anchor is gated.
+    `table` has the columns [b ...] of features, such as the gate of GARDO.
     """
 
     prompt: Int[Tensor, " b"]  # index into the batch's prompts
@@ -55,9 +62,7 @@ class Rows:
     mask: Bool[Tensor, "b t"]  # False: neither in the loss nor in its denominator
     old: Evaluation | None  # the behaviour policy's; None until the update evaluates it
     state: Int[Tensor, " b"] | None = field(default=None, kw_only=True)
-    behaviour: Evaluation | None = field(default=None, kw_only=True)
-    place: int | None = field(default=None, kw_only=True)
-    gate: Float[Tensor, "b 1"] | None = field(default=None, kw_only=True)
+    table: Table = field(default=EMPTY, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,6 @@ class TokenRows(Rows):
     sampled    log-probabilities under another engine that sampled; None: the model itself sampled
     from_environment  tokens of an environment, which are context only; None: no such tokens
     replayed   rows sampled by an older policy: their `old` is that policy's and is never recomputed
-    uncertain  tokens of highest entropy in the iteration: see `flowrl.losses.weights.HighEntropy`
     """
 
     ids: Int[Tensor, "b t"]
@@ -114,7 +118,6 @@ class TokenRows(Rows):
     kept: TokenSupport | None
     sampled: Float[Tensor, "b t"] | None = None
     from_environment: Bool[Tensor, "b t"] | None = None
-    uncertain: Bool[Tensor, "b t"] | None = None
     replayed: Bool[Tensor, " b"] | None = None
 
     @property
@@ -145,17 +148,35 @@ def _drawn(ids: Tensor, ends: Tensor, replies: Tensor) -> Tensor:
     return _before(ids, ends) & ~replies
 
 
+def with_columns(rows: RowsOf, table: Table) -> RowsOf:
+    """Give rows the columns of their samples. ValueError if a row is not of one sample."""
+    if not table.values:
+        return rows
+
+    def of_rows(column: Tensor) -> Tensor:
+        if len(column) != len(rows.prompt):
+            raise ValueError(
+                f"a column of {len(column)} samples cannot become one of {len(rows.prompt)} rows: "
+                "rows of trees and of pairs are of several samples"
+            )
+        kind = rows.advantage.dtype if column.is_floating_point() else column.dtype
+        return sent(column.to(kind), rows.advantage.device)
+
+    return replace(rows, table=rows.table | table.arranged(of_rows, "sample"))
+
+
 def without_old(chunk: Rows, keep: bool = False) -> Rows:
     """The rows without the sampler's log-probabilities, so that the trainer recomputes them.
 
     Token rows keep the sampler's values as `sampled`: the log shows the difference. With `keep`
-    other rows keep them as `behaviour`: the update's `old` then comes from newer weights."""
+    other rows keep them as `BEHAVIOUR`: the update's `old` then comes from newer weights."""
     if chunk.old is None:
         return chunk
     if isinstance(chunk, TokenRows):
         kept = chunk.old.logp if chunk.sampled is None else chunk.sampled
         return replace(chunk, old=None, sampled=kept)
-    return replace(chunk, old=None, behaviour=chunk.old if keep else None)
+    table = chunk.table.with_value(BEHAVIOUR, chunk.old) if keep else chunk.table
+    return replace(chunk, old=None, table=table)
 
 
 def sampled_elsewhere(rows: Rows) -> Float[Tensor, "b t"] | None:
@@ -250,6 +271,8 @@ def stacked(parts: Sequence[T]) -> T:
             return joined_column(values)
         if isinstance(values[0], Evaluation):
             return Evaluation(*(join(part) for part in zip(*values, strict=True)))
+        if isinstance(values[0], Table):
+            return joined_tables(values)
         return values[0]
 
     first = parts[0]
@@ -277,9 +300,11 @@ def restored(rows: RowsOf, device: torch.device) -> RowsOf:
         value = getattr(rows, each.name)
         if each.name in STATES and (value.dtype, value.device) != (sigma.dtype, sigma.device):
             found[each.name] = uploaded(value, sigma.device).to(sigma.dtype)
-    for name, each in (("old", rows.old), ("behaviour", rows.behaviour)):
-        if each is not None and each.out is not None:
-            found[name] = each._replace(out=uploaded(each.out, sigma.device))
+    if rows.old is not None and rows.old.out is not None:
+        found["old"] = rows.old._replace(out=uploaded(rows.old.out, sigma.device))
+    if rows.table.values:
+        move = partial(uploaded, device=sigma.device)
+        found["table"] = rows.table.arranged(move, *OF_ROWS)
     return replace(rows, **found) if found else rows
 
 
@@ -295,6 +320,8 @@ def _sent(rows: T, device: torch.device) -> T:
             return TokenSupport(*(parts(getattr(value, f.name), change) for f in fields(value)))
         if isinstance(value, Evaluation):
             return Evaluation(*(parts(each, change) for each in value))
+        if isinstance(value, Table):
+            return value.arranged(lambda leaf: parts(leaf, change), *OF_ROWS)
         return value
 
     def noted(leaf: Tensor) -> Tensor:
@@ -319,7 +346,9 @@ def take(rows: T, index: Int[Tensor, " m"]) -> T:
             at = there[value.device]
             return value[at] if isinstance(value, TokenSupport) else picked(value, at)
         if isinstance(value, Evaluation):
-            return Evaluation(*map(pick, value))
+            return Evaluation(*(pick(each) for each in value))
+        if isinstance(value, Table):
+            return value.arranged(pick, *OF_ROWS)
         return value
 
     assert is_dataclass(rows) and not isinstance(rows, type)

@@ -11,7 +11,7 @@ evaluations. It never sees a reward; a loss never sees a model.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -35,7 +35,6 @@ from samplers import Edges, Gaussian, Particled, Rollout, Velocity, mean_log_pro
 from samplers.host import filled_rows, on_host, sent, uploaded
 from samplers.kernels import coefficients, mean_over, step
 from samplers.layout import Layout
-from samplers.mixed import MixedRollout
 
 KlForm = Literal["exact", "published", "velocity", "mean"]
 NEEDS_TOKEN = "a plan of text needs the Token likelihood"
@@ -64,36 +63,6 @@ class Likelihood(Protocol):
     def log_ratio(self, new: Evaluation, old: Evaluation, rows: Any) -> Float[Tensor, "b t"]: ...
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: Any) -> Float[Tensor, "b t"]: ...
-
-
-def rows_by_shape(
-    likelihood: Likelihood,
-    rollout: Any,
-    advantage: PointValues,
-    mask: PointMask,
-    first: int = 0,
-    gate: Float[Tensor, "n 1"] | None = None,
-) -> list[Rows]:
-    """A likelihood's rows of a rollout. Samples of several sizes have rows of their own for each
-    size, whose `place` counts from `first`. `gate`: of each sample, which is one row of each."""
-    if not isinstance(rollout, MixedRollout):
-        made = [*likelihood.rows(rollout, advantage, mask)]
-        return made if gate is None else [_gated(rows, gate) for rows in made]
-    found: list[Rows] = []
-    for part, own in enumerate(rollout.parts):
-        at = rollout.samples(part).to(advantage.device)
-        for k, rows in enumerate(likelihood.rows(own, advantage[at], mask[at])):
-            prompt = rollout.placed(part, rows.prompt)
-            rows = replace(rows, prompt=prompt, place=first + k)
-            found.append(_gated(rows, None if gate is None else gate[at]))
-    return found
-
-
-def _gated(rows: Rows, gate: Float[Tensor, "n 1"] | None) -> Rows:
-    if gate is None:
-        return rows
-    assert len(gate) == len(rows.prompt), "ProxyGate refuses trees and pairs"
-    return replace(rows, gate=sent(gate.to(rows.advantage.dtype), rows.advantage.device))
 
 
 def mse(

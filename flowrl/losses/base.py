@@ -8,18 +8,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.credit.choices import Choices
-from flowrl.credit.proxies import ProxyGate
+from flowrl.credit.proxies import GATE, ProxyGate
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Likelihood
+from flowrl.table import Column, columns_read
 from samplers.host import host_copy, uploaded
 
 Denominator = Literal["tokens", "rows", "sequences"] | int
@@ -171,6 +172,10 @@ class Anchor:
     corrected: bool = False
     gated: bool = False
 
+    @property
+    def reads(self) -> tuple[Column[Any], ...]:
+        return (GATE,) if self.gated else ()
+
     def __post_init__(self) -> None:
         if self.weight <= 0:
             raise UserError(
@@ -190,8 +195,7 @@ def anchored(
             ratio = likelihood.log_ratio(evaluations["new"], evaluations["old"], rows).exp()
             kl = kl * ratio
         if anchor.gated:
-            assert rows.gate is not None, "`check_gate` asks for one"
-            kl = kl * rows.gate
+            kl = kl * rows.table[GATE]
         total = total + anchor.weight * kl
         metrics["kl" if anchor.role == "ref" else f"kl_{anchor.role}"] = kl.detach()
     return total, metrics
@@ -321,6 +325,13 @@ def entropies(evaluation: Evaluation) -> Float[Tensor, "b t"]:
     if evaluation.out is None:
         raise UserError("this loss reads entropies: set Token(entropy=True)")
     return evaluation.out
+
+
+def columns_of(loss: Objective) -> tuple[Column[Any], ...]:
+    """Columns of features that a loss, its anchors or its weights read."""
+    anchors = loss.anchors if isinstance(loss, Anchored) else ()
+    weights = loss.weights if isinstance(loss, RatioLoss) else ()
+    return columns_read([loss, *anchors, *weights])
 
 
 def entropy_share(loss: Objective) -> float | None:

@@ -5,18 +5,22 @@ Each is a `Weight` of a loss (`weights=`). None changes a denominator or an anch
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows, TokenRows
+from flowrl.likelihoods.rows import BEHAVIOUR, Evaluation, Evaluations, Rows, TokenRows
 from flowrl.likelihoods.token_ratios import bounded, mismatch, row_mean
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import PolicyTerm, entropies
+from flowrl.table import Column
 from samplers.host import wide
+
+UNCERTAIN: Column[Tensor] = Column("the most uncertain tokens", "uncertain", "row")
+"""[b t] bool: tokens of highest entropy in the iteration."""
 
 
 def sampled(rows: Rows, old: Evaluation) -> Tensor:
@@ -96,7 +100,7 @@ class Decoupled:
 
     r is the exponential of the likelihood's own log-ratio, and `old` the policy at the centre of
     the clip range, whose weights the update starts from. `mode` as in `Mismatch`; rows without
-    `behaviour` were sampled by `old` and have weight 1.
+    the column BEHAVIOUR were sampled by `old` and have weight 1.
 
     Metrics: `behind`, the mean |log r|; `behind_weight`; `behind_outside`, the share outside
     low..high.
@@ -109,9 +113,9 @@ class Decoupled:
 
     def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         old = evaluations["old"]
-        if rows.behaviour is None:
+        if BEHAVIOUR not in rows.table:
             return torch.ones_like(old.logp), {}
-        log_ratio = self.likelihood.log_ratio(old, rows.behaviour, rows).detach()
+        log_ratio = self.likelihood.log_ratio(old, rows.table[BEHAVIOUR], rows).detach()
         ratio = log_ratio.exp()
         outside = ((ratio < self.low) | (ratio > self.high)).to(ratio)
         weight = torch.ones_like(ratio)
@@ -146,10 +150,12 @@ class BehindClip:
     high: float
 
     def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
-        old, behaviour = evaluations["old"], rows.behaviour
+        old = evaluations["old"]
         if isinstance(rows, TokenRows) and rows.sampled is not None:
             behaviour = Evaluation(rows.sampled, None)
-        if behaviour is None:
+        elif BEHAVIOUR in rows.table:
+            behaviour = rows.table[BEHAVIOUR]
+        else:
             return torch.ones_like(old.logp), {}
         ratio = self.likelihood.log_ratio(old, behaviour, rows).detach().exp()
         good, bad = rows.advantage > 0, rows.advantage < 0
@@ -193,13 +199,17 @@ class HighEntropy:
         weight = 1 if H >= bound else 0
 
     share  `bound` is the (1 - share) quantile of the entropies H of the iteration's tokens in the
-           loss, under the policy that sampled them: the update marks these tokens as
-           `TokenRows.uncertain`. Rows without marks are treated as the whole iteration
+           loss, under the policy that sampled them: the update marks these tokens
+           in the column UNCERTAIN. Rows without marks are treated as the whole iteration
     floor  `bound` is this many nats, and H is the entropy of the policy being trained
     """
 
     share: float | None = None
     floor: float | None = None
+
+    @property
+    def reads(self) -> tuple[Column[Any], ...]:
+        return () if self.share is None else (UNCERTAIN,)
 
     def __post_init__(self) -> None:
         if (self.share is None) == (self.floor is None):
@@ -217,7 +227,7 @@ class HighEntropy:
         if self.floor is not None:
             return entropy >= self.floor
         assert self.share is not None and isinstance(rows, TokenRows)
-        if rows.uncertain is not None:
-            return rows.uncertain
+        if UNCERTAIN in rows.table:
+            return rows.table[UNCERTAIN]
         seen = entropy[rows.mask]
         return entropy >= (share_bound(seen, self.share) if len(seen) else math.inf)

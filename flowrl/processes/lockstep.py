@@ -27,7 +27,7 @@ class Elsewhere(Exception):
 
 @runtime_checkable
 class WeightsInUse(Protocol):
-    """The weights that calls use, implemented by `flowrl.run.state.policies.Policies`."""
+    """The weights that calls use, implemented by `flowrl.session.policies.Policies`."""
 
     @property
     def names(self) -> tuple[str, ...]: ...

@@ -11,8 +11,10 @@ from flowrl.credit.advantages import Sum
 from flowrl.credit.intermediate import StepGain
 from flowrl.credit.values import Context, node_values
 from flowrl.errors import UserError
-from flowrl.run.experience.round import sample_round
-from flowrl.run.state.session import Session
+from flowrl.iteration.draw import drawn
+from flowrl.iteration.open import open_stages
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from samplers import Chain, Looking, Plan, Rollout, TableSDE
 from samplers.table_sde import as_table
 
@@ -97,13 +99,13 @@ def step_gains(
     """The plan of a round, the gain of each step of its trajectories, and where it is known."""
     run, seed = session.run, session.run.train.seed
     draws = session.prompts.draw(number, run.prompts.per_iteration, seed, None)
-    (part,) = sample_round(session, number, draws, {}).parts
-    if not isinstance(part.rollout, Rollout):
+    stages = open_stages(session, Progress())
+    samples = stages.sample(drawn(session, number, draws))
+    (rollout,), (scores,) = samples.rollouts, stages.score(samples).plans
+    if not isinstance(rollout, Rollout):
         raise UserError("calibrate: prompts have several sizes, whose steps differ: choose one")
-    context = Context(
-        part.rollout.columns, session.weights(number), intermediate=part.everyone.intermediate
-    )
-    credit = node_values(part.everyone, context)
+    context = Context(rollout.columns, session.weights(number), scores=scores.everyone)
+    credit = node_values(scores.everyone, context)
     for transform in (StepGain(), Sum()):
         credit = transform(credit, context)
-    return part.rollout.plan, credit.value[..., 0], credit.mask[..., 0]
+    return rollout.plan, credit.value[..., 0], credit.mask[..., 0]

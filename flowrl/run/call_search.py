@@ -12,7 +12,7 @@ from flowrl.models.call_sizes import CallTooLarge, bounded_call
 from flowrl.models.diffusers.batch import Driven
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.sizes.by_size import rows_by_size
-from flowrl.run.state.session import Session
+from flowrl.session.session import Session
 from flowrl.settings import Run
 from flowrl.settings.train import CallKind
 

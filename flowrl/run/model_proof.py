@@ -17,8 +17,8 @@ from flowrl.models.diffusers.whole import proof_cache as proof_cache
 from flowrl.models.diffusers.whole.proof_cache import CachedProof
 from flowrl.models.rewritten import instructed
 from flowrl.prompts import PromptSet
-from flowrl.run.state.session import Session
-from flowrl.run.state.start_record import StartRecord
+from flowrl.session.session import Session
+from flowrl.session.start_record import StartRecord
 from flowrl.settings import Run
 from flowrl.settings.read import dump
 

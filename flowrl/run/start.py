@@ -12,24 +12,26 @@ import yaml
 from accelerate import PartialState
 
 from flowrl.errors import Stopped, UserError
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.open import open_unit
 from flowrl.paths import numbered
 from flowrl.processes.meeting import agreed, meet, not_alone
-from flowrl.run.atomic import appear, held, reason, sweep
-from flowrl.run.experience.ahead import IterationsAhead
 from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
-from flowrl.run.state import record, start_record
-from flowrl.run.state.live import NOTHING_LIVE, Live, of_callback
-from flowrl.run.state.session import (
+from flowrl.run.train import Result, train_session
+from flowrl.session import record, start_record
+from flowrl.session.atomic import appear, held, reason, sweep
+from flowrl.session.live import NOTHING_LIVE, Live, of_callback
+from flowrl.session.session import (
+    SampleSource,
     Session,
     check_reward_sources,
     on_cpu,
     open_accelerator,
     open_session,
 )
-from flowrl.run.state.smaller_calls import explained
-from flowrl.run.train import Result, train_session
+from flowrl.session.smaller_calls import explained
 from flowrl.settings import Run
 from flowrl.settings.read import dump, with_full_paths
 from flowrl.settings.trust import remember
@@ -169,7 +171,7 @@ def with_workers(session: Session, cluster: "Cluster | None") -> Iterator[Sessio
     """The session with its sampling workers, which end with it; a lag without them is made here."""
     workers = session.run.workers
     if cluster is None or workers.sampling == 0:
-        yield replace(session, source=IterationsAhead(session)) if workers.lag else session
+        yield replace(session, source=sampled_ahead(session)) if workers.lag else session
         return
     from flowrl.run.workers.pool import SamplingPool
 
@@ -178,6 +180,13 @@ def with_workers(session: Session, cluster: "Cluster | None") -> Iterator[Sessio
         yield replace(session, source=pool)
     with session.parallel.together():  # the main process's Ray is the others' too
         pass
+
+
+def sampled_ahead(session: Session) -> SampleSource:
+    """A lag that this process makes alone."""
+    from flowrl.iteration.features.ahead import IterationsAhead  # a run without a lag needs none
+
+    return IterationsAhead(session, lambda seconds: open_unit(session, Clock(seconds)))
 
 
 @contextmanager

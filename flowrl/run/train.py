@@ -1,37 +1,35 @@
 """The training loop: collect, update, average, evaluate. It names no algorithm."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
 
 from flowrl.errors import UserError
+from flowrl.iteration.open import open_stages
+from flowrl.iteration.records import Iteration
+from flowrl.iteration.stages import Stages
 from flowrl.run.call_search import search_sizes
 from flowrl.run.evaluate.evaluate import ask_workers, evaluate_and_keep
 from flowrl.run.evaluate.guard import Raised, raised_by_evaluation, raised_by_training
 from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.evaluate.trial import AskedTrial
-from flowrl.run.experience.collect import collect
-from flowrl.run.experience.given import collect_given
 from flowrl.run.model_proof import StartProof
 from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable, starting
-from flowrl.run.show.observer import Iteration, Observer
+from flowrl.run.show.observer import Observer
 from flowrl.run.show.observers import open_observers
 from flowrl.run.show.track import finishing
-from flowrl.run.state import record
-from flowrl.run.state.live import Event, Moment
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
-from flowrl.run.state.signals import Interrupt
-from flowrl.run.state.smaller_calls import explained
-from flowrl.run.update.lesson import Lesson
 from flowrl.run.watch.alarms import Alarms
-from flowrl.settings import Run
+from flowrl.session import record
+from flowrl.session.live import Event, Moment
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
+from flowrl.session.signals import Interrupt
+from flowrl.session.smaller_calls import explained
 from flowrl.settings.read import dump, read_run
 
 
@@ -149,11 +147,12 @@ class TrainingLoop:
         """Iterate to the end, or until a signal, which is returned."""
         began, start = time.perf_counter(), self.progress.seconds
         values = any(each.reads_values for each in self.observers)
+        stages = open_stages(self.session, self.progress, values)
         with ExitStack() as contexts:
             for each in self.observers:
                 contexts.enter_context(each.during())
             while self.progress.iteration < self.session.run.train.iterations:
-                made = iterate(self.session, self.progress, values)
+                made = iterate(stages, self.progress)
                 self.progress.seconds = start + time.perf_counter() - began
                 if stop := self.finish(made, interrupt):
                     return stop
@@ -272,54 +271,14 @@ class TrainingLoop:
                 session.live.call(Event(kind, done, dict(metrics), folder))
 
 
-def iterate(session: Session, progress: Progress, keep_values: bool = False) -> Iteration:
-    """Run one iteration and advance `progress`.
-
-    NotFiniteError, on all processes, if weights, averages, rewards or the loss are not finite.
-    """
-    for each in session.learner.chain:
-        for group in each.optimizer.param_groups:
-            group["lr"] = learning_rate(each.run, progress.iteration)
-    t0, cpu = time.perf_counter(), time.process_time()
-    if session.source is not None:
-        session.source.begin(progress.iteration)
-    if session.given is None:
-        experience = collect(session, progress.iteration)
-    else:
-        experience = collect_given(session, session.given, progress.iteration)
-    learned = (experience,) if experience.before is None else experience.chain
-    chain = zip(session.learner.chain, learned, strict=True)
-    lessons = [Lesson(session, *each) for each in chain if each[0].learns]
-    if progress.optimizer_steps == 0:
-        lessons = [each.checked() for each in lessons]
-    t1 = time.perf_counter()
-    updates = [each.updated(progress, keep_values) for each in lessons]
-    metrics = experience.metrics
-    metrics = metrics | updates[-1].metrics  # of a single model, or of the one that rewards score
-    for each, updated in zip(lessons[:-1], updates, strict=False):
-        named = each.learner.named
-        metrics = metrics | {named(name): value for name, value in updated.metrics.items()}
-    t2 = time.perf_counter()
+def iterate(stages: Stages, progress: Progress) -> Iteration:
+    """Run one iteration and advance `progress`."""
+    began, cpu = time.perf_counter(), time.process_time()
+    made = stages.iterate(progress.iteration)
     progress.iteration += 1
-    progress.optimizer_steps += updates[-1].steps
-    for each, updated in zip(lessons, updates, strict=True):
-        each.followed(updated, progress)
-    rates = [each.learner.optimizer.param_groups[0]["lr"] for each in lessons]
-    for each, rate in zip(lessons[:-1], rates, strict=False):
-        metrics[each.learner.named("lr")] = rate
-    metrics |= {
-        "lr": rates[-1],
-        "seconds": t2 - t0,
-        "seconds/update": t2 - t1,
+    progress.optimizer_steps += made.updated.steps
+    seconds = {
+        "seconds": time.perf_counter() - began,
         "seconds/cpu": time.process_time() - cpu,  # of this process, all its threads
     }
-    return Iteration(progress.iteration, experience, updates[-1], metrics)
-
-
-def learning_rate(run: Run, iteration: int) -> float:
-    """Learning rate as a pure function of the iteration, so that no state is saved."""
-    t = run.train
-    warm = min(1.0, (iteration + 1) / (t.schedule.warmup + 1))
-    share = iteration / t.iterations
-    decay = {"constant": 1.0, "linear": 1 - share, "cosine": 0.5 * (1 + math.cos(math.pi * share))}
-    return t.lr * warm * decay[t.schedule.name]
+    return replace(made, metrics={**made.metrics, **seconds})

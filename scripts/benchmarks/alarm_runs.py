@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from flowrl.run.state.record import METRICS
+from flowrl.session.record import METRICS
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.inherit import merged
 

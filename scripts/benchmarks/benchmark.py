@@ -34,8 +34,8 @@ from flowrl.cli.commands import quiet
 from flowrl.estimate import memory
 from flowrl.models.diffusers.call.patches import Patch, patched
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.read import run_from

@@ -22,7 +22,7 @@ import tyro
 import yaml
 from compare_report import Looks, report
 
-from flowrl.run.state.record import METRICS, replace
+from flowrl.session.record import METRICS, replace
 from flowrl.settings.inherit import merged
 
 KEPT = 0.9  # of the base's diversity: a trial below it is not chosen

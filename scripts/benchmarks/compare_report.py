@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from scipy.stats import t as student
 
-from flowrl.run.state.record import replace
+from flowrl.session.record import replace
 
 Curve = list[dict[str, float]]  # a run's metrics, line by line
 

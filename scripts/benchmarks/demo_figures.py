@@ -20,7 +20,7 @@ from statistics import mean
 import tyro
 from compare_report import over_seeds
 
-from flowrl.run.state.record import METRICS
+from flowrl.session.record import METRICS
 from flowrl.settings import Run
 from flowrl.settings.read import read_run
 

@@ -91,7 +91,7 @@ def measured(ledger: Ledger, path: Path, changes: Sequence[str]) -> dict[str, An
     from flowrl.cli.floor import Opened
     from flowrl.estimate.memory import estimate
     from flowrl.models.shards import GatheredCalls
-    from flowrl.run.state.session import open_accelerator, open_session
+    from flowrl.session.session import open_accelerator, open_session
     from flowrl.settings.read import override, read_run
 
     quiet = ["--model.device", "cuda", "--train.alarms", "off", "--track.trackers", "[]"]

@@ -30,7 +30,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from flowrl.paths import PROJECT
-from flowrl.run.atomic import LOCK, damage, numbered_folders
+from flowrl.session.atomic import LOCK, damage, numbered_folders
 from tests.support import runs, text_runs, tiny_lm
 from tests.support.warm import Process, Warm, agree, small, unfinished
 

@@ -175,8 +175,8 @@ def ours(
     loss: str, size: Size, model: Path, folder: Path, steps: int, device: str
 ) -> dict[str, Any]:
     from flowrl.run.experience.collect import collect
-    from flowrl.run.state.progress import Progress
-    from flowrl.run.state.session import open_accelerator, open_session
+    from flowrl.session.progress import Progress
+    from flowrl.session.session import open_accelerator, open_session
     from flowrl.run.update.update import update
     from flowrl.settings.read import run_from
 

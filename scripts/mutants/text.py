@@ -299,7 +299,7 @@ ROWS = (
      "input_ids[:, -2:-1]", "language/test_on_policy.py"),
     ("head-kept", "flowrl/models/language/token_scores.py", "i < count - LOGITS_HELD // most",
      "i < count", "language/test_language_policy.py"),
-    ("one-device", "flowrl/run/state/session.py",
+    ("one-device", "flowrl/session/session.py",
      'if first is not None and (first.type == "cpu") != cpu:', "if False:",
      "run/test_devices.py"),
     ("cudnn-attention", "flowrl/models/open.py", "enable_cudnn_sdp(cudnn_attention)",

@@ -21,7 +21,7 @@ from flowrl.cli.serve import Serve
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.prompts import PromptSet
-from flowrl.run.state.live import Event, Live, of_callback
+from flowrl.session.live import Event, Live, of_callback
 from flowrl.settings.read import dump, run_from
 from rewards import Samples, load
 from rewards.guard import SharedState

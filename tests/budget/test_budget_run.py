@@ -10,9 +10,9 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import take
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.run.state.learner import Learner
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
+from flowrl.session.learner import Learner
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.update import minibatches as assignment
 from flowrl.run.update import ratio_check, update

@@ -13,7 +13,7 @@ from flowrl.cli.commands import split_settings
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.open import evaluation_policy
 from flowrl.run.evaluate.evaluate import Trial, draw_trial
-from flowrl.run.state.learner import load_policy
+from flowrl.session.learner import load_policy
 from flowrl.settings.read import run_from
 from tests.models.test_pipeline_zoo import zoo
 from tests.support import runs, text_runs, tiny_lm

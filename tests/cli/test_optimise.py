@@ -14,8 +14,8 @@ from flowrl.cli.optimise import (
 from flowrl.cli.steer import SampleScorer
 from flowrl.errors import UserError
 from flowrl.run.evaluate.evaluate import Trial, draw_trial
-from flowrl.run.state.learner import load_policy
-from flowrl.run.state.session import load_rewards
+from flowrl.session.learner import load_policy
+from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec
 from flowrl.settings.read import run_from
 from tests.support import runs

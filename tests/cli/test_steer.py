@@ -6,8 +6,8 @@ import yaml
 
 from flowrl.cli.steer import SampleScorer, SteeredSampler, steered_samples
 from flowrl.run.evaluate.evaluate import Trial, draw_trial
-from flowrl.run.state.learner import load_policy
-from flowrl.run.state.session import load_rewards
+from flowrl.session.learner import load_policy
+from flowrl.session.session import load_rewards
 from flowrl.settings.read import run_from
 from tests.support import runs
 from tests.support.runs import flowrl

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from flowrl.paths import PROJECT
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, evaluate_held_out
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.read import dump, read_run, run_from
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from flowrl.demo import moving_world
 from flowrl.paths import PROJECT
-from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings.read import dump, read_run, run_from
 from rewards.catalogue.moving_shapes import grade_motion, watch
 from tests.support import demo_folders

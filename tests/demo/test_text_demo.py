@@ -13,8 +13,8 @@ from flowrl.errors import UserError
 from flowrl.paths import PROJECT, find
 from flowrl.run.evaluate.evaluate import evaluate_held_out
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import open_accelerator, open_session
+from flowrl.session.progress import Progress
+from flowrl.session.session import open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, dump, read_run, run_from
 from scripts import demo_text

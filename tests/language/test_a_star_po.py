@@ -18,7 +18,7 @@ from flowrl.losses.off_policy import AdvantageRegression
 from flowrl.prompts import Draws
 from flowrl.run.experience.collect import collect
 from flowrl.run.experience.round import sample_round
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update.update import update
 from flowrl.settings.read import check_plan, run_from

@@ -7,8 +7,8 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.settings.read import check_run, run_from

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from flowrl.errors import UserError
 from flowrl.models.language.head import Float32Head
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from tests.support import runs, text_runs, tiny_lm
 

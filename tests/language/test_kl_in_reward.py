@@ -22,8 +22,8 @@ from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.run.experience.collect import Experience, collect
 from flowrl.run.experience.reference_kl import reference_log_ratios
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from

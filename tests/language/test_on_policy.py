@@ -16,9 +16,9 @@ from flowrl.likelihoods.rows import Rows, input_of, take
 from flowrl.losses.base import ClipsRatio
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from flowrl.run.experience.collect import Experience, collect
-from flowrl.run.state.learner import Learner
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
+from flowrl.session.learner import Learner
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from flowrl.run.update import ratio_check, update
 from tests.support import every_recipe, runs
 from tests.support.runs import opened

@@ -13,7 +13,7 @@ from flowrl.losses.ratio import Surrogate
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from rewards import Scores

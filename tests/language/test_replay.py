@@ -13,8 +13,8 @@ from flowrl.budget.successes import Success
 from flowrl.losses.base import metric_values
 from flowrl.run.experience.collect import Experience, collect
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.run.update import update as updating

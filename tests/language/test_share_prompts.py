@@ -16,8 +16,8 @@ from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.language.prefixes import Packing, refuse_windows
 from flowrl.models.language.token_scores import ScoringPolicy
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.learner import Learner
-from flowrl.run.state.progress import Progress
+from flowrl.session.learner import Learner
+from flowrl.session.progress import Progress
 from flowrl.run.update import update
 from flowrl.settings.read import check_plan, run_from
 from tests.support import runs, text_runs, tiny_lm

@@ -21,8 +21,8 @@ from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import PROJECT
 from flowrl.run.evaluate.evaluate import evaluate_held_out
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import open_accelerator, open_session
+from flowrl.session.progress import Progress
+from flowrl.session.session import open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.settings.read import check_run, run_from

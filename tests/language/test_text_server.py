@@ -12,8 +12,8 @@ from flowrl.likelihoods.rows import TokenRows
 from flowrl.likelihoods.token import Token
 from flowrl.run.experience.ahead import IterationsAhead
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.units import LAG
+from flowrl.session.progress import Progress
+from flowrl.session.units import LAG
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.settings import CorrectionSettings

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("httpx")
 
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from tests.support import environments
 from tests.support.completion_servers import CompletionsServer, only, opened, tree

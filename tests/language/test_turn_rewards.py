@@ -9,7 +9,7 @@ from flowrl.demo.maze import CELLS, distances, move, nearer
 from flowrl.errors import UserError
 from flowrl.models.language.environment import read_reply
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.session import Session
+from flowrl.session.session import Session
 from flowrl.run.train import begin
 from flowrl.settings.read import check_run, run_from
 from tests.support import runs, text_runs

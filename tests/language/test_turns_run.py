@@ -8,8 +8,8 @@ from flowrl.cli.sample import with_rows
 from flowrl.errors import UserError
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms

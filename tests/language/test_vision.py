@@ -20,7 +20,7 @@ from flowrl.models.language.vision import Vision, call_inputs
 from flowrl.prompts import Chat
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms

@@ -9,7 +9,7 @@ import torch
 
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms

@@ -18,8 +18,8 @@ pytest.importorskip("httpx")
 import httpx
 
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from flowrl.run.train import iterate
 from tests.support import text_runs, tiny_lm
 from tests.support.completion_servers import GRPO, PROMPTS, only, opened

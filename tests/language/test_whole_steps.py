@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.update.minibatches import shares_of
 from flowrl.run.update.update import update
 from tests.support import runs, text_runs

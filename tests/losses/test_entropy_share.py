@@ -6,7 +6,7 @@ from torch import Tensor
 
 from flowrl.losses.weights import share_bound
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.update import update
 from tests.support import text_runs, tiny_lm
 

@@ -13,7 +13,7 @@ from flowrl.models.open import compiles
 from flowrl.paths import PROJECT
 from flowrl.run.evaluate.evaluate import evaluate_held_out
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.settings.read import dump, read_run, run_from

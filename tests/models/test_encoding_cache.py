@@ -14,7 +14,7 @@ from flowrl.models.diffusers.call import encoding_cache as encoding_cache
 from flowrl.models.diffusers.call.encoding_cache import EncodingCache, byte_count
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from

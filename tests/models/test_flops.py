@@ -14,7 +14,7 @@ from flowrl.estimate.devices import parse_devices
 from flowrl.estimate.time import at_work, estimate_time, iteration_work, time_report
 from flowrl.models.description import Description, describe
 from flowrl.models.public_configs import PUBLIC_MODELS
-from flowrl.run.state.learner import load_policy
+from flowrl.session.learner import load_policy
 from flowrl.settings import ModelSettings
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from flowrl.errors import UserError
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run.state.learner import load_policy
+from flowrl.session.learner import load_policy
 from flowrl.settings.checks import check_model
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm

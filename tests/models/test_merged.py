@@ -13,8 +13,8 @@ from flowrl.models import merged
 from flowrl.models.merged import MergedAdapters
 from flowrl.run.evaluate.evaluate import evaluate_held_out
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from flowrl.run.update.ratio_check import noise_floor
 from flowrl.run.update.update import update
 from flowrl.settings.read import check_plan, run_from

@@ -14,10 +14,10 @@ from flowrl.models import precision
 from flowrl.models.open import set_kernels
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint as checkpoints
-from flowrl.run.state.learner import EVALUATION, load_policy
-from flowrl.run.state.policies import Policies
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
+from flowrl.session.learner import EVALUATION, load_policy
+from flowrl.session.policies import Policies
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.update import minibatches as assignment
 from flowrl.run.update import ratio_check, update

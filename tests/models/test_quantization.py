@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import flowrl
 from flowrl.errors import UserError
 from flowrl.estimate import memory
-from flowrl.run.state.learner import load_policy
+from flowrl.session.learner import load_policy
 from flowrl.settings.checks import check_model
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm

@@ -15,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.experience.collect import collect
-from flowrl.run.state import optimizers
+from flowrl.session import optimizers
 from flowrl.settings import Train
 from flowrl.settings.read import check_run, run_from
 from tests.support import runs

@@ -20,7 +20,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole import proof_cache as proof_cache
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from flowrl.paths import PROJECT
-from flowrl.run.state.start_record import StartRecord
+from flowrl.session.start_record import StartRecord
 from flowrl.settings.levels import LevelShift, falling, levels_of
 from flowrl.settings.read import check_plan, dump, override, read_run, run_from
 from samplers import Chain, FlowSDE, Ode

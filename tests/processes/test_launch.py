@@ -18,7 +18,7 @@ from flowrl.paths import PROJECT
 from flowrl.processes import launch
 from flowrl.processes.launch import LaunchOptions, launch_options
 from flowrl.processes.sharding import Sharding
-from flowrl.run.state import signals
+from flowrl.session import signals
 
 FILES = sorted((PROJECT / "configs/accelerate").glob("*.yaml"))
 SLURM, RAY = (PROJECT / "scripts/launch" / name for name in ("slurm.sh", "on_ray.py"))

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from pyarrow import Table, parquet
 
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs, tiny_lm, tiny_vlm

@@ -11,7 +11,7 @@ from flowrl.estimate.time import iteration_work
 from flowrl.recipes.table import RECIPES
 from flowrl.run.experience.collect import collect
 from flowrl.run.experience.reward_gradient import RewardPath
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, run_from
 from rewards.types import IntermediateScores, Scores

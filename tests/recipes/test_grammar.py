@@ -13,7 +13,7 @@ from flowrl.errors import UserError
 from flowrl.losses.divergence import TrustRegion
 from flowrl.losses.ratio import Surrogate
 from flowrl.recipes import RECIPES
-from flowrl.run.state.start_record import StartRecord
+from flowrl.session.start_record import StartRecord
 from flowrl.settings import recipe_kind
 from flowrl.settings.own_parts import parts_written
 from flowrl.settings.read import dump, override, run_from

@@ -14,7 +14,7 @@ from flowrl.losses.base import RatioLoss
 from flowrl.paths import PROJECT
 from flowrl.recipes import IMAGE_RECIPES, RECIPES
 from flowrl.run.evaluate import start_checks
-from flowrl.run.state.start_record import StartRecord
+from flowrl.session.start_record import StartRecord
 from flowrl.settings import Run, recipe_kind
 from flowrl.settings.read import check_plan, dump, override, run_from
 from samplers import Kernel, Plan, Solver

@@ -17,8 +17,8 @@ pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
 from flowrl.errors import UserError
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import open_accelerator, open_session
+from flowrl.session.progress import Progress
+from flowrl.session.session import open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.read import run_from
 from rewards import Samples, load

@@ -8,7 +8,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 from flowrl.paths import PROJECT
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from rewards import load
 from rewards.checks.settings import settings_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import UserError
-from flowrl.run.state.session import check_reward_sources
+from flowrl.session.session import check_reward_sources
 from flowrl.settings import RewardSpec
 from rewards import load
 from rewards.load import check_sources

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from flowrl.cli import app
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call import encoding_cache
-from flowrl.run import atomic
-from flowrl.run.atomic import write_folder
+from flowrl.session import atomic
+from flowrl.session.atomic import write_folder
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from tests.support import runs
 from tests.support.disks import mounted
 from tests.support.warm import small

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.run.state.session import on_cpu, open_accelerator
+from flowrl.session.session import on_cpu, open_accelerator
 from flowrl.settings.read import run_from
 from tests.support import runs
 

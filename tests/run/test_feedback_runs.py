@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from tests.support import process_runs, runs
 

@@ -11,11 +11,11 @@ from flowrl.algorithm import Decay
 from flowrl.errors import NotFiniteError, UserError
 from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call import decoder
-from flowrl.run import atomic
+from flowrl.session import atomic
 from flowrl.run.save import checkpoint
-from flowrl.run.state.finite import first_not_finite
-from flowrl.run.state.learner import Learner
-from flowrl.run.state.progress import Progress
+from flowrl.session.finite import first_not_finite
+from flowrl.session.learner import Learner
+from flowrl.session.progress import Progress
 from flowrl.run.train import begin, iterate
 from flowrl.run.update import update
 from flowrl.run.update.update import Tally

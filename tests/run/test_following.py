@@ -25,9 +25,9 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.show import footer, sample_pages, track
 from flowrl.run.show.lines import Lines, on_policy
 from flowrl.run.show.panel import HEIGHT, HeldOutScore, PanelFacts, panel_lines
-from flowrl.run.state.record import Terminal
-from flowrl.run.state.session import open_accelerator
-from flowrl.run.watch.histograms import BINS, Histogram, IterationValues, histogram_image
+from flowrl.session.record import Terminal
+from flowrl.session.session import open_accelerator
+from flowrl.iteration.histograms import BINS, Histogram, IterationValues, histogram_image
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
 

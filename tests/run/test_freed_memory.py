@@ -12,9 +12,9 @@ import pytest
 
 from flowrl.paths import PROJECT
 from flowrl.run import train
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
-from flowrl.run.state.signals import Interrupt
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
+from flowrl.session.signals import Interrupt
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import override, read_run
 
@@ -22,7 +22,7 @@ FAULTS = """
 import ctypes
 import resource
 import sys
-from flowrl.run.state.session import keep_freed_memory
+from flowrl.session.session import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]

@@ -7,8 +7,8 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
-from flowrl.run.state.given_check import check_given, described_given
-from flowrl.run.state.given_file import GivenFile
+from flowrl.session.given_check import check_given, described_given
+from flowrl.session.given_file import GivenFile
 from flowrl.settings.read import dump, override, read_run, run_from
 from tests.evaluation.test_preferences import write
 

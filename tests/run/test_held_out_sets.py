@@ -10,7 +10,7 @@ import torch
 
 import flowrl
 from flowrl.errors import UserError
-from flowrl.run.state.session import OfSets
+from flowrl.session.session import OfSets
 from flowrl.run.watch.judges import judges
 from flowrl.settings import Run
 from flowrl.settings.read import run_from

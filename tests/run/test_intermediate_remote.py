@@ -7,7 +7,7 @@ pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from rewards.catalogue.brightness import Brightness
 from rewards.serving.server import Served

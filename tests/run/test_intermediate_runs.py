@@ -9,7 +9,7 @@ import torch
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.calibrate import calibrate, recalibrated
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from samplers import evaluations
 from tests.support import runs

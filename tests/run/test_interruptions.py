@@ -13,10 +13,11 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.losses.base import reduced
-from flowrl.run import atomic, train
-from flowrl.run.atomic import held, sums
+from flowrl.run import train
+from flowrl.session import atomic
+from flowrl.session.atomic import held, sums
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import update
 from flowrl.run.watch.alarms import Alarms

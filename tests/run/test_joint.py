@@ -19,8 +19,8 @@ from flowrl.paths import PROJECT
 from flowrl.run.experience.collect import collect
 from flowrl.run.experience.rewriting import neighbours
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.update.minibatches import share_of
 from flowrl.run.update.ratio_check import noise_floor

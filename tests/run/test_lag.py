@@ -16,8 +16,8 @@ from flowrl.losses.weights import BehindClip, Decoupled, Mismatch
 from flowrl.run.evaluate.guard import raised_by_training
 from flowrl.run.experience.ahead import IterationsAhead
 from flowrl.run.experience.collect import _summed, collect
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.units import LAG
+from flowrl.session.progress import Progress
+from flowrl.session.units import LAG
 from flowrl.run.train import iterate
 from flowrl.run.update.minibatches import shares_of
 from flowrl.run.update.update import chunk_loss, with_old

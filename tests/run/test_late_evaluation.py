@@ -18,9 +18,9 @@ from flowrl.run.evaluate.evaluate import evaluate_held_out, scored_unit, units_o
 from flowrl.run.evaluate.trial import ScoredTrial, StoredTrial
 from flowrl.run.experience.ahead import IterationsAhead
 from flowrl.run.save import checkpoint
-from flowrl.run.state.learner import evaluated
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.units import StoredSamples
+from flowrl.session.learner import evaluated
+from flowrl.session.progress import Progress
+from flowrl.session.units import StoredSamples
 from flowrl.settings.read import check_run, run_from
 from rewards import Samples
 from tests.support import runs

@@ -16,9 +16,9 @@ from flowrl.estimate.activations import kept_by_call
 from flowrl.models.call_sizes import CallSizes
 from flowrl.paths import PROJECT
 from flowrl.run.save.checkpoint import newest
-from flowrl.run.state.learner import load_policy
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.smaller_calls import explained
+from flowrl.session.learner import load_policy
+from flowrl.session.progress import Progress
+from flowrl.session.smaller_calls import explained
 from flowrl.run.train import iterate
 from flowrl.run.update import lesson
 from flowrl.settings import Run

@@ -22,8 +22,8 @@ from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import PROJECT
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from flowrl.run.model_proof import StartProof
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from flowrl.run.train import iterate
 from samplers.counter_noise import counter_normal
 from samplers.generate import TokenRequest

@@ -24,9 +24,9 @@ from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.evaluate import Trial, draw_trial, evaluate_held_out
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
-from flowrl.run.state.signals import Interrupt
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
+from flowrl.session.signals import Interrupt
 from flowrl.run.train import iterate
 from flowrl.settings.read import override, read_run
 from samplers import Latents, Ode, roll

@@ -7,8 +7,8 @@ from torch import nn
 
 from flowrl.algorithm import Average, Decay
 from flowrl.models.adapters import adapter_switch
-from flowrl.run.state import policies as policies_module
-from flowrl.run.state.policies import Policies
+from flowrl.session import policies as policies_module
+from flowrl.session.policies import Policies
 
 
 def layer(weight: float = 1.0) -> nn.Linear:

@@ -8,8 +8,8 @@ import torch
 from flowrl.errors import UserError
 from flowrl.run.evaluate.guard import raised_by_training
 from flowrl.run.start import start
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import load_rewards, open_accelerator, open_session, prove_rewards
+from flowrl.session.progress import Progress
+from flowrl.session.session import load_rewards, open_accelerator, open_session, prove_rewards
 from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms, Thresholds
 from flowrl.settings import RewardSpec, Run

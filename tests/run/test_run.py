@@ -11,8 +11,8 @@ import yaml
 from flowrl.errors import UserError
 from flowrl.run.evaluate.guard import raised_by_training
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import open_accelerator, open_session
+from flowrl.session.progress import Progress
+from flowrl.session.session import open_accelerator, open_session
 from flowrl.run.train import TrainingLoop, iterate, learning_rate
 from flowrl.run.update import ratio_check
 from flowrl.run.update.update import Tally

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from flowrl.run.experience.score_ahead import ScoreAhead
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.waiting import may_overlap
+from flowrl.session.progress import Progress
+from flowrl.session.waiting import may_overlap
 from flowrl.run.train import iterate
 from rewards import Reward, Samples, Scores, score_all
 from rewards.catalogue.ensemble import Ensemble

@@ -13,9 +13,9 @@ import torch
 from flowrl.run.experience import units
 from flowrl.run.experience.collect import collect
 from flowrl.run.experience.score_ahead import ScoreAhead, ScoreParts
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
-from flowrl.run.state.waiting import asks_server
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
+from flowrl.session.waiting import asks_server
 from flowrl.run.train import iterate
 from rewards import Reward, Samples, score_all
 from samplers import FlowSDE, Tree

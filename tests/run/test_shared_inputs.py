@@ -17,11 +17,11 @@ from flowrl.likelihoods.rows import Rows, TransitionRows, equal_before, input_of
 from flowrl.likelihoods.transition import Transition
 from flowrl.recipes.table import IMAGE_RECIPES
 from flowrl.run.experience.collect import Experience, collect
-from flowrl.run.state import start_record as origin
-from flowrl.run.state.learner import Learner
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
-from flowrl.run.state.start_record import StartRecord
+from flowrl.session import start_record as origin
+from flowrl.session.learner import Learner
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
+from flowrl.session.start_record import StartRecord
 from flowrl.run.update import update
 from flowrl.run.update.minibatches import RowAssignment, calls
 from flowrl.settings.read import run_from

@@ -7,8 +7,8 @@ import torch
 
 from flowrl.models.diffusers.lora import lora
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.policies import Policies
-from flowrl.run.state.progress import Progress
+from flowrl.session.policies import Policies
+from flowrl.session.progress import Progress
 from flowrl.run.update import update
 from tests.support import runs
 

@@ -15,7 +15,7 @@ from flowrl.likelihoods.transition import rows_by_shape
 from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.prompts import PromptSet
 from flowrl.run.experience.collect import Experience, collect
-from flowrl.run.state.session import Session
+from flowrl.session.session import Session
 from flowrl.run.update.minibatches import share_of
 from flowrl.run.update.ratio_check import noise_floor
 from flowrl.run.update.update import Tally, add_gradients

@@ -14,8 +14,8 @@ from flowrl.run import call_search
 from flowrl.run.call_search import SHARE, later_bytes, rows_that_fit
 from flowrl.run.evaluate.evaluate import evaluate_and_keep, evaluate_held_out
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.smaller_calls import explained
+from flowrl.session.progress import Progress
+from flowrl.session.smaller_calls import explained
 from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import dump, override, run_from

@@ -12,9 +12,9 @@ import yaml
 from pydantic import BaseModel
 from safetensors.torch import load_file, save_file
 
-from flowrl.run import atomic
+from flowrl.session import atomic
 from flowrl.run.save import checkpoint
-from flowrl.run.state import start_record as origin
+from flowrl.session import start_record as origin
 from flowrl.settings import Run
 from flowrl.settings.base import OnResume, Settings
 from tests.support import runs

@@ -6,7 +6,7 @@ import torch
 from flowrl.errors import UserError
 from flowrl.estimate.memory import estimate
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
 from flowrl.settings.checks import check_kind

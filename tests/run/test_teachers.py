@@ -12,9 +12,9 @@ from flowrl.errors import UserError
 from flowrl.estimate.time import iteration_work
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.learner import load_policy
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.teachers import judged_by_teachers
+from flowrl.session.learner import load_policy
+from flowrl.session.progress import Progress
+from flowrl.session.teachers import judged_by_teachers
 from flowrl.run.train import iterate
 from flowrl.run.update.minibatches import share_of
 from flowrl.run.update.update import chunk_loss

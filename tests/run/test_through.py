@@ -11,7 +11,7 @@ from flowrl.errors import UserError
 from flowrl.estimate.time import iteration_work
 from flowrl.run.experience.collect import collect
 from flowrl.run.experience.reward_gradient import prove_gradients
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update.minibatches import share_of
 from flowrl.run.update.update import Tally, add_gradients

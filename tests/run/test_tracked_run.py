@@ -8,8 +8,8 @@ import torch
 from flowrl.credit.trackers import PromptValues, ScoreQuantiles
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from flowrl.run.update.update import update
 from flowrl.run.watch.alarms import Alarms
 from tests.support import text_runs, tiny_lm

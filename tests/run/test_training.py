@@ -12,9 +12,9 @@ from flowrl.losses.base import Counts, reduced
 from flowrl.losses.ratio import Entries
 from flowrl.run.experience.collect import Experience, collect, handle_failures
 from flowrl.run.save import checkpoint
-from flowrl.run.state.learner import Learner
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.session.learner import Learner
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.run.update import minibatches as assignment
 from flowrl.run.update import update

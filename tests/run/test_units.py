@@ -10,8 +10,8 @@ from flowrl.errors import UserError
 from flowrl.estimate.workers import traffic
 from flowrl.run.experience.units import cuttable, sample_unit, sample_units
 from flowrl.run.start import check_shares
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.units import SamplingUnit, StoredSamples
+from flowrl.session.progress import Progress
+from flowrl.session.units import SamplingUnit, StoredSamples
 from flowrl.run.train import iterate
 from flowrl.run.workers.transport import (
     all_states,

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from flowrl.errors import UserError
 from flowrl.run import train
-from flowrl.run.atomic import damage
+from flowrl.session.atomic import damage
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.writer import WAITING, FileWriter, copied
+from flowrl.session.progress import Progress
+from flowrl.session.writer import WAITING, FileWriter, copied
 from flowrl.run.watch.alarms import Alarms
 from tests.support import runs
 from tests.support.warm import agree, small

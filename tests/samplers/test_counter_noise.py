@@ -7,7 +7,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.run.experience.collect import collect
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.settings.checks import check_kind
 from flowrl.settings.read import run_from

@@ -17,7 +17,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from flowrl.likelihoods.rows import TokenRows
-from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings.read import run_from
 from tests.support import text_runs
 

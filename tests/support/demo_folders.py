@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, evaluate_held_out
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from flowrl.run.train import iterate
 
 

@@ -6,7 +6,7 @@ from flowrl.likelihoods.rows import TokenRows
 from flowrl.likelihoods.token import Token
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.policy import CausalPolicy
-from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings import EnvironmentSettings
 from flowrl.settings.read import run_from
 from samplers.completions import Completions, TextRollout

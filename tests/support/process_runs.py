@@ -30,7 +30,7 @@ from flowrl.paths import PROJECT
 from flowrl.processes import parallel
 from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.model_proof import StartProof
-from flowrl.run.state.progress import Progress
+from flowrl.session.progress import Progress
 from flowrl.run.train import iterate
 from tests.support import runs
 

@@ -16,7 +16,7 @@ import yaml
 from safetensors.torch import load_file
 
 from flowrl.cli import main
-from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings import Run
 from flowrl.settings.read import run_from
 from tests.support import tiny_pipelines

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.run.save import checkpoint
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session, open_accelerator, open_session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from

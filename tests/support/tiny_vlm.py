@@ -20,7 +20,7 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from flowrl.run.state.session import Session
+from flowrl.session.session import Session
 from tests.support import runs, text_runs, tiny_qwen
 from tests.support.tiny_lm import LETTERS, sharpened
 

@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowrl.errors import NotFiniteError
+from flowrl.iteration.units import StoredSamples
 from flowrl.media.statistics import merged_means
 from flowrl.prompts import DATA_SET, PromptSet
 from flowrl.run.evaluate.attempts import Attempts
@@ -25,11 +26,10 @@ from flowrl.run.evaluate.trial import (
     draw_trial,
 )
 from flowrl.run.save import checkpoint
-from flowrl.run.state.learner import Learner
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session, score_once
-from flowrl.run.state.smaller_calls import with_smaller_calls
-from flowrl.run.state.units import StoredSamples
+from flowrl.session.learner import Learner
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session, score_once
+from flowrl.session.smaller_calls import with_smaller_calls
 from flowrl.settings import Run
 from rewards import Reward, Samples, Scores, score_all
 

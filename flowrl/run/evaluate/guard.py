@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from flowrl.run.state.session import Session
-from flowrl.run.state.units import LAG
+from flowrl.iteration.units import LAG
 from flowrl.run.watch.alarms import Alarms, Unclear
 from flowrl.run.watch.judges import CANNOT_TELL, judges
+from flowrl.session.session import Session
 
 UNSCORED = (
     "Check why the reward leaves them unscored, and fix it, its server or its settings: the run "

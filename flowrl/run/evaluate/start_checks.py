@@ -20,12 +20,11 @@ from flowrl.models.policy import Policy
 from flowrl.prompts import DATA_SET, IMAGE_COLUMNS
 from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial
-from flowrl.run.experience.reward_gradient import prove_gradients
 from flowrl.run.model_proof import StartProof
-from flowrl.run.state.session import Session, prove_rewards
-from flowrl.run.state.start_record import source_digests
 from flowrl.run.watch.judges import no_judge, seen_in_training
 from flowrl.run.watch.text_facts import text_length
+from flowrl.session.session import Session, prove_rewards
+from flowrl.session.start_record import source_digests
 from flowrl.settings import Run
 from rewards.types import MediaForm
 from samplers import Plan, evaluations
@@ -61,8 +60,11 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
             session.intermediate_rewards, session.run, session.prompts, form
         ):
             session.terminal.say(sentence)
-    for sentence in prove_gradients(session, form):
-        session.terminal.say(sentence)
+    if session.algorithm.reward_gradient or session.algorithm.guided:
+        from flowrl.run.evaluate.gradient_proof import prove_gradients  # of a feature
+
+        for sentence in prove_gradients(session, form):
+            session.terminal.say(sentence)
     if session.run.held_out_rewards and session.held_out is not None:
         for sentence in prove_rewards(session.judges, session.run, session.held_out, form):
             session.terminal.say(sentence)

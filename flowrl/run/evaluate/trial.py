@@ -7,15 +7,17 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from flowrl.errors import UserError
+from flowrl.iteration.sample import decode_samples_of
+from flowrl.iteration.units import StoredSamples, all_samples, all_statistics
 from flowrl.media.statistics import Statistics
 from flowrl.models.call_sizes import bounded_call
-from flowrl.models.policy import EvaluationSampler
+from flowrl.models.policy import EvaluationSampler, RolloutLike
 from flowrl.prompts import PromptSet
-from flowrl.run.experience.turn_scores import refuse_turn_rewards
-from flowrl.run.experience.units import all_samples, all_statistics, decode_samples_of
-from flowrl.run.state.policies import NamedWeights
-from flowrl.run.state.units import StoredSamples
+from flowrl.session.policies import NamedWeights
+from flowrl.settings.environment import ONE_CREDIT
 from rewards import Samples, Scores
+from samplers.completions import TextRollout
 from samplers.noise import normal
 
 
@@ -127,3 +129,10 @@ def draw_trial(policy: EvaluationSampler, trial: Trial, by_turn: bool = True) ->
     refuse_turn_rewards(rollout, by_turn)
     samples = decode_samples_of(batch, rollout, trial.prompts, trial.rows, "the evaluation")
     return TrialSamples(samples, batch.statistics(rollout, samples.media))
+
+
+def refuse_turn_rewards(rollout: RolloutLike, by_turn: bool) -> None:
+    """UserError for an environment's rewards of single turns if all turns share one credit."""
+    turns = rollout.rewards if isinstance(rollout, TextRollout) else None
+    if turns is not None and not by_turn and not turns.isnan().all():
+        raise UserError(ONE_CREDIT)

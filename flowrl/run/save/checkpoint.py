@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from flowrl.errors import NotFiniteError, UserError
 from flowrl.models.policy import Policy
 from flowrl.models.rewritten import RewrittenPolicy
-from flowrl.run.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
 from flowrl.run.save.model_state import (
     model_moments,
     model_numbers,
@@ -26,14 +25,15 @@ from flowrl.run.save.model_state import (
     optimizer_file,
     restore_model,
 )
-from flowrl.run.state import record
-from flowrl.run.state.finite import first_not_finite, refuse
-from flowrl.run.state.learner import Learner, evaluated
-from flowrl.run.state.policies import NamedWeights
-from flowrl.run.state.progress import Incomparable, Progress
-from flowrl.run.state.session import Session
-from flowrl.run.state.writer import copied
 from flowrl.run.watch.alarms import Alarms
+from flowrl.session import record
+from flowrl.session.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
+from flowrl.session.finite import first_not_finite, refuse
+from flowrl.session.learner import Learner, evaluated
+from flowrl.session.policies import NamedWeights
+from flowrl.session.progress import Incomparable, Progress
+from flowrl.session.session import Session
+from flowrl.session.writer import copied
 from flowrl.settings import Run
 from flowrl.settings.run import EVALUATION
 from flowrl.settings.sentences import explain

@@ -8,8 +8,8 @@ from shlex import quote
 
 from flowrl.errors import NotFiniteError, Stopped, UserError
 from flowrl.processes.meeting import lost
-from flowrl.run.atomic import numbered_folders, reason
-from flowrl.run.state.live import of_callback
+from flowrl.session.atomic import numbered_folders, reason
+from flowrl.session.live import of_callback
 from rewards.combine import blamed
 
 TRACE = "error.txt"

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from flowrl.processes.sharding import load_state, whole_state
-from flowrl.run.state.learner import Learner
-from flowrl.run.state.optimizers import update_settings
-from flowrl.run.state.smaller_calls import saved_sizes, take_sizes
+from flowrl.session.learner import Learner
+from flowrl.session.optimizers import update_settings
+from flowrl.session.smaller_calls import saved_sizes, take_sizes
 
 
 def optimizer_file(model: str) -> str:

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from flowrl.budget.groups import grouped
 from flowrl.credit.values import Context, node_values
-from flowrl.run.experience.collect import FirstSamples
-from flowrl.run.experience.rewriting import neighbours
-from flowrl.run.state.session import Session
+from flowrl.iteration.records import Iteration
+from flowrl.iteration.units import StoredSamples
+from flowrl.models.policy import RolloutLike
+from flowrl.session.session import Session
 from rewards import Samples, Scores
 from samplers.mixed import plan_of
 
@@ -40,25 +41,65 @@ class FirstTree:
     texts: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class FirstSamples:
+    """This process's samples of an iteration's first plan, with their credit.
+
+    credit  advantages and mask [n k]
+    plans   of the iteration
+    """
+
+    rollout: RolloutLike
+    samples: Samples | StoredSamples
+    scores: Scores
+    credit: tuple[Tensor, Tensor]
+    plans: int
+
+    @classmethod
+    def of(cls, session: Session, made: Iteration) -> "FirstSamples | None":
+        """None if the samples were given, or if credit is of others that replace some."""
+        if not made.scores.plans or session.run.budget.replay:
+            return None
+        samples, credit = made.scores.samples[0], made.credit.plans[0]
+        n = len(samples.prompts)  # of the first round, where there are several
+        own = made.scores.plans[0].own.arranged(lambda column: column[:n])
+        both = credit.advantages[:n], credit.mask[:n]
+        return cls(made.samples.rollouts[0], samples, own, both, len(made.credit.plans))
+
+
+def tree_of(session: Session, made: Iteration) -> FirstTree | None:
+    """The tree of one draw of an iteration; None if pages show other samples than credit's."""
+    first = FirstSamples.of(session, made)
+    if first is None or session.before is None:
+        return None if first is None else first_tree(session, first)
+    from flowrl.iteration.features.joint import WRITER  # a plain run does not import it
+
+    texts = FirstSamples.of(session, made.rows.table[WRITER])
+    assert texts is not None, "the texts are this process's own"
+    return joint_tree(session, first, texts)
+
+
 def first_tree(session: Session, first: FirstSamples) -> FirstTree:
     """Tree of this process's first draw with different scores, or of its first draw if all scores
     are equal, since equal scores teach nothing."""
-    part, columns = first.part, first.part.rollout.columns
-    weights = session.weights(part.rollout.iteration)
-    return _of_draw(session, first, _with_spread(part.scores, weights, columns.group))
+    weights = session.weights(first.rollout.iteration)
+    place = _with_spread(first.scores, weights, first.rollout.columns.group)
+    return _of_draw(session, first, place)
 
 
 def joint_tree(session: Session, images: FirstSamples, texts: FirstSamples) -> FirstTree:
     """Tree of one prompt's rewritings and their images: of the first prompt whose rewritings have
     different values, or else whose images have different scores. On the main process, where the
     draws of images begin with the first prompt's."""
-    group, size = texts.part.rollout.columns.group, images.part.rollout.columns.group
-    weights = session.weights(images.part.rollout.iteration)
-    written = texts.part.samples
+    group, size = texts.rollout.columns.group, images.rollout.columns.group
+    weights = session.weights(images.rollout.iteration)
+    written = texts.samples
     assert isinstance(written, Samples), "the texts are this process's own"
+    from flowrl.iteration.features.joint import neighbours  # a plain run does not import it
+
     order, equal = neighbours(list(written.media), group)
-    place = _with_spread(texts.part.scores, weights, group) or _with_spread(
-        images.part.scores, weights, group * size
+    place = _with_spread(texts.scores, weights, group) or _with_spread(
+        images.scores, weights, group * size
     )
     draws = range(place * group, (place + 1) * group)
     each = [_of_draw(session, images, draw) for draw in draws]
@@ -91,12 +132,11 @@ def joint_tree(session: Session, images: FirstSamples, texts: FirstSamples) -> F
 
 
 def _of_draw(session: Session, first: FirstSamples, draw: int) -> FirstTree:
-    part = first.part
-    rollout, columns = part.rollout, part.rollout.columns
+    rollout, columns = first.rollout, first.rollout.columns
     group, points = columns.group, len(columns.nodes)
     weights, fusion = session.weights(rollout.iteration), session.algorithm.advantage.fusion
     own = slice(draw * group, (draw + 1) * group)
-    scores = Scores(part.scores.values[own], part.scores.scored[own], part.scores.names)
+    scores = Scores(first.scores.values[own], first.scores.scored[own], first.scores.names)
     ids = None if rollout.nodes is None else rollout.nodes[own].cpu()
     logp = dict[int, Tensor]()
     for edge in rollout.edges if fusion == "path" else ():

@@ -9,9 +9,10 @@ from dataclasses import replace
 from rich.console import Console
 
 from flowrl.algorithm import Algorithm
+from flowrl.iteration.records import Iteration
 from flowrl.run.evaluate.evaluate import Evaluated
 from flowrl.run.show.footer import Footer, suits
-from flowrl.run.show.observer import Iteration, Observer
+from flowrl.run.show.observer import Observer
 from flowrl.run.show.panel import (
     HEIGHT,
     MOST_REWARDS,
@@ -20,9 +21,9 @@ from flowrl.run.show.panel import (
     given_line,
     panel_lines,
 )
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.record import Terminal, clock
-from flowrl.run.state.session import Session
+from flowrl.session.progress import Progress
+from flowrl.session.record import Terminal, clock
+from flowrl.session.session import Session
 from flowrl.settings import Run
 
 TREND = (

@@ -3,26 +3,10 @@ trackers."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import ClassVar
 
+from flowrl.iteration.records import Iteration
 from flowrl.run.evaluate.evaluate import Evaluated
-from flowrl.run.experience.collect import Experience
-from flowrl.run.update.update import Updated
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """A finished iteration.
-
-    number   iterations done, including this one
-    metrics  of its line in `metrics.jsonl`, including alarms
-    """
-
-    number: int
-    experience: Experience
-    updated: Updated
-    metrics: dict[str, float]
 
 
 class Observer:

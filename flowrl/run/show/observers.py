@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from flowrl.iteration.records import Iteration
 from flowrl.run.evaluate.evaluate import Evaluated
 from flowrl.run.show.lines import TerminalObserver
-from flowrl.run.show.observer import Iteration, Observer
+from flowrl.run.show.observer import Observer
 from flowrl.run.show.page_records import (
     record_alarms,
     record_evaluation,
@@ -14,8 +15,8 @@ from flowrl.run.show.page_records import (
 )
 from flowrl.run.show.sample_pages import HeldOutPages, TrainingPages
 from flowrl.run.show.track import show_histograms, shows_histograms
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 
 
 def open_observers(session: Session, progress: Progress) -> list[Observer]:
@@ -45,7 +46,7 @@ class RunPage(Observer):
         run = self.session.run
         ends = (1, run.train.iterations)
         if made.number in ends or made.number % run.evaluate.every == 0:
-            record_tree(self.session, made.experience, made.number)
+            record_tree(self.session, made)
 
     def on_evaluation(self, made: Evaluated) -> None:
         record_evaluation(self.session, made.result, made.key, self.progress)

@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.iteration.records import Iteration
+from flowrl.iteration.score import totals
+from flowrl.iteration.units import StoredSamples
 from flowrl.media.sounds import small_sound
 from flowrl.media.thumbnails import small_copy
 from flowrl.models.diffusers.batch import Driven
@@ -38,14 +41,11 @@ from flowrl.pages.records import (
 from flowrl.pages.run_page import write_report
 from flowrl.processes.parallel import Parallel
 from flowrl.prompts.prompt_set import IMAGE_COLUMNS
-from flowrl.run.atomic import reason
 from flowrl.run.evaluate.evaluate import HeldOutResult, Trial
-from flowrl.run.experience.collect import Experience
-from flowrl.run.experience.units import totals
-from flowrl.run.show.first_tree import first_tree, joint_tree
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.session import Session
-from flowrl.run.state.units import StoredSamples
+from flowrl.run.show.first_tree import tree_of
+from flowrl.session.atomic import reason
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
 from flowrl.settings.unlike import unlike_training
 from rewards import Samples, Scores
 from rewards.perception.files import read_images
@@ -212,19 +212,19 @@ def _of_different_prompts(places: Sequence[int], per_prompt: int) -> list[int]:
     return sorted(places, key=lambda i: first[i // per_prompt] != i)
 
 
-def record_tree(session: Session, experience: Experience, iteration: int) -> None:
+def record_tree(session: Session, made: Iteration) -> None:
     """Record the tree of one draw, if credit compared this process's own samples."""
-    if experience.first is None or not session.accelerator.is_main_process:
+    if not session.accelerator.is_main_process:
         return
     with _harmless(session):
-        before = experience.before and experience.before.first
-        first = experience.first
-        tree = joint_tree(session, first, before) if before else first_tree(session, first)
-        group, samples = len(tree.node), experience.samples
+        iteration, tree = made.number, tree_of(session, made)
+        if tree is None:
+            return
+        group, samples, scores = len(tree.node), made.scores.samples[0], made.scores.plans[0].own
         shown = min(group, LEAVES if session.run.track.images else 0)
         leaves = range(tree.start, tree.start + shown)
         weighted, levels = (
-            totals(experience.scores, session.weights(iteration - 1)),
+            totals(scores, session.weights(iteration - 1)),
             list[LevelRecord](),
         )
         for k in range(tree.node.shape[1]):
@@ -249,7 +249,7 @@ def record_tree(session: Session, experience: Experience, iteration: int) -> Non
             tree.plans,
             tree.roots,
             levels,
-            _samples(session.drawn, samples, experience.scores, leaves, LEAF_SIDE),
+            _samples(session.drawn, samples, scores, leaves, LEAF_SIDE),
             _numbers(weighted[tree.start : tree.start + group]),
         )
         write_record(session.folder, record)

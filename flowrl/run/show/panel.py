@@ -12,9 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from flowrl.iteration.units import LAG
 from flowrl.pages.curves import busy_seconds
-from flowrl.run.state.record import clock
-from flowrl.run.state.units import LAG
+from flowrl.session.record import clock
 
 HEIGHT = 8  # lines, with the frame
 MOST_REWARDS = 40  # of the last iterations, in the curve

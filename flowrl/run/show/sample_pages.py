@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.iteration.records import Iteration
+from flowrl.iteration.score import totals
 from flowrl.media import pictures
 from flowrl.pages.sample_files import Page
 from flowrl.run.evaluate.evaluate import Evaluated, HeldOutResult
-from flowrl.run.experience.collect import Experience
-from flowrl.run.experience.units import totals
-from flowrl.run.show.observer import Iteration, Observer
+from flowrl.run.show.first_tree import FirstSamples
+from flowrl.run.show.observer import Observer
 from flowrl.run.show.track import ShownSamples, show_samples, shows_samples
-from flowrl.run.state.progress import Progress
-from flowrl.run.state.record import iteration_of, replace
-from flowrl.run.state.session import Session
+from flowrl.session.progress import Progress
+from flowrl.session.record import iteration_of, replace
+from flowrl.session.session import Session
 from rewards import Samples
 
 KEPT_ITERATIONS = 100  # the newest: older pages and lines are removed
@@ -33,7 +34,7 @@ class TrainingPages(Observer):
         self.session = session
 
     def on_iteration(self, made: Iteration) -> None:
-        save_training_samples(self.session, made.experience, made.number)
+        save_training_samples(self.session, made)
 
 
 class HeldOutPages(Observer):
@@ -86,16 +87,19 @@ def _shown_row(result: HeldOutResult, sample: int) -> list[str | float | None]:
     return [str(result.samples.prompts[sample]), *scores]
 
 
-def save_training_samples(session: Session, experience: Experience, iteration: int) -> None:
+def save_training_samples(session: Session, made: Iteration) -> None:
     """Write `track.training` samples of this process: a page `000012`, and lines of the table.
 
     Trackers receive them at the first iteration and at evaluations.
     """
-    pick = spread_over(len(experience.samples.prompts), session.run.track.training)
+    if not made.scores.samples:  # all were given
+        return
+    iteration, shown = made.number, made.scores.samples[0]
+    pick = spread_over(len(shown.prompts), session.run.track.training)
     if not pick:
         return
-    taken = experience.samples.take(pick)
-    lines = list(_lines(session, experience, iteration, pick, taken))
+    taken = shown.take(pick)
+    lines = list(_lines(session, made, pick, taken))
     folder = session.folder / "samples" / "training"
     samples = session.drawn(taken)
     title = f"{session.folder.name}, training, iteration {iteration}"
@@ -152,12 +156,13 @@ def save_page(
 
 
 def _lines(
-    session: Session, experience: Experience, iteration: int, pick: list[int], taken: Samples
+    session: Session, made: Iteration, pick: list[int], taken: Samples
 ) -> Iterator[dict[str, Any]]:
-    scores = experience.scores
+    iteration, scores = made.number, made.scores.plans[0].own
     weighted, advantages = totals(scores, session.weights(iteration - 1)).tolist(), None
-    if experience.first is not None:
-        advantages = _mean_advantages(*experience.first.credit).tolist()
+    first = FirstSamples.of(session, made)
+    if first is not None:
+        advantages = _mean_advantages(*first.credit).tolist()
     for place, i in enumerate(pick):
         each = zip(scores.names, scores.values[i].tolist(), scores.scored[i].tolist(), strict=True)
         yield {

@@ -23,8 +23,8 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.run.show.mirror import DEADLINE, HURRIED, Mirror, MirroredTracker, one_line
-from flowrl.run.state.record import Terminal, replace
-from flowrl.run.watch.histograms import Histogram, histogram_image
+from flowrl.iteration.histograms import Histogram, histogram_image
+from flowrl.session.record import Terminal, replace
 from flowrl.settings import Run
 from flowrl.settings.read import dump
 

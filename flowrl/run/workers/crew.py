@@ -13,11 +13,11 @@ from ray.exceptions import RayActorError, RayError, RayTaskError  # type: ignore
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.run.state.session import Session
 from flowrl.run.workers.cluster import Cluster, actor, versions_differ, why_not_started
 from flowrl.run.workers.sampler import SamplingWorker, facts, trial
 from flowrl.run.workers.scoring import cause_of, first_line
 from flowrl.run.workers.transport import all_tensors, brought_to
+from flowrl.session.session import Session
 from flowrl.settings.read import dump
 
 SAME = 1e-3  # largest difference of a worker's first draw, of the size of its numbers

@@ -7,11 +7,11 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from flowrl.iteration.units import StoredSamples
 from flowrl.run.evaluate.trial import ScoredTrial, StoredTrial, Trial
-from flowrl.run.state.policies import NamedWeights
-from flowrl.run.state.units import StoredSamples
 from flowrl.run.workers.sampler import MadePrompts, MadeUnit
 from flowrl.run.workers.scoring import Waiting
+from flowrl.session.policies import NamedWeights
 from rewards import Samples
 
 T = TypeVar("T")

@@ -22,20 +22,21 @@ from ray.exceptions import (  # type: ignore[reportMissingImports]
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.features.ahead import IterationsAhead
+from flowrl.iteration.open import open_unit
+from flowrl.iteration.score import joined_columns
+from flowrl.iteration.units import SamplingUnit, StoredSamples, UnitSamples, UnitScores
 from flowrl.models.call_sizes import CallTooLarge
 from flowrl.prompts import Draws
 from flowrl.run.evaluate.trial import AskedTrial, Trial
-from flowrl.run.experience.ahead import IterationsAhead
-from flowrl.run.experience.score_ahead import joined_columns
-from flowrl.run.state.learner import evaluated
-from flowrl.run.state.session import Session
-from flowrl.run.state.units import SamplingUnit, StoredSamples, UnitSamples
 from flowrl.run.workers.cluster import Cluster
 from flowrl.run.workers.crew import Crew
 from flowrl.run.workers.flights import Flight, Sent, UnitResult, WorkersTrial
 from flowrl.run.workers.sampler import (
     Asked,
     AskedPrompts,
+    MadePrompts,
     MadeUnit,
     later_rewards,
 )
@@ -46,6 +47,8 @@ from flowrl.run.workers.scoring import (
     first_line,
 )
 from flowrl.run.workers.transport import all_states, brought_to, bytes_of
+from flowrl.session.learner import evaluated
+from flowrl.session.session import Session
 from rewards import Samples, Scores
 
 
@@ -55,7 +58,7 @@ class SamplingPool:
     def __init__(self, session: Session, cluster: Cluster) -> None:
         self.session, self.settings = session, session.run.workers
         self.crew = Crew(session, cluster)
-        self.ahead = IterationsAhead(session)
+        self.ahead = IterationsAhead(session, lambda seconds: open_unit(session, Clock(seconds)))
         self.flights: dict[int, Flight[SamplingUnit]] = {}  # by iteration
         self.placed: dict[int, Any] = {}  # version -> its reference in the object store
         self.sizes: dict[str, float] = {}  # bytes that this iteration has sent, by kind
@@ -109,7 +112,9 @@ class SamplingPool:
     def draws(self, iteration: int) -> Draws | None:
         return self.ahead.draws(iteration)
 
-    def samples(self, units: list[SamplingUnit], seconds: dict[str, float]) -> list[UnitSamples]:
+    def samples(
+        self, units: list[SamplingUnit], seconds: dict[str, float]
+    ) -> list[tuple[UnitSamples, UnitScores]]:
         """Wait for an iteration's samples, in order. An error of a worker is raised here."""
         known = self.flights[units[0].iteration]
         if known.units != units:  # a later round, of draws that scores chose
@@ -171,7 +176,7 @@ class SamplingPool:
             _add(seconds, {"waiting/scoring": time.perf_counter() - between})
             _add(self.busy, made.seconds)
             _add(self.busy, {"replicas": sum(taken for *_, taken in scores.values())})
-            kind = "samples" if isinstance(made.found, UnitSamples) else "evaluation"
+            kind = "samples" if isinstance(made.found, tuple) else "evaluation"
             self.count(kind, made.sizes[0])
             self.count("media", made.sizes[1] * len(scores))
             return made, scores
@@ -196,21 +201,21 @@ class SamplingPool:
 
     def _whole(
         self, known: Flight[SamplingUnit], place: int, made: MadeUnit, later: Mapping[str, Any]
-    ) -> UnitSamples:
+    ) -> tuple[UnitSamples, UnitScores]:
         """A unit with the scores of all rewards; media stay where they are until they are
         requested."""
-        found, names = made.found, tuple(self.session.rewards)
-        assert isinstance(found, UnitSamples)
+        assert isinstance(made.found, tuple) and not isinstance(made.found, MadePrompts)
+        (found, known), names = made.found, tuple(self.session.rewards)
         columns = zip(*(part for part, *_ in later.values()), strict=True) if later else None
-        scores = found.scores
+        scores = known.plans
         if columns is not None:
             remote = [_scores(tuple(later), each) for each in columns]
             scores = tuple(
                 replace(joined_columns((here, more), names), intermediate=here.intermediate)
-                for here, more in zip(found.scores, remote, strict=True)
+                for here, more in zip(known.plans, remote, strict=True)
             )
-        found = replace(found, rollouts=tuple(map(all_states, found.rollouts)))
-        reports = dict(found.reports)
+        found = replace(found, rollouts=tuple(all_states(each) for each in found.rollouts))
+        reports = dict(known.reports)
         for _, report, _ in later.values():
             _add(reports, report)
         prompts, rows = self.session.prompts, known.units[place].rows
@@ -221,7 +226,8 @@ class SamplingPool:
         )
         if self.session.algorithm.reward_gradient:  # compared with the samples that it rebuilds
             samples = tuple(own() for own in bring)
-        return replace(found, samples=samples, scores=scores, reports=reports)
+        known = replace(known, plans=scores, samples=samples, reports=reports)
+        return replace(found, samples=samples), known
 
     def fetch(self, known: Flight[Any], place: int, plan: int) -> Samples:
         """The samples of a unit with their media, for a page or a tracker."""

@@ -15,19 +15,22 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.features.units import cuttable
+from flowrl.iteration.open import open_unit
+from flowrl.iteration.units import SamplingUnit, UnitSamples, UnitScores
 from flowrl.media.statistics import Statistics
 from flowrl.models.policy import RolloutLike
 from flowrl.run.evaluate.evaluate import scored_unit, trial_of
 from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.evaluate.trial import TrialSamples
-from flowrl.run.experience.units import cuttable, sample_unit
 from flowrl.run.model_proof import StartProof
-from flowrl.run.state.learner import Learner, evaluated
-from flowrl.run.state.record import Terminal
-from flowrl.run.state.session import Session, keep_freed_memory, load_rewards, on_cpu
-from flowrl.run.state.units import SamplingUnit, UnitSamples
 from flowrl.run.workers.scoring import ReplicatedReward, begin_worker, blamed_in_words
 from flowrl.run.workers.transport import brought_to, bytes_of, distinct_states
+from flowrl.session.learner import Learner, evaluated
+from flowrl.session.record import Terminal
+from flowrl.session.session import Session, keep_freed_memory, load_rewards, on_cpu
+from flowrl.table import EMPTY
 from rewards import Samples, Scores
 from rewards.types import reports
 
@@ -71,14 +74,14 @@ class MadePrompts(NamedTuple):
 class MadeUnit:
     """A unit without its samples, which are a separate object.
 
-    found    its scores, from rewards that the worker has called itself; of an evaluation also
-             their statistics and further columns
+    found    its rollouts, and its scores by rewards that the worker has called itself; of an
+             evaluation its scores, statistics and further columns
     kind     of the samples
     seconds  by phase
     sizes    bytes of `found`, and of the samples
     """
 
-    found: UnitSamples | MadePrompts
+    found: tuple[UnitSamples, UnitScores] | MadePrompts
     kind: str
     seconds: Mapping[str, float]
     sizes: tuple[int, int]
@@ -137,11 +140,14 @@ class SamplingWorker:
         seconds: dict[str, float] = {}
         here = {n: each for n, each in self.session.rewards.items() if n not in asked.later}
         with blamed_in_words():
-            _, made = sample_unit(replace(self.session, rewards=here), asked.unit, seconds)
-        made = replace(made, reports=reports(self.session.rewards))
-        made = brought_to(made, torch.device("cpu"))
-        samples = tuple(each for each in made.samples if isinstance(each, Samples))
-        found = replace(made, samples=(), rollouts=tuple(map(distinct_states, made.rollouts)))
+            own = replace(self.session, rewards=here)
+            (_, unit), scores = open_unit(own, Clock(seconds)).both(asked.unit)
+        known = brought_to(scores, torch.device("cpu"))
+        samples = tuple(each for each in known.samples if isinstance(each, Samples))
+        reported = replace(known, samples=(), reports=reports(self.session.rewards))
+        rollouts = tuple(distinct_states(each) for each in unit.rollouts)
+        bare = replace(unit, samples=(), rollouts=rollouts, table=EMPTY)
+        found = brought_to(bare, torch.device("cpu")), reported
         sizes = bytes_of(found), bytes_of(samples)
         return MadeUnit(found, samples[0].kind, seconds, sizes), samples
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallTooLarge
-from flowrl.run.state.session import load_rewards
 from flowrl.run.workers.transport import send_tensors_whole
+from flowrl.session.session import load_rewards
 from flowrl.settings import Run
 from flowrl.settings.read import run_from
 from rewards import Samples

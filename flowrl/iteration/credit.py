@@ -1,0 +1,160 @@
+"""The stage `credit`: from the scores of all processes to advantages.
+
+All processes get all scores, of which there are few, compute all credit and keep their share.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flowrl.credit.values import Context, Credit
+from flowrl.errors import UserError
+from flowrl.iteration.records import Credited, PlanCredit, Sampled, Scored
+from flowrl.iteration.score import mean_metrics
+from flowrl.iteration.stages import Stages
+from flowrl.session.session import Session
+from flowrl.table import EMPTY, Table
+from rewards import Scores
+
+
+@dataclass(frozen=True)
+class SampleCredit:
+    """Advantages and mask [n k] of the samples of one plan, of all processes.
+
+    table    columns of these samples that the loss reads
+    """
+
+    advantages: Float[Tensor, "n k"]
+    mask: Bool[Tensor, "n k"]
+    table: Table = EMPTY
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True)
+class CreditInput:
+    """What credit is computed from, for one plan.
+
+    scores  of all processes
+    summed  their weighted sum: `Estimator.summed`
+    """
+
+    samples: Sampled
+    scores: Scores
+    context: Context
+    summed: Credit
+
+
+@runtime_checkable
+class Estimate(Protocol):
+    def __call__(self, given: CreditInput) -> SampleCredit: ...
+
+
+@dataclass(frozen=True)
+class PlainEstimate:
+    """The algorithm's advantage."""
+
+    session: Session
+
+    def __call__(self, given: CreditInput) -> SampleCredit:
+        advantage = self.session.algorithm.advantage
+        value, mask = advantage(given.scores, given.context, given.summed)
+        return SampleCredit(value.contiguous(), mask.contiguous())
+
+
+@dataclass(frozen=True)
+class CreditStage:
+    """Advantages of each plan's samples. Features change `estimate`."""
+
+    session: Session
+    estimate: Estimate
+
+    def __call__(self, samples: Sampled, scores: Scored) -> Credited:
+        made = [self.plan(samples, scores, plan) for plan in range(len(samples.rollouts))]
+        metrics = mean_metrics([metrics for _, metrics in made])
+        return Credited(tuple(credit for credit, _ in made), metrics)
+
+    def plan(
+        self, samples: Sampled, scores: Scored, plan: int
+    ) -> tuple[PlanCredit, dict[str, float]]:
+        """Credit of one plan, and its metrics."""
+        session, everyone = self.session, scores.plans[plan].everyone
+        columns = samples.rollouts[plan].columns
+        context = self.context(samples, scores, plan)
+        summed = session.algorithm.advantage.summed(everyone, context)
+        credited = summed.mask[..., 0].any(1).view(-1, columns.group).any(1)
+        handle_failures(everyone, credited, session.run.train.on_failure == "skip_group")
+        metrics = score_metrics(everyone, context.weights, columns.group)
+        made = self.estimate(CreditInput(samples, everyone, context, summed))
+
+        def own(column: Tensor) -> Tensor:
+            return samples.drawn.local(column, columns.group)
+
+        table = made.table.arranged(own, "sample")
+        credit = PlanCredit(own(made.advantages), own(made.mask), table)
+        return credit, {**metrics, **made.metrics}
+
+    def context(self, samples: Sampled, scores: Scored, plan: int) -> Context:
+        """Gather the other inputs of credit from all processes."""
+        session, rollout = self.session, samples.rollouts[plan]
+        gather = samples.drawn.gatherer(session.parallel)
+        table = scores.plans[plan].table.arranged(gather, "sample")
+        logp: dict[int, Tensor] = {}
+        if session.algorithm.advantage.fusion not in ("mean", "max"):  # nodes weigh by densities
+            logp = {edge.step: gather(edge.logp) for edge in rollout.edges}
+        return Context(
+            rollout.columns,
+            session.weights(rollout.iteration),
+            logp,
+            nodes=None if rollout.nodes is None else gather(rollout.nodes),
+            lengths=gather(rollout.lengths),
+            prompts=torch.tensor(samples.drawn.draws.rows),
+            table=table,
+        )
+
+
+def estimating(stages: Stages, change: Callable[[Estimate], Estimate]) -> Stages:
+    """The stages with another way to estimate a plan's advantages."""
+    credit = stages.credit
+    assert isinstance(credit, CreditStage), "features that wrap the stage come later"
+    return replace(stages, credit=replace(credit, estimate=change(credit.estimate)))
+
+
+def handle_failures(scores: Scores, credited: Tensor, skip: bool) -> None:
+    """Stop if groups have no score, or drop those groups if `skip` (`train.on_failure`).
+
+    `credited` [draws]: whether any sample of the group has an advantage.
+    """
+    lost = ~credited
+    if lost.any() and not skip:
+        scored = scores.scored.any(0).tolist()
+        silent = [name for name, some in zip(scores.names, scored, strict=True) if not some]
+        who = f" (reward {', '.join(silent)} scored nothing)" if silent else ""
+        raise UserError(
+            f"{int(lost.sum())} of {len(lost)} groups have no score{who}; fix the reward, "
+            "or set train.on_failure: skip_group to skip these groups"
+        )
+    if lost.all():
+        raise UserError("no group of this iteration has a score; fix the reward")
+
+
+def score_metrics(scores: Scores, weights: Tensor, group: int) -> dict[str, float]:
+    whole = scores.scored.all(1)
+    total = (scores.values @ weights.to(scores.values.dtype)).double()
+    by_group = total.view(-1, group)
+    known = total[whole]
+    metrics = {
+        "reward": float(known.mean()),
+        "reward_std": float(known.std(correction=0)),
+        "flat_groups": float((by_group.amax(1) - by_group.amin(1) < 1e-6).double().mean()),
+        "unscored": float((~whole).sum()),
+        "unscored_share": float((~whole).double().mean()),
+    }
+    for i, name in enumerate(scores.names):
+        column = scores.values[:, i][scores.scored[:, i]]
+        metrics[f"reward/{name}"] = float(column.mean()) if len(column) else float("nan")
+        metrics[f"reward_std/{name}"] = float(column.std(correction=0))
+    return metrics

@@ -1,0 +1,24 @@
+"""The stage `draw`: which prompts an iteration samples."""
+
+from dataclasses import dataclass
+
+from flowrl.iteration.records import Drawn
+from flowrl.prompts import Draws
+from flowrl.session.session import Session
+
+
+@dataclass(frozen=True)
+class PlainDraw:
+    """Prompts in turn, in an order that the seed shuffles anew for every pass over them."""
+
+    session: Session
+
+    def __call__(self, iteration: int) -> Drawn:
+        session = self.session
+        draws = session.prompts.draw(iteration, session.draw_count, session.run.train.seed, None)
+        return drawn(session, iteration, draws)
+
+
+def drawn(session: Session, iteration: int, draws: Draws) -> Drawn:
+    """These draws, sampled by the algorithm's own policy."""
+    return Drawn.of(session.parallel, iteration, draws, session.algorithm.behaviour)

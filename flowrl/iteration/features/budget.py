@@ -1,0 +1,277 @@
+"""A sampling budget: which prompts are drawn, how often, in how many rounds, and which samples are
+trained on (`flowrl.budget`).
+
+Rounds are joined, so that credit, rows and the update see one set of draws. Draws that a budget
+leaves out are masked in credit and dropped from the rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flowrl.budget.groups import Groups, samples_of
+from flowrl.budget.spending import DrawRequest, Rationed, RoundOutcome, RoundScores
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
+from flowrl.iteration.draw import drawn
+from flowrl.iteration.features.tracker import SAMPLED_SCORES
+from flowrl.iteration.features.units import join_of
+from flowrl.iteration.records import (
+    Credited,
+    Drawn,
+    PlanScores,
+    Sampled,
+    Scored,
+    TrainingRows,
+)
+from flowrl.iteration.score import totals
+from flowrl.iteration.stages import MakeRows, Sample, Score, Stages
+from flowrl.iteration.units import SamplingUnit, added
+from flowrl.likelihoods.rows import Rows, take
+from flowrl.prompts import Draws
+from flowrl.session.session import Session
+from flowrl.table import Column, joined_tables
+from rewards import Scores
+from samplers.host import on_host, sent
+
+KEPT: Column[Tensor] = Column("draws that are trained on", "budget", "whole")  # [g] bool
+ROUNDS: Column[Scored] = Column("scores of all rounds", "budget", "whole")
+LEARNED: Column[Scores] = Column("scores that are trained on", "budget", "whole")
+"""Of all processes; those of replayed samples where some were replaced."""
+
+
+@dataclass(frozen=True)
+class RationedDraw:
+    """The first round of draws."""
+
+    session: Session
+    spending: Rationed
+
+    def __call__(self, iteration: int) -> Drawn:
+        draws = self.spending.draws(request(self.session, iteration), [])
+        assert draws is not None, "the first round is never empty"
+        return drawn(self.session, iteration, draws)
+
+
+def request(session: Session, iteration: int) -> DrawRequest:
+    tracker, prompts = session.tracker, session.prompts
+    weights = None if tracker is None else tracker.weights(len(prompts))
+    return DrawRequest(prompts, session.draw_count, session.run.train.seed, iteration, weights)
+
+
+@dataclass(frozen=True)
+class RoundsOfSamples:
+    """Samples and scores round after round until the budget stops, and joins the rounds."""
+
+    session: Session
+    spending: Rationed
+    sample: Sample
+    score: Score
+
+    def __call__(self, first: Drawn) -> Sampled:
+        asked, each = request(self.session, first.iteration), list[tuple[Sampled, Scored]]()
+        outcomes, of_round = list[RoundScores](), first
+        while True:
+            samples = self.sample(of_round)
+            each.append(self.learned(samples, self.score(samples)))
+            plans = each[-1][1].plans
+            outcomes.append(RoundScores(of_round.draws, tuple(plan.totals for plan in plans)))
+            draws = self.spending.draws(asked, outcomes)
+            if draws is None:
+                break
+            of_round = drawn(self.session, first.iteration, draws)
+        kept = self.spending.kept(asked, outcomes)
+        samples, scores = joined_rounds(self.session, each)
+        table = samples.table.with_value(KEPT, kept).with_value(ROUNDS, scores)
+        return replace(samples, table=table)
+
+    def learned(self, samples: Sampled, scores: Scored) -> tuple[Sampled, Scored]:
+        """Let the budget see the scores, and replace the samples that it replays."""
+        of, (share,) = samples.drawn, samples.drawn.shares
+        weights, rollouts, plans = self.session.weights(of.iteration), [], list[PlanScores]()
+        for rollout, plan in zip(samples.rollouts, scores.plans, strict=True):
+            outcome = RoundOutcome(
+                of.draws, plan.everyone, plan.totals, share.mine, share.counts, of.iteration
+            )
+            kept, learned = self.spending.scored(rollout, outcome)
+            rollouts.append(kept)
+            table = plan.table.with_value(LEARNED, learned)
+            plans.append(replace(plan, totals=totals(learned, weights), table=table))
+        unit = replace(samples.unit, rollouts=tuple(rollouts))
+        return replace(samples, unit=unit), replace(scores, plans=tuple(plans))
+
+
+def known_scores(samples: Sampled) -> Scored:
+    """The scores of all rounds, which were made while sampling."""
+    return samples.table[ROUNDS]
+
+
+def joined_rounds(
+    session: Session, each: Sequence[tuple[Sampled, Scored]]
+) -> tuple[Sampled, Scored]:
+    """All rounds as one: their draws one after the other, with the first round's samples for pages
+    and its statistics."""
+    if len(each) == 1:
+        return each[0]
+    samples, scores = [pair[0] for pair in each], [pair[1] for pair in each]
+    of, units, first = [made.drawn for made in samples], list[SamplingUnit](), 0
+    for made in of:
+        units.append(replace(made.unit, first=first))
+        first += len(units[-1].ids)
+    draws = Draws(
+        tuple(draw for made in of for draw in made.draws.ids),
+        tuple(row for made in of for row in made.draws.rows),
+        tuple(count for made in of for count in made.draws.merged),
+    )
+    shares = tuple(share for made in of for share in made.shares)
+    join = join_of(session)
+    by_plan = zip(*(made.rollouts for made in samples), strict=True)
+    counted = [made for made in each if made[0].drawn.counts]
+    unit = replace(
+        samples[0].unit,
+        rollouts=tuple(join(units, parts) for parts in by_plan),
+        evaluations=sum(made.unit.evaluations for made in samples),
+        scored=sum(made.unit.scored for made, _ in counted),
+    )
+    whole = replace(
+        samples[0],
+        drawn=replace(of[0], draws=draws, shares=shares),
+        unit=unit,
+        metrics=added([made.metrics for made in samples]),
+    )
+    plans = [joined_plans(parts) for parts in zip(*(made.plans for made in scores), strict=True)]
+    return whole, replace(
+        scores[0],
+        plans=tuple(plans),
+        scored=sum(made.scored for _, made in counted),
+        table=scores[0].table,
+    )
+
+
+def joined_plans(parts: Sequence[PlanScores]) -> PlanScores:
+    """The scores of one plan over all rounds."""
+    table = joined_tables([part.table.without(LEARNED) for part in parts])
+    learned = Scores.joined([part.table[LEARNED] for part in parts])
+    return PlanScores(
+        Scores.joined([part.own for part in parts]),
+        Scores.joined([part.everyone for part in parts]),
+        torch.cat([part.totals for part in parts]),
+        table.with_value(LEARNED, learned),
+    )
+
+
+@dataclass(frozen=True)
+class KeptEstimate:
+    """Advantages of the kept draws, compared in the groups of their prompts; others are masked."""
+
+    session: Session
+    inner: Estimate
+
+    def __call__(self, given: CreditInput) -> SampleCredit:
+        table = given.context.table
+        learned = table[LEARNED] if LEARNED in table else given.scores
+        kept = given.samples.table[KEPT]
+        merged = merged_groups(given.samples.drawn.draws.merged, kept)
+        return estimate_in_groups(self.session, self.inner, given, learned, kept, merged)
+
+
+def merged_groups(counts: Sequence[int], kept: Tensor) -> tuple[int, ...]:
+    """Number of draws in each kept group; groups are kept or dropped as a whole."""
+    whole = kept.split(list(counts))
+    return tuple(n for n, part in zip(counts, whole, strict=True) if bool(part[0]))
+
+
+def estimate_in_groups(
+    session: Session,
+    inner: Estimate,
+    given: CreditInput,
+    learned: Scores,
+    kept: Tensor,
+    merged: tuple[int, ...],
+) -> SampleCredit:
+    """Estimate the advantages of the kept draws, of which those of one prompt are one group, and
+    return them in the order of all samples; others are masked.
+
+    learned  scores that are trained on
+    merged   number of draws in each group
+    """
+    draws, group = kept.nonzero()[:, 0], given.context.columns.group
+    groups, samples = Groups(merged, group), samples_of(draws, group)
+
+    def arranged(scores: Scores) -> Scores:
+        return groups.scores(scores.arranged(lambda column: column[samples]))
+
+    context, scores = groups.context(given.context, draws), arranged(learned)
+    if learned is not given.scores:
+        context = context.with_column(SAMPLED_SCORES, arranged(given.scores))
+    summed = session.algorithm.advantage.summed(scores, context)
+    made = inner(replace(given, scores=scores, context=context, summed=summed))
+
+    def whole(column: Tensor) -> Tensor:
+        found = torch.zeros(len(given.scores.values), *column.shape[1:]).to(column)
+        found[samples] = column[groups.place]
+        return found
+
+    table = made.table.arranged(whole, "sample")
+    return replace(made, advantages=whole(made.advantages), mask=whole(made.mask), table=table)
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """Drops the rows of other draws, and encodes the kept prompts again where several rounds were
+    joined."""
+
+    session: Session
+    spending: Rationed
+    clock: Clock
+    inner: MakeRows
+
+    def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
+        rows, spending = self.inner(samples, scores, credit), self.spending
+        if len(samples.drawn.shares) > 1:
+            rows = self.merged(samples, rows)
+        unit = self.session.algorithm.loss.unit
+        kept = tuple(spending.rows(each, unit) for each in rows.rows)
+        return replace(rows, rows=kept, metrics={**rows.metrics, **spending.metrics()})
+
+    def merged(self, samples: Sampled, rows: TrainingRows) -> TrainingRows:
+        session, of = self.session, samples.drawn
+        kept = samples.table[KEPT].split([share.count for share in of.shares])
+        flags = torch.cat(
+            [
+                part[list(share.mine)] & share.counts
+                for part, share in zip(kept, of.shares, strict=True)
+            ]
+        )
+        chosen = flags.nonzero()[:, 0].tolist()
+        draws = tuple(rows.draws[i] for i in chosen)
+        prompts = tuple(rows.prompts[i] for i in chosen)
+        with session.parallel.together(), self.clock("encode"):
+            first = rows.prompts[: len(of.shares[0].mine)]
+            taken = session.prompts.take(prompts or first)
+            policy = session.learner.policy.open(*taken, session.algorithm.steps).policy
+        place = (flags.cumsum(0) - 1).masked_fill(~flags, -1)
+        moved = tuple(moved_rows(each, place) for each in rows.rows)
+        return replace(rows, rows=moved, draws=draws, prompts=prompts, policy=policy)
+
+
+def moved_rows(rows: Rows, place: Tensor) -> Rows:
+    """Keep the rows of draws whose new index is not -1, with that index."""
+    moved = place[on_host(rows.prompt)]
+    left = take(rows, (moved >= 0).nonzero()[:, 0])
+    return replace(left, prompt=sent(moved[moved >= 0], rows.prompt.device))
+
+
+def wrap(stages: Stages, session: Session) -> Stages:
+    spending = session.spending
+    assert spending is not None, "the feature is the budget's"
+    stages = replace(
+        stages,
+        draw=RationedDraw(session, spending),
+        sample=RoundsOfSamples(session, spending, stages.sample, stages.score),
+        score=known_scores,
+        rows=KeptRows(session, spending, stages.clock, stages.rows),
+    )
+    return estimating(stages, lambda inner: KeptEstimate(session, inner))

@@ -1,0 +1,33 @@
+"""Weights of samples in gated anchors: GARDO (arXiv:2512.24138), `flowrl.credit.proxies`."""
+
+from dataclasses import dataclass, replace
+
+from flowrl.credit.proxies import GATE, ProxyGate, gate_of
+from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
+from flowrl.iteration.stages import Stages
+from flowrl.session.session import Session
+
+
+@dataclass(frozen=True)
+class GatedEstimate:
+    """Adds the column GATE to the credit."""
+
+    session: Session
+    gate: ProxyGate
+    inner: Estimate
+
+    def __call__(self, given: CreditInput) -> SampleCredit:
+        tracker, context = self.session.tracker, given.context
+        if tracker is not None:  # its share, before this iteration's scores change it
+            context = tracker.before(context)
+        made = self.inner(given)
+        weights = self.gate.weights(given.scores, context, made.mask.any(1))
+        gated = {"gated": float((weights > 0).double().mean())}
+        table = made.table.with_value(GATE, weights[:, None])
+        return replace(made, table=table, metrics={**made.metrics, **gated})
+
+
+def wrap(stages: Stages, session: Session) -> Stages:
+    gate = gate_of(session.algorithm.transforms)
+    assert gate is not None, "`check_gate` asks for one"
+    return estimating(stages, lambda inner: GatedEstimate(session, gate, inner))

@@ -1,0 +1,118 @@
+"""Given samples: an iteration's rows of a file, alone or together with generated samples."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from flowrl.iteration.records import (
+    Credited,
+    Drawn,
+    Sampled,
+    Scored,
+    TrainingRows,
+)
+from flowrl.iteration.stages import MakeRows, Stages
+from flowrl.iteration.units import UnitSamples
+from flowrl.likelihoods.rows import Rows, TokenRows
+from flowrl.media.statistics import Statistics
+from flowrl.prompts import Draws
+from flowrl.session.given_samples import GivenRows, GivenSamples
+from flowrl.session.session import Session
+
+
+@dataclass(frozen=True)
+class BothCalls:
+    """The model's call for the prompts of two batches; prompts from `first` on belong to the
+    second one.
+
+    All rows of one call belong to one batch, since they were made together.
+    """
+
+    drawn: Any
+    given: Any
+    first: int
+
+    def __call__(self, asked: Tensor | TokenRows, *more: Any) -> Any:
+        prompt = asked.prompt if isinstance(asked, TokenRows) else more[1]
+        if not len(prompt) or int(prompt[0]) < self.first:
+            return self.drawn(asked, *more)
+        if isinstance(asked, TokenRows):
+            return self.given(replace(asked, prompt=prompt - self.first), *more)
+        return self.given(asked, more[0], prompt - self.first)
+
+
+@dataclass(frozen=True)
+class GivenRowsAlone:
+    """Rows of given samples; nothing is sampled."""
+
+    data: GivenSamples
+
+    def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
+        iteration, given = samples.drawn.iteration, self.data.rows(samples.drawn.iteration)
+        counts = {"count/sampling": 0.0, "count/scored": 0.0}
+        metrics = {**given_metrics(self.data, given, iteration), **counts}
+        return TrainingRows(iteration, given.rows, given.draws, given.policy, metrics=metrics)
+
+
+@dataclass(frozen=True)
+class GivenRowsToo:
+    """Joins given and generated rows. Given rows come first, so that their positions do not depend
+    on the others."""
+
+    data: GivenSamples
+    inner: MakeRows
+
+    def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
+        iteration = samples.drawn.iteration
+        drawn, given = self.inner(samples, scores, credit), self.data.rows(iteration)
+        first = len(drawn.draws)
+        moved: list[Rows] = [replace(each, prompt=each.prompt + first) for each in given.rows]
+        return replace(
+            drawn,
+            rows=(*moved, *drawn.rows),
+            draws=(*drawn.draws, *given.draws),
+            policy=BothCalls(drawn.policy, given.policy, first),
+            metrics={**drawn.metrics, **given_metrics(self.data, given, iteration)},
+        )
+
+
+def given_metrics(data: GivenSamples, given: GivenRows, iteration: int) -> dict[str, float]:
+    """`count/given`, the number of given samples in the iteration, and `given/epochs`, the epochs
+    so far."""
+    epochs = (iteration + 1) * given.count / len(data.file.rows)
+    return {"count/given": float(given.count * data.file.group), "given/epochs": epochs}
+
+
+def draw_nothing(iteration: int) -> Drawn:
+    return Drawn(iteration, Draws((), (), ()), (), "current")
+
+
+def sample_nothing(drawn: Drawn) -> Sampled:
+    unit = UnitSamples((), (), Statistics({}, {}), 0)
+    return Sampled(drawn, None, unit)
+
+
+def score_nothing(samples: Sampled) -> Scored:
+    del samples
+    return Scored((), ())
+
+
+def credit_nothing(samples: Sampled, scores: Scored) -> Credited:
+    del samples, scores
+    return Credited(())
+
+
+def wrap(stages: Stages, session: Session) -> Stages:
+    data = session.given
+    assert data is not None, "the feature is theirs"
+    if data.settings.share < 1:
+        return replace(stages, rows=GivenRowsToo(data, stages.rows))
+    return replace(
+        stages,
+        draw=draw_nothing,
+        sample=sample_nothing,
+        score=score_nothing,
+        credit=credit_nothing,
+        rows=GivenRowsAlone(data),
+    )

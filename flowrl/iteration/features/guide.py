@@ -1,0 +1,57 @@
+"""A reward that guides sampling: its gradient in the steps of a plan, and how far it moved them."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.features.reward_gradient import RewardPath
+from flowrl.iteration.records import Sampled, Scored
+from flowrl.iteration.sample import OpenedUnit, Roll, Rolled, UnitSampler, UnitStages
+from flowrl.iteration.stages import Score, Stages
+from flowrl.session.session import Session
+from samplers import Sampling
+
+
+@dataclass(frozen=True)
+class GuidedRoll:
+    """Rolls plans out along the gradient of the intermediate rewards."""
+
+    session: Session
+    inner: Roll
+
+    def __call__(self, opened: OpenedUnit, sampling: Sampling) -> Rolled:
+        unit = opened.unit
+        path = RewardPath.guiding(self.session, opened.batch, unit.rows, unit.iteration)
+        made = self.inner(opened, replace(sampling, slope=path.intermediate_slope))
+        return made._replace(scored=made.scored + path.decoded[0])
+
+
+def wrap_unit(stages: UnitStages, session: Session, clock: Clock) -> UnitStages:
+    del clock
+    sampler = stages.sample
+    assert isinstance(sampler, UnitSampler), "it comes before features that change the sampler"
+    return stages._replace(sample=replace(sampler, roll=GuidedRoll(session, sampler.roll)))
+
+
+@dataclass(frozen=True)
+class WithShift:
+    """Reports how far this process's guided steps were moved, if any are trained on."""
+
+    inner: Score
+
+    def __call__(self, samples: Sampled) -> Scored:
+        scores = self.inner(samples)
+        if not samples.drawn.counts:
+            return scores
+        edges = [e for each in samples.rollouts for part in each.parts for e in part.edges]
+        moved = [edge.moved.mean() for edge in edges if edge.moved is not None]
+        if not moved:
+            return scores
+        shift = float(torch.stack(moved).mean())
+        return replace(scores, reports={**scores.reports, "guide/moved": shift})
+
+
+def wrap(stages: Stages, session: Session) -> Stages:
+    del session
+    return replace(stages, score=WithShift(stages.score))

@@ -1,0 +1,119 @@
+"""Scores of the predicted clean samples of intermediate states, for plans that ask for them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
+from flowrl.iteration.sample import SampledUnit, ScoresUnit, UnitStages, decoder
+from flowrl.iteration.stages import Stages
+from flowrl.iteration.units import SamplingUnit, UnitScores
+from flowrl.models.policy import RolloutLike
+from flowrl.session.session import Session, score_once
+from rewards import Samples, Scores
+from rewards.types import IntermediateScores
+from samplers import Rollout
+
+
+def looks_of(rollout: RolloutLike) -> int:
+    """Number of a rollout's predicted clean samples to score."""
+    return sum(len(seen.x0) for seen in rollout.seen) if isinstance(rollout, Rollout) else 0
+
+
+@dataclass(frozen=True)
+class IntermediateScorer:
+    """Adds the scores of a rollout's intermediate samples to its scores."""
+
+    session: Session
+    iteration: int
+    decode: Callable[[RolloutLike], Samples]
+
+    def __call__(self, rollout: RolloutLike, scores: Scores) -> Scores:
+        session = self.session
+        own = (
+            session.intermediate_weights(self.iteration)
+            if session.run.intermediate_rewards
+            else None
+        )
+
+        def score(samples: Samples) -> Scores:
+            return score_once(session.parallel, session.intermediate_rewards, samples)
+
+        way = intermediate_scores(rollout, lambda seen: score(self.decode(seen)))
+        return replace(scores, intermediate=None if way is None else way._replace(weights=own))
+
+
+def intermediate_scores(
+    rollout: RolloutLike, score: Callable[[Rollout], Scores]
+) -> IntermediateScores | None:
+    """Score a rollout's predicted clean samples; None if its plan has none.
+
+    Each distinct state is scored once. States of one step are scored together, so that groupwise
+    rewards and judges compare states of one noise level, and one step after the other.
+    """
+    if not isinstance(rollout, Rollout) or not rollout.seen:
+        return None
+    each = [
+        (seen, score(replace(rollout, x0=seen.x0, prompt=seen.prompt, seen=(), edges=())))
+        for seen in rollout.seen
+    ]
+    n, steps, first = len(rollout.prompt), len(rollout.plan.steps), each[0][1]
+    values = first.values.new_zeros(n, steps, len(first.names))
+    known = torch.zeros(n, steps, len(first.names), dtype=torch.bool)
+    for seen, own in each:
+        leaves = n // len(seen.x0)
+        values[:, seen.step] = own.values.repeat_interleave(leaves, 0)
+        known[:, seen.step] = own.scored.repeat_interleave(leaves, 0)
+    return IntermediateScores(values, known)
+
+
+def intermediate_metrics(scores: IntermediateScores) -> dict[str, float]:
+    """`unscored_way`: share of the leaves' intermediate states without a score."""
+    looked = scores.scored.any(0).any(-1)  # steps: those without any score count as not asked
+    known = scores.scored[:, looked].all(-1).double()
+    return {"unscored_way": float(1 - known.mean()) if known.numel() else 1.0}
+
+
+@dataclass(frozen=True)
+class ScoredOnTheWay:
+    """Adds the scores of intermediate states to a unit's scores."""
+
+    session: Session
+    clock: Clock
+    inner: ScoresUnit
+
+    def __call__(self, unit: SamplingUnit, made: SampledUnit) -> UnitScores:
+        known, rollouts = self.inner(unit, made), made.unit.rollouts
+        if not any(isinstance(rollout, Rollout) and rollout.seen for rollout in rollouts):
+            return known
+        with self.clock("way"):
+            decode = decoder(self.session, made.batch, unit)
+            asked = IntermediateScorer(self.session, unit.iteration, decode)
+            plans = tuple(
+                asked(rollout, scores)
+                for rollout, scores in zip(rollouts, known.plans, strict=True)
+            )
+        seen = sum(looks_of(rollout) for rollout in rollouts)
+        return replace(known, plans=plans, scored=known.scored + seen)
+
+
+@dataclass(frozen=True)
+class WayMetrics:
+    inner: Estimate
+
+    def __call__(self, given: CreditInput) -> SampleCredit:
+        made, way = self.inner(given), given.scores.intermediate
+        if way is None:
+            return made
+        return replace(made, metrics={**made.metrics, **intermediate_metrics(way)})
+
+
+def wrap_unit(stages: UnitStages, session: Session, clock: Clock) -> UnitStages:
+    return stages._replace(score=ScoredOnTheWay(session, clock, stages.score))
+
+
+def wrap(stages: Stages, session: Session) -> Stages:
+    del session
+    return estimating(stages, WayMetrics)

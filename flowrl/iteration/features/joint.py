@@ -1,0 +1,319 @@
+"""A joint run: a language model writes the image model's prompts, and both learn.
+
+There is one tree per prompt of the run: its first level holds the rewritings, and the image model's
+levels follow. Equal rewritings of a prompt are one node, with the images of all of them.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from flowrl.budget.groups import grouped
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
+from flowrl.iteration.features.budget import estimate_in_groups
+from flowrl.iteration.open import plain_stages, wrapped
+from flowrl.iteration.records import (
+    Credited,
+    Drawn,
+    Iteration,
+    PlanCredit,
+    Sampled,
+    Scored,
+    TrainingRows,
+    Updated,
+)
+from flowrl.iteration.sample import UnitSampler, UnitStages
+from flowrl.iteration.score import plan_scores
+from flowrl.iteration.stages import MakeRows, Sample, Stages, Update
+from flowrl.iteration.units import SamplingUnit, UnitSamples
+from flowrl.iteration.update import UpdateStage
+from flowrl.models.call_sizes import bounded_call
+from flowrl.models.policy import Batch
+from flowrl.models.rewritten import instructed, open_texts
+from flowrl.prompts import Draws
+from flowrl.session.session import Session
+from flowrl.session.smaller_calls import with_smaller_calls
+from flowrl.table import Column
+from rewards import Samples, Scores
+from samplers import Sampling
+from samplers.completions import TextRollout
+
+
+@dataclass(frozen=True)
+class Rewritings:
+    """Rewritings of an iteration's prompts, t over all processes, and the d = t draws of their
+    images.
+
+    texts  the language model's samples
+    order  the rewriting of each draw of images; equal rewritings of a prompt are adjacent
+    equal  draws of images of each distinct rewriting, in order
+    draws  of the images
+    """
+
+    texts: Sampled
+    order: Int[Tensor, " t"]
+    equal: tuple[int, ...]
+    draws: Draws
+
+    @property
+    def group(self) -> int:
+        """Rewritings per prompt."""
+        (rollout,) = self.texts.rollouts
+        return rollout.columns.group
+
+    def means(
+        self, values: Float[Tensor, "n c"], known: Bool[Tensor, "n c"]
+    ) -> tuple[Float[Tensor, "t c"], Bool[Tensor, "t c"]]:
+        """Means over the known values of each rewriting's images, and a mask of rewritings with
+        known values. The n images are in the order of their draws; equal rewritings share all of
+        their images."""
+        node = grouped(self.equal)
+        of_image = node.repeat_interleave(len(values) // len(node))
+        size = (len(self.equal), values.shape[1])
+        total = torch.zeros(size, dtype=torch.float64)
+        total = total.index_add(0, of_image, torch.where(known, values.double(), 0.0))
+        count = torch.zeros(size, dtype=torch.float64).index_add(0, of_image, known.double())
+        mean, some = torch.empty(len(node), size[1], dtype=torch.float64), count > 0
+        mean[self.order] = (total / count.clamp(min=1))[node]
+        there = torch.empty(len(node), size[1], dtype=torch.bool)
+        there[self.order] = some[node]
+        return mean, there
+
+
+REWRITINGS: Column[Rewritings] = Column("rewritings of the prompts", "joint", "whole")
+IMAGES: Column[Scored] = Column("scores of the rewritings' images", "joint", "whole")
+WRITER: Column[Iteration] = Column("the language model's part of the iteration", "joint", "whole")
+
+
+@dataclass(frozen=True)
+class WrittenPrompts:
+    """Encodes the texts that were written for a unit's draws."""
+
+    session: Session
+    clock: Clock
+
+    def __call__(self, unit: SamplingUnit) -> Batch:
+        session = self.session
+        with self.clock("encode"), bounded_call("sampling"):
+            _, meta = session.prompts.take(unit.rows)
+            policy = session.learner.policy
+            return open_texts(policy, unit.texts, meta, session.algorithm.steps)
+
+
+def wrap_unit(stages: UnitStages, session: Session, clock: Clock) -> UnitStages:
+    sampler = stages.sample
+    assert isinstance(sampler, UnitSampler), "it comes before features that change the sampler"
+    return stages._replace(sample=replace(sampler, encode=WrittenPrompts(session, clock)))
+
+
+@dataclass(frozen=True)
+class RewritesPrompts:
+    """Lets the language model write the prompts before the images are sampled."""
+
+    session: Session
+    writer: Session
+    clock: Clock
+    inner: Sample
+
+    def __call__(self, drawn: Drawn) -> Sampled:
+        written = rewritten(self.writer, drawn, self.clock, self.session)
+        behaviour = self.session.algorithm.behaviour
+        images = Drawn.of(self.session.parallel, drawn.iteration, written.draws, behaviour)
+        samples = self.inner(images)
+        return replace(samples, table=samples.table.with_value(REWRITINGS, written))
+
+
+def rewritten(writer: Session, drawn: Drawn, clock: Clock, images: Session) -> Rewritings:
+    """Sample the rewritings of the draws' prompts, and gather their texts from all processes."""
+    unit, joint = drawn.unit, images.run.joint
+    assert joint is not None
+
+    def write() -> tuple[Batch, TextRollout, list[str]]:
+        with writer.parallel.together(), clock("rewrite"), bounded_call("sampling"):
+            return written_texts(writer, drawn.iteration, unit)
+
+    batch, rollout, texts = with_smaller_calls(writer.learner, writer.terminal, write)
+    prompts, meta = writer.prompts.take([unit.rows[i] for i in rollout.prompt.tolist()])
+    samples = Samples(texts, prompts, rollout.prompt, meta)
+    every = [text for part in writer.parallel.every(texts if drawn.counts else []) for text in part]
+    group = rollout.plan.group
+    order, equal = neighbours(every, group)
+    draws = Draws(
+        tuple(draw * group + i for draw in drawn.draws.ids for i in range(group)),
+        tuple(row for row in drawn.draws.rows for _ in range(group)),
+        (group,) * len(drawn.draws.ids) if joint.credit == "shared" else equal,
+        tuple(every[i] for i in order),
+    )
+    meter, statistics = batch.meter, batch.statistics(rollout, samples.media)
+    counted = meter.graded + meter.frozen
+    made = UnitSamples((rollout,), (samples,), statistics, counted)
+    of_writer = replace(drawn, by=writer.algorithm.behaviour)
+    return Rewritings(Sampled(of_writer, batch, made), torch.tensor(order), equal, draws)
+
+
+def written_texts(
+    writer: Session, iteration: int, unit: SamplingUnit
+) -> tuple[Batch, TextRollout, list[str]]:
+    learner, algorithm = writer.learner, writer.algorithm
+    prompts, meta = writer.prompts.take(unit.rows)
+    batch = learner.policy.open(instructed(writer.template, prompts), meta, algorithm.steps)
+    with learner.policies.using(algorithm.behaviour), learner.merging.sampling() as aside:
+        (rollout,) = batch.rollouts(
+            algorithm.plan,
+            unit.ids,
+            seed=writer.run.train.seed,
+            iteration=iteration,
+            sampling=Sampling(aside=aside),
+        )
+    assert isinstance(rollout, TextRollout), "rewritings are texts"
+    return batch, rollout, [text.strip() for text in batch.media(rollout)]
+
+
+def neighbours(texts: list[str], group: int) -> tuple[list[int], tuple[int, ...]]:
+    """An order of texts in which equal texts of a group are adjacent, in the order of their first
+    occurrence, and the count of each distinct text in that order.
+
+    Example: a b a c of one group have the order 0 2 1 3 and the counts 2 1 1.
+    """
+    order, equal = list[int](), list[int]()
+    for start in range(0, len(texts), group):
+        places: dict[str, list[int]] = {}
+        for i in range(start, start + group):
+            places.setdefault(texts[i], []).append(i)
+        order += [i for same in places.values() for i in same]
+        equal += [len(same) for same in places.values()]
+    return order, tuple(equal)
+
+
+@dataclass(frozen=True)
+class ScoredByImages:
+    """Scores of texts: the means over the scored images of each."""
+
+    writer: Session
+
+    def __call__(self, samples: Sampled) -> Scored:
+        images, written = samples.table[IMAGES], samples.table[REWRITINGS]
+        each, draws = [plan.everyone for plan in images.plans], len(written.order)
+        values, scored = (
+            torch.cat([column.view(draws, -1, column.shape[1]) for column in columns], 1).flatten(
+                0, 1
+            )
+            for columns in ([e.values for e in each], [e.scored for e in each])
+        )
+        everyone = Scores(*written.means(values, scored), each[0].names)
+        own = everyone.arranged(lambda column: samples.drawn.local(column, written.group))
+        weights = self.writer.weights(samples.drawn.iteration)
+        return Scored((plan_scores(own, everyone, weights),), samples.unit.samples)
+
+
+@dataclass(frozen=True)
+class MergedEstimate:
+    """Advantages of images, compared in groups of several draws."""
+
+    session: Session
+    inner: Estimate
+
+    def __call__(self, given: CreditInput) -> SampleCredit:
+        counts = given.samples.drawn.draws.merged
+        if all(count == 1 for count in counts):
+            return self.inner(given)
+        kept = torch.ones(sum(counts), dtype=torch.bool)
+        return estimate_in_groups(
+            self.session, self.inner, given, given.scores, kept, tuple(counts)
+        )
+
+
+@dataclass(frozen=True)
+class RowsOfBoth:
+    """Rows of the images, and beside them those of the texts that were their prompts."""
+
+    session: Session
+    writer: Session
+    texts: Stages
+    inner: MakeRows
+
+    def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
+        rows, written = self.inner(samples, scores, credit), samples.table[REWRITINGS]
+        table = written.texts.table.with_value(IMAGES, scores).with_value(REWRITINGS, written)
+        own = replace(written.texts, table=table)
+        scored = self.texts.score(own)
+        credited = self.texts.credit(own, scored)
+        joint = self.session.run.joint
+        assert joint is not None
+        if joint.credit == "shared":
+            credited = replace(credited, plans=(self.shared(samples, credit),))
+        of_texts = self.texts.rows(own, scored, credited)
+        known = of_texts.metrics
+        shown = {"flat_groups", "reward_std", "count/sampling"} | (known.keys() - rows.metrics)
+        named = self.writer.learner.named
+        metrics = {named(name): value for name, value in known.items() if name in shown}
+        nothing = Updated({}, 0)
+        part = Iteration(rows.iteration + 1, own, scored, credited, of_texts, nothing, dict(known))
+        return replace(
+            rows,
+            table=rows.table.with_value(WRITER, part),
+            metrics={**rows.metrics, **metrics},
+        )
+
+    def shared(self, samples: Sampled, credit: Credited) -> PlanCredit:
+        """The mean advantage of each rewriting's images, at all of the rewriting's decision
+        points."""
+        written, sums = samples.table[REWRITINGS], list[Tensor]()
+        gather = samples.drawn.gatherer(self.session.parallel)
+        for plan in credit.plans:
+            count = plan.mask.sum(1)
+            mean = (plan.advantages * plan.mask).sum(1) / count.clamp(min=1)
+            sums.append(gather(torch.stack([mean, (count > 0).double()], 1)))
+        draws = len(written.order)
+        both = torch.cat([each.view(draws, -1, 2) for each in sums], 1).flatten(0, 1)
+        value, known = written.means(both[:, :1], both[:, 1:].bool())
+        (rollout,) = written.texts.rollouts
+        points = len(rollout.columns.nodes)
+        value, known = (
+            written.texts.drawn.local(column.expand(-1, points).contiguous(), written.group)
+            for column in (value, known)
+        )
+        return PlanCredit(value, known)
+
+
+@dataclass(frozen=True)
+class UpdatesBoth:
+    """Updates the language model, then the image model; one that does not learn is left out.
+
+    Metrics of the last are the run's, the other's have its name before them.
+    """
+
+    session: Session
+    writer: Session
+    texts: Update
+    images: Update
+
+    def __call__(self, rows: TrainingRows) -> Updated:
+        learner = self.writer.learner
+        if not learner.learns:
+            return self.images(rows)
+        first = self.texts(rows.table[WRITER].rows)
+        if not self.session.learner.learns:
+            return first
+        last = self.images(rows)
+        named = {learner.named(name): value for name, value in first.metrics.items()}
+        return replace(last, metrics={**last.metrics, **named})
+
+
+def wrap(stages: Stages, session: Session) -> Stages:
+    writer, images = session.before, stages.update
+    assert writer is not None, "the feature is the joint run's"
+    assert isinstance(images, UpdateStage), "a joint run has no other feature of the update"
+    base = plain_stages(writer, images.progress, stages.clock, images.keep_values)
+    base = replace(base, score=ScoredByImages(writer))
+    texts = wrapped(base, writer)
+    stages = estimating(stages, lambda inner: MergedEstimate(session, inner))
+    return replace(
+        stages,
+        sample=RewritesPrompts(session, writer, stages.clock, stages.sample),
+        rows=RowsOfBoth(session, writer, texts, stages.rows),
+        update=UpdatesBoth(session, writer, texts.update, images),
+    )

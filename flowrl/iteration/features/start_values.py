@@ -1,0 +1,47 @@
+"""Samples of the initial policy, for credit that compares with them (A*-PO, arXiv:2505.20686)."""
+
+from dataclasses import dataclass, replace
+
+from flowrl.credit.trackers import ReadsStart
+from flowrl.iteration.records import Drawn, Sampled
+from flowrl.iteration.stages import Sample, Score, Stages
+from flowrl.prompts import Draws
+from flowrl.session.session import Session
+
+
+@dataclass(frozen=True)
+class LearnsStart:
+    """Lets the initial policy sample the prompts that are new to the tracker, before the policy
+    samples them."""
+
+    session: Session
+    sample: Sample
+    score: Score
+
+    def __call__(self, drawn: Drawn) -> Sampled:
+        count = self.learn(drawn)
+        samples = self.sample(drawn)
+        return replace(samples, metrics={**samples.metrics, "count/start": float(count)})
+
+    def learn(self, drawn: Drawn) -> int:
+        """Return the number of samples, over all processes. Collective.
+
+        Their draws have negative ids, by prompt, so that a prompt has the same noise in whichever
+        iteration it is first used.
+        """
+        session, tracker = self.session, self.session.tracker
+        assert isinstance(tracker, ReadsStart), "`Algorithm.samples_start` asks for one"
+        new = tracker.unknown(drawn.draws.rows)
+        if not new:
+            return 0
+        each = -(-tracker.samples // session.algorithm.group)
+        ids = [-1 - prompt * each - place for prompt in new for place in range(each)]
+        rows = [prompt for prompt in new for _ in range(each)]
+        asked = Drawn.of(session.parallel, drawn.iteration, Draws.each(ids, rows), "ref")
+        scores = self.score(self.sample(asked)).plans[0].totals.view(len(new), -1)
+        tracker.learn(new, scores[:, : tracker.samples])
+        return scores.numel()
+
+
+def wrap(stages: Stages, session: Session) -> Stages:
+    return replace(stages, sample=LearnsStart(session, stages.sample, stages.score))

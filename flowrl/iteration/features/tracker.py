@@ -1,0 +1,53 @@
+"""Statistics that credit keeps between iterations, and prompts drawn by them."""
+
+from dataclasses import dataclass, replace
+
+from flowrl.credit.trackers import Tracker
+from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
+from flowrl.iteration.draw import drawn
+from flowrl.iteration.records import Drawn
+from flowrl.iteration.stages import Stages
+from flowrl.session.session import Session
+from flowrl.table import Column
+from rewards import Scores
+
+SAMPLED_SCORES: Column[Scores] = Column("scores as sampled", "budget", "whole")
+"""Where a budget replaces samples: the scores of those that were sampled, which a tracker reads."""
+
+
+@dataclass(frozen=True)
+class WeightedDraw:
+    """Draws prompts by the tracker's weights."""
+
+    session: Session
+    tracker: Tracker
+
+    def __call__(self, iteration: int) -> Drawn:
+        session = self.session
+        weights = self.tracker.weights(len(session.prompts))
+        count, seed = session.draw_count, session.run.train.seed
+        return drawn(session, iteration, session.prompts.draw(iteration, count, seed, weights))
+
+
+@dataclass(frozen=True)
+class TrackedEstimate:
+    """Gives credit the tracker's statistics, and the tracker the scores."""
+
+    session: Session
+    tracker: Tracker
+    inner: Estimate
+
+    def __call__(self, given: CreditInput) -> SampleCredit:
+        context = self.tracker.before(given.context)
+        summed = self.session.algorithm.advantage.summed(given.scores, context)
+        made = self.inner(replace(given, context=context, summed=summed))
+        seen = given.context.table.get(SAMPLED_SCORES, given.scores)
+        self.tracker.after(seen, context)
+        return made
+
+
+def wrap(stages: Stages, session: Session) -> Stages:
+    tracker = session.tracker
+    assert tracker is not None, "`Session` opens the algorithm's"
+    stages = replace(stages, draw=WeightedDraw(session, tracker))
+    return estimating(stages, lambda inner: TrackedEstimate(session, tracker, inner))

@@ -1,0 +1,188 @@
+"""Turns of a conversation, or steps of a text: which of them a sample has, and their rewards.
+
+Rewards of single turns or steps are scores of decision points, one column in all.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.credit.process import Information
+from flowrl.credit.values import TURNS, SampleTurns
+from flowrl.errors import UserError
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
+from flowrl.iteration.records import PlanScores, Sampled, Scored
+from flowrl.iteration.sample import SampledUnit, ScoresUnit, UnitStages
+from flowrl.iteration.score import early_scores
+from flowrl.iteration.stages import Score, Stages
+from flowrl.iteration.units import EARLY, SamplingUnit, UnitScores
+from flowrl.models.policy import Batch, RolloutLike
+from flowrl.session.session import Session, score_once
+from flowrl.settings.environment import ONE_CREDIT
+from rewards import Samples, Scores
+from rewards.types import IntermediateScores
+from samplers.completions import TextRollout
+
+
+@runtime_checkable
+class TurnBatch(Protocol):
+    """A batch whose completions have turns or steps."""
+
+    def beginnings(self, rollout: TextRollout, media: Sequence[str]) -> list[list[str]]: ...
+
+    def information(
+        self, rollout: TextRollout, asked: Information, meta: Sequence[Mapping[str, Any]], rows: int
+    ) -> Float[Tensor, "n k"]: ...
+
+
+@dataclass
+class TurnScorer:
+    """Adds rewards of turns or steps to scores: the sum of the environment's own, of
+    `intermediate_rewards` of the text so far, and of IGPO's gains. A turn has a reward where one
+    of them has."""
+
+    session: Session
+    iteration: int
+    batch: Batch
+    by: str  # the policy that sampled
+    looked: int = field(default=0, init=False)  # texts that were scored
+
+    def __call__(self, rollout: RolloutLike, samples: Samples, scores: Scores) -> Scores:
+        if not isinstance(rollout, TextRollout) or not rollout.divided:
+            return scores
+        shape = len(rollout.ids), rollout.plan.turns
+        found = torch.zeros(shape, dtype=torch.float64)
+        known = torch.zeros(shape, dtype=torch.bool)
+        for each in (rollout.rewards, self._named(rollout, samples), self._gains(rollout, samples)):
+            if each is not None:
+                found, known = found + each.nan_to_num(0.0), known | ~each.isnan()
+        turns = IntermediateScores(found[..., None], known[..., None], torch.ones(1))
+        return replace(scores, intermediate=turns)
+
+    def _named(self, rollout: TextRollout, samples: Samples) -> Float[Tensor, "n k"] | None:
+        """The weighted sum of `intermediate_rewards`, NaN where one has no score."""
+        session = self.session
+        if not session.run.intermediate_rewards:
+            return None
+        assert isinstance(self.batch, TurnBatch)
+        texts = self.batch.beginnings(rollout, samples.media)
+        rows = [(k, i) for k in range(rollout.plan.turns) for i in range(len(texts))]
+        rows = [(k, i) for k, i in rows if k < len(texts[i])]
+        step, sample = (torch.tensor(each) for each in zip(*rows, strict=True))
+        some = samples.take(sample)  # a turn's texts are a group of their own
+        groups = int(some.group.max()) + 1
+        some = replace(some, media=[texts[i][k] for k, i in rows], group=some.group + step * groups)
+        scores = score_once(session.parallel, session.intermediate_rewards, some)
+        self.looked += len(rows)
+        if not scores.scored.all(1).any():
+            raise UserError(
+                f"intermediate_rewards: {', '.join(scores.names)} scored none of {len(rows)} turns "
+                "or steps: fix the reward"
+            )
+        weights = session.intermediate_weights(self.iteration).to(scores.values.dtype)
+        total = torch.where(scores.scored.all(1), scores.values @ weights, torch.nan).double()
+        found = torch.full((len(texts), rollout.plan.turns), torch.nan, dtype=torch.float64)
+        return found.index_put((sample, step), total.cpu())
+
+    def _gains(self, rollout: TextRollout, samples: Samples) -> Float[Tensor, "n k"] | None:
+        asked, learner = self.session.algorithm.information, self.session.learner
+        if asked is None:
+            return None
+        assert isinstance(self.batch, TurnBatch)
+        most = learner.policy.sizes.training
+        assert most is not None  # `load_policy` chose it
+        with learner.policies.using(self.by):
+            meta = samples.meta or [{} for _ in samples.prompts]
+            return self.batch.information(rollout, asked, meta, most)
+
+
+def turn_metrics(scores: Scores, by_turn: bool) -> dict[str, float]:
+    """`reward_turns`: mean over samples of the sum of their turns' own rewards. UserError for such
+    rewards if all turns share one credit (`by_turn` is False)."""
+    assert scores.intermediate is not None
+    if not scores.intermediate.scored.any():
+        return {}
+    if not by_turn:
+        raise UserError(ONE_CREDIT)
+    return {"reward_turns": float(scores.intermediate.values.double().sum((1, 2)).mean())}
+
+
+@dataclass(frozen=True)
+class ScoredTurns:
+    """Adds rewards of turns or steps to a unit's scores."""
+
+    session: Session
+    clock: Clock
+    inner: ScoresUnit
+
+    def __call__(self, unit: SamplingUnit, made: SampledUnit) -> UnitScores:
+        known, rollouts = self.inner(unit, made), made.unit.rollouts
+        asked = TurnScorer(self.session, unit.iteration, made.batch, unit.by)
+        plans = list[Scores]()
+        with self.clock("way"):
+            for rollout, samples, scores in zip(
+                rollouts, made.unit.samples, known.plans, strict=True
+            ):
+                assert isinstance(samples, Samples), "texts stay with their scores"
+                plans.append(asked(rollout, samples, scores))
+        return replace(known, plans=tuple(plans), scored=known.scored + asked.looked)
+
+
+@dataclass(frozen=True)
+class WithTurns:
+    """Adds the column TURNS to the scores."""
+
+    inner: Score
+
+    def __call__(self, samples: Sampled) -> Scored:
+        scores = self.inner(samples)
+        pairs = zip(samples.rollouts, scores.plans, strict=True)
+        return replace(scores, plans=tuple(with_turns(*pair) for pair in pairs))
+
+
+def with_turns(rollout: RolloutLike, scores: PlanScores) -> PlanScores:
+    if rollout.exists is None:
+        return scores
+    exists = rollout.exists
+    # steps of a completion have no states
+    states = torch.zeros(exists.shape) if rollout.states is None else rollout.states
+    return replace(scores, table=scores.table.with_value(TURNS, SampleTurns(exists, states.long())))
+
+
+@dataclass(frozen=True)
+class TurnMetrics:
+    session: Session
+    inner: Estimate
+
+    def __call__(self, given: CreditInput) -> SampleCredit:
+        made = self.inner(given)
+        if given.scores.intermediate is None:
+            return made
+        metrics = turn_metrics(given.scores, self.session.algorithm.by_turn)
+        return replace(made, metrics={**made.metrics, **metrics})
+
+
+def wrap_unit(stages: UnitStages, session: Session, clock: Clock) -> UnitStages:
+    """Turns that the model itself is asked about are scored while its weights are whole."""
+    scored = stages._replace(score=ScoredTurns(session, clock, stages.score))
+    if session.algorithm.information is None:
+        return scored
+
+    def sample(unit: SamplingUnit) -> SampledUnit:
+        made, scores = scored.both(unit)
+        meter = made.batch.meter  # has counted the questions too
+        table = made.unit.table.with_value(EARLY, scores)
+        whole = replace(made.unit, table=table, evaluations=meter.graded + meter.frozen)
+        return made._replace(unit=whole)
+
+    return UnitStages(sample, early_scores)
+
+
+def wrap(stages: Stages, session: Session) -> Stages:
+    stages = replace(stages, score=WithTurns(stages.score))
+    return estimating(stages, lambda inner: TurnMetrics(session, inner))

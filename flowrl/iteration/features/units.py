@@ -1,0 +1,149 @@
+"""Samples in several units: cut here (`workers.unit`), or made by a source outside the stages
+(`workers.sampling`, `workers.lag`)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.records import Credited, Drawn, Sampled, Scored, TrainingRows
+from flowrl.iteration.sample import Encode, SampledUnit, UnitStages
+from flowrl.iteration.score import early_scores
+from flowrl.iteration.stages import Draw, MakeRows, Stages
+from flowrl.iteration.units import (
+    EARLY,
+    LAG,
+    SamplingUnit,
+    UnitSamples,
+    UnitScores,
+    UnitSource,
+    added,
+    joined_rollouts,
+    joined_units,
+)
+from flowrl.models.policy import Batch, RolloutLike
+from flowrl.session.session import Session
+from samplers.parts import draws_per_part
+
+Join = Callable[[Sequence[SamplingUnit], Sequence[RolloutLike]], RolloutLike]
+
+
+def units_of(session: Session, whole: SamplingUnit) -> list[SamplingUnit]:
+    """Cut a share of draws into units of `workers.unit`."""
+    size = session.run.workers.unit
+    if size is None or size >= len(whole.ids) or not cuttable(session, whole.iteration):
+        return [whole]
+    return whole.cut(size)
+
+
+def cuttable(session: Session, iteration: int) -> bool:
+    """Whether an iteration's draws can be split into units. Draws of a plan that steers, is guided,
+    scores intermediate samples, or has trees of texts or turns form a single unit."""
+    run, algorithm = session.run, session.algorithm
+    plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
+    return all(draws_per_part(plan, 1) is not None for plan in plans)
+
+
+def join_of(session: Session) -> Join:
+    """How the rollouts of several units are joined."""
+    if not session.several_sizes:
+        return joined_rollouts
+    from flowrl.iteration.features.sizes import joined_sizes
+
+    return joined_sizes
+
+
+@dataclass(frozen=True)
+class CutUnits:
+    """Samples and scores each unit in calls of its own, and joins them. All prompts are encoded
+    again together, for the update."""
+
+    session: Session
+    inner: UnitStages
+    encode: Encode
+
+    def __call__(self, whole: SamplingUnit) -> SampledUnit:
+        units = units_of(self.session, whole)
+        if len(units) == 1:
+            made, scores = self.inner.both(whole)
+            return _with_scores(made.batch, made.unit, scores)
+        pairs = [(made.unit, scores) for made, scores in map(self.inner.both, units)]
+        joined = joined_units(units, pairs, join_of(self.session))
+        return SampledUnit(self.encode(whole), joined)
+
+
+@dataclass(frozen=True)
+class SourcedUnits:
+    """Takes the samples of a source. All prompts are encoded here, for the update."""
+
+    session: Session
+    source: UnitSource
+    encode: Encode
+    clock: Clock
+
+    def __call__(self, whole: SamplingUnit) -> SampledUnit:
+        units = units_of(self.session, whole)
+        made = self.source.samples(units, self.clock.seconds)
+        if len(made) == 1:
+            return _with_scores(self.encode(whole), *made[0])
+        return SampledUnit(self.encode(whole), joined_units(units, made, join_of(self.session)))
+
+
+def _with_scores(batch: Batch, unit: UnitSamples, scores: UnitScores) -> SampledUnit:
+    return SampledUnit(batch, replace(unit, table=unit.table.with_value(EARLY, scores)))
+
+
+def wrap_unit(stages: UnitStages, session: Session, clock: Clock, encode: Encode) -> UnitStages:
+    source = session.source
+    if source is None:
+        return UnitStages(CutUnits(session, stages, encode), early_scores)
+    assert isinstance(source, UnitSource), "it samples units"
+    return UnitStages(SourcedUnits(session, source, encode, clock), early_scores)
+
+
+@dataclass(frozen=True)
+class DrawAhead:
+    """Draws what the source has begun to sample."""
+
+    session: Session
+    source: UnitSource
+    inner: Draw
+
+    def __call__(self, iteration: int) -> Drawn:
+        self.source.begin(iteration)
+        draws = self.source.draws(iteration)
+        if draws is None:
+            return self.inner(iteration)
+        return Drawn.of(self.session.parallel, iteration, draws, self.session.algorithm.behaviour)
+
+
+@dataclass(frozen=True)
+class SourceMetrics:
+    """Adds what each process has sent and received."""
+
+    session: Session
+    source: UnitSource
+    inner: MakeRows
+
+    def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
+        rows = self.inner(samples, scores, credit)
+        each = self.session.parallel.every(self.source.metrics())
+        return replace(rows, metrics={**rows.metrics, **summed_metrics(each)})
+
+
+def summed_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Add up what each process counts; a lag, and how draws were chosen, are the same for all."""
+    own = {name for name in rows[0] if name.startswith(("workers/", "seconds/")) and name != LAG}
+    counted = added([{name: row[name] for name in row if name in own} for row in rows])
+    return {**rows[0], **counted}
+
+
+def wrap(stages: Stages, session: Session) -> Stages:
+    source = session.source
+    if source is None:
+        return stages
+    assert isinstance(source, UnitSource), "it samples units"
+    return replace(
+        stages,
+        draw=DrawAhead(session, source, stages.draw),
+        rows=SourceMetrics(session, source, stages.rows),
+    )

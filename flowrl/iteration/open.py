@@ -1,0 +1,151 @@
+"""A run's stages: the plain ones, wrapped in the features that its settings and parts ask for.
+
+A feature is a file of `flowrl.iteration.features`. Those of a unit of draws are shared by workers;
+those of whole iterations stand around them. The order below is that of the wrapping, the innermost
+first. A column that credit or the loss reads names its feature itself (`Column.owner`).
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from flowrl.credit.choices import image_plans
+from flowrl.errors import UserError
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.credit import CreditStage, PlainEstimate
+from flowrl.iteration.draw import PlainDraw
+from flowrl.iteration.rows import RowStage
+from flowrl.iteration.sample import PlainEncode, SampleStage, UnitSampler, UnitStages
+from flowrl.iteration.score import ScoreStage, UnitScorer
+from flowrl.iteration.stages import Stages
+from flowrl.iteration.update import UpdateStage
+from flowrl.session.progress import Progress
+from flowrl.session.session import Session
+from samplers import Particled
+
+FEATURES = "flowrl.iteration.features"
+
+
+class Feature(NamedTuple):
+    """A file of features, and whether a run needs it."""
+
+    name: str
+    needed: Callable[[Session], bool]
+
+
+def _asks_while_sampling(session: Session) -> bool:
+    algorithm = session.algorithm
+    own = not type(algorithm.plan).__module__.startswith("samplers.")  # it may ask later
+    asks = any(p.steer or p.thin or p.guide for p in image_plans(algorithm))
+    return not algorithm.text and (asks or own or isinstance(algorithm.plan, Particled))
+
+
+def _scores_states(session: Session) -> bool:
+    algorithm = session.algorithm
+    own = not type(algorithm.plan).__module__.startswith("samplers.")
+    return not algorithm.text and (
+        algorithm.by_step or own or any(p.looks or p.thin for p in image_plans(algorithm))
+    )
+
+
+def _has_turns(session: Session) -> bool:
+    m = session.run.model
+    return session.algorithm.text and (m.environment is not None or m.steps is not None)
+
+
+def _overlaps(session: Session) -> bool:
+    gpu = session.parallel.device == "cuda"
+    return gpu or (bool(session.rewards) and not session.scores_in_turn)
+
+
+def _reads(name: str) -> Callable[[Session], bool]:
+    """Whether credit or the loss reads a column of the feature."""
+    return lambda session: name in {column.owner for column in session.algorithm.reads}
+
+
+OF_UNITS = (
+    Feature("joint", lambda s: s.before is not None),
+    Feature("lookahead", _asks_while_sampling),
+    Feature("guide", lambda s: s.algorithm.guided),
+    Feature("overlap", _overlaps),
+    Feature("intermediate", _scores_states),
+    Feature("turns", _has_turns),
+)
+OF_ITERATIONS = (
+    Feature("sizes", lambda s: s.several_sizes),
+    Feature("reward_gradient", lambda s: s.algorithm.reward_gradient),
+    Feature("teachers", lambda s: s.run.teachers is not None),
+    Feature("uncertain", _reads("uncertain")),
+    Feature("tracker", lambda s: s.tracker is not None),
+    Feature("start_values", lambda s: s.algorithm.samples_start),
+    Feature("reference", _reads("reference")),
+    Feature("budget", lambda s: s.spending is not None),
+    Feature("gate", _reads("gate")),
+    Feature("turns", _has_turns),
+    Feature("intermediate", _scores_states),
+    Feature("guide", lambda s: s.algorithm.guides),
+    Feature("units", lambda s: s.source is not None),
+    Feature("given", lambda s: s.given is not None),
+    Feature("joint", lambda s: s.before is not None),
+)
+
+
+def feature(name: str) -> Any:
+    """The module of a feature. UserError, in a sentence, where it is not installed."""
+    try:
+        return import_module(f"{FEATURES}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith(FEATURES):
+            raise
+        raise UserError(
+            f"this run needs the feature {name}, and this installation of flowrl lacks "
+            f"{error.name}: install flowrl again, or leave out the setting that asks for it"
+        ) from error
+
+
+def open_unit(session: Session, clock: Clock) -> UnitStages:
+    """How a unit of draws is sampled and scored, on whichever process."""
+    stages = UnitStages(UnitSampler.plain(session, clock), UnitScorer(session, clock))
+    for each in OF_UNITS:
+        if each.needed(session):
+            stages = feature(each.name).wrap_unit(stages, session, clock)
+    return stages
+
+
+def open_stages(session: Session, progress: Progress, keep_values: bool = False) -> Stages:
+    """The stages of a run.
+
+    `progress` is read and counted on by the update; `keep_values`: whether it keeps the values of
+    all entries, for an observer.
+    """
+    return wrapped(plain_stages(session, progress, Clock(), keep_values), session)
+
+
+def plain_stages(
+    session: Session, progress: Progress, clock: Clock, keep_values: bool = False
+) -> Stages:
+    """The stages without features of whole iterations."""
+    unit = open_unit(session, clock)
+    if session.source is not None or session.run.workers.unit is not None:
+        encode = PlainEncode(session, clock)
+        unit = feature("units").wrap_unit(unit, session, clock, encode)
+    return Stages(
+        PlainDraw(session),
+        SampleStage(session, unit.sample),
+        ScoreStage(session, unit.score),
+        CreditStage(session, PlainEstimate(session)),
+        RowStage(session),
+        UpdateStage(session.learner, session.terminal, progress, clock, keep_values),
+        clock,
+    )
+
+
+def wrapped(stages: Stages, session: Session) -> Stages:
+    """The stages in the features that the run needs."""
+    for each in OF_ITERATIONS:
+        if each.needed(session):
+            stages = feature(each.name).wrap(stages, session)
+    known = {each.name for each in OF_ITERATIONS}
+    for name in sorted({column.owner for column in session.algorithm.reads} - known):
+        stages = feature(name).wrap(stages, session)
+    return stages

@@ -1,0 +1,85 @@
+"""The stage `rows`: what the likelihood is trained on, with its advantages."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from flowrl.iteration.records import Credited, PlanCredit, Sampled, Scored, TrainingRows
+from flowrl.iteration.score import mean_metrics
+from flowrl.likelihoods.rows import Rows, with_columns
+from flowrl.likelihoods.transition import Likelihood
+from flowrl.media.statistics import merged_means
+from flowrl.session.session import Session
+from rewards.types import reports
+
+
+@runtime_checkable
+class RowsOfPlan(Protocol):
+    def __call__(
+        self, likelihood: Likelihood, rollout: Any, credit: PlanCredit, before: Sequence[Rows]
+    ) -> list[Rows]:
+        """Rows of one plan's samples. `before`: those of the plans before it."""
+        ...
+
+
+def rows_of_plan(
+    likelihood: Likelihood, rollout: Any, credit: PlanCredit, before: Sequence[Rows]
+) -> list[Rows]:
+    """The likelihood's rows, with the columns of their samples."""
+    del before
+    rows = likelihood.rows(rollout, credit.advantages, credit.mask)
+    return [with_columns(each, credit.table) for each in rows]
+
+
+@dataclass(frozen=True)
+class RowStage:
+    """The rows of each plan's samples. A process whose draws do not count has none."""
+
+    session: Session
+    of_plan: RowsOfPlan = rows_of_plan
+
+    def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
+        likelihood, made = self.session.algorithm.likelihood, list[Rows]()
+        if samples.drawn.counts:
+            for rollout, own in zip(samples.rollouts, credit.plans, strict=True):
+                made += self.of_plan(likelihood, rollout, own, made)
+        unit = samples.drawn.unit
+        return TrainingRows(
+            samples.drawn.iteration,
+            tuple(made),
+            unit.ids,
+            samples.batch.policy,
+            unit.rows,
+            metrics=metrics_of(self.session, samples, scores, credit),
+        )
+
+
+def metrics_of(
+    session: Session, samples: Sampled, scores: Scored, credit: Credited
+) -> dict[str, float]:
+    """Metrics of all stages before the update."""
+    known: list[Mapping[str, float]] = [samples.metrics, scores.metrics, credit.metrics]
+    found = {name: value for each in known for name, value in each.items()}
+    return {**found, **descriptions(session, samples, scores)}
+
+
+def descriptions(session: Session, samples: Sampled, scores: Scored) -> dict[str, float]:
+    """Statistics of the samples, reports of rewards and counts, over all processes."""
+    every, unit = session.parallel.every, samples.unit
+    statistics, counts = unit.statistics, samples.drawn.counts
+    own_means = (statistics.means, statistics.size) if samples.drawn.shares[0].counts else None
+    metrics = merged_means([each for each in every(own_means) if each is not None])
+    metrics |= mean_metrics(every(reports(session.reporting) | dict(scores.reports)))
+    metrics["count/sampling"] = float(sum(every(unit.evaluations)))
+    scored = scored_samples(samples, scores) if counts else 0
+    metrics["count/scored"] = float(sum(every(scored)))
+    return metrics
+
+
+def scored_samples(samples: Sampled, scores: Scored) -> int:
+    """Number of samples, predicted ones included, that this process scored for its own draws."""
+    own, drawn = 0, samples.drawn
+    for rollout in samples.rollouts:
+        per_draw = len(rollout.prompt) // sum(len(share.mine) for share in drawn.shares)
+        own += sum(len(share.mine) * per_draw for share in drawn.shares if share.counts)
+    return own + samples.unit.scored + scores.scored

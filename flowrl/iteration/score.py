@@ -1,0 +1,89 @@
+"""The stage `score`: ask the rewards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.records import PlanScores, Sampled, Scored
+from flowrl.iteration.sample import SampledUnit, ScoresUnit, sampling_together
+from flowrl.iteration.units import EARLY, SamplingUnit, UnitScores
+from flowrl.session.session import Session, score_once
+from flowrl.session.smaller_calls import with_smaller_calls
+from rewards import Samples, Scores
+
+
+@dataclass(frozen=True)
+class UnitScorer:
+    """Scores the samples of a unit, plan after plan."""
+
+    session: Session
+    clock: Clock
+
+    def __call__(self, unit: SamplingUnit, made: SampledUnit) -> UnitScores:
+        del unit  # its samples are decoded
+        session, samples = self.session, list[Samples]()
+        with self.clock("score"):
+            for each in made.unit.samples:
+                assert isinstance(each, Samples), "they were decoded here"
+                samples.append(each)
+            scores = [score_once(session.parallel, session.rewards, each) for each in samples]
+            return UnitScores(tuple(scores), tuple(each.on_cpu() for each in samples))
+
+
+@dataclass(frozen=True)
+class ScoreStage:
+    """Scores this process's samples, and gathers the scores of all processes."""
+
+    session: Session
+    unit: ScoresUnit
+
+    def __call__(self, samples: Sampled) -> Scored:
+        session, drawn = self.session, samples.drawn
+
+        def scored() -> UnitScores:
+            with sampling_together(session, drawn.by):
+                return self.unit(drawn.unit, SampledUnit(samples.batch, samples.unit))
+
+        found = with_smaller_calls(session.learner, session.terminal, scored)
+        gather = drawn.gatherer(session.parallel)
+        weights = session.weights(drawn.iteration)
+        plans = [plan_scores(own, own.arranged(gather), weights) for own in found.plans]
+        return Scored(tuple(plans), found.samples, found.scored, found.reports)
+
+
+def early_scores(unit: SamplingUnit, made: SampledUnit) -> UnitScores:
+    """The scores of a unit that was scored while it was sampled."""
+    del unit
+    return made.unit.table[EARLY]
+
+
+def joined_columns(columns: Sequence[Scores], names: tuple[str, ...]) -> Scores:
+    """Combine scores of the same samples by different rewards, in the order of `names`."""
+    have = [name for each in columns for name in each.names]
+    place = [have.index(name) for name in names]
+    values, scored = (
+        torch.cat(c, 1) for c in ([e.values for e in columns], [e.scored for e in columns])
+    )
+    return Scores(values[:, place], scored[:, place], names)
+
+
+def plan_scores(own: Scores, everyone: Scores, weights: Tensor) -> PlanScores:
+    return PlanScores(own, everyone, totals(everyone, weights))
+
+
+def totals(scores: Scores, weights: Tensor) -> Tensor:
+    """Return the weighted sum of the rewards [n], NaN where a reward has no score."""
+    weighted = scores.values @ weights.to(scores.values.dtype)
+    return torch.where(scores.scored.all(1), weighted, torch.nan)
+
+
+def mean_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Average each metric over the parts that have it."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(column) / len(column) for name, column in values.items()}

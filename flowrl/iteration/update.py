@@ -1,0 +1,353 @@
+"""The stage `update`: evaluations under every policy that the loss reads, the loss, its gradients
+and the optimizer steps. Denominators are counted here alone."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import NotFiniteError
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.histograms import IterationValues
+from flowrl.iteration.minibatches import Chunks, shares_of
+from flowrl.iteration.ratio_check import checked_ratio
+from flowrl.iteration.records import TrainingRows, Updated
+from flowrl.iteration.schedule import learning_rate
+from flowrl.iteration.tally import Tally
+from flowrl.likelihoods.rows import (
+    Evaluation,
+    Rows,
+    sampled_elsewhere,
+    with_replayed,
+    without_old,
+)
+from flowrl.likelihoods.transition import Likelihood
+from flowrl.losses.base import Counts, Derived, Entries, Metric, reduced
+from flowrl.models.call_sizes import CallTooLarge, bounded_call
+from flowrl.models.diffusers.call.decoder import late_verdicts
+from flowrl.models.evaluation_counter import Meter
+from flowrl.processes.sharding import clip_shards
+from flowrl.session.finite import check_iteration
+from flowrl.session.learner import Learner
+from flowrl.session.progress import Progress
+from flowrl.session.record import Terminal
+from flowrl.session.smaller_calls import with_smaller_calls
+
+SKIPPED_STEPS = 3  # optimizer steps in a row without a finite gradient
+ChunkEntries = tuple[Entries, Tensor]  # of a loss, and their mask
+
+
+@runtime_checkable
+class ChunkLoss(Protocol):
+    def __call__(
+        self, learner: Learner, made: TrainingRows, chunk: Rows, equal: frozenset[str] | None
+    ) -> ChunkEntries:
+        """The loss of a chunk of rows. `equal`: see `chunk_loss`."""
+        ...
+
+
+@runtime_checkable
+class Prepare(Protocol):
+    def __call__(self, learner: Learner, made: TrainingRows, shares: list[Chunks]) -> list[Chunks]:
+        """The rows of all optimizer steps, before the first one. Collective."""
+        ...
+
+
+@runtime_checkable
+class FirstCheck(Protocol):
+    def __call__(self, learner: Learner, made: TrainingRows, terminal: Terminal) -> TrainingRows:
+        """Check the rows of a run's first iteration. Collective."""
+        ...
+
+
+def unchanged(learner: Learner, made: TrainingRows, shares: list[Chunks]) -> list[Chunks]:
+    del learner, made
+    return shares
+
+
+def update(
+    learner: Learner,
+    made: TrainingRows,
+    progress: Progress,
+    keep_values: bool,
+    loss: ChunkLoss,
+    prepare: Prepare = unchanged,
+) -> Updated:
+    """Take the iteration's optimizer steps.
+
+    NotFiniteError after SKIPPED_STEPS consecutive steps without a finite gradient; `progress`
+    counts them, over iterations and resumed runs.
+    """
+    learner.optimizer.zero_grad(set_to_none=True)  # of an update that ran out of memory
+    tally, seen = Tally(), IterationValues() if keep_values else None
+    meter = Meter(frozen=made.frozen)
+    made = replace(made, policy=meter(made.policy))
+    if learner.recomputes_old:
+        rows = [without_old(each, keep=learner.decouples) for each in made.rows]
+        made = replace(made, rows=tuple(rows))
+    shares = shares_of(learner, made, progress.iteration)
+    with (
+        learner.parallel.together(),
+        bounded_call("training"),
+    ):  # a first step may wait for the weights that sampled, unless its rows come again
+        waits = 1 if learner.run.train.epochs == 1 else 0
+        shares[waits:] = [with_old(learner, made, share) for share in shares[waits:]]
+    shares = prepare(learner, made, shares)
+    equal = averages_in_use(learner)
+    norms: list[float] = []
+    for number, share in enumerate(shares * learner.run.train.epochs):
+        try:
+            before = None if number else equal
+            add_gradients(learner, made, share, before, tally, seen, loss)
+        except CallTooLarge as error:
+            error.repeatable = not norms  # a step has changed the weights that sampled
+            raise
+        norms.append(optimizer_step(learner, progress, tally))
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
+    metrics = {
+        **tally.means(),
+        **scale,
+        "count/training": meter.total(learner.parallel.every, "graded"),
+        "count/frozen": meter.total(learner.parallel.every, "frozen"),
+        "grad_norm": sum(finite) / len(finite) if finite else math.nan,
+        "skipped": float(len(norms) - len(finite)),
+    }
+    return Updated(metrics, len(norms), seen)
+
+
+def averages_in_use(learner: Learner) -> frozenset[str]:
+    """Averages used by the loss or for sampling, while they equal the trained weights on all
+    processes."""
+    read = {*learner.algorithm.loss.roles, learner.algorithm.behaviour}
+    if read.isdisjoint(average.name for average in learner.policies.averages):
+        return frozenset()
+    every = learner.parallel.every(learner.policies.equal_to_current(read))
+    return frozenset(set.intersection(*every))
+
+
+def add_gradients(
+    learner: Learner,
+    made: TrainingRows,
+    share: Chunks,
+    equal: frozenset[str] | None,
+    tally: Tally,
+    seen: IterationValues | None,
+    loss: ChunkLoss,
+) -> None:
+    """Add the gradients of one optimizer step's chunks, and their metrics to `tally` and `seen`.
+    `equal`: see `chunk_loss`; None after the iteration's first step."""
+    counts = denominators(learner, share)
+    with learner.parallel.together(), bounded_call("training"):
+        for chunk in share:
+            rows = chunk.rows()
+            entries, mask = loss(learner, made, rows, equal)
+            value = reduced(entries, mask, counts)
+            value = value if learner.loss_weight == 1 else learner.loss_weight * value
+            learner.parallel.backward(learner.scaler.scale(value))
+            tally.add("loss", entries.value, mask)
+            for name, values in entries.metrics.items():
+                tally.add(name, values, mask)
+            if seen is not None:
+                seen.add(rows, entries.metrics)
+
+
+@torch.no_grad()
+def with_old(learner: Learner, made: TrainingRows, chunks: Chunks) -> Chunks:
+    """Evaluate the sampling policy, or the proximal one, for rows without its evaluation."""
+    if "old" not in learner.algorithm.loss.roles:
+        return chunks
+    likelihood = learner.algorithm.likelihood
+    with learner.policies.using(learner.old):
+        return [
+            chunk
+            if chunk.has_old
+            else replace(chunk, old=evaluated_old(likelihood, made, chunk.rows()))
+            for chunk in chunks
+        ]
+
+
+def evaluated_old(likelihood: Likelihood, made: TrainingRows, rows: Rows) -> Evaluation:
+    return with_replayed(likelihood.evaluate(made.policy, rows), rows)
+
+
+RoleEvaluation = Callable[[Learner, TrainingRows, Rows], Evaluation]
+
+
+def chunk_loss(
+    learner: Learner,
+    made: TrainingRows,
+    chunk: Rows,
+    equal: frozenset[str] | None = None,
+    others: Mapping[str, RoleEvaluation] = {},
+) -> ChunkEntries:
+    """Loss of a chunk: evaluate every policy that the loss reads, the trained one last.
+
+    others  roles of the loss that are no policies of the learner, and how to evaluate them
+    equal   the policies whose weights still equal the trained ones; None once an optimizer step was
+    taken since sampling. They are not evaluated, but share the trained policy's evaluation
+    """
+    algorithm, policies = learner.algorithm, learner.policies
+    likelihood, loss = algorithm.likelihood, algorithm.loss
+    evaluations: dict[str, Evaluation] = {}
+    same = {"current", *(equal or ())}
+    shared = loss.roles & same
+    for role in sorted(loss.roles - {"old", *others} - shared):
+        with torch.no_grad(), policies.using(policies.at_sampling(role)):
+            evaluations[role] = likelihood.evaluate(made.policy, chunk)
+    for role in loss.roles & others.keys():
+        evaluations[role] = others[role](learner, made, chunk)
+    old = learner.old  # an average under its own name, where its weights are those at sampling
+    fresh = (old in same or algorithm.behaviour in (equal or ())) and chunk.old is None
+    if "old" in loss.roles and not fresh:
+        with torch.no_grad(), policies.using(old):
+            evaluations["old"] = chunk.old or evaluated_old(likelihood, made, chunk)
+    new = evaluations["new"] = likelihood.evaluate(made.policy, chunk)
+    if fresh:  # before the first step the policy is the one that sampled: no second evaluation
+        shared |= {"old"}
+    for role in sorted(shared & loss.roles):
+        out = None if new.out is None else new.out.detach()
+        evaluations[role] = Evaluation(new.logp.detach(), out)
+    if fresh and "old" in evaluations:
+        evaluations["old"] = with_replayed(evaluations["old"], chunk)
+    entries = loss(likelihood, evaluations, chunk)
+    if "old" in evaluations:
+        here = equal is not None and learner.sampler == "current"
+        stored = here and not learner.run.budget.replay
+        own = mismatch_metric(chunk, evaluations, stored)
+        entries = entries._replace(metrics={**own, **entries.metrics})
+    return entries, chunk.mask
+
+
+def mismatch_metric(
+    chunk: Rows, evaluations: Mapping[str, Evaluation], stored: bool
+) -> dict[str, Metric]:
+    """`mismatch`: |log p_trainer - log p_sampler| of each entry, in nats, under the sampling
+    weights.
+
+    stored: compare the log-probabilities in the rows' `old` with those of the trained weights,
+    which are still the sampling weights
+    """
+    if (sampled := sampled_elsewhere(chunk)) is not None:
+        pair = evaluations["old"].logp, sampled
+    elif stored and chunk.old is not None:
+        pair = evaluations["new"].logp.detach(), chunk.old.logp
+    else:
+        return {}
+    return {"mismatch": Derived(_distance, pair)}
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).abs().nan_to_num(0.0)
+
+
+def denominators(learner: Learner, share: Chunks) -> Counts:
+    """Denominators of all sums, over the whole optimizer step and all processes."""
+    own = Counts.of([chunk.mask for chunk in share])
+    return Counts(*torch.tensor(learner.parallel.every(tuple(own))).sum(0).tolist())
+
+
+def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
+    """Sum gradients over processes, clip and step. A norm that is not finite skips the step. This
+    is the only wait for a GPU: the norm, spreads of decoders and the values in `tally` are read at
+    once.
+    """
+    parameters, scale = learner.policies.parameters, learner.scaler.get_scale()
+    learner.parallel.sum_gradients(parameters)
+    learner.scaler.unscale_(learner.optimizer)
+    clip = clip_shards if learner.policies.sharded else torch.nn.utils.clip_grad_norm_
+    late = late_verdicts()
+    there = clip(parameters.values(), learner.run.train.max_grad_norm)
+    norm, *fine = tally.settle(there, *late.spreads)
+    if fine:
+        late.judge(fine)
+    if math.isfinite(norm):
+        learner.scaler.step(learner.optimizer)
+        learner.policies.publish()
+    learner.scaler.update()
+    learner.optimizer.zero_grad(set_to_none=True)
+    skipped = progress.count_skipped(learner.name, norm, scale)
+    if skipped >= SKIPPED_STEPS:  # all processes have this norm, and stop here
+        raise NotFiniteError(
+            "no finite gradient in three consecutive optimizer steps; lower train.lr or use "
+            "model.dtype: "
+            "float32"
+        )
+    return norm
+
+
+@dataclass(frozen=True)
+class UpdateStage:
+    """Optimizer steps of one model, and the averages that follow them. In a run's first iteration
+    the rows are checked before.
+
+    keep_values  whether the values of all entries are kept, for an observer
+    loss         of a chunk of rows
+    prepare      adds columns to the rows of all steps
+    check        of the first iteration
+    """
+
+    learner: Learner
+    terminal: Terminal
+    progress: Progress
+    clock: Clock
+    keep_values: bool = False
+    loss: ChunkLoss = chunk_loss
+    prepare: Prepare = unchanged
+    check: FirstCheck = checked_ratio
+
+    def __call__(self, rows: TrainingRows) -> Updated:
+        rate = learning_rate(self.learner.run, rows.iteration)
+        for group in self.learner.optimizer.param_groups:
+            group["lr"] = rate
+        if self.progress.optimizer_steps == 0:
+            rows = self.checked(rows)
+        with self.clock("update"):
+            updated = self.steps(rows)
+        self.follow(rows, updated)
+        rate = self.learner.optimizer.param_groups[0]["lr"]
+        return replace(updated, metrics={**updated.metrics, "lr": rate})
+
+    def checked(self, rows: TrainingRows) -> TrainingRows:
+        """The same rows after measuring the first ratio, which may switch off compilation."""
+        learner = self.learner
+
+        def check() -> TrainingRows:
+            with learner.parallel.together(), bounded_call("training"):
+                return self.check(learner, rows, self.terminal)
+
+        return with_smaller_calls(learner, self.terminal, check)
+
+    def steps(self, rows: TrainingRows) -> Updated:
+        """Take the optimizer steps; again, with smaller calls, while the first is not taken."""
+        learner = self.learner
+
+        def take() -> Updated:
+            learner.policies.forget_gradients()
+            return update(learner, rows, self.progress, self.keep_values, self.loss, self.prepare)
+
+        return with_smaller_calls(learner, self.terminal, take)
+
+    def follow(self, rows: TrainingRows, updated: Updated) -> None:
+        """Update the averages, and check that everything is finite."""
+        policies, number = self.learner.policies, rows.iteration + 1
+        due = self.refreshed(updated.metrics, number) if policies.averages else set[str]()
+        policies.follow(self.progress.optimizer_steps + updated.steps, due)
+        metrics = {**rows.metrics, **updated.metrics}
+        check_iteration(rows.rows, policies.named(), metrics, number)
+
+    def refreshed(self, metrics: Mapping[str, float], number: int) -> set[str]:
+        """Averages that become the current weights; the same on all processes, as the metrics
+        are."""
+        found, progress = set[str](), self.progress
+        for average in self.learner.policies.averages:
+            name = self.learner.named(average.name)
+            passed = number - progress.refreshed.get(name, 0)
+            kl = metrics.get(f"kl_{average.name}", 0.0)
+            if average.refresh is not None and average.refresh.due(passed, kl):
+                found.add(average.name)
+                progress.refreshed = {**progress.refreshed, name: number}
+        return found

@@ -1,1 +1,0 @@
-"""One iteration: samples, scores and credit."""

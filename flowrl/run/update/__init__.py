@@ -1,1 +1,0 @@
-"""Optimizer steps on the samples of an iteration."""

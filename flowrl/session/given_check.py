@@ -1,0 +1,78 @@
+"""Checks of given samples before any weights load."""
+
+from collections.abc import Iterator
+
+from flowrl.algorithm import Algorithm
+from flowrl.errors import UserError
+from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.token import Token
+from flowrl.models.image_check import check_images
+from flowrl.session.given_file import GivenFile, check_samples_of
+from flowrl.settings import Run
+from flowrl.settings.budget import BudgetSettings
+from flowrl.settings.given import GivenSettings
+
+
+def check_given(run: Run) -> None:
+    """UserError for given samples that cannot be read or trained on."""
+    if run.given is None:
+        return
+    check_choices(run, run.given)
+    file = GivenFile.read(run)
+    if run.given.kind != "images":  # whose own columns hold the samples
+        check_images(run.model, file.prompts)
+    if run.model.pipeline is not None:
+        check_samples_of(file, run.given, (run.model.height, run.model.width))
+
+
+def described_given(run: Run) -> Iterator[str]:
+    """A line about the given samples, if their file can be read."""
+    if run.given is not None:
+        try:
+            yield GivenFile.read(run).described(run.given, run.prompts.per_iteration)
+        except UserError:  # `check_given` names it
+            return
+
+
+def check_choices(run: Run, given: GivenSettings) -> None:
+    """UserError for a kind of given samples that does not fit the recipe or the model."""
+    algorithm, name = run.algorithm(), run.recipe.name  # type: ignore[attr-defined]
+    _check_recipe(algorithm, given, name)
+    wrong = {"texts": "pipeline", "images": "language"}.get(given.kind)
+    if wrong is not None and getattr(run.model, wrong) is not None:
+        raise UserError(f"given.kind: model.{wrong} does not generate {given.kind}")
+    if run.model.environment is not None:
+        raise UserError("given: completions have only one turn; leave model.environment out")
+    if run.model.steps is not None:
+        raise UserError("given: completions are one step; leave model.steps out")
+    if given.share == 1 and (run.budget != BudgetSettings() or run.steer is not None):
+        place = "steer" if run.steer is not None else "budget"
+        raise UserError(
+            f"given: all samples are given, so {place} has nothing to select from: leave {place} "
+            "out, or lower given.share"
+        )
+    unused = ("layout", "label") if given.kind != "pairs" else ("media",)
+    for setting in (*unused, *(("layout", "label", "folder") if algorithm.text else ())):
+        if getattr(given, setting) is not None:
+            raise UserError(
+                f"given.{setting} does not apply to {given.kind} of this model: leave it out"
+            )
+
+
+def _check_recipe(algorithm: Algorithm, given: GivenSettings, name: str) -> None:
+    likelihood = algorithm.likelihood
+    pairs, text = given.kind == "pairs", algorithm.text
+    paired = isinstance(likelihood, Matching | Token) and likelihood.paired
+    if pairs and not paired:
+        raise UserError(
+            f"given.kind: pairs need a pairwise loss, which {name} does not have: set recipe: "
+            f"{('text_dpo' if text else 'dpo')}"
+        )
+    if not pairs and (not isinstance(likelihood, Matching | Token) or likelihood.unit > 1):
+        raise UserError(
+            f"given.kind: {given.kind} have no density and no group for {name} to compare: set "
+            "recipe: {name: text, loss: reinforce}"
+            if text
+            else f"given.kind: {given.kind} need a loss on single clean samples, which {name} "
+            "does not have: set recipe: {name: rwr, anchor: 0}, or awm or nft"
+        )

@@ -1,0 +1,243 @@
+"""The policies that a run trains, their optimizers, and the processes that share them."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from flowrl.algorithm import Algorithm
+from flowrl.errors import UserError
+from flowrl.models import savings
+from flowrl.models.adapters import adapter_switch
+from flowrl.models.merged import MergedAdapters
+from flowrl.models.open import DTYPES, call_sizes, evaluation_policy, open_model
+from flowrl.models.policy import Policy
+from flowrl.models.precision import scaler
+from flowrl.models.rewritten import REWRITER, RewrittenPolicy
+from flowrl.processes import context_parallel
+from flowrl.processes.launch import sharding
+from flowrl.processes.parallel import Parallel
+from flowrl.processes.sharding import VISION_ADAPTERS, Sharding
+from flowrl.session import optimizers
+from flowrl.session.policies import Policies
+from flowrl.session.teachers import load_teachers
+from flowrl.settings import Run
+from flowrl.settings.run import EVALUATION
+
+
+@dataclass(frozen=True)
+class Learner:
+    """One model of a run as losses and updates need it, without prompts, rewards and folder.
+
+    evaluator   the policy at the guidance and size of evaluations, with the same weights
+    before      the learner whose texts are this one's prompts; None: prompts are the run's
+    name        of the model in metrics, checkpoints and folders; "" if rewards score its samples
+    template    the text that `before` gets, with {prompt} for the prompt
+    loss_weight factor of the loss
+    """
+
+    run: Run
+    algorithm: Algorithm
+    parallel: Parallel
+    policy: Policy
+    evaluator: Policy | RewrittenPolicy
+    policies: Policies
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # of losses; does nothing unless the network is float16
+    merging: MergedAdapters
+    before: "Learner | None" = None
+    name: str = ""
+    template: str = "{prompt}"
+    loss_weight: float = 1.0
+
+    @property
+    def chain(self) -> "tuple[Learner, ...]":
+        """The models that produce a sample, in the order of sampling; this one is the last."""
+        return (*(() if self.before is None else self.before.chain), self)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the model has weights to train, or is only sampled from."""
+        return bool(self.policies.parameters)
+
+    def named(self, metric: str) -> str:
+        return f"{self.name}/{metric}" if self.name else metric
+
+    @contextmanager
+    def using(self, which: str) -> Iterator[None]:
+        """Run the modules of all models of the chain with the weights of a policy."""
+        with ExitStack() as stack:
+            for each in self.chain:
+                stack.enter_context(each.policies.using(which))
+            yield
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Run the modules of the chain with the weights of evaluations, merged if set."""
+        with self.using(evaluated(self.run)), ExitStack() as stack:
+            for each in self.chain:
+                stack.enter_context(each.merging.evaluation())
+            yield
+
+    def save(self, folder: Path) -> None:
+        """Write the weights of the chain's trained models; a named model's go to its subfolder."""
+        for each in self.chain:
+            if each.learns:
+                each.policy.save(folder / each.name)
+
+    def close(self) -> None:
+        for each in self.chain:
+            each.policy.close()
+
+    @classmethod
+    def open(cls, run: Run, folder: Path, accelerator: Accelerator) -> "Learner":
+        """Load and shard the models. UserError for a model or processes that cannot run."""
+        how = sharding(accelerator)  # before weights are loaded, since it may refuse
+        if how is not None and run.before is not None:
+            raise UserError(
+                "recipe joint: sharding the weights of two models is not supported: leave FSDP2 "
+                "out, so that each process holds both"
+            )
+        own = cls._one(run, folder, accelerator, how, run.learns)
+        if run.before is None:
+            return own
+        joint, rewriter = run.joint, run.model.rewriter
+        assert joint is not None and rewriter is not None
+        before = cls._one(run.before, folder, accelerator, None, joint.train != "image")
+        before = replace(before, name=REWRITER, template=rewriter.template)
+        text: Any = before.evaluator
+        image: Any = own.evaluator
+        pair = RewrittenPolicy(text, image, rewriter.template, run.before.evaluation_steps)
+        return replace(own, before=before, evaluator=pair, loss_weight=joint.weight)
+
+    @classmethod
+    def _one(
+        cls,
+        run: Run,
+        folder: Path,
+        accelerator: Accelerator,
+        how: Sharding | None,
+        learns: bool,
+    ) -> "Learner":
+        merge = "none" if run.model.lora is None else run.model.lora.merge
+        if how is not None and merge != "none":
+            raise UserError(
+                f"model.lora.merge: {merge} needs whole weights, and FSDP2 shards them: leave it "
+                "out"
+            )
+        if how is not None and run.model.lora is not None and run.model.lora.vision:
+            raise UserError(VISION_ADAPTERS)
+        if how is not None and run.model.quantization is not None:
+            raise UserError(
+                "model.quantization: FSDP2 shards weights of floating point: leave one of the two "
+                "out; each process then holds the quantized model"
+            )
+        context_parallel.refuse_model(run.model, accelerator.num_processes)
+        algorithm = run.algorithm()
+        device = torch.device("cpu") if run.model.device == "cpu" else accelerator.device
+        policy = load_policy(run, device, folder, learns)
+        teachers = load_teachers(run, policy)  # before sharding, as whole weights
+        evaluator = evaluation_policy(policy, run)  # before sharding: it calls the whole model
+        parallel = Parallel.open(accelerator, policy.roots(), how, run.model.context_parallel)
+        policies = Policies(
+            policy.trainable() if learns else {},
+            run.averages(algorithm),
+            keep_start="ref" in algorithm.roles,
+            changed=parallel.reshard if parallel.units else None,
+            switch=None if run.model.compile else adapter_switch(policy.roots().values()),
+            loaded=teachers,
+        )
+        parallel.follow(policies)
+        optimizer = optimizers.build(run.train, policies.parameters.values())
+        losses = scaler(device, DTYPES[run.model.dtype])
+        merging = MergedAdapters.of(policy.roots(), merge if learns else "none")
+        models = policy, evaluator, policies
+        return cls(run, algorithm, parallel, *models, optimizer, losses, merging)
+
+    @property
+    def sampler(self) -> str:
+        """Name of the policy that drew the samples, with its weights at that time."""
+        return self.policies.at_sampling(self.algorithm.behaviour)
+
+    @property
+    def old(self) -> str:
+        """Name of the policy that evaluates `old` for rows without it: the sampling policy, or the
+        proximal policy, with the weights at the start of the update (`train.recompute_old` and a
+        lag)."""
+        return "current" if self.decouples else self.sampler
+
+    @cached_property
+    def recomputes_old(self) -> bool:
+        """Whether updates compute the samples' log-probabilities again."""
+        return self.run.recomputes_old
+
+    @cached_property
+    def decouples(self) -> bool:
+        """Whether `old` is the proximal policy: see `Run.decouples`."""
+        return self.run.decouples(self.algorithm)
+
+    def __str__(self) -> str:
+        """Device, precision and trained parameters in one line per model."""
+        if self.before is not None:
+            own = replace(self, before=None)
+            return f"{self.before}, which rewrites the prompts\n{own}"
+        m, device = self.run.model, self.parallel.device
+        name = f" ({torch.cuda.get_device_name()})" if device == "cuda" else ""
+        tf32 = " by TF32" if device == "cuda" and torch.backends.cuda.matmul.allow_tf32 else ""
+        trained = sum(p.numel() for p in self.policies.network.values())
+        whole = sum(p.numel() for root in self.policy.roots().values() for p in root.parameters())
+        how = "all weights" if m.lora is None else f"LoRA of rank {m.lora.rank}"
+        how = how if self.learns else "nothing"
+        off = m.compile == "auto" and not savings.are_compiled(self.policy.roots().values())
+        compiled = f"; model.compile: auto is off on {device}" if off else ""
+        return (
+            f"device {device}{name}, {m.dtype}{tf32}; trained: {how}, {trained / 1e6:.4g} of "
+            f"{whole / 1e6:.4g} million parameters{compiled}"
+        )
+
+
+def load_policy(
+    run: Run, device: torch.device, folder: Path | None = None, learns: bool = True
+) -> Policy:
+    """Load the model with new adapters, or with all weights trainable; unchanged if it does not
+    learn."""
+    m = run.model
+    policy = open_model(run, device, folder)
+    policy.sizes = call_sizes(run, policy.automatic(run.algorithm().steps))
+    if not learns:
+        return policy
+    if m.lora is None:
+        policy.train_all()
+    elif m.lora.start is not None:
+        policy.begin_from(m.lora.start)
+    else:
+        policy.add_lora(
+            rank=m.lora.rank, alpha=m.lora.alpha, targets=m.lora.targets, seed=run.train.seed
+        )
+    if m.half_adapters:  # `Policies` makes the float32 masters
+        for adapter in policy.trainable().values():
+            adapter.data = adapter.data.bfloat16()
+    if run.train.gradient_checkpointing:
+        policy.checkpoint_gradients()
+    return policy
+
+
+def load_models(run: Run, device: torch.device) -> Policy | RewrittenPolicy:
+    """The run's model as commands open it: in a joint run both models, with their trained parts."""
+    own = load_policy(run, device, learns=run.learns)
+    if run.before is None or run.joint is None or run.model.rewriter is None:
+        return own
+    learns = run.joint.train != "image"
+    text = load_policy(run.before, device, learns=learns)
+    template, length = run.model.rewriter.template, run.before.evaluation_steps
+    return RewrittenPolicy(text, own, template, length, (learns, run.learns))
+
+
+def evaluated(run: Run) -> str:
+    """Name of the policy that evaluations and exports use."""
+    return EVALUATION if run.evaluate.average is not None else "current"

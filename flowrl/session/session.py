@@ -1,0 +1,323 @@
+"""The objects of a run, built once: the learner, its prompts, its rewards, its outputs."""
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from accelerate import Accelerator, PartialState
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.algorithm import Algorithm
+from flowrl.budget.spending import Rationed, open_budget
+from flowrl.credit.trackers import NoTracker, Tracker
+from flowrl.errors import UserError
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.own.policy import shown_by
+from flowrl.processes.parallel import Parallel
+from flowrl.prompts import DATA_SET, PromptSet
+from flowrl.session.given_samples import GivenSamples
+from flowrl.session.learner import Learner
+from flowrl.session.live import NOTHING_LIVE, Live
+from flowrl.session.record import JsonlTracker, Terminal
+from flowrl.session.start_record import StartRecord
+from flowrl.session.waiting import scores_in_turn
+from flowrl.session.writer import FileWriter
+from flowrl.settings import RewardSpec, Run
+from rewards import Reward, Samples, Scores, load, score_all
+from rewards.checks.self_test import Prompts, check_sum, self_test
+from rewards.combine import blamed, scored
+from rewards.load import check_sources
+from rewards.types import MediaForm, Reports, parts_of
+
+_DEVICES = ("auto", "cpu", "cuda", "mps")
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt in glibc's malloc.h
+LARGEST_BLOCK = 32 * 2**20  # the most that glibc takes, and where its own rule ends: others go back
+
+
+@runtime_checkable
+class SampleSource(Protocol):
+    """Samples iterations before they are learned from, or elsewhere: what a checkpoint keeps of
+    it. Features of an iteration know more (`flowrl.iteration.units.UnitSource`)."""
+
+    def state(self, iteration: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the numbers and weights that a checkpoint stores after this many iterations."""
+        ...
+
+    def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Session:
+    """All objects of a run, for the loop and checkpoints. Functions that only need the policy take
+    the `Learner`."""
+
+    learner: Learner
+    folder: Path
+    accelerator: Accelerator
+    prompts: PromptSet
+    held_out: PromptSet | None
+    rewards: Mapping[str, Reward]
+    judges: Mapping[str, Reward]  # the rewards of evaluations
+    intermediate_rewards: Mapping[str, Reward]  # of predicted clean images
+    terminal: Terminal
+    tracker: Tracker | None
+    spending: Rationed | None
+    start_record: StartRecord | None  # on the main process, which writes it into checkpoints
+    live: Live = NOTHING_LIVE
+    given: GivenSamples | None = None
+    writer: FileWriter = field(default_factory=FileWriter)
+    source: SampleSource | None = None  # None: this process samples what it has just drawn
+
+    @property
+    def run(self) -> Run:
+        return self.learner.run
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.learner.algorithm
+
+    @cached_property
+    def before(self) -> "Session | None":
+        """The session of the model that writes the prompts; None if prompts are used as given."""
+        before = self.learner.before
+        return None if before is None else replace(self, learner=before, tracker=None)
+
+    @property
+    def template(self) -> str:
+        """The text around a prompt that a rewriter gets."""
+        return self.learner.template
+
+    @property
+    def parallel(self) -> Parallel:
+        return self.learner.parallel
+
+    @cached_property
+    def scores_in_turn(self) -> bool:
+        """Whether samples are scored after all are drawn, one reward at a time. False on a GPU,
+        beside which rewards run."""
+        in_turn = scores_in_turn(self.rewards, len(self.algorithm.plans))
+        return in_turn and self.parallel.device != "cuda"
+
+    @cached_property
+    def several_sizes(self) -> bool:
+        """Whether prompts have samples of several sizes, each with its own noise levels."""
+        policy = self.learner.policy
+        return isinstance(policy, PipelinePolicy) and len(policy.used) > 1
+
+    @cached_property
+    def draw_count(self) -> int:
+        """Number of an iteration's prompts that get generated samples."""
+        return self.run.drawn
+
+    @cached_property
+    def reporting(self) -> Mapping[str, Reward]:
+        """The rewards that report numbers for the log, or have a member that does."""
+        found = self.rewards.items()
+        return {label: each for label, each in found if [*parts_of(each, Reports)]}
+
+    def drawn(self, samples: Samples) -> Samples:
+        """The samples as pages show them: tensors of a user's own model become images."""
+        return shown_by(self.learner.policy, samples)
+
+    def weights(self, iteration: int) -> torch.Tensor:
+        """Weights [r] of the rewards."""
+        if self._constant_weights is not None:
+            return self._constant_weights
+        return torch.tensor([spec.weight_at(iteration) for spec in self.run.rewards])
+
+    @cached_property
+    def _constant_weights(self) -> torch.Tensor | None:
+        """Weights [r] of the rewards, if no iteration changes them."""
+        weights = [spec.weight for spec in self.run.rewards]
+        moves = any(isinstance(weight, tuple) for weight in weights)
+        return None if moves else torch.tensor(weights)
+
+    def intermediate_weights(self, iteration: int) -> torch.Tensor:
+        """Weights [r] of the intermediate rewards."""
+        return torch.tensor([spec.weight_at(iteration) for spec in self.run.asked_intermediate])
+
+
+def score_once(parallel: Parallel, rewards: Mapping[str, Reward], samples: Samples) -> Scores:
+    """Score samples. Only the leader of a context-parallel group calls the rewards, since its
+    members have the same samples; the others get unscored samples, which `Parallel.every` leaves
+    out. Without rewards the result has no columns: other processes score the samples."""
+    if parallel.leads and rewards:
+        return score_all(rewards, samples)
+    nothing = torch.zeros(len(samples.prompts), len(rewards), dtype=torch.float64)
+    return Scores(nothing, nothing.bool(), tuple(rewards))
+
+
+def check_reward_sources(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE) -> None:
+    """UserError if a reward's model is neither local nor cached and the hub does not answer."""
+    for spec in specs:
+        if spec.label in live.rewards:
+            continue
+        try:
+            check_sources(spec.name, spec.settings)
+        except ValueError as error:
+            raise UserError(f"reward {spec.label}: {error}") from error
+
+
+def load_rewards(
+    specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE, elsewhere: Mapping[str, Reward] = {}
+) -> dict[str, Reward]:
+    """Load rewards by label; Python objects are already loaded, and rewards in `elsewhere` belong
+    to other processes. UserError if a reward cannot be loaded or reached."""
+    rewards = {}
+    for spec in specs:
+        if spec.label in elsewhere:
+            rewards[spec.label] = _of_sets(elsewhere[spec.label], spec)
+            continue
+        try:
+            given = live.rewards.get(spec.label)
+            spec.refuse_python(given is not None)
+            found = load(spec.name, **spec.settings) if given is None else given
+            rewards[spec.label] = _of_sets(found, spec)
+        except (ValueError, ImportError) as error:
+            raise UserError(f"reward {spec.label}: {error}") from error
+    return rewards
+
+
+@dataclass(frozen=True)
+class OfSets:
+    """A reward of the rows of some data sets; other rows are unscored."""
+
+    reward: Reward
+    label: str
+    sets: tuple[str, ...]
+
+    def rows(self, meta: Sequence[Mapping[str, Any]]) -> list[int]:
+        return [row for row, columns in enumerate(meta) if columns.get(DATA_SET) in self.sets]
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
+        if rows := self.rows(samples.meta):
+            found[rows] = scored(self.label, self.reward, samples.take(rows))
+        return found
+
+
+def _of_sets(reward: Reward, spec: RewardSpec) -> Reward:
+    return OfSets(reward, spec.label, spec.sets) if spec.sets else reward
+
+
+def _shown(reward: Reward, prompts: PromptSet, form: MediaForm) -> tuple[Reward, Prompts]:
+    """A reward for its test, and the rows that it scores."""
+    if not isinstance(reward, OfSets):
+        return reward, Prompts(prompts.texts, prompts.meta, *form)
+    rows = reward.rows(prompts.meta)
+    return reward.reward, Prompts(*prompts.take(rows), *form)
+
+
+def prove_rewards(
+    rewards: Mapping[str, Reward], run: Run, prompts: PromptSet, form: MediaForm
+) -> Iterator[str]:
+    """Test rewards on samples of the form that the model generates. Returns a sentence for each
+    reward that passes; UserError, or a warning, for others."""
+    if run.train.self_test == "off":
+        return
+    tests: list[Callable[[], str | None]] = [
+        lambda name=name, reward=reward: f"reward {self_test(name, *_shown(reward, prompts, form))}"
+        for name, reward in rewards.items()
+    ]
+    shown = Prompts(prompts.texts, prompts.meta, *form)
+    weights = {spec.label: spec.weight_at(0) for spec in run.rewards}
+    if len(rewards) > 1 and set(rewards) == set(weights):
+        tests.append(lambda: check_sum(rewards, weights, shown))
+    for test in tests:
+        try:
+            if (sentence := test()) is not None:
+                yield sentence
+        except ValueError as error:
+            if run.train.self_test == "raise":
+                what = blamed(error) or error
+                raise UserError(f"{what}; train.self_test: warn makes this a warning") from error
+            yield f"warning: {error}"
+        except Exception as error:
+            if (what := blamed(error)) is None:
+                raise
+            raise UserError(f"{what}, for the first test samples") from error
+
+
+def open_session(
+    run: Run,
+    folder: Path,
+    accelerator: Accelerator,
+    live: Live = NOTHING_LIVE,
+    elsewhere: Mapping[str, Reward] = {},
+) -> Session:
+    """Load the model, prompts and rewards of a run; rewards in `elsewhere` belong to other
+    processes. UserError if they cannot run."""
+    learner, p = Learner.open(run, folder, accelerator), run.prompts
+    rewards, tracker = load_rewards(run.rewards, live, elsewhere), learner.algorithm.tracker
+    return Session(
+        learner=learner,
+        folder=folder,
+        accelerator=accelerator,
+        prompts=p.read("train"),
+        held_out=None if p.held_out is None else p.read("held_out"),
+        rewards=rewards,
+        judges=load_rewards(run.judges, live, elsewhere),
+        intermediate_rewards=load_rewards(run.intermediate_rewards, live, elsewhere) or rewards,
+        terminal=Terminal(accelerator.is_main_process),
+        tracker=None if tracker is NoTracker else tracker(),
+        spending=open_budget(run.budget, learner.algorithm.group),
+        start_record=StartRecord.of(run, learner.parallel.processes)
+        if learner.parallel.main
+        else None,
+        live=live,
+        given=GivenSamples.open(learner),
+    )
+
+
+def on_cpu(run: Run) -> bool:
+    """Whether a run uses the CPU. UserError if `model.device` is unknown or unavailable."""
+    device, cuda = run.model.device, torch.cuda.is_available()
+    if device not in _DEVICES:
+        raise UserError(
+            f"model.device: {device!r} is not known; use one of {', '.join(_DEVICES)} "
+            "(CUDA_VISIBLE_DEVICES selects among several GPUs)"
+        )
+    there = {"auto": True, "cpu": True, "cuda": cuda, "mps": torch.backends.mps.is_available()}
+    if not there[device]:
+        raise UserError(
+            f"model.device: {device} is not available to PyTorch on this machine; set "
+            "model.device: auto, or install PyTorch for it"
+        )
+    if device == "mps" and run.model.dtype == "float64":
+        raise UserError("model.dtype: mps has no float64; set model.dtype: float32")
+    return device == "cpu" or (device == "auto" and not cuda)
+
+
+def open_accelerator(run: Run, folder: Path) -> Accelerator:
+    trackers = [JsonlTracker(folder), *run.track.trackers]
+    cpu = on_cpu(run)
+    first = PartialState().device if PartialState._shared_state else None
+    if first is not None and (first.type == "cpu") != cpu:
+        raise UserError(
+            f"model.device: {run.model.device}, but accelerate has set this process up for "
+            f"{first.type}, and keeps to it; start a process for each device"
+        )
+    if cpu:
+        keep_freed_memory()
+    return Accelerator(cpu=cpu, log_with=trackers, project_dir=str(folder))
+
+
+def keep_freed_memory() -> None:
+    """Make the process keep freed blocks of up to 32 MiB.
+
+    Otherwise glibc returns them to the system, and every network call requests them again page by
+    page: 150,000 page faults in an iteration with 600 MB of activations. Do nothing without glibc,
+    or if the user has set glibc's environment variables."""
+    own = ("MALLOC_", "GLIBC_TUNABLES")
+    if platform.libc_ver()[0] != "glibc" or any(name.startswith(own) for name in os.environ):
+        return
+    libc = ctypes.CDLL(None)
+    libc.mallopt(MMAP_THRESHOLD, LARGEST_BLOCK)  # alone, the next line would end glibc's own rule
+    libc.mallopt(TRIM_THRESHOLD, -1)  # never

@@ -1,0 +1,97 @@
+"""Repeat work with half the rows per call after an out-of-memory error, or explain the error."""
+
+import gc
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from flowrl.errors import UserError
+from flowrl.estimate import fit, memory
+from flowrl.models.call_sizes import CallTooLarge, HasSizes, out_of_memory
+from flowrl.session.learner import Learner
+from flowrl.session.live import of_callback
+from flowrl.session.record import Terminal
+from flowrl.settings import Run
+from flowrl.settings.read import dump, override
+
+T = TypeVar("T")
+
+
+def with_smaller_calls(
+    learner: Learner, terminal: Terminal, do: Callable[[], T], policy: HasSizes | None = None
+) -> T:
+    """Call `do`, and restart it with fewer rows per call of `policy` while it runs out of memory.
+
+    Results depend only on the sizes, so a run that is resumed with its checkpoint's lowered sizes
+    has the same bits. All processes lower the sizes and repeat together: `Parallel.together` raises
+    the error on all of them. CallTooLarge if that is impossible (inside a collective call, or after
+    an optimizer step), or if a call already has one row.
+    """
+    sizes = (learner.policy if policy is None else policy).sizes
+    while True:
+        try:
+            return do()
+        except CallTooLarge as error:
+            agreed = error.agreed or learner.parallel.processes == 1
+            if not (agreed and error.repeatable):
+                raise
+            before = str(sizes)
+            lowered = [sizes.lower(kind) for kind in sorted(error.kinds)]
+            if False in lowered:
+                raise
+            reason = str(error).split(". ")[0].splitlines()[0][:200]
+        terminal.warn(
+            f"out of memory ({reason}); rows per call are now {sizes}, previously {before}"
+        )
+        _free()
+
+
+def _free() -> None:
+    """Free the memory of failed calls, once no error refers to it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def saved_sizes(learner: Learner) -> dict[str, Any]:
+    """Call sizes for a checkpoint, with the setting that they come from."""
+    policies = {"train": learner.policy, "evaluate": learner.evaluator}
+    found = {name: vars(policy.sizes) for name, policy in policies.items()}
+    return {**found, "setting": _setting(learner)}
+
+
+def take_sizes(learner: Learner, saved: Mapping[str, Any] | None) -> bool:
+    """Restore call sizes from a checkpoint; False if it has none, or `train.rows_per_call` has
+    changed since."""
+    if saved is None or saved["setting"] != _setting(learner):
+        return False
+    learner.policy.sizes.take(saved["train"])
+    learner.evaluator.sizes.take(saved["evaluate"])
+    return True
+
+
+def _setting(learner: Learner) -> Any:
+    return dump(learner.run)["train"]["rows_per_call"]
+
+
+@contextmanager
+def explained(run: Run, policy: HasSizes | None = None) -> Iterator[None]:
+    """Turn an out-of-memory error of the run into a UserError that names settings to change, based
+    on the policy's current call sizes. Errors of rewards, judges and callbacks pass through."""
+    try:
+        yield
+    except Exception as error:
+        if of_callback(error) or not out_of_memory(error):
+            raise
+        if policy is not None:
+            now = {kind: rows for kind, rows in vars(policy.sizes).items() if rows is not None}
+            run = override(run, ["--train.rows-per-call", json.dumps(now)] if now else [])
+        needed, changes = memory.estimate(run), fit.advice(run)
+        about = "" if needed is None else f"; the run needs about {memory.size(needed.total)}"
+        rows = "train.rows_per_call lower, train.gradient_checkpointing: true"
+        way = ", ".join(changes) if changes else f"{rows}, model.offload: true"
+        reason = (str(error).strip() or type(error).__name__).split(". ")[0].splitlines()[0]
+        raise UserError(f"out of memory ({reason}){about}: set {way}") from error

@@ -1,0 +1,26 @@
+"""Loaded teachers: additional weights of the run's policy."""
+
+from flowrl.losses.averages import TEACHER
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.policy import Policy
+from flowrl.paths import find
+from flowrl.session.policies import NamedWeights
+from flowrl.settings import Run
+
+
+def load_teachers(run: Run, policy: Policy) -> dict[str, NamedWeights]:
+    """Load the weights of all teachers, by policy name (`teacher/TASK`). UserError if they do not
+    fit the student."""
+    if run.teachers is None:
+        return {}
+    from flowrl.models.diffusers.lora.teacher_weights import teacher_weights
+
+    assert isinstance(policy, PipelinePolicy), "opd is a recipe for images and videos"
+    return {
+        policy_name(task): teacher_weights(policy, find(folder), f"teachers.folders.{task}")
+        for task, folder in run.teachers.folders.items()
+    }
+
+
+def policy_name(task: str) -> str:
+    return f"{TEACHER}/{task}"
