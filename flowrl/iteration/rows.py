@@ -66,19 +66,20 @@ def metrics_of(
 def descriptions(session: Session, samples: Sampled, scores: Scored) -> dict[str, float]:
     """Statistics of the samples, reports of rewards and counts, over all processes."""
     every, unit = session.parallel.every, samples.unit
-    statistics, counts = unit.statistics, samples.drawn.counts
+    statistics = unit.statistics
     own_means = (statistics.means, statistics.size) if samples.drawn.shares[0].counts else None
     metrics = merged_means([each for each in every(own_means) if each is not None])
     metrics |= mean_metrics(every(reports(session.reporting) | dict(scores.reports)))
     metrics["count/sampling"] = float(sum(every(unit.evaluations)))
-    scored = scored_samples(samples, scores) if counts else 0
-    metrics["count/scored"] = float(sum(every(scored)))
+    metrics["count/scored"] = float(sum(every(scored_samples(samples, scores))))
     return metrics
 
 
 def scored_samples(samples: Sampled, scores: Scored) -> int:
     """Number of samples, predicted ones included, that this process scored for its own draws."""
     own, drawn = 0, samples.drawn
+    if not drawn.counts:
+        return 0
     for rollout in samples.rollouts:
         per_draw = len(rollout.prompt) // sum(len(share.mine) for share in drawn.shares)
         own += sum(len(share.mine) * per_draw for share in drawn.shares if share.counts)

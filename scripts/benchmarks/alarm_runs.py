@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from flowrl.session.record import METRICS
 from flowrl.run.watch.alarms import Alarms
+from flowrl.session.record import METRICS
 from flowrl.settings.inherit import merged
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -36,9 +36,9 @@ from flowrl.models.diffusers.call.patches import Patch, patched
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session, open_accelerator, open_session
-from flowrl.run.train import iterate
 from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.read import run_from
+from tests.support.iterations import iterate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.benchmarks.benchmark_results import Case, Results

@@ -54,11 +54,12 @@ BYTES = ("upload_bytes", "pinned_bytes", "download_bytes")
 
 def phases() -> dict[Any, str]:
     """Phases by the functions whose frames they run in."""
+    from flowrl.iteration.sample import decode_samples_of
+    from flowrl.iteration.update import optimizer_step
     from flowrl.models.diffusers.batch import MediaBatch
     from flowrl.models.language.batch import TextBatch
-    from flowrl.run.experience.units import decode_samples_of
-    from flowrl.run.update.update import optimizer_step, update
     from rewards import score_all
+    from tests.support.iterations import update
 
     sampling = (MediaBatch.rollouts, TextBatch.rollouts)
     others = (decode_samples_of, score_all)

@@ -174,10 +174,9 @@ class Clock:
 def ours(
     loss: str, size: Size, model: Path, folder: Path, steps: int, device: str
 ) -> dict[str, Any]:
-    from flowrl.run.experience.collect import collect
+    from flowrl.iteration.open import open_stages
     from flowrl.session.progress import Progress
     from flowrl.session.session import open_accelerator, open_session
-    from flowrl.run.update.update import update
     from flowrl.settings.read import run_from
 
     (folder / "even.py").write_text(REWARD)
@@ -199,11 +198,12 @@ def ours(
     before, clock, tokens, filled = peak(device), Clock(device), list[int](), list[list[float]]()
     for iteration in range(steps):
         clock.start()
-        experience = collect(session, iteration)
-        update(session.learner, experience, Progress(iteration))
+        stages = open_stages(session, Progress(iteration, optimizer_steps=1))
+        made = stages.collected(iteration)
+        stages.update(made)
         clock.stop()
-        tokens.append(sum(int(rows.mask.sum()) for rows in experience.rows))
-        texts: Any = experience.rows
+        tokens.append(sum(int(rows.mask.sum()) for rows in made.rows))
+        texts: Any = made.rows
         lengths = [each for rows in texts for each in rows.lengths.tolist()]
         filled.append([share(lengths, size.call), share(sorted(lengths), size.call)])
     return {

@@ -7,17 +7,16 @@ import torch
 
 from flowrl.budget.spending import LATER_ROUNDS, Rationed
 from flowrl.errors import UserError
+from flowrl.iteration import minibatches as assignment
+from flowrl.iteration import ratio_check, update
 from flowrl.likelihoods.rows import take
-from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session.learner import Learner
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from flowrl.run.train import iterate
-from flowrl.run.update import minibatches as assignment
-from flowrl.run.update import ratio_check, update
-from flowrl.run.watch.alarms import Alarms
-from tests.support import runs, text_runs, tiny_lm
+from tests.support import iterations, runs, text_runs, tiny_lm
+from tests.support.iterations import collect, iterate
 
 TEXT = {"name": "text_grpo", "length": 5, "group": 4, "kl": 0.0}
 EVERYTHING = {
@@ -189,7 +188,8 @@ def test_a_subset_is_all_that_is_computed_and_gives_the_same_gradient(
     small, large = opened("small"), opened("large")
     monkeypatch.setattr(large.spending, "rows", lambda rows, unit: rows)
     few, many = (
-        update.update(kept.learner, collect(kept, 0), Progress()).metrics for kept in (small, large)
+        iterations.update(kept.learner, collect(kept, 0), Progress()).metrics
+        for kept in (small, large)
     )
     assert few["count/training"] < 0.75 * many["count/training"]
     for a, b in zip(*found, strict=True):

@@ -14,8 +14,8 @@ from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, evaluate_held_out
 from flowrl.run.save import checkpoint
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session, open_accelerator, open_session
-from flowrl.run.train import iterate
 from flowrl.settings.read import dump, read_run, run_from
+from tests.support.iterations import iterate
 
 PLAIN = """
 import json, sys

@@ -8,12 +8,12 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 
 from flowrl.errors import UserError
+from flowrl.iteration import ratio_check
 from flowrl.paths import PROJECT
-from flowrl.run.experience.collect import collect
-from flowrl.run.update import ratio_check
 from flowrl.settings.read import dump, read_run, run_from
 from samplers import Scheduler
 from tests.support import demo_folders, runs
+from tests.support.iterations import collect
 
 torch.set_num_threads(1)
 FOLDER = PROJECT / "flowrl" / "demo" / "shapes-few"

@@ -12,13 +12,13 @@ import yaml
 from diffusers import DDIMScheduler, StableDiffusionPipeline
 
 from flowrl.demo import world
+from flowrl.iteration import ratio_check
 from flowrl.paths import PROJECT
-from flowrl.run.experience.collect import collect
-from flowrl.run.update import ratio_check
 from flowrl.settings.read import dump, read_run
 from rewards.catalogue.shapes import detect, is_exact
 from samplers.adapt import flow_velocity, level
 from tests.support import demo_folders, runs
+from tests.support.iterations import collect
 
 torch.set_num_threads(1)
 FOLDER = PROJECT / "flowrl" / "demo" / "shapes-sd15"

@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from flowrl.demo import world
+from flowrl.iteration import ratio_check
 from flowrl.paths import PROJECT
-from flowrl.run.experience.collect import collect
-from flowrl.run.update import ratio_check
 from flowrl.settings.read import dump, read_run
 from rewards import Samples, load
 from rewards.catalogue.shapes import WantedShapes
 from rewards.perception.files import open_image_file
 from rewards.perception.media import to_tensor
 from tests.support import runs
+from tests.support.iterations import collect
 from tests.support.runs import environment
 
 FOLDER = PROJECT / "flowrl" / "demo" / "shapes-judge"

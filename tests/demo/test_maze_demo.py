@@ -10,12 +10,11 @@ from transformers import AutoModelForCausalLM
 
 from flowrl.demo import maze
 from flowrl.paths import PROJECT
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
 from flowrl.session.session import open_accelerator, open_session
-from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, dump, read_run, run_from
 from rewards import Samples
+from tests.support.iterations import collect, iterate
 from tests.support.runs import environment
 
 FOLDER = PROJECT / "flowrl" / "demo" / "maze-lm"

@@ -15,10 +15,10 @@ from flowrl.run.evaluate.evaluate import evaluate_held_out
 from flowrl.run.save import checkpoint
 from flowrl.session.progress import Progress
 from flowrl.session.session import open_accelerator, open_session
-from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, dump, read_run, run_from
 from scripts import demo_text
 from scripts.demo_models.pretrain_sums import accuracy, asked
+from tests.support.iterations import iterate
 from tests.support.runs import environment
 
 FOLDER = PROJECT / "flowrl" / "demo" / "sums-lm"

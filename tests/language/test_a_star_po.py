@@ -11,22 +11,31 @@ from flowrl.credit.advantages import Context, Estimator
 from flowrl.credit.trackers import StartValues
 from flowrl.credit.turns import Baseline
 from flowrl.errors import UserError
+from flowrl.iteration.open import open_stages
+from flowrl.iteration.records import Drawn
+from flowrl.iteration.sample import SampleStage
 from flowrl.likelihoods.rows import Evaluation, TokenRows
 from flowrl.likelihoods.token import Token
 from flowrl.losses.base import Counts, reduced
 from flowrl.losses.off_policy import AdvantageRegression
 from flowrl.prompts import Draws
-from flowrl.run.experience.collect import collect
-from flowrl.run.experience.round import sample_round
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
-from flowrl.run.update.update import update
 from flowrl.settings.read import check_plan, run_from
 from rewards import Scores
 from samplers import Columns
 from tests.support import runs, text_runs
+from tests.support.iterations import collect, iterate, update
 
 RECIPE = {"name": "text_a_star_po", "length": 8, "samples": 5, "soft": 0.3, "beta": 0.05}
+
+
+def sampled_totals(session, draws, by):
+    """Scores of these draws by the weights of a policy, without learning from them."""
+    stages = open_stages(session, Progress())
+    sample = stages.sample.sample
+    assert isinstance(sample, SampleStage)
+    asked = Drawn.of(session.parallel, 1, draws, by)
+    return stages.score(sample(asked)).plans[0].totals
 
 
 def context(prompts: list[int]) -> Context:
@@ -179,6 +188,6 @@ def test_images_take_the_values_too(tmp_path):
     for step in made.rows:
         torch.testing.assert_close(step.advantage[:, 0].double(), want, atol=1e-6, rtol=0)
     draws = Draws.each([-1 - row for row in rows], rows)
-    own, moved = (sample_round(session, 1, draws, {}, by).parts[0].totals for by in ("ref", None))
+    own, moved = (sampled_totals(session, draws, by) for by in ("ref", "current"))
     assert own.view(2, 2).mean(1).tolist() == pytest.approx(start)
     assert moved.view(2, 2).mean(1).tolist() != pytest.approx(start)

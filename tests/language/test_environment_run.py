@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.run.experience.collect import collect
+from flowrl.iteration import ratio_check
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from flowrl.run.train import iterate
-from flowrl.run.update import ratio_check
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs
 from tests.support.environments import RECIPE, WARPED, session, tree
+from tests.support.iterations import collect, iterate
 from tests.support.runs import flowrl, lines, write
 
 

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from flowrl.errors import UserError
 from flowrl.models.language.head import Float32Head
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
 from tests.support import runs, text_runs, tiny_lm
+from tests.support.iterations import iterate
 
 
 @pytest.fixture(scope="module")

@@ -15,22 +15,21 @@ from flowrl.credit.advantages import Estimator, LeaveOneOut
 from flowrl.credit.turns import Penalize
 from flowrl.errors import UserError
 from flowrl.estimate import memory
+from flowrl.iteration.features.reference import reference_log_ratios
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
 from flowrl.recipes.table import TEXT_RECIPES
-from flowrl.run.experience.collect import Experience, collect
-from flowrl.run.experience.reference_kl import reference_log_ratios
 from flowrl.run.save import checkpoint
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session, open_accelerator, open_session
-from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, Forks, Segments
 from samplers.forks import Forking
 from tests.support import text_runs
+from tests.support.iterations import Collected, collect, iterate
 from tests.support.runs import same_weights
 
 KL, HEAT = 0.5, 0.7
@@ -74,7 +73,7 @@ def surprise(network: Any, context: list[int], words: list[int]) -> Tensor:
     return each[torch.arange(len(words)), torch.tensor(words)]
 
 
-def by_hand(kept: Session, model: Path, experience: Experience) -> list[list[float]]:
+def by_hand(kept: Session, model: Path, experience: Collected) -> list[list[float]]:
     """log p(now) - log p(start) of each row's own tokens, with the model read anew as the start."""
     start = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
     (rows,) = experience.rows
@@ -115,7 +114,7 @@ def centred(reward: Tensor, apart: list[list[float]]) -> list[list[float]]:
     return plus(reward - reward.mean(1, keepdim=True), apart)
 
 
-def agree(experience: Experience, want: list[list[float]]) -> None:
+def agree(experience: Collected, want: list[list[float]]) -> None:
     """Advantages of all tokens of the model's own, and of nothing else."""
     (rows,) = experience.rows
     assert torch.equal(rows.mask, rows.written) and rows.advantage[~rows.mask].eq(0).all()

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowrl.iteration import ratio_check, update
 from flowrl.likelihoods.rows import Rows, input_of, take
 from flowrl.losses.base import ClipsRatio
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
-from flowrl.run.experience.collect import Experience, collect
 from flowrl.session.learner import Learner
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from flowrl.run.update import ratio_check, update
-from tests.support import every_recipe, runs
+from tests.support import every_recipe, iterations, runs
+from tests.support.iterations import Collected, collect
 from tests.support.runs import opened
 
 ROUNDING = {"float32": 1e-6, "float64": 1e-12}  # of a gradient, as a share of its norm
@@ -45,7 +45,7 @@ def pipeline_folder(tmp_path_factory) -> Path:
     return runs.write_pipeline(tmp_path_factory.mktemp("pipeline"))
 
 
-def step_gradients(monkeypatch, kept: Session, experience: Experience) -> list[Tensor]:
+def step_gradients(monkeypatch, kept: Session, experience: Collected) -> list[Tensor]:
     """Gradients of the one optimizer step of an iteration, which is not taken."""
     found: list[Tensor] = []
 
@@ -56,7 +56,7 @@ def step_gradients(monkeypatch, kept: Session, experience: Experience) -> list[T
         return 1.0
 
     monkeypatch.setattr(update, "optimizer_step", step)
-    update.update(kept.learner, experience, Progress())
+    iterations.update(kept.learner, experience, Progress())
     return found
 
 
@@ -101,7 +101,7 @@ class OutputGradients:
         """Within an update; an input is known by all that its rows hold."""
         real = update.chunk_loss
 
-        def watching(learner: Learner, experience: Experience, chunk: Rows, first: bool) -> Any:
+        def watching(learner: Learner, experience: Collected, chunk: Rows, first: bool) -> Any:
             found = [getattr(chunk, f.name) for f in fields(chunk)]
             tensors = [value.cpu() for value in found if isinstance(value, Tensor)]
             rows = range(len(chunk.prompt))
@@ -123,7 +123,7 @@ def distance(got: list[Tensor], want: list[Tensor]) -> float:
     return float(sum((a - b).square().sum() for a, b in zip(got, want, strict=True))) ** 0.5
 
 
-def shuffled(experience: Experience, unit: int) -> Experience:
+def shuffled(experience: Collected, unit: int) -> Collected:
     """The rows in another order; the rows of a unit stay together."""
     rng, parts = torch.Generator().manual_seed(0), []
     for rows in experience.rows:
@@ -132,7 +132,7 @@ def shuffled(experience: Experience, unit: int) -> Experience:
     return replace(experience, rows=tuple(parts))
 
 
-def disturb(experience: Experience) -> bool:
+def disturb(experience: Collected) -> bool:
     """Add noise to stored log-probabilities, as if sampling had used other arithmetic."""
     stored = [rows.old.logp for rows in experience.rows if rows.old is not None]
     for logp in stored:
@@ -160,7 +160,7 @@ def test_the_first_ratio_of_every_recipe_is_one(open_run, name, dtype):
     experience = collect(kept, 0)
     half = dtype == "bfloat16"
     stored = disturb(experience) if half else experience.rows[0].old is not None
-    metrics = update.update(kept.learner, experience, Progress()).metrics
+    metrics = iterations.update(kept.learner, experience, Progress()).metrics
     assert metrics["skipped"] == 0
     has_ratio = "old" in kept.algorithm.loss.roles
     assert has_ratio == ("ratio" in metrics or "moved" in metrics)
@@ -183,11 +183,11 @@ def test_a_recomputed_old_is_that_of_the_weights_that_sampled(open_run, dtype, s
     kept = open_run("text_rloo", dtype, rows_per_call=3, recompute_old=True, lr=1e-2, **steps)
     experience = collect(kept, 0)
     assert disturb(experience)
-    metrics = update.update(kept.learner, experience, Progress()).metrics
+    metrics = iterations.update(kept.learner, experience, Progress()).metrics
     assert metrics["ratio_min"] < 1 < metrics["ratio_max"], "the second step's have moved"
     assert 0.03 < metrics["mismatch"] < 0.3, "of both steps, before either was taken"
     plain = open_run("text_rloo", dtype, rows_per_call=3, recompute_old=True, lr=1e-2, **steps)
-    same = update.update(plain.learner, collect(plain, 0), Progress()).metrics
+    same = iterations.update(plain.learner, collect(plain, 0), Progress()).metrics
     for name in ("ratio", "ratio_min", "ratio_max", "grad_norm"):
         assert same[name] == metrics[name], "the sampler's log-probabilities are not read"
 
@@ -200,7 +200,7 @@ def test_a_sampler_whose_numbers_are_kept_is_measured_and_warned_of(open_run, ca
     disturb(experience)
     assert ratio_check.check_ratio(kept.learner, experience, kept.terminal) > 0.1
     assert "train.recompute_old" in capsys.readouterr().err
-    metrics = update.update(kept.learner, experience, Progress()).metrics
+    metrics = iterations.update(kept.learner, experience, Progress()).metrics
     assert 0.03 < metrics["mismatch"] < 0.3 and metrics["ratio_max"] > 1.1
 
 

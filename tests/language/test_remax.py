@@ -8,18 +8,17 @@ from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.credit.turns import Baseline, GreedyBaseline
 from flowrl.credit.values import TrackedStatistics
 from flowrl.errors import UserError
+from flowrl.iteration import ratio_check
 from flowrl.likelihoods.token import Token
 from flowrl.losses.ratio import Surrogate
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.recipes.table import TEXT_RECIPES
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
-from flowrl.run.update import ratio_check
 from rewards import Scores
 from samplers import Columns
 from samplers.completions import Completions
 from tests.support import text_runs, tiny_lm
+from tests.support.iterations import collect, iterate
 
 DRAWS, GROUP = 5, 4
 

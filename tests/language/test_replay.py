@@ -10,18 +10,17 @@ import torch
 
 from flowrl.budget.spending import Rationed
 from flowrl.budget.successes import Success
+from flowrl.iteration import ratio_check
+from flowrl.iteration import update as updating
 from flowrl.losses.base import metric_values
-from flowrl.run.experience.collect import Experience, collect
 from flowrl.run.save import checkpoint
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from flowrl.run.train import iterate
-from flowrl.run.update import ratio_check
-from flowrl.run.update import update as updating
-from flowrl.run.watch.alarms import Alarms
 from tests.budget.test_budget_run import EVERYTHING, equal
 from tests.language.test_kl_in_reward import NEAR, agree, by_hand, move, plus
 from tests.support import environments, runs
+from tests.support.iterations import Collected, collect, iterate
 
 HEAT = {"temperature": 0.7}
 TURNS = {"name": "text_grpo", "length": 24, "group": 4, "kl": 0.0, **HEAT}
@@ -56,7 +55,7 @@ def nothing(samples) -> torch.Tensor:
     return torch.zeros(len(samples.prompts))
 
 
-def replayed(kept: Session) -> tuple[Experience, dict[int, Success]]:
+def replayed(kept: Session) -> tuple[Collected, dict[int, Success]]:
     """An iteration in which everything fails, and the success in each prompt's last row."""
     for iteration in range(8):
         collect(kept, iteration)

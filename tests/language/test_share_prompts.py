@@ -12,15 +12,15 @@ from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from flowrl.errors import UserError
+from flowrl.iteration import update
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.language.prefixes import Packing, refuse_windows
 from flowrl.models.language.token_scores import ScoringPolicy
-from flowrl.run.experience.collect import collect
 from flowrl.session.learner import Learner
 from flowrl.session.progress import Progress
-from flowrl.run.update import update
 from flowrl.settings.read import check_plan, run_from
-from tests.support import runs, text_runs, tiny_lm
+from tests.support import iterations, runs, text_runs, tiny_lm
+from tests.support.iterations import collect
 
 RECIPES: dict[str, dict[str, Any]] = {
     "chain": {"name": "text_grpo", "length": 6, "group": 4, "kl": 0.04},
@@ -67,15 +67,15 @@ def test_gradients_are_those_of_texts_by_themselves(model, tmp_path, monkeypatch
     kept = runs.opened(settings, tmp_path)
     experience = collect(kept, 0)
     before = kept.learner.policies.state()
-    metrics = [update.update(kept.learner, experience, Progress()).metrics]
+    metrics = [iterations.update(kept.learner, experience, Progress()).metrics]
     kept.learner.policies.restore(before)
     tokens = Tokens()
     kept.learner.policy.roots()["model"].register_forward_pre_hook(tokens)
-    update.update(kept.learner, experience, Progress())
+    iterations.update(kept.learner, experience, Progress())
     alone, tokens.seen = tokens.seen, 0
     kept.learner.policies.restore(before)
     experience = replace(experience, policy=replace(experience.policy, packing=ALL))  # type: ignore[type-var]
-    metrics.append(update.update(kept.learner, experience, Progress()).metrics)
+    metrics.append(iterations.update(kept.learner, experience, Progress()).metrics)
     assert tokens.seen < 0.75 * alone
     for key, value in metrics[0].items():
         assert metrics[1][key] == pytest.approx(value, rel=1e-9, abs=1e-12), key

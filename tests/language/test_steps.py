@@ -9,12 +9,12 @@ from transformers import AutoModelForCausalLM
 
 from flowrl.credit.process import Information
 from flowrl.errors import UserError
+from flowrl.iteration import ratio_check
 from flowrl.models.language.steps import Steps, point_ends
-from flowrl.run.experience.collect import collect
-from flowrl.run.update import ratio_check
 from flowrl.settings.read import check_run, run_from
 from samplers.completions import Completions
 from tests.support import environments, runs, text_runs, tiny_lm
+from tests.support.iterations import collect
 
 PROCESS = {"name": "text_process", "length": 24, "group": 24, "kl": 0.0, "temperature": 3.0}
 PREFIX = '''

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.errors import UserError
+from flowrl.iteration import ratio_check
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.base import Counts, reduced
@@ -20,16 +21,14 @@ from flowrl.media.statistics import text_statistics
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import PROJECT
 from flowrl.run.evaluate.evaluate import evaluate_held_out
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
 from flowrl.session.session import open_accelerator, open_session
-from flowrl.run.train import iterate
-from flowrl.run.update import ratio_check
 from flowrl.settings.read import check_run, run_from
 from rewards import Scores
 from samplers import Chain, FlowSDE, Latents, Ode, roll
 from samplers.completions import Completions
 from tests.support import text_runs, tiny_lm
+from tests.support.iterations import collect, iterate
 from tests.support.runs import flowrl, lines, write
 from tests.support.tiny import TinyFlow
 

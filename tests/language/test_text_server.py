@@ -8,14 +8,12 @@ import torch
 
 pytest.importorskip("httpx")
 
+from flowrl.iteration import ratio_check
+from flowrl.iteration.features.ahead import IterationsAhead
+from flowrl.iteration.units import LAG
 from flowrl.likelihoods.rows import TokenRows
 from flowrl.likelihoods.token import Token
-from flowrl.run.experience.ahead import IterationsAhead
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
-from flowrl.session.units import LAG
-from flowrl.run.train import iterate
-from flowrl.run.update import ratio_check
 from flowrl.settings import CorrectionSettings
 from samplers.generate import Sampler, TokenRequest
 from tests.support.completion_servers import (
@@ -27,6 +25,7 @@ from tests.support.completion_servers import (
     opened,
     tree,
 )
+from tests.support.iterations import collect, iterate
 from tests.support.runs import check_resumed_bits, flowrl, lines, write
 
 
@@ -221,7 +220,7 @@ def test_a_server_draws_an_iteration_ahead_with_the_weights_of_its_version(
                 answers.wait()
                 assert len(answers.known) == ahead, "the next iteration's, and none that was used"
                 metrics = {k: v for k, v in made.metrics.items() if not k.startswith("seconds")}
-                drawn.append((only(made.experience.rows).ids, metrics))
+                drawn.append((only(made.rows.rows).ids, metrics))
             loads = [path.rpartition("/")[2] for path, _ in server.told]
             found.append((drawn, loads.count("load_lora_adapter")))
             server.told.clear()

@@ -8,11 +8,10 @@ pytest.importorskip("httpx")
 
 from flowrl.errors import UserError
 from flowrl.models.language import served_adapters
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
 from rewards.serving.requests import Patience
 from tests.support.completion_servers import PROMPTS, CompletionsServer, only, opened, tree
+from tests.support.iterations import collect, iterate
 from tests.support.runs import flowrl, write
 
 

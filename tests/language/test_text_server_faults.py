@@ -10,10 +10,10 @@ from flowrl.errors import UserError
 from flowrl.losses.weights import Mismatch
 from flowrl.models.language.completion_answers import CompletionChoice, CompletionLogprobs
 from flowrl.models.language.served_adapters import fingerprint
-from flowrl.run.experience.collect import collect
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs
 from tests.support.completion_servers import GRPO, PROMPTS, CompletionsServer, only, opened, tree
+from tests.support.iterations import collect
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,10 @@ import torch
 
 pytest.importorskip("httpx")
 
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
 from tests.support import environments
 from tests.support.completion_servers import CompletionsServer, only, opened, tree
+from tests.support.iterations import collect, iterate
 
 
 def settings(server: CompletionsServer, folder: Path, recipe: str) -> dict:

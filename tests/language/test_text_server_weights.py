@@ -11,12 +11,11 @@ pytest.importorskip("httpx")
 from flowrl.errors import UserError
 from flowrl.models.language import served_adapters
 from flowrl.models.language.served_adapters import checksum
-from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
-from flowrl.run.train import iterate
 from flowrl.settings.read import run_from
 from tests.support import tiny_lm
 from tests.support.completion_servers import CompletionsServer, only, opened, tree
+from tests.support.iterations import collect, iterate
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ import torch
 from flowrl.demo.maze import CELLS, distances, move, nearer
 from flowrl.errors import UserError
 from flowrl.models.language.environment import read_reply
-from flowrl.run.experience.collect import collect
-from flowrl.session.session import Session
 from flowrl.run.train import begin
+from flowrl.session.session import Session
 from flowrl.settings.read import check_run, run_from
 from tests.support import runs, text_runs
 from tests.support.environments import GUESS, tree
+from tests.support.iterations import collect
 
 SCORED = """
 

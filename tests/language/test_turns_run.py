@@ -6,16 +6,15 @@ import pytest
 
 from flowrl.cli.sample import with_rows
 from flowrl.errors import UserError
-from flowrl.run.experience.collect import collect
+from flowrl.iteration import ratio_check
 from flowrl.run.save import checkpoint
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session, open_accelerator, open_session
-from flowrl.run.train import iterate
-from flowrl.run.update import ratio_check
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs
 from tests.support.environments import GUESS, tree
+from tests.support.iterations import collect, iterate
 from tests.support.runs import flowrl, same_weights, write
 
 SHARED = {"length": 24, "group": 6}

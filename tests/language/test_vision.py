@@ -12,21 +12,20 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from flowrl.errors import UserError
+from flowrl.iteration import ratio_check
 from flowrl.likelihoods.token import Token
 from flowrl.models.language.generation import rows_can_leave
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.language.token_scores import takes_lengths
 from flowrl.models.language.vision import Vision, call_inputs
 from flowrl.prompts import Chat
-from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
-from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
-from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms
+from flowrl.session.progress import Progress
 from flowrl.settings.read import check_run, run_from
 from samplers.completions import Completions
 from tests.support import runs, text_runs, tiny_lm, tiny_vlm
+from tests.support.iterations import collect, iterate
 from tests.support.runs import flowrl, lines, same_weights, write
 from tests.support.tiny_vlm import picture
 

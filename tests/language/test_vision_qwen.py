@@ -7,13 +7,12 @@ pytest.importorskip("torchvision")
 
 import torch
 
-from flowrl.run.experience.collect import collect
+from flowrl.iteration import ratio_check
 from flowrl.run.save import checkpoint
-from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
-from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms
+from flowrl.session.progress import Progress
 from tests.support import runs, tiny_vlm
+from tests.support.iterations import collect, iterate
 from tests.support.runs import flowrl, same_weights, write
 
 

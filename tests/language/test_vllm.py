@@ -17,12 +17,11 @@ pytest.importorskip("httpx")
 
 import httpx
 
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from flowrl.run.train import iterate
 from tests.support import text_runs, tiny_lm
 from tests.support.completion_servers import GRPO, PROMPTS, only, opened
+from tests.support.iterations import collect, iterate
 from tests.support.runs import flowrl, free_port, write
 
 VLLM = os.environ.get("FLOWRL_VLLM")

@@ -7,11 +7,10 @@ import math
 import pytest
 import torch
 
-from flowrl.run.experience.collect import collect
+from flowrl.iteration.minibatches import shares_of
 from flowrl.session.progress import Progress
-from flowrl.run.update.minibatches import shares_of
-from flowrl.run.update.update import update
 from tests.support import runs, text_runs
+from tests.support.iterations import collect, update
 
 LR, GROUP = 0.01, 6
 

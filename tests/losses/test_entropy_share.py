@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowrl.iteration import update
 from flowrl.losses.weights import share_bound
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
-from flowrl.run.update import update
-from tests.support import text_runs, tiny_lm
+from tests.support import iterations, text_runs, tiny_lm
+from tests.support.iterations import collect
 
 RECIPE = {"name": "text_forking", "length": 6, "group": 6, "share": 0.3}
 
@@ -25,7 +25,7 @@ def gradients(model, folder, monkeypatch, rows: int, **train) -> list[list[Tenso
         return step(learner, progress, tally)
 
     monkeypatch.setattr(update, "optimizer_step", recorded)
-    metrics = update.update(session.learner, collect(session, 0), Progress()).metrics
+    metrics = iterations.update(session.learner, collect(session, 0), Progress()).metrics
     monkeypatch.setattr(update, "optimizer_step", step)
     assert 0.25 < metrics["uncertain"] < 0.4
     return steps

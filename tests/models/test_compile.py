@@ -8,16 +8,15 @@ import torch
 from torch._dynamo import config
 from torch._dynamo.utils import counters
 
+from flowrl.iteration import ratio_check
 from flowrl.models import savings
 from flowrl.models.open import compiles
 from flowrl.paths import PROJECT
 from flowrl.run.evaluate.evaluate import evaluate_held_out
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
-from flowrl.run.update import ratio_check
 from flowrl.settings.read import dump, read_run, run_from
 from tests.support import runs
+from tests.support.iterations import collect, iterate
 
 
 @pytest.fixture(autouse=True)

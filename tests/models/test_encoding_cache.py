@@ -14,11 +14,11 @@ from flowrl.models.diffusers.call import encoding_cache as encoding_cache
 from flowrl.models.diffusers.call.encoding_cache import EncodingCache, byte_count
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.save import checkpoint
-from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms
+from flowrl.session.progress import Progress
 from flowrl.settings.read import run_from
 from tests.support import runs
+from tests.support.iterations import iterate
 from tests.support.tiny_pipelines import FAMILIES, qwen_image
 
 PROMPTS = ["a red ball", "a blue cube on the table beside a lamp", "two dogs"]

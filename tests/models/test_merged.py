@@ -9,16 +9,15 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 
 from flowrl.errors import UserError
+from flowrl.iteration.ratio_check import noise_floor
 from flowrl.models import merged
 from flowrl.models.merged import MergedAdapters
 from flowrl.run.evaluate.evaluate import evaluate_held_out
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from flowrl.run.update.ratio_check import noise_floor
-from flowrl.run.update.update import update
 from flowrl.settings.read import check_plan, run_from
 from tests.support import runs
+from tests.support.iterations import collect, update
 
 MIX = {"name": "mix_grpo", "steps": 4, "group": 4, "window": 2, "every": 1, "clip": 0.2}
 

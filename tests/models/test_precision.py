@@ -10,20 +10,20 @@ from torch.utils.checkpoint import checkpoint
 
 from flowrl.algorithm import Average, Decay
 from flowrl.errors import UserError
+from flowrl.iteration import minibatches as assignment
+from flowrl.iteration import ratio_check
+from flowrl.iteration.tally import Tally
 from flowrl.models import precision
 from flowrl.models.open import set_kernels
-from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint as checkpoints
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session.learner import EVALUATION, load_policy
 from flowrl.session.policies import Policies
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from flowrl.run.train import iterate
-from flowrl.run.update import minibatches as assignment
-from flowrl.run.update import ratio_check, update
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import dump, run_from, run_of
-from tests.support import runs
+from tests.support import iterations, runs
+from tests.support.iterations import collect, iterate
 
 
 def session(
@@ -217,7 +217,7 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(pipeline, tmp_path,
     for scale in (1.0, 2.0**16):
         kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": scale})
         for chunk in assignment.share_of(kept.learner, experience, 0, 0):
-            entries, mask = update.chunk_loss(kept.learner, experience, chunk.rows())
+            entries, mask = iterations.chunk_loss(kept.learner, experience, chunk.rows())
             loss = entries.value[mask].sum() * 1e-7  # as of a mean over large latents
             kept.learner.scaler.scale(loss).backward()
         grads = [p.grad for p in kept.learner.policies.parameters.values() if p.grad is not None]
@@ -300,7 +300,7 @@ def test_bfloat16_adapters_start_at_ratio_one_with_float32_gradients_to_rounding
         experience = collect(kept, 0)
         floors.append(ratio_check.check_ratio(kept.learner, experience, kept.terminal))
         for share in assignment.shares_of(kept.learner, experience, 0):
-            update.add_gradients(kept.learner, experience, share, None, update.Tally(), None)
+            iterations.add_gradients(kept.learner, experience, share, None, Tally(), None)
         grads = [p.grad for p in kept.learner.policies.parameters.values()]
         found.append(torch.cat([grad.flatten() for grad in grads if grad is not None]))
     assert max(floors) < 0.01, floors

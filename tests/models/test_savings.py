@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run.experience.collect import collect
 from flowrl.session import optimizers
 from flowrl.settings import Train
 from flowrl.settings.read import check_run, run_from
 from tests.support import runs
 from tests.support.driving import PROMPTS, STEPS, noise, policy
+from tests.support.iterations import collect
 from tests.support.tiny_lm import gpt2, llama, tokenizer
 from tests.support.tiny_pipelines import FAMILIES, NAMED
 

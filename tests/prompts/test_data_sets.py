@@ -17,8 +17,8 @@ from PIL import Image
 from flowrl.errors import UserError
 from flowrl.evaluation.tables import rows_of
 from flowrl.prompts import Chat, PromptSet, on_hub
-from flowrl.session.start_record import StartRecord
 from flowrl.run.watch.judges import seen_in_training
+from flowrl.session.start_record import StartRecord
 from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.checks import check_texts
 from flowrl.settings.data import PromptFiles

@@ -19,9 +19,9 @@ from pyarrow import Table, parquet
 
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session, open_accelerator, open_session
-from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs, tiny_lm, tiny_vlm
+from tests.support.iterations import iterate
 
 ANSWERS = ["72", "10", "5"]
 OWN = '''

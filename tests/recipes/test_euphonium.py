@@ -8,11 +8,9 @@ import torch
 from flowrl.credit.values import Context
 from flowrl.errors import UserError
 from flowrl.estimate.time import iteration_work
+from flowrl.iteration.features.reward_gradient import RewardPath
 from flowrl.recipes.table import RECIPES
-from flowrl.run.experience.collect import collect
-from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, run_from
 from rewards.types import IntermediateScores, Scores
 from samplers import (
@@ -29,6 +27,7 @@ from samplers import (
     roll,
 )
 from tests.support import runs
+from tests.support.iterations import collect, iterate
 from tests.support.tiny import gaussian_velocity
 
 LEVELS = [1.0, 0.75, 0.5, 0.25, 0.0]

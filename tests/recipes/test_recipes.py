@@ -13,13 +13,13 @@ from flowrl.credit.advantages import Context, Estimator, ScaleSteps, Standardize
 from flowrl.credit.comparisons import Exponential
 from flowrl.credit.proxies import named_rewards
 from flowrl.errors import UserError
+from flowrl.iteration.features.intermediate import intermediate_scores
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.noise_levels import Discrete, PermutedGrid
 from flowrl.likelihoods.rows import Evaluation, Rows
 from flowrl.likelihoods.transition import Transition, rows_by_shape
 from flowrl.losses.ratio import NFT, Anchor, Entries, Preference, Surrogate, Weighted
 from flowrl.recipes.table import IMAGE_RECIPES
-from flowrl.run.experience.intermediate_scores import intermediate_scores
 from rewards import Scores
 from samplers import (
     Chain,

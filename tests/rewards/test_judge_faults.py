@@ -19,7 +19,6 @@ pytest.importorskip("uvicorn")
 from flowrl.errors import UserError
 from flowrl.session.progress import Progress
 from flowrl.session.session import open_accelerator, open_session
-from flowrl.run.train import iterate
 from flowrl.settings.read import run_from
 from rewards import Samples, load
 from rewards.judging.answers import verdict_in
@@ -31,6 +30,7 @@ from rewards.serving.requests import Ask, Failure, Patience
 from rewards.types import reports
 from tests.rewards.test_judge import compare, images
 from tests.support import runs
+from tests.support.iterations import iterate
 from tests.support.servers import ChatServer, Faults
 
 # few at once: on a busy machine many would be late, and be asked again, for ever

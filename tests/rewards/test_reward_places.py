@@ -9,12 +9,12 @@ from accelerate.state import AcceleratorState
 
 from flowrl.paths import PROJECT
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
 from rewards import load
 from rewards.checks.settings import settings_of
 from rewards.perception.embedding import Placement, tokenize
 from rewards.perception.media import to_pil
 from tests.support import runs
+from tests.support.iterations import iterate
 from tests.support.reward_contract import images
 
 CLIP = str(PROJECT / "flowrl" / "demo" / "shapes-clip")

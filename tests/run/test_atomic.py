@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from flowrl.cli import app
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call import encoding_cache
+from flowrl.run.save import checkpoint
 from flowrl.session import atomic
 from flowrl.session.atomic import write_folder
-from flowrl.run.save import checkpoint
 from flowrl.session.progress import Progress
 from tests.support import runs
 from tests.support.disks import mounted

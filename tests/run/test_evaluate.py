@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flowrl.iteration.records import Share
+from flowrl.iteration.rows import scored_samples
 from flowrl.media.statistics import Statistics
 from flowrl.run.evaluate import evaluate
 from flowrl.run.evaluate.evaluate import HeldOutResult, TrialSamples, merged_trial
-from flowrl.run.experience import collect
 from rewards import Samples, Scores
 
 
@@ -61,10 +62,8 @@ def test_statistics_of_unequal_shares_are_weighted_by_their_samples(monkeypatch)
 
 def test_company_counts_as_no_scored_sample():
     """The second process had no draw of its own, and ran the first one beside."""
-    part = SimpleNamespace(rollout=SimpleNamespace(prompt=[0] * 5))
-    made = [
-        SimpleNamespace(counts=own, parts=[part], found=SimpleNamespace(looked=2))
-        for own in (True, False)
-    ]
-    assert collect.scored_samples(made[:1]) == 7
-    assert collect.scored_samples(made[1:]) == 0
+    rollouts, found = [SimpleNamespace(prompt=[0] * 5)], SimpleNamespace(scored=2)
+    for counts, scored in ((True, 7), (False, 0)):
+        drawn = SimpleNamespace(counts=counts, shares=(Share(1, range(1), counts),))
+        samples = SimpleNamespace(drawn=drawn, rollouts=rollouts, unit=found)
+        assert scored_samples(samples, SimpleNamespace(scored=0)) == scored

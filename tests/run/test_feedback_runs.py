@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
 from tests.support import process_runs, runs
+from tests.support.iterations import iterate
 
 SMALL: dict[str, dict[str, Any]] = {
     "flow_dppo": {"noisy": 1},

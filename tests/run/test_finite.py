@@ -9,19 +9,20 @@ from torch import Tensor
 
 from flowrl.algorithm import Decay
 from flowrl.errors import NotFiniteError, UserError
+from flowrl.iteration import update
+from flowrl.iteration.tally import Tally
 from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call import decoder
-from flowrl.session import atomic
 from flowrl.run.save import checkpoint
+from flowrl.run.train import begin
+from flowrl.run.watch.alarms import Alarms
+from flowrl.session import atomic
 from flowrl.session.finite import first_not_finite
 from flowrl.session.learner import Learner
 from flowrl.session.progress import Progress
-from flowrl.run.train import begin, iterate
-from flowrl.run.update import update
-from flowrl.run.update.update import Tally
-from flowrl.run.watch.alarms import Alarms
 from samplers import Rollout
 from tests.support import runs
+from tests.support.iterations import iterate
 from tests.support.runs import flowrl, lines
 from tests.support.warm import small
 

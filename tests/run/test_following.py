@@ -20,16 +20,16 @@ import torch
 from rich.console import Console
 
 from flowrl.errors import UserError
+from flowrl.iteration.histograms import BINS, Histogram, IterationValues, histogram_image
 from flowrl.likelihoods.rows import Rows
-from flowrl.run.experience.collect import collect
 from flowrl.run.show import footer, sample_pages, track
 from flowrl.run.show.lines import Lines, on_policy
 from flowrl.run.show.panel import HEIGHT, HeldOutScore, PanelFacts, panel_lines
 from flowrl.session.record import Terminal
 from flowrl.session.session import open_accelerator
-from flowrl.iteration.histograms import BINS, Histogram, IterationValues, histogram_image
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
+from tests.support.iterations import collect
 
 METRICS = {
     "reward": 0.5, "reward_std": 0.25, "grad_norm": 1.0, "seconds": 2.0, "seconds/sample": 1.5,

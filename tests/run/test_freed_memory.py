@@ -12,10 +12,10 @@ import pytest
 
 from flowrl.paths import PROJECT
 from flowrl.run import train
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from flowrl.session.signals import Interrupt
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import override, read_run
 
 FAULTS = """

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file
 
+from flowrl.iteration.minibatches import share_of
+from flowrl.iteration.update import denominators
 from flowrl.losses.base import reduced
-from flowrl.run.experience.given import collect_given
-from flowrl.run.update.minibatches import share_of
-from flowrl.run.update.update import chunk_loss, denominators
 from samplers.noise import generator
 from tests.run.test_metrics_page import undocumented
 from tests.support import process_runs, runs, text_runs, tiny_lm
+from tests.support.iterations import chunk_loss, collect
 
 DPO = {"name": "dpo", "steps": 4, "group": 2, "levels_per_sample": 2, "beta": 20.0}
 MATCHING = {"name": "rwr", "steps": 4, "group": 2, "levels_per_sample": 2, "anchor": 0.0}
@@ -114,7 +114,7 @@ def test_the_first_loss_is_log_2_and_gradients_are_those_of_a_plain_loop(pipelin
     session = opened(pipeline, tmp_path, DPO)
     network = session.learner.policy.pipe.transformer
     start = {name: p.detach().clone() for name, p in network.state_dict().items()}
-    experience = collect_given(session, session.given, 0)
+    experience = collect(session, 0)
     loss, _ = gradients(session, experience)
     assert loss == float(torch.tensor(2.0).log())  # of float32, to the bit
     with torch.no_grad():  # the policy moves away from the start
@@ -134,7 +134,7 @@ def test_the_first_loss_is_log_2_and_gradients_are_those_of_a_plain_loop(pipelin
 
 def test_a_pair_has_one_noise_and_level_and_its_better_sample_first(pairs) -> None:
     session = pairs
-    experience = collect_given(session, session.given, 0)
+    experience = collect(session, 0)
     for rows in experience.rows:
         assert torch.equal(rows.noise[::2], rows.noise[1::2])
         assert torch.equal(rows.sigma[::2], rows.sigma[1::2])
@@ -150,7 +150,7 @@ def test_a_pair_has_one_noise_and_level_and_its_better_sample_first(pairs) -> No
 @pytest.mark.slow
 def test_images_are_matched_with_weight_one(pipeline, tmp_path) -> None:
     session = opened(pipeline, tmp_path, MATCHING)
-    experience = collect_given(session, session.given, 0)
+    experience = collect(session, 0)
     loss, _ = gradients(session, experience)
     errors = [
         (velocity(session, rows) - (rows.noise - rows.x0)).square().flatten(1).mean(1)
@@ -178,7 +178,7 @@ def test_a_sample_is_encoded_once_and_alone(pairs) -> None:
 
     vae.encode = counted
     for iteration in range(4):
-        collect_given(session, session.given, iteration)
+        collect(session, iteration)
     vae.encode = real
     assert len(seen) == 12
     assert set(seen.values()) == {1}
@@ -190,7 +190,7 @@ def test_rows_per_call_change_nothing_but_rounding(pipeline, tmp_path) -> None:
     losses = []
     for rows in (2, 4):
         session = opened(pipeline, tmp_path, MATCHING, rows_per_call=rows)
-        losses.append(gradients(session, collect_given(session, session.given, 0)))
+        losses.append(gradients(session, collect(session, 0)))
     assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-6)
     for name, gradient in losses[0][1].items():
         assert torch.allclose(gradient, losses[1][1][name], rtol=1e-3, atol=1e-6), name
@@ -201,7 +201,7 @@ def test_a_mix_has_the_rows_of_both_and_each_with_its_own_prompts(pipeline, tmp_
     tree = settings(pipeline, tmp_path, MATCHING, {"share": 0.34})
     tree["prompts"]["train"] = str(tmp_path / "prompts.jsonl")
     session = runs.opened(tree, tmp_path)
-    both = collect_given(session, session.given, 0)
+    both = collect(session, 0)
     assert len(both.draws) == 3
     assert [len(rows.prompt) for rows in both.rows] == [1, 1, 4, 4]
     assert [set(rows.prompt.tolist()) for rows in both.rows] == [{2}, {2}, {0, 1}, {0, 1}]
@@ -243,7 +243,7 @@ def sequence_logp(model, tokenizer, prompt, completion):
 def test_texts_have_the_dpo_loss_of_trl(tmp_path) -> None:
     """arXiv:2305.18290 eq. 7, as `trl.DPOTrainer` computes it with loss_type sigmoid."""
     session = text_session(tmp_path)
-    policy, experience = session.learner.policy, collect_given(session, session.given, 0)
+    policy, experience = session.learner.policy, collect(session, 0)
     assert gradients(session, experience)[0] == pytest.approx(math.log(2), rel=1e-7)
     reference = {}
     for row in PAIRS:
@@ -274,7 +274,7 @@ def test_texts_have_the_dpo_loss_of_trl(tmp_path) -> None:
 
 
 def test_progress_is_of_given_samples_alone(pairs) -> None:
-    experience = collect_given(pairs, pairs.given, 3)
+    experience = collect(pairs, 3)
     assert experience.metrics["given/epochs"] == 2.0
     assert experience.metrics["count/given"] == 6.0
     assert len(experience.samples.prompts) == 0

@@ -10,8 +10,8 @@ import torch
 
 import flowrl
 from flowrl.errors import UserError
-from flowrl.session.session import OfSets
 from flowrl.run.watch.judges import judges
+from flowrl.session.session import OfSets
 from flowrl.settings import Run
 from flowrl.settings.read import run_from
 from rewards import Samples

@@ -6,12 +6,11 @@ import torch
 pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
 from rewards.catalogue.brightness import Brightness
 from rewards.serving.server import Served
 from tests.support import runs
+from tests.support.iterations import collect, iterate
 from tests.support.servers import ChatServer, serving
 
 LEVELS = [1.0, 0.75, 0.5, 0.25]

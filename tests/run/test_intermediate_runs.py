@@ -8,11 +8,10 @@ import torch
 
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.calibrate import calibrate, recalibrated
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
 from samplers import evaluations
 from tests.support import runs
+from tests.support.iterations import collect, iterate
 
 ABSTAINS = """
 def promising(samples):

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
+from flowrl.iteration import update
 from flowrl.losses.base import reduced
 from flowrl.run import train
+from flowrl.run.save import checkpoint
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session import atomic
 from flowrl.session.atomic import held, sums
-from flowrl.run.save import checkpoint
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
-from flowrl.run.update import update
-from flowrl.run.watch.alarms import Alarms
 from tests.support import runs
 from tests.support.disks import mounted
+from tests.support.iterations import iterate
 from tests.support.runs import flowrl, lines
 from tests.support.warm import Warm, agree, small
 

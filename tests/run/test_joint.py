@@ -15,19 +15,18 @@ import yaml
 from safetensors.torch import load_file
 
 from flowrl.errors import UserError
+from flowrl.iteration.features.joint import neighbours
+from flowrl.iteration.minibatches import share_of
+from flowrl.iteration.ratio_check import noise_floor
+from flowrl.iteration.tally import Tally
 from flowrl.paths import PROJECT
-from flowrl.run.experience.collect import collect
-from flowrl.run.experience.rewriting import neighbours
 from flowrl.run.save import checkpoint
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from flowrl.run.train import iterate
-from flowrl.run.update.minibatches import share_of
-from flowrl.run.update.ratio_check import noise_floor
-from flowrl.run.update.update import Tally, add_gradients
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_plan, run_from
 from rewards.types import Samples
+from tests.support.iterations import add_gradients, collect, iterate
 from tests.support.runs import opened
 
 

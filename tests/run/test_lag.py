@@ -7,6 +7,11 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
+from flowrl.iteration.features.ahead import IterationsAhead
+from flowrl.iteration.features.units import summed_metrics
+from flowrl.iteration.minibatches import shares_of
+from flowrl.iteration.units import LAG
+from flowrl.iteration.update import with_old
 from flowrl.likelihoods.rows import Evaluation, TokenRows, TransitionRows, without_old
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Transition
@@ -14,19 +19,14 @@ from flowrl.losses.base import metric_values
 from flowrl.losses.ratio import Surrogate
 from flowrl.losses.weights import BehindClip, Decoupled, Mismatch
 from flowrl.run.evaluate.guard import raised_by_training
-from flowrl.run.experience.ahead import IterationsAhead
-from flowrl.run.experience.collect import _summed, collect
-from flowrl.session.progress import Progress
-from flowrl.session.units import LAG
-from flowrl.run.train import iterate
-from flowrl.run.update.minibatches import shares_of
-from flowrl.run.update.update import chunk_loss, with_old
 from flowrl.run.watch.alarms import Alarms
+from flowrl.session.progress import Progress
 from flowrl.settings.read import check_plan, run_from
 from flowrl.settings.workers import WorkerSettings
 from rewards import Samples
 from samplers import FlowSDE
 from tests.support import runs, text_runs, tiny_lm
+from tests.support.iterations import chunk_loss, collect, iterate
 
 CHAIN = {"name": "flow_grpo", "steps": 3, "group": 2}
 NFT = {"name": "nft", "steps": 3, "group": 2, "levels_per_sample": 2}
@@ -157,10 +157,10 @@ def test_a_lag_in_one_process_samples_with_the_weights_of_its_version(recipe, pi
         assert made.metrics[LAG] == iteration - version
         plain.learner.policies.replace_weights(name, began[version])
         wanted = collect(plain, iteration)
-        assert isinstance(made.experience.samples, Samples)
-        assert made.experience.samples.media.equal(wanted.samples.media)
-        assert made.experience.scores.values.equal(wanted.scores.values)
-        pairs = zip(made.experience.rows, wanted.rows, strict=True)
+        assert isinstance(made.scores.samples[0], Samples)
+        assert made.scores.samples[0].media.equal(wanted.samples.media)
+        assert made.scores.plans[0].own.values.equal(wanted.scores.values)
+        pairs = zip(made.rows.rows, wanted.rows, strict=True)
         if recipe is CHAIN:
             assert all(mine.old.logp.equal(other.old.logp) for mine, other in pairs)
     assert not all(began[0][key].equal(began[2][key]) for key in began[0])
@@ -175,7 +175,7 @@ def test_a_run_with_a_lag_that_is_resumed_with_more_iterations_has_the_same_bits
 
 def test_what_processes_count_is_added_up_and_what_they_share_is_not():
     rows = [{"workers/joined": 2.0, "seconds/sending": 1.0, LAG: 1.0, "budget/outside": 0.5}] * 2
-    assert _summed(rows) == {
+    assert summed_metrics(rows) == {
         "workers/joined": 4.0, "seconds/sending": 2.0, LAG: 1.0, "budget/outside": 0.5
     }  # fmt: skip
 

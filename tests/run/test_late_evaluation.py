@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
+from flowrl.iteration.features.ahead import IterationsAhead
+from flowrl.iteration.units import StoredSamples
 from flowrl.models.call_sizes import CallTooLarge
 from flowrl.run import start, train
 from flowrl.run.evaluate.evaluate import evaluate_held_out, scored_unit, units_of_trial
 from flowrl.run.evaluate.trial import ScoredTrial, StoredTrial
-from flowrl.run.experience.ahead import IterationsAhead
 from flowrl.run.save import checkpoint
 from flowrl.session.learner import evaluated
 from flowrl.session.progress import Progress
-from flowrl.session.units import StoredSamples
 from flowrl.settings.read import check_run, run_from
 from rewards import Samples
 from tests.support import runs

@@ -13,17 +13,17 @@ from transformers import Qwen2Config
 from flowrl.errors import UserError
 from flowrl.estimate import fit, memory, sizes
 from flowrl.estimate.activations import kept_by_call
+from flowrl.iteration import update
 from flowrl.models.call_sizes import CallSizes
 from flowrl.paths import PROJECT
 from flowrl.run.save.checkpoint import newest
 from flowrl.session.learner import load_policy
 from flowrl.session.progress import Progress
 from flowrl.session.smaller_calls import explained
-from flowrl.run.train import iterate
-from flowrl.run.update import lesson
 from flowrl.settings import Run
 from flowrl.settings.read import override, run_from
 from tests.support import runs, text_runs
+from tests.support.iterations import iterate
 from tests.support.runs import flowrl, lines, write
 from tests.support.tiny_pipelines import NAMED
 
@@ -371,7 +371,7 @@ def test_running_out_of_memory_is_a_sentence_and_the_run_goes_on(
     pipeline, tmp_path, capsys, monkeypatch, error
 ) -> None:
     config = write(runs.tree(pipeline, tmp_path, runs.NFT), tmp_path)
-    folder, real, calls = tmp_path / "run", lesson.update, []
+    folder, real, calls = tmp_path / "run", update.update, []
 
     def full(*given: Any) -> Any:
         calls.append(1)
@@ -379,7 +379,7 @@ def test_running_out_of_memory_is_a_sentence_and_the_run_goes_on(
             raise error
         return real(*given)
 
-    monkeypatch.setattr(lesson, "update", full)
+    monkeypatch.setattr(update, "update", full)
     code = flowrl("train", config, "--folder", folder)
     said = capsys.readouterr().err
     assert code == 3
@@ -388,7 +388,7 @@ def test_running_out_of_memory_is_a_sentence_and_the_run_goes_on(
     assert "flowrl train --resume" in said and "Traceback" not in said
     kept = newest(folder)
     assert kept is not None and kept.name == "000001"
-    monkeypatch.setattr(lesson, "update", real)
+    monkeypatch.setattr(update, "update", real)
     assert flowrl("train", "--resume", folder) == 0
     assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3]
 

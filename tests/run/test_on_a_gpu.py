@@ -24,11 +24,11 @@ from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from flowrl.run.model_proof import StartProof
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from flowrl.run.train import iterate
 from samplers.counter_noise import counter_normal
 from samplers.generate import TokenRequest
 from samplers.noise import row_keys
 from tests.support import every_recipe, runs, text_runs, tiny_lm
+from tests.support.iterations import iterate
 from tests.support.tiny_pipelines import NAMED
 
 pytestmark = [

@@ -22,15 +22,14 @@ from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.evaluate import Trial, draw_trial, evaluate_held_out
-from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from flowrl.session.signals import Interrupt
-from flowrl.run.train import iterate
 from flowrl.settings.read import override, read_run
 from samplers import Latents, Ode, roll
 from tests.support import runs
+from tests.support.iterations import collect, iterate
 from tests.support.runs import flowrl, lines
 from tests.support.tiny import gaussian_velocity
 from tests.support.warm import agree, small

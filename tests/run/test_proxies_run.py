@@ -11,12 +11,10 @@ from safetensors.torch import load_file
 
 from flowrl.credit.values import Context
 from flowrl.errors import UserError
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
-from flowrl.run.update.update import chunk_loss
 from flowrl.settings.read import check_named_rewards, check_run, run_from
 from tests.support import runs, tiny_pipelines
+from tests.support.iterations import chunk_loss, collect, iterate
 
 APART = """
 import torch

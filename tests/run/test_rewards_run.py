@@ -8,14 +8,14 @@ import torch
 from flowrl.errors import UserError
 from flowrl.run.evaluate.guard import raised_by_training
 from flowrl.run.start import start
+from flowrl.run.watch.alarms import Alarms, Thresholds
 from flowrl.session.progress import Progress
 from flowrl.session.session import load_rewards, open_accelerator, open_session, prove_rewards
-from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms, Thresholds
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.read import check_run, dump, run_from
 from rewards.types import MediaForm
 from tests.support import runs
+from tests.support.iterations import iterate
 
 OWN = """
 def constant(samples, value: float = 0.25):

@@ -9,16 +9,17 @@ import torch
 import yaml
 
 from flowrl.errors import UserError
+from flowrl.iteration import ratio_check
+from flowrl.iteration.schedule import learning_rate
+from flowrl.iteration.tally import Tally
 from flowrl.run.evaluate.guard import raised_by_training
-from flowrl.run.experience.collect import collect
+from flowrl.run.train import TrainingLoop
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
 from flowrl.session.session import open_accelerator, open_session
-from flowrl.run.train import TrainingLoop, iterate, learning_rate
-from flowrl.run.update import ratio_check
-from flowrl.run.update.update import Tally
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
 from tests.support import runs
+from tests.support.iterations import collect, iterate
 from tests.support.runs import environment, flowrl, lines, session, weights, write
 
 # network evaluations of 2 draws x 4 samples x 4 steps: in sampling, with gradients (2 levels; the 3

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from flowrl.errors import NotFiniteError, UserError
-from flowrl.session import atomic
 from flowrl.run.save import checkpoint
 from flowrl.run.show.lines import Lines
+from flowrl.run.watch.alarms import Alarms
+from flowrl.session import atomic
 from flowrl.session import start_record as origin
 from flowrl.session.progress import Progress
 from flowrl.session.record import cut_back
 from flowrl.session.session import Session
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_of
 from tests.support import fuzz, runs
 from tests.support.runs import flowrl, lines

@@ -9,14 +9,14 @@ from typing import ClassVar
 import pytest
 import torch
 
-from flowrl.run.experience.score_ahead import ScoreAhead
+from flowrl.iteration.features.overlap import ScoreAhead
 from flowrl.session.progress import Progress
 from flowrl.session.waiting import may_overlap
-from flowrl.run.train import iterate
 from rewards import Reward, Samples, Scores, score_all
 from rewards.catalogue.ensemble import Ensemble
 from samplers import FlowSDE, Fork, Latents, Sampling, roll
 from tests.support import runs
+from tests.support.iterations import iterate
 from tests.support.tiny import gaussian_velocity
 
 TEMPFLOW = {"name": "temp_flow", "steps": 4, "roots": 2, "branch": 2, "clip": 0.2}

@@ -10,18 +10,17 @@ from functools import partial
 import pytest
 import torch
 
-from flowrl.run.experience import units
-from flowrl.run.experience.collect import collect
-from flowrl.run.experience.score_ahead import ScoreAhead, ScoreParts
+from flowrl.iteration.features import overlap
+from flowrl.iteration.features.overlap import ScoreAhead, ScoreParts
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from flowrl.session.waiting import asks_server
-from flowrl.run.train import iterate
 from rewards import Reward, Samples, score_all
 from samplers import FlowSDE, Tree
 from samplers.completions import Completions, Segments
 from samplers.parts import draw_parts, draws_per_part
 from tests.support import runs, text_runs, tiny_lm
+from tests.support.iterations import collect, iterate
 
 TWO = [{"name": "brightness"}, {"name": "colour", "weight": 0.5}]
 BRANCH = {"name": "branch_grpo", "steps": 3, "at": [0, 1]}
@@ -177,7 +176,7 @@ def on_a_gpu(monkeypatch) -> list[str]:
         monkeypatch.setattr(torch.cuda, name, Noted)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(Session, "scores_in_turn", False)
-    monkeypatch.setattr(units, "ScoreParts", partial(on_device, "cuda"))
+    monkeypatch.setattr(overlap, "ScoreParts", partial(on_device, "cuda"))
     return noted
 
 

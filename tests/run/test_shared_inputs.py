@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flowrl.estimate.time import iteration_work
+from flowrl.iteration import update
+from flowrl.iteration.minibatches import RowAssignment, calls
 from flowrl.likelihoods.rows import Rows, TransitionRows, equal_before, input_of, stacked, take
 from flowrl.likelihoods.transition import Transition
 from flowrl.recipes.table import IMAGE_RECIPES
-from flowrl.run.experience.collect import Experience, collect
 from flowrl.session import start_record as origin
 from flowrl.session.learner import Learner
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from flowrl.session.start_record import StartRecord
-from flowrl.run.update import update
-from flowrl.run.update.minibatches import RowAssignment, calls
 from flowrl.settings.read import run_from
 from samplers import Chain, FlowSDE, Fork, Latents, Plan, Planner, Sampling, Tree, Window, roll
-from tests.support import runs
+from tests.support import iterations, runs
+from tests.support.iterations import Collected, collect
 from tests.support.tiny import TinyFlow
 
 SIGMAS = [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]
@@ -72,7 +72,7 @@ def opened(pipeline, folder, name: str, **train: Any) -> Session:
     return runs.opened(tree, folder)
 
 
-def unshared(experience: Experience) -> Experience:
+def unshared(experience: Collected) -> Collected:
     rows = (replace(each, state=None) for each in experience.rows)
     return replace(experience, rows=tuple(rows))
 
@@ -100,7 +100,7 @@ def test_training_evaluates_each_distinct_input_once(pipeline, tmp_path, name):
     kept = opened(pipeline, tmp_path, name, rows_per_call=3)
     experience = collect(kept, 0)
     kept.learner.policies.equal_to_current = lambda _: set()  # as later, when averages lag behind
-    found = update.update(kept.learner, experience, Progress()).metrics
+    found = iterations.update(kept.learner, experience, Progress()).metrics
     inputs = sum(distinct(rows) for rows in experience.rows)
     rows = sum(len(rows.prompt) for rows in experience.rows)
     work = iteration_work(kept.run, 0, kept.learner.policy.schedule(kept.algorithm.steps).sigmas)
@@ -136,7 +136,7 @@ def test_gradients_are_those_of_each_row_evaluated_by_itself(pipeline, tmp_path,
     kept = opened(pipeline, tmp_path, name, rows_per_call=3, recompute_old=name != "temp_flow")
     experience = collect(kept, 0)
     before = kept.learner.policies.state()
-    once = update.update(kept.learner, experience, Progress()).metrics
+    once = iterations.update(kept.learner, experience, Progress()).metrics
     kept.learner.policies.restore(before)
     shares = update.shares_of
     alone = lambda *asked: [
@@ -147,7 +147,7 @@ def test_gradients_are_those_of_each_row_evaluated_by_itself(pipeline, tmp_path,
         for share in shares(*asked)
     ]
     monkeypatch.setattr(update, "shares_of", alone)
-    each = update.update(kept.learner, experience, Progress()).metrics
+    each = iterations.update(kept.learner, experience, Progress()).metrics
     assert each["count/training"] > once["count/training"]
     assert each["ratio_max"] - each["ratio_min"] > 1e-4, "the second step has other ratios than 1"
     for end in ("ratio_max", "ratio_min"):

@@ -6,11 +6,10 @@ from collections import Counter
 import torch
 
 from flowrl.models.diffusers.lora import lora
-from flowrl.run.experience.collect import collect
 from flowrl.session.policies import Policies
 from flowrl.session.progress import Progress
-from flowrl.run.update import update
-from tests.support import runs
+from tests.support import iterations, runs
+from tests.support.iterations import collect
 
 NFT = runs.NFT | {"kl": 1e-2}
 # its loss has an average of its own
@@ -32,7 +31,7 @@ def stepped(pipeline, folder, alike: bool, recipe=NFT):
     hook = kept.learner.policy.denoisers[0].register_forward_pre_hook(
         lambda *_: calls.update([f"{policies.inside} {torch.is_grad_enabled()}"])
     )
-    found = update.update(kept.learner, experience, Progress()).metrics
+    found = iterations.update(kept.learner, experience, Progress()).metrics
     hook.remove()
     return found, [p.detach().clone() for p in policies.parameters.values()], calls, kept
 

@@ -11,19 +11,19 @@ from PIL import Image
 from flowrl.credit.advantages import ScaleSteps
 from flowrl.credit.values import Context, Credit
 from flowrl.errors import UserError
+from flowrl.iteration.minibatches import share_of
+from flowrl.iteration.ratio_check import noise_floor
+from flowrl.iteration.tally import Tally
 from flowrl.likelihoods.transition import rows_by_shape
 from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.prompts import PromptSet
-from flowrl.run.experience.collect import Experience, collect
-from flowrl.session.session import Session
-from flowrl.run.update.minibatches import share_of
-from flowrl.run.update.ratio_check import noise_floor
-from flowrl.run.update.update import Tally, add_gradients
 from flowrl.run.watch.size_check import check_rows_of, check_sizes
+from flowrl.session.session import Session
 from flowrl.settings.read import run_from
 from samplers import Chain, FlowSDE, Latents, roll
 from samplers.mixed import MixedRollout, scales_by_step
 from tests.support import runs, tiny_pipelines
+from tests.support.iterations import Collected, add_gradients, collect
 from tests.support.tiny import gaussian_velocity
 
 SIZES: list[dict[str, Any]] = [{"height": 16, "width": 12}, {}, {"height": 12}, {"width": 12}]
@@ -45,7 +45,7 @@ def shifted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def gradients(kept: Session, part: Experience) -> dict[str, torch.Tensor]:
+def gradients(kept: Session, part: Collected) -> dict[str, torch.Tensor]:
     """Gradients of the sum, not the mean, of the loss over an experience's rows."""
     learner = kept.learner
     share = share_of(learner, part, 0, 0)
@@ -89,7 +89,7 @@ def test_gradients_are_the_sum_of_each_sizes_own(recipe, shifted, tmp_path):
     assert max(float(value.abs().max()) for value in whole.values()) > 1e-3
 
 
-def kept_rollout(made: Experience) -> MixedRollout:
+def kept_rollout(made: Collected) -> MixedRollout:
     assert made.first is not None
     rollout = made.first.part.rollout
     assert isinstance(rollout, MixedRollout)

@@ -14,12 +14,12 @@ from flowrl.run import call_search
 from flowrl.run.call_search import SHARE, later_bytes, rows_that_fit
 from flowrl.run.evaluate.evaluate import evaluate_and_keep, evaluate_held_out
 from flowrl.run.save import checkpoint
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
 from flowrl.session.smaller_calls import explained
-from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import dump, override, run_from
 from tests.support import process_runs, runs, text_runs, tiny_lm
+from tests.support.iterations import iterate
 from tests.support.process_runs import DDP, little_memory
 
 APART = {"sampling": 4, "decoding": 2, "training": 1}

@@ -12,8 +12,8 @@ import yaml
 from pydantic import BaseModel
 from safetensors.torch import load_file, save_file
 
-from flowrl.session import atomic
 from flowrl.run.save import checkpoint
+from flowrl.session import atomic
 from flowrl.session import start_record as origin
 from flowrl.settings import Run
 from flowrl.settings.base import OnResume, Settings

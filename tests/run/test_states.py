@@ -5,13 +5,12 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.estimate.memory import estimate
-from flowrl.run.experience.collect import collect
+from flowrl.iteration import ratio_check
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
-from flowrl.run.update import ratio_check
 from flowrl.settings.checks import check_kind
 from flowrl.settings.read import run_from
 from tests.support import runs
+from tests.support.iterations import collect, iterate
 
 
 def stored(experience) -> int:

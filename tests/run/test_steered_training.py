@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.run.experience.collect import collect
 from flowrl.settings.read import run_from
 from tests.support import runs
+from tests.support.iterations import collect
 from tests.support.runs import session
 
 

@@ -10,16 +10,14 @@ import torch
 from flowrl.cli.plan import describe_run
 from flowrl.errors import UserError
 from flowrl.estimate.time import iteration_work
+from flowrl.iteration.features.teachers import TASKS, judged_by_teachers
+from flowrl.iteration.minibatches import share_of
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run.experience.collect import collect
 from flowrl.session.learner import load_policy
 from flowrl.session.progress import Progress
-from flowrl.session.teachers import judged_by_teachers
-from flowrl.run.train import iterate
-from flowrl.run.update.minibatches import share_of
-from flowrl.run.update.update import chunk_loss
 from flowrl.settings.read import check_run, run_from
 from tests.support import process_runs, runs
+from tests.support.iterations import chunk_loss, collect, iterate
 
 OPD = {"name": "opd", "steps": 4, "group": 2, "window": 2}
 LORA = {"big": {"rank": 4, "alpha": 8}, "small": {"rank": 2, "alpha": 6}}
@@ -76,7 +74,7 @@ def test_each_row_is_judged_by_the_teacher_of_its_task(settings, teachers, tmp_p
     """A teacher is the same as a policy with its weights alone, whatever its rank."""
     kept = runs.opened(settings, tmp_path)
     policies, experience = kept.learner.policies, collect(kept, 0)
-    assert sorted(experience.tasks) == ["big", "big", "small", "small"]
+    assert sorted(experience.table[TASKS]) == ["big", "big", "small", "small"]
     for task, lora in LORA.items():
         alone = plain(settings, lora)
         alone.load_weights(teachers / task)
@@ -85,8 +83,8 @@ def test_each_row_is_judged_by_the_teacher_of_its_task(settings, teachers, tmp_p
         torch.testing.assert_close(here, velocity(alone), atol=1e-5, rtol=1e-5)
         assert (here - velocity(kept.learner.policy)).abs().max() > 1e-2
     rows = experience.rows[0]
-    judged = judged_by_teachers(kept.learner, experience.policy, rows, experience.tasks)
-    for place, task in enumerate(experience.tasks):
+    judged = judged_by_teachers(kept.learner, experience.policy, rows, experience.table[TASKS])
+    for place, task in enumerate(experience.table[TASKS]):
         with torch.no_grad(), policies.using(f"teacher/{task}"):
             whole = kept.algorithm.likelihood.evaluate(experience.policy, rows)
         at = rows.prompt == place
@@ -117,7 +115,7 @@ def test_a_student_that_is_its_teacher_learns_nothing(settings, tmp_path):
     settings["teachers"] = {"folders": {"one": str(tmp_path / "start")}}
     kept = runs.opened(settings, tmp_path)
     experience = collect(kept, 0)
-    assert experience.tasks == ("one",) * 4
+    assert experience.table[TASKS] == ("one",) * 4
     entries, _ = chunk_loss(
         kept.learner, experience, share_of(kept.learner, experience, 0, 0)[0].rows()
     )

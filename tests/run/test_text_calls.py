@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flowrl.run.update.minibatches import MOST_TEXTS, PADDING, TextCalls
+from flowrl.iteration.minibatches import MOST_TEXTS, PADDING, TextCalls
 
 
 def cut(ends, most=16, length=1024, tokens=True, unit=1):

@@ -9,15 +9,15 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.estimate.time import iteration_work
-from flowrl.run.experience.collect import collect
-from flowrl.run.experience.reward_gradient import prove_gradients
+from flowrl.iteration.features.reward_gradient import GRADED
+from flowrl.iteration.minibatches import share_of
+from flowrl.iteration.tally import Tally
+from flowrl.run.evaluate.gradient_proof import prove_gradients
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
-from flowrl.run.update.minibatches import share_of
-from flowrl.run.update.update import Tally, add_gradients
 from flowrl.settings.read import check_plan, run_from
 from rewards.types import MediaForm
 from tests.support import process_runs, runs, tiny_pipelines_video
+from tests.support.iterations import add_gradients, collect, iterate
 
 SMALL: dict[str, dict[str, Any]] = {
     "refl": {"first": 0.5, "form": "linear", "scale": 1.0},
@@ -131,9 +131,9 @@ def test_a_sample_without_a_score_is_left_out(pipeline, tmp_path):
     for mask in (torch.tensor([True, False, True, True]), torch.zeros(4, dtype=torch.bool)):
         masked = replace(experience, rows=(replace(rows, mask=mask[:, None]),))
         share, tally = share_of(kept.learner, masked, 0, 0), Tally()
-        experience.reward_path.decoded[0] = 0
+        experience.table[GRADED].path.decoded[0] = 0
         add_gradients(kept.learner, masked, share, frozenset(), tally, None)
-        assert experience.reward_path.decoded[0] == int(mask.sum())
+        assert experience.table[GRADED].path.decoded[0] == int(mask.sum())
         tally.settle()
         assert tally.counts.get("loss", 0) == int(mask.sum())
 

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from flowrl.credit.trackers import PromptValues, ScoreQuantiles
-from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from flowrl.run.update.update import update
-from flowrl.run.watch.alarms import Alarms
 from tests.support import text_runs, tiny_lm
+from tests.support.iterations import collect, update
 
 STREAM = {"name": "text_stream", "length": 6, "group": 2}
 RISK = {"name": "text_riskpo", "length": 6, "group": 4, "bundle": 3}

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.iteration import minibatches as assignment
+from flowrl.iteration import update
+from flowrl.iteration.credit import handle_failures
 from flowrl.losses.base import Counts, reduced
 from flowrl.losses.ratio import Entries
-from flowrl.run.experience.collect import Experience, collect, handle_failures
 from flowrl.run.save import checkpoint
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session.learner import Learner
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session, open_accelerator, open_session
-from flowrl.run.train import iterate
-from flowrl.run.update import minibatches as assignment
-from flowrl.run.update import update
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
 from rewards import Scores
-from tests.support import runs
+from tests.support import iterations, runs
+from tests.support.iterations import Collected, collect, iterate
 
 AWM = {"name": "awm", "steps": 6, "group": 4, "levels_per_sample": 2}
 
@@ -49,11 +49,11 @@ def gradients(kept: Session) -> list[Tensor]:
     return [grad.clone() for grad in found]
 
 
-def of_all_rows(kept: Session, experience: Experience) -> list[Tensor]:
+def of_all_rows(kept: Session, experience: Collected) -> list[Tensor]:
     """The gradient of the mean loss over all unmasked entries of the iteration."""
     total, count = torch.zeros(()), 0
     for rows in experience.rows:
-        entries, mask = update.chunk_loss(kept.learner, experience, rows)
+        entries, mask = iterations.chunk_loss(kept.learner, experience, rows)
         total, count = total + entries.value[mask].sum(), count + int(mask.sum())
     (total / count).backward()
     found = gradients(kept)
@@ -78,7 +78,7 @@ def test_the_updates_share_out_the_mean_over_all_unmasked_rows(
         return 1.0
 
     monkeypatch.setattr(update, "optimizer_step", step)
-    update.update(kept.learner, experience, Progress())
+    iterations.update(kept.learner, experience, Progress())
     shares = [assignment.share_of(kept.learner, experience, 0, number) for number in range(updates)]
     counts = [sum(int(chunk.mask.sum()) for chunk in share) for share in shares]
     assert len(found) == updates and sum(counts) == sum(int(r.mask.sum()) for r in experience.rows)
@@ -104,7 +104,7 @@ def test_a_named_behaviour_samples_and_is_the_old_policy(pipeline, tmp_path):
     move(kept)
     experience = collect(kept, 0)
     assert torch.equal(experience.samples.media, before)
-    entries, _ = update.chunk_loss(kept.learner, experience, experience.rows[0])
+    entries, _ = iterations.chunk_loss(kept.learner, experience, experience.rows[0])
     assert (entries.metrics["moved"] > 0).all()
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flowrl.run.update.update import Tally
+from flowrl.iteration.tally import Tally
 
 # operations that wait for a GPU to return a number or a size
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"}

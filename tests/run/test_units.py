@@ -8,11 +8,9 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.estimate.workers import traffic
-from flowrl.run.experience.units import cuttable, sample_unit, sample_units
+from flowrl.iteration.features.units import cuttable
+from flowrl.iteration.units import StoredSamples
 from flowrl.run.start import check_shares
-from flowrl.session.progress import Progress
-from flowrl.session.units import SamplingUnit, StoredSamples
-from flowrl.run.train import iterate
 from flowrl.run.workers.transport import (
     all_states,
     all_tensors,
@@ -22,11 +20,13 @@ from flowrl.run.workers.transport import (
     mapped,
     of_bytes,
 )
+from flowrl.session.progress import Progress
 from flowrl.settings.read import check_plan, run_from
 from flowrl.settings.workers import ReplicaSettings, WorkerSettings
 from rewards import Samples
 from samplers.completions import TextRollout
 from tests.support import runs, text_runs, tiny_lm
+from tests.support.iterations import iterate, sample_unit, sample_units, unit_of
 
 RECIPES: dict[str, dict[str, Any]] = {
     "chain": {"name": "flow_grpo", "steps": 3, "group": 2},
@@ -34,7 +34,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "tree": {"name": "branch_grpo", "steps": 3, "at": [0, 1]},
     "matching": {"name": "nft", "steps": 3, "group": 2, "levels_per_sample": 2},
 }
-WHOLE = SamplingUnit(3, (10, 11, 12, 13, 14), (0, 1, 2, 3, 0))
+WHOLE = unit_of(3, (10, 11, 12, 13, 14), (0, 1, 2, 3, 0))
 
 
 def session(pipeline, folder, recipe: dict[str, Any], **workers: Any):
@@ -58,8 +58,8 @@ def test_units_are_the_draws_in_order():
 def test_units_sample_what_shared_calls_sample(kind, pipeline, tmp_path):
     opened = session(pipeline, tmp_path, RECIPES[kind], unit=2)
     whole = replace(opened, learner=replace(opened.learner, run=session_run(opened, None)))
-    (_, cut), (_, shared) = (sample_units(each, WHOLE, {}) for each in (opened, whole))
-    assert cut.evaluations == shared.evaluations and cut.looked == shared.looked
+    cut, shared = (sample_units(each, WHOLE) for each in (opened, whole))
+    assert cut.evaluations == shared.evaluations and cut.scored == shared.scored
     for mine, want in zip(cut.rollouts, shared.rollouts, strict=True):
         assert mine.draws == want.draws and mine.prompt.tolist() == want.prompt.tolist()
         same(mine.x0, want.x0)
@@ -92,8 +92,8 @@ def test_texts_are_cut_too_and_trees_of_texts_are_one_unit(tmp_path):
     plain, tree = (text_runs.session(model, tmp_path, r) for r in (text_runs.GRPO, text_runs.TREE))
     assert cuttable(plain, 0) and not cuttable(tree, 0)
     cut = replace(plain, learner=replace(plain.learner, run=session_run(plain, 1)))
-    whole = SamplingUnit(0, (0, 1, 2), (0, 1, 2))
-    (_, mine), (_, want) = (sample_units(each, whole, {}) for each in (cut, plain))
+    whole = unit_of(0, (0, 1, 2), (0, 1, 2))
+    mine, want = (sample_units(each, whole) for each in (cut, plain))
     assert [each.media for each in mine.samples] == [each.media for each in want.samples]
     assert mine.rollouts[0].prompt.tolist() == want.rollouts[0].prompt.tolist()
     same(mine.rollouts[0].logp, want.rollouts[0].logp)
@@ -129,7 +129,7 @@ def test_without_ray_workers_are_refused_with_the_way_out(pipeline, tmp_path, mo
 
 def test_samples_move_with_all_that_they_are_made_of(pipeline, tmp_path):
     opened = session(pipeline, tmp_path, RECIPES["tree"])
-    _, made = sample_units(opened, SamplingUnit(0, (0,), (0,)), {})
+    made = sample_units(opened, unit_of(0, (0,), (0,)))
     double = mapped(made, lambda tensor: tensor.clone())
     pairs = list(zip(all_tensors(made), all_tensors(double), strict=True))
     assert len(pairs) > 10 and all(a is not b and a.equal(b) for a, b in pairs)
@@ -140,7 +140,7 @@ def test_samples_move_with_all_that_they_are_made_of(pipeline, tmp_path):
 def test_distinct_states_are_sent_and_all_come_back(kind, pipeline, tmp_path):
     """Counted by hand: the parents of the first trained step, the children of each, and x0."""
     opened = session(pipeline, tmp_path, RECIPES[kind])
-    _, made = sample_units(opened, SamplingUnit(0, (0, 1), (0, 1)), {})
+    made = sample_units(opened, unit_of(0, (0, 1), (0, 1)))
     (rollout,) = made.rollouts
     sent = distinct_states(rollout)
     for whole, back in zip(all_tensors(rollout), all_tensors(all_states(sent)), strict=True):
@@ -154,7 +154,7 @@ def test_distinct_states_are_sent_and_all_come_back(kind, pipeline, tmp_path):
 def test_states_that_do_not_continue_the_step_before_are_sent_too(pipeline, tmp_path):
     """As where replay replaced a sample, or a step between them is not trained."""
     opened = session(pipeline, tmp_path, RECIPES["chain"])
-    (rollout,) = sample_units(opened, SamplingUnit(0, (0, 1), (0, 1)), {})[1].rollouts
+    (rollout,) = sample_units(opened, unit_of(0, (0, 1), (0, 1))).rollouts
     first, second = rollout.edges
     other = replace(rollout, edges=(first, replace(second, x=second.x + 1)))
     for whole, back in zip(
@@ -203,7 +203,7 @@ def test_each_training_process_needs_a_worker(pipeline, tmp_path):
 def test_plan_counts_the_bytes_that_a_unit_has(kind, pipeline, tmp_path):
     opened = session(pipeline, tmp_path, RECIPES[kind], sampling=1)
     found = traffic(opened.run)
-    made = [sample_units(opened, SamplingUnit(0, (i,), (0,)), {})[1] for i in range(5)]
+    made = [sample_units(opened, unit_of(0, (i,), (0,))) for i in range(5)]
     sent = [replace(m, samples=(), rollouts=(distinct_states(m.rollouts[0]),)) for m in made]
     assert found is not None and not found.bound
     assert found.samples == sum(map(bytes_of, sent))
@@ -216,7 +216,7 @@ def test_plan_bounds_the_bytes_of_texts(tmp_path):
     model = tiny_lm.write(tmp_path / "model")
     opened = text_runs.session(model, tmp_path, text_runs.GRPO)
     found = traffic(opened.run)
-    _, made = sample_units(opened, SamplingUnit(0, (0, 1, 2), (0, 1, 2)), {})
+    made = sample_units(opened, unit_of(0, (0, 1, 2), (0, 1, 2)))
     (texts,) = made.rollouts
     assert isinstance(texts, TextRollout) and found is not None and found.bound
     sent, longest = bytes_of(replace(made, samples=())), opened.algorithm.steps
@@ -236,14 +236,14 @@ def test_plan_counts_the_media_that_replicas_score(kind, pipeline, tmp_path):
     (label,) = opened.rewards
     workers = WorkerSettings(rewards={label: ReplicaSettings()})
     found = traffic(opened.run.model_copy(update={"workers": workers}))
-    _, made = sample_units(opened, SamplingUnit(0, draws, (0,) * len(draws)), {})
+    made = sample_units(opened, unit_of(0, draws, (0,) * len(draws)))
     assert found is not None and found.media == bytes_of(made.samples)
 
 
 def test_several_plans_are_sampled_without_rewards_where_replicas_score_them(pipeline, tmp_path):
     forks = {"name": "temp_flow", "steps": 3, "roots": 1, "branch": 2}
     opened = replace(session(pipeline, tmp_path, forks), rewards={})
-    _, made = sample_unit(opened, SamplingUnit(0, (0,), (0,)), {})
-    assert len(made.scores) == len(made.samples) > 1
-    for samples, scores in zip(made.samples, made.scores, strict=True):
+    (_, made), known = sample_unit(opened, unit_of(0, (0,), (0,)))
+    assert len(known.plans) == len(made.samples) > 1
+    for samples, scores in zip(made.samples, known.plans, strict=True):
         assert scores.values.shape == (len(samples.prompts), 0) and scores.names == ()

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from flowrl.errors import UserError
 from flowrl.run import train
-from flowrl.session.atomic import damage
 from flowrl.run.save import checkpoint
+from flowrl.run.watch.alarms import Alarms
+from flowrl.session.atomic import damage
 from flowrl.session.progress import Progress
 from flowrl.session.writer import WAITING, FileWriter, copied
-from flowrl.run.watch.alarms import Alarms
 from tests.support import runs
 from tests.support.warm import agree, small
 

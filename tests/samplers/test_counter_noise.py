@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
 from flowrl.settings.checks import check_kind
 from flowrl.settings.read import run_from
 from samplers import counter_noise
 from samplers.counter_noise import counter_normal
 from samplers.noise import key_hash, row_keys
 from tests.support import runs
+from tests.support.iterations import collect, iterate
 
 WORD = 2**64
 

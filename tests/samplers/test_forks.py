@@ -10,12 +10,10 @@ from torch import Tensor
 
 from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.credit.trees import GlobalLocal
+from flowrl.iteration import ratio_check
 from flowrl.likelihoods.token import Token
 from flowrl.models.language.policy import CausalPolicy
-from flowrl.run.experience.collect import collect
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
-from flowrl.run.update import ratio_check
 from rewards import Scores
 from samplers.completions import Completions, Forks, TextRollout
 from samplers.forks import Forking, Grown, choose, grow, owned, passed, points
@@ -25,6 +23,7 @@ from samplers.tokens import gumbel
 from tests.credit.test_golden_credit import paths
 from tests.support import text_runs, tiny_lm
 from tests.support.golden_tools import arrays, close, columns, scores
+from tests.support.iterations import collect, iterate
 
 PROMPTS = ["a:", "cab dig:", "bead :"]
 LENGTH = 7

@@ -10,7 +10,7 @@ from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, evaluate_held_out
 from flowrl.run.save import checkpoint
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from flowrl.run.train import iterate
+from tests.support.iterations import iterate
 
 
 def loaded(folder: Path) -> DiffusionPipeline:

@@ -31,8 +31,8 @@ from flowrl.processes import parallel
 from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.model_proof import StartProof
 from flowrl.session.progress import Progress
-from flowrl.run.train import iterate
 from tests.support import runs
+from tests.support.iterations import iterate
 
 DDP, FSDP2 = (PROJECT / "configs/accelerate" / f"{n}_cpu_2.yaml" for n in ("ddp", "fsdp2"))
 Weights = dict[str, torch.Tensor]

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.run.save import checkpoint
+from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session, open_accelerator, open_session
-from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
+from tests.support.iterations import iterate
 from tests.support.runs import same_weights
 
 GRPO = {"name": "text_grpo", "length": 6, "group": 6, "kl": 0.0}

@@ -170,8 +170,7 @@ class KeptEstimate:
     inner: Estimate
 
     def __call__(self, given: CreditInput) -> SampleCredit:
-        table = given.context.table
-        learned = table[LEARNED] if LEARNED in table else given.scores
+        learned = given.context.table.get(LEARNED, given.scores)
         kept = given.samples.table[KEPT]
         merged = merged_groups(given.samples.drawn.draws.merged, kept)
         return estimate_in_groups(self.session, self.inner, given, learned, kept, merged)

@@ -49,6 +49,7 @@ class GivenRowsAlone:
     data: GivenSamples
 
     def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
+        del scores, credit  # nothing was sampled
         iteration, given = samples.drawn.iteration, self.data.rows(samples.drawn.iteration)
         counts = {"count/sampling": 0.0, "count/scored": 0.0}
         metrics = {**given_metrics(self.data, given, iteration), **counts}

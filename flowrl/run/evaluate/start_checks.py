@@ -52,7 +52,11 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
     if session.given is not None:
         for sentence in session.given.proofs():
             session.terminal.say(sentence)
-    form = made_form(session.learner.policy)
+    _prove_scores(session, made_form(session.learner.policy))
+
+
+def _prove_scores(session: Session, form: MediaForm) -> None:
+    """Check rewards, their gradients and the held-out rewards, on samples of the model's form."""
     for sentence in prove_rewards(session.rewards, session.run, session.prompts, form):
         session.terminal.say(sentence)
     if session.run.intermediate_rewards:

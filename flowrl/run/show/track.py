@@ -22,8 +22,8 @@ from accelerate import Accelerator
 from PIL import Image
 
 from flowrl.errors import UserError
-from flowrl.run.show.mirror import DEADLINE, HURRIED, Mirror, MirroredTracker, one_line
 from flowrl.iteration.histograms import Histogram, histogram_image
+from flowrl.run.show.mirror import DEADLINE, HURRIED, Mirror, MirroredTracker, one_line
 from flowrl.session.record import Terminal, replace
 from flowrl.settings import Run
 from flowrl.settings.read import dump
