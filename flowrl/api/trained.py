@@ -25,7 +25,7 @@ from flowrl.run.state import record
 from flowrl.run.state.live import NOTHING_LIVE, Live
 from flowrl.run.state.session import load_rewards
 from flowrl.settings import PromptFiles, RewardSpec, Run
-from flowrl.settings.model import GuidanceScale
+from flowrl.settings.model.model import GuidanceScale
 from flowrl.settings.read import dump, run_from, run_of
 from rewards import Reward, Samples
 

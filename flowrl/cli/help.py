@@ -36,7 +36,7 @@ COMMANDS = {
         "CONFIG [--train.lr 1e-4 ...] | --resume RUN",
         "align a model; every setting of the file is an option",
         "flowrl train configs/demo.yaml --train.iterations 4 --recipe.group 6",
-        "flowrl.settings.arguments:TrainArguments",
+        "flowrl.settings.command_line.arguments:TrainArguments",
         settings=True,
     ),
     "sample": Command(
@@ -44,14 +44,14 @@ COMMANDS = {
         'RUN "a red circle" ...',
         "generate samples with a run's weights",
         'flowrl sample runs/demo-0001 "a red circle" --weights best --count 8',
-        "flowrl.settings.arguments:SampleArguments",
+        "flowrl.settings.command_line.arguments:SampleArguments",
     ),
     "evaluate": Command(
         "flowrl.cli.commands:evaluate_command",
         "RUN [--prompts FILE ...]",
         "score a run's weights, or its base, on prompts",
         "flowrl evaluate runs/demo-0001 --weights base --rewards shapes brightness",
-        "flowrl.settings.arguments:EvaluateArguments",
+        "flowrl.settings.command_line.arguments:EvaluateArguments",
     ),
     "report": Command(
         "flowrl.cli.commands:report_command",
@@ -72,14 +72,14 @@ COMMANDS = {
         "RUN [--merged] [--push-to-hub OWNER/NAME]",
         "write an adapter for diffusers, ComfyUI and kohya's tools, with a model card",
         "flowrl export runs/demo-0001 --weights best --push-to-hub me/shapes",
-        "flowrl.settings.arguments:ExportArguments",
+        "flowrl.settings.command_line.arguments:ExportArguments",
     ),
     "plan": Command(
         "flowrl.cli.commands:plan",
         "CONFIG ...",
         "describe an iteration and its costs, without loading weights",
         "flowrl plan configs/papers/*.yaml --memory 80GiB",
-        "flowrl.settings.arguments:PlanArguments",
+        "flowrl.settings.command_line.arguments:PlanArguments",
         settings=True,
     ),
     "calibrate": Command(
@@ -95,7 +95,7 @@ COMMANDS = {
         "CONFIG | --model PIPELINE",
         "compare whole samples with the pipeline's own call",
         "flowrl prove configs/demo.yaml --model.guidance.sample 4.5",
-        "flowrl.settings.arguments:ProveArguments",
+        "flowrl.settings.command_line.arguments:ProveArguments",
         settings=True,
     ),
     "recipes": Command(

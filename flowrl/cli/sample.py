@@ -34,7 +34,7 @@ from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_
 from flowrl.run.experience.units import decode_samples_of, totals
 from flowrl.run.state.session import load_rewards
 from flowrl.settings import RewardSpec, Run
-from flowrl.settings.arguments import SampleArguments
+from flowrl.settings.command_line.arguments import SampleArguments
 from rewards import Reward, Samples, score_all
 from rewards.perception.files import open_image_file
 

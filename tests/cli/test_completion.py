@@ -15,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.recipes import RECIPES
 from flowrl.settings import RECIPE_SETTINGS
-from flowrl.settings.options import option_names
+from flowrl.settings.command_line.options import option_names
 
 
 def begun(*words: str) -> list[str]:

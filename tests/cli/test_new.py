@@ -15,9 +15,9 @@ from flowrl.recipes import RECIPES, TEXT_RECIPES
 from flowrl.run.start import start
 from flowrl.run.state.session import load_rewards
 from flowrl.run.watch.judges import judges, no_judge
-from flowrl.settings.gradients import check_own_gradients
+from flowrl.settings.checks.gradients import check_own_gradients
+from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
-from flowrl.settings.strict_yaml import parse_yaml
 from rewards import Samples, load
 from rewards.checks.differentiable import differentiable_score
 

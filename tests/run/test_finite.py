@@ -10,7 +10,7 @@ from torch import Tensor
 from flowrl.algorithm import Decay
 from flowrl.errors import NotFiniteError, UserError
 from flowrl.models.diffusers.batch import MediaBatch
-from flowrl.models.diffusers.call import decoder
+from flowrl.models.diffusers.call.results import decoder
 from flowrl.run import atomic
 from flowrl.run.save import checkpoint
 from flowrl.run.state.finite import first_not_finite

@@ -23,7 +23,7 @@ from flowrl.run.update.minibatches import shares_of
 from flowrl.run.update.update import chunk_loss, with_old
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_plan, run_from
-from flowrl.settings.workers import WorkerSettings
+from flowrl.settings.sections.workers import WorkerSettings
 from rewards import Samples
 from samplers import FlowSDE
 from tests.support import runs, text_runs, tiny_lm
@@ -41,7 +41,7 @@ def lagging(pipeline, folder, recipe: dict[str, Any], **train: Any):
 
 @pytest.fixture
 def ray_is_there(monkeypatch):
-    monkeypatch.setattr("flowrl.settings.checks.find_spec", lambda name: name)
+    monkeypatch.setattr("flowrl.settings.checks.machine.find_spec", lambda name: name)
 
 
 def moved(policies, names, by: float):

@@ -9,7 +9,7 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
-from flowrl.settings.checks import check_kind
+from flowrl.settings.checks.machine import check_kind
 from flowrl.settings.read import run_from
 from tests.support import runs
 

@@ -9,7 +9,7 @@ from flowrl.errors import UserError
 from flowrl.run.experience.collect import collect
 from flowrl.run.state.progress import Progress
 from flowrl.run.train import iterate
-from flowrl.settings.checks import check_kind
+from flowrl.settings.checks.machine import check_kind
 from flowrl.settings.read import run_from
 from samplers import counter_noise
 from samplers.counter_noise import counter_normal

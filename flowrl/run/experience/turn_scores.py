@@ -12,7 +12,7 @@ from flowrl.credit.process import Information
 from flowrl.errors import UserError
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.run.state.session import Session, score_once
-from flowrl.settings.environment import ONE_CREDIT
+from flowrl.settings.model.environment import ONE_CREDIT
 from rewards import Samples, Scores
 from rewards.types import IntermediateScores
 from samplers.completions import TextRollout

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flowrl.media.statistics import Statistics, merged_means
 from flowrl.models.call_sizes import bounded_call
-from flowrl.models.diffusers.call.decoder import Decoded
+from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.models.rewritten import open_texts
 from flowrl.prompts import PromptSet

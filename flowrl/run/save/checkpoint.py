@@ -35,8 +35,8 @@ from flowrl.run.state.session import Session
 from flowrl.run.state.writer import copied
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import Run
-from flowrl.settings.run import EVALUATION
-from flowrl.settings.sentences import explain
+from flowrl.settings.sections.run import EVALUATION
+from flowrl.settings.words.sentences import explain
 
 POLICIES_FILE = "policies.safetensors"
 SAMPLING_FILE = "sampling.safetensors"

@@ -46,7 +46,7 @@ from flowrl.run.show.first_tree import first_tree, joint_tree
 from flowrl.run.state.progress import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.state.units import StoredSamples
-from flowrl.settings.unlike import unlike_training
+from flowrl.settings.checks.unlike import unlike_training
 from rewards import Samples, Scores
 from rewards.perception.files import read_images
 from samplers.completions import TextPlan

@@ -27,7 +27,7 @@ from flowrl.run.state import optimizers
 from flowrl.run.state.policies import Policies
 from flowrl.run.state.teachers import load_teachers
 from flowrl.settings import Run
-from flowrl.settings.run import EVALUATION
+from flowrl.settings.sections.run import EVALUATION
 
 
 @dataclass(frozen=True)

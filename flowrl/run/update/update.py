@@ -30,7 +30,7 @@ from flowrl.losses.base import (
 )
 from flowrl.losses.weights import share_bound
 from flowrl.models.call_sizes import CallTooLarge, bounded_call
-from flowrl.models.diffusers.call.decoder import late_verdicts
+from flowrl.models.diffusers.call.results.decoder import late_verdicts
 from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip_shards
 from flowrl.run.experience.collect import Experience

@@ -1,0 +1,1 @@
+"""What a pipeline is like: checked before it runs, and found by trial calls."""
