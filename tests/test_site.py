@@ -15,7 +15,7 @@ import yaml
 from flowrl.paths import PROJECT
 from flowrl.recipes import RECIPES
 from flowrl.settings.command_line.options import option_names
-from flowrl.settings.sections.recipe import recipe_kind
+from flowrl.settings.sections.recipe_kinds import recipe_kind
 from flowrl.settings.words.names import WORDS
 
 DOCS = PROJECT / "docs"

@@ -242,7 +242,7 @@ def parse_specs(words: Sequence[str], place: str) -> dict[str, RewardSpec]:
         try:
             spec = RewardSpec.model_validate(entry)
         except ValidationError as error:
-            raise UserError(f"{place}: {explain(error)}") from error
+            raise UserError(f"{place}: {explain(error, RewardSpec)}") from error
         label = spec.label
         if label in by_label:
             settings = ", ".join(f"{k}={v}" for k, v in spec.settings.items())

@@ -11,9 +11,9 @@ from flowrl.settings.sections.recipe import (
     RECIPE_SETTINGS,
     RecipeSettings,
     recipe_function,
-    recipe_kind,
     recipe_settings,
 )
+from flowrl.settings.sections.recipe_kinds import recipe_kind
 from flowrl.settings.sections.run import Run, Steer
 from flowrl.settings.sections.train import (
     Checkpoint,

@@ -26,19 +26,20 @@ from flowrl.settings.checks.machine import (
     check_workers,
 )
 from flowrl.settings.command_line.options import with_options
-from flowrl.settings.file.inherit import BASE_KEY, read_tree
+from flowrl.settings.file.inherit import read_tree
 from flowrl.settings.file.older_names import renewed
 from flowrl.settings.file.places import in_full
-from flowrl.settings.file.strict_yaml import short_repr
 from flowrl.settings.model.environment import check_answers
 from flowrl.settings.parts.own_parts import RECIPE_PARTS, takes
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import RewardSpec
-from flowrl.settings.sections.recipe import recipe_kind
+from flowrl.settings.sections.recipe_kinds import recipe_kind
 from flowrl.settings.sections.run import Run
 from flowrl.settings.trust import check_trusted, remember, trusted
+from flowrl.settings.words.names import BASE_KEY
 from flowrl.settings.words.sentences import explain
 from flowrl.settings.words.short_forms import spelled_out
+from flowrl.settings.words.values import short_repr
 
 _NAME = "--recipe.name"
 PART_SETTINGS = ("kernel", "solver", *RECIPE_PARTS)
@@ -101,7 +102,7 @@ def run_from(tree: Any, source: str) -> Run:
         kind = recipe_kind(recipe.get("name")) if isinstance(recipe, Mapping) else None
         return Run.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{source}: {explain(error, kind)}") from error
+        raise UserError(f"{source}: {explain(error, Run, kind)}") from error
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
 

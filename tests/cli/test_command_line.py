@@ -57,7 +57,7 @@ def run_folder(tmp_path) -> Path:
 def test_help_needs_no_torch_and_a_third_of_a_second():
     code = (
         "import sys\n"
-        "from flowrl.cli.help import COMMANDS\n"
+        "from flowrl.cli.command_table import COMMANDS\n"
         "from flowrl.cli.app import exit_code\n"
         "for name in COMMANDS:\n"
         "    for words in ([name, '--help'], [name, 'x', '-h']):\n"

@@ -7,7 +7,7 @@ import pytest
 
 from flowrl.cli import make_schema as maker
 from flowrl.cli import schema
-from flowrl.cli.help import COMMANDS
+from flowrl.cli.command_table import COMMANDS
 from flowrl.recipes import RECIPES
 from rewards.load import names
 

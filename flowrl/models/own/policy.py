@@ -25,6 +25,7 @@ from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule
 from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.own.calls import ModelCalls, OwnConditioning
+from flowrl.models.own.checks import checked
 from flowrl.models.own.lora import add_own_lora
 from flowrl.models.own.protocol import OwnModel, state_shape, trained_parts
 from flowrl.models.own.schedule import Levels, Scheduled
@@ -229,8 +230,6 @@ class OwnPolicy:
     def proofs(
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
-        from flowrl.models.own.checks import checked
-
         return checked(self, prompts, steps, meta)
 
     def roots(self) -> dict[str, nn.Module]:

@@ -9,10 +9,11 @@ from flowrl.errors import UserError
 from flowrl.paths import CONFIGS_FOLDER
 from flowrl.settings.file.older_names import renewed
 from flowrl.settings.file.places import at_file
-from flowrl.settings.file.strict_yaml import read_yaml, short_repr
+from flowrl.settings.file.strict_yaml import read_yaml
+from flowrl.settings.words.names import BASE_KEY
 from flowrl.settings.words.short_forms import spelled_out
+from flowrl.settings.words.values import short_repr
 
-BASE_KEY = "base"
 _OWN = "configs/"  # begins the name of a file of flowrl
 
 

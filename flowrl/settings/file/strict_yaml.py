@@ -1,7 +1,6 @@
 """YAML with limits on size, depth and expanded aliases, and with one value per key."""
 
 import re
-import reprlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import yaml
 
 from flowrl.errors import UserError
+from flowrl.settings.words.values import short_repr
 
 _MOST_CHARACTERS = 2**18
 _MOST_LEVELS = 40  # of lists and mappings inside each other
@@ -16,9 +16,6 @@ _MOST_VALUES = 20_000  # with every alias written out
 _LARGEST_INTEGER = 2**63
 _CHECKED_TYPES = ("int", "float", "bool", "timestamp", "binary")
 _ODD_NUMBER = re.compile(r"[-+]?(0\d[\d_]*|[\d_]+(:[0-5]?\d)+(\.\d*)?)")  # base 8 and base 60
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
-_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxlevel = 3
 
 
 class _Refusal(Exception):
@@ -157,8 +154,3 @@ def _check_keys(node: yaml.MappingNode, place: str) -> None:
                 "one of them"
             )
         lines[name] = line
-
-
-def short_repr(value: Any) -> str:
-    """A short form of a value for messages, on one line."""
-    return " ".join(_SHORT.repr(value).split())

@@ -8,10 +8,10 @@ from pydantic import Field
 
 from flowrl.errors import UserError
 from flowrl.settings.base import Settings
-from flowrl.settings.file.strict_yaml import short_repr
 from flowrl.settings.parts.own_parts import OWN_NAME
 from flowrl.settings.parts.trials import own_error
 from flowrl.settings.words.names import unknown_name
+from flowrl.settings.words.values import short_repr
 from rewards.load import user_function_of
 
 

@@ -250,7 +250,7 @@ class ModelSettings(Settings):
                 other = next(kind for kind, names in of.items() if name in names)
                 raise ValueError(f"{name} is a setting of {other} models: leave it out")
         if self.quantization is not None:
-            self.quantization.fits(self)
+            self._fits(self.quantization)
         if self.context_parallel > 1 and (self.compile or self.attention not in (None, "native")):
             raise ValueError(
                 f"context_parallel: {self.context_parallel} needs diffusers' native attention "
@@ -267,6 +267,36 @@ class ModelSettings(Settings):
                 f"{self.dtype}: leave it out"
             )
         return self
+
+    def _fits(self, quantization: Quantization) -> None:
+        """ValueError for settings that a quantized base excludes."""
+        if self.lora is None:
+            raise ValueError(
+                "quantization: quantized weights take no gradient, and lora: null trains all "
+                "weights: train adapters, or leave it out"
+            )
+        if self.lora.merge != "none":
+            raise ValueError(
+                "quantization: adapters cannot be summed with quantized weights: set lora.merge: "
+                "none"
+            )
+        for name in ("adapters", "offload_experts"):
+            if getattr(self, name):
+                raise ValueError(f"quantization excludes {name}: leave one of the two out")
+        if self.offload and quantization.components:
+            raise ValueError(
+                "quantization: quantized components stay on their device, and offload moves them: "
+                "leave components or offload out"
+            )
+        if self.language is not None and (
+            quantization.backend == "gguf" or self.gguf_file is not None
+        ):
+            raise ValueError(
+                "quantization: a language model's GGUF file (gguf_file) is read in full precision: "
+                "choose bitsandbytes, torchao or quanto, with a folder of safetensors"
+            )
+        if self.language is not None and quantization.components:
+            raise ValueError("quantization: components are those of a pipeline: leave them out")
 
     @model_validator(mode="after")
     def _together(self) -> "ModelSettings":

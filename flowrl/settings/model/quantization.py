@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.settings.base import OnResume, Settings
-
-if TYPE_CHECKING:
-    from flowrl.settings.model.model import ModelSettings
 
 Backend = Literal["bitsandbytes", "torchao", "quanto", "gguf"]
 PIP_NAMES: Mapping[Backend, tuple[str, str]] = {  # module, and what pip installs
@@ -69,34 +66,6 @@ class Quantization(Settings):
         assert self.bits is not None, "a GGUF file has sizes of its own"
         scales = 4 / 64 if (self.backend, self.bits) == ("bitsandbytes", 4) else 0
         return self.bits / 8 + scales
-
-    def fits(self, model: "ModelSettings") -> None:
-        """ValueError for settings of the model that a quantized base excludes."""
-        if model.lora is None:
-            raise ValueError(
-                "quantization: quantized weights take no gradient, and lora: null trains all "
-                "weights: train adapters, or leave it out"
-            )
-        if model.lora.merge != "none":
-            raise ValueError(
-                "quantization: adapters cannot be summed with quantized weights: set lora.merge: "
-                "none"
-            )
-        for name in ("adapters", "offload_experts"):
-            if getattr(model, name):
-                raise ValueError(f"quantization excludes {name}: leave one of the two out")
-        if model.offload and self.components:
-            raise ValueError(
-                "quantization: quantized components stay on their device, and offload moves them: "
-                "leave components or offload out"
-            )
-        if model.language is not None and (self.backend == "gguf" or model.gguf_file is not None):
-            raise ValueError(
-                "quantization: a language model's GGUF file (gguf_file) is read in full precision: "
-                "choose bitsandbytes, torchao or quanto, with a folder of safetensors"
-            )
-        if model.language is not None and self.components:
-            raise ValueError("quantization: components are those of a pipeline: leave them out")
 
     def check(self) -> None:
         """UserError for a file or a package that does not exist."""

@@ -28,10 +28,10 @@ from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.credit.values import Transform
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Objective
-from flowrl.settings.file.strict_yaml import short_repr
 from flowrl.settings.parts.names import item_of, part_name, parts_named, written_part
 from flowrl.settings.parts.trials import try_kernel, try_solver
 from flowrl.settings.words.names import unknown_name
+from flowrl.settings.words.values import short_repr
 from rewards.checks.settings import function_parameters
 from rewards.load import own_settings, user_function_of
 from samplers import Kernel, Planner, Solver

@@ -18,7 +18,7 @@ from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection, on_hub
 from flowrl.settings.base import Settings
-from flowrl.settings.file.strict_yaml import short_repr
+from flowrl.settings.words.values import short_repr
 
 _BOUNDS = {"min", "max"}
 IN_PYTHON = "python:"  # begins the name of a reward that no file can name

@@ -11,7 +11,8 @@ from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
 from flowrl.settings.base import OnResume
 from flowrl.settings.parts.own_parts import RECIPE_PARTS
-from flowrl.settings.sections.recipe import RecipeSettings, recipe_kind
+from flowrl.settings.sections.recipe import RecipeSettings, single_kind
+from flowrl.settings.words.sentences import explain
 
 JOINT = "joint"
 
@@ -102,15 +103,16 @@ class JointSettings(RecipeSettings):
 
 def _settings(side: str, given: Mapping[str, Any]) -> RecipeSettings:
     """Settings of one side's recipe. ValueError, in one sentence."""
-    from flowrl.settings.words.sentences import explain  # which knows `Run`
-
     if given.get("name") == JOINT:
         raise ValueError(f"{side}: a joint recipe has two recipes, neither of which can be joint")
     try:
-        kind = recipe_kind(given.get("name"))
+        kind = single_kind(given.get("name"))
+    except UserError as error:
+        raise ValueError(f"{side}: {error}") from error
+    try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise ValueError(f"{side}.{explain(error)}") from error
+        raise ValueError(f"{side}.{explain(error, kind)}") from error
     except UserError as error:
         raise ValueError(f"{side}: {error}") from error
 

@@ -9,14 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 from pydantic import (
     ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     PydanticSchemaGenerationError,
-    TypeAdapter,
     create_model,
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
@@ -198,16 +195,11 @@ def recipe_function(name: Any) -> Callable[..., Algorithm]:
     raise UserError(f"recipe.name: {unknown_name(name, list(RECIPES))}")
 
 
-def recipe_kind(name: Any) -> type[RecipeSettings]:
-    """Settings model of a recipe. UserError for an unknown recipe or an invalid function."""
+def single_kind(name: Any) -> type[RecipeSettings]:
+    """Settings model of a recipe for one model. UserError for an unknown recipe or an invalid
+    function."""
     if isinstance(name, str) and name in RECIPE_SETTINGS:
         return RECIPE_SETTINGS[name]
-    if name == "joint":
-        from flowrl.settings.sections.joint import (
-            JointSettings,  # of two recipes, each by this function
-        )
-
-        return JointSettings
     return _own_kind(name, recipe_function(name))
 
 
@@ -277,20 +269,3 @@ def _published_kind(name: str) -> type[RecipeSettings]:
 
 
 RECIPE_SETTINGS = PublishedKinds()
-
-
-class EveryRecipe:
-    """Annotation of settings whose JSON schema covers all recipes and a user's own. Only the schema
-    builds all of them: a run checks just its own recipe."""
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, _: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        from flowrl.settings.sections.joint import JointSettings
-
-        kinds: Any = Union[(*RECIPE_SETTINGS.values(), JointSettings)]
-        published: Any = Annotated[kinds, Field(discriminator="name")]
-        both: Any = Union[published, OwnRecipe]  # noqa: UP007
-        every = TypeAdapter[Any](both)
-        return handler(every.core_schema) | {"title": "Recipe"}

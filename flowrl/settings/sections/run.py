@@ -19,7 +19,8 @@ from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import PromptFiles, RewardSpec, check_sets
 from flowrl.settings.sections.given import GivenSettings, with_prompts
 from flowrl.settings.sections.joint import JointSettings
-from flowrl.settings.sections.recipe import EveryRecipe, RecipeSettings, recipe_kind
+from flowrl.settings.sections.recipe import RecipeSettings
+from flowrl.settings.sections.recipe_kinds import EveryRecipe, recipe_kind
 from flowrl.settings.sections.teachers import TeacherSettings, check_teachers
 from flowrl.settings.sections.train import (
     Checkpoint,

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from flowrl.settings.file.strict_yaml import short_repr
+from flowrl.settings.words.values import short_repr
 
+BASE_KEY = "base"  # of a run's file: the file whose settings it extends
 PEERS = ("flow_grpo", "DanceGRPO", "Flow-Factory", "TRL", "verl", "diffusers")
 # setting: meaning, then the peers' names for it, one cell per library of PEERS
 _TABLE = """

@@ -8,11 +8,9 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from flowrl.recipes import RECIPES
-from flowrl.settings.file.inherit import BASE_KEY
-from flowrl.settings.file.strict_yaml import short_repr
-from flowrl.settings.sections.run import Run
-from flowrl.settings.words.names import flowrl_words, unknown_name
+from flowrl.settings.words.names import BASE_KEY, flowrl_words, unknown_name
 from flowrl.settings.words.short_forms import model_named
+from flowrl.settings.words.values import short_repr
 
 _MOST_SENTENCES = 5
 _FORM = re.compile(
@@ -23,13 +21,18 @@ _EITHER = "model.pipeline or model.language?"
 _BASE = (f"did you mean {BASE_KEY!r}?", f"did you mean {BASE_KEY}?")
 
 
-def explain(error: ValidationError, recipe: type[BaseModel] | None = None) -> str:
+def explain(
+    error: ValidationError,
+    whole: type[BaseModel] | None = None,
+    recipe: type[BaseModel] | None = None,
+) -> str:
     """One clause per mistake, separated by semicolons; at most _MOST_SENTENCES of them.
 
-    `recipe` holds the settings of the run's recipe, if that is known.
+    `whole` is the settings model that was read, whose names are suggested for unknown ones. For a
+    run, `recipe` holds the settings of its recipe, if that is known.
     """
     errors = _causes(error.errors(include_url=False))
-    clauses = list(dict.fromkeys(_clause(each, recipe) for each in errors))
+    clauses = list(dict.fromkeys(_clause(each, whole, recipe) for each in errors))
     misspelt = [each for each in clauses if each.endswith(_BASE)]
     clauses = misspelt or clauses  # the sections that seem to be missing are the base's
     more = len(clauses) - _MOST_SENTENCES
@@ -68,14 +71,16 @@ def _holds_another(error: Mapping[str, Any], errors: Sequence[Mapping[str, Any]]
     return any(each is not error and each["loc"][: len(at)] == at for each in errors)
 
 
-def _clause(e: Mapping[str, Any], recipe: type[BaseModel] | None) -> str:
+def _clause(
+    e: Mapping[str, Any], whole: type[BaseModel] | None, recipe: type[BaseModel] | None
+) -> str:
     where = [str(part)[:100] for part in e["loc"]]
     at = ".".join(_in_one_line(part) for part in where)
     if e["type"] == "extra_forbidden":
         if others := other_recipes(where, recipe):
             return f"{at}: {short_repr(where[-1])} is not known; {others}"
-        elsewhere = _sections_with(where[-1], recipe)
-        sentence = unknown_name(where[-1], _names(where[:-1], recipe), elsewhere)
+        elsewhere = _sections_with(where[-1], whole, recipe)
+        sentence = unknown_name(where[-1], _names(where[:-1], whole, recipe), elsewhere)
         known = recipe is not None and recipe.__name__ in RECIPES
         if sentence.endswith(_EITHER) and isinstance(e["input"], str) and recipe and known:
             (kind,) = model_named(e["input"], recipe.__name__)
@@ -84,7 +89,7 @@ def _clause(e: Mapping[str, Any], recipe: type[BaseModel] | None) -> str:
     if e["type"] == "missing":
         return f"{at}: missing"
     if e["type"] in ("model_type", "model_attributes_type"):
-        some = ", ".join(_names(where, recipe)[:3])
+        some = ", ".join(_names(where, whole, recipe)[:3])
         return f"{at}: expected settings ({some}, ...), not {short_repr(e['input'])}"
     if e["type"] == "value_error":
         why = e.get("ctx", {}).get("error")
@@ -107,25 +112,32 @@ def plain_message(e: Mapping[str, Any]) -> str:
     return f"{message}, not {short_repr(e['input'])}"
 
 
-def _names(where: Sequence[str], recipe: type[BaseModel] | None) -> list[str]:
+def _names(
+    where: Sequence[str], whole: type[BaseModel] | None, recipe: type[BaseModel] | None
+) -> list[str]:
     """The keys of the settings at a place."""
-    kind: Any = Run
+    if whole is None:
+        return []
+    kind = whole
     for part in where:
         if part == "recipe":
-            kind = recipe or Run
+            kind = recipe or whole
         elif not part.isdigit():
-            kind = settings_at(kind.model_fields[part].annotation) or Run
+            kind = settings_at(kind.model_fields[part].annotation) or whole
     names = [field.alias or name for name, field in kind.model_fields.items()]
-    return names if where else [*names, BASE_KEY]
+    based = not where and "recipe" in whole.model_fields  # a run's file alone can have a base
+    return [*names, BASE_KEY] if based else names
 
 
-def _sections_with(name: str, recipe: type[BaseModel] | None) -> list[str]:
-    """Settings of this name in a section of the run, as `section.name`."""
+def _sections_with(
+    name: str, whole: type[BaseModel] | None, recipe: type[BaseModel] | None
+) -> list[str]:
+    """Settings of this name in a section of the whole, as `section.name`."""
     found = []
-    for part, field in Run.model_fields.items():
+    for part, field in whole.model_fields.items() if whole is not None else ():
         listed = get_origin(field.annotation) is tuple
         kind = recipe if part == "recipe" else settings_at(field.annotation)
-        if kind is not None and not listed and name in _names([part], recipe):
+        if kind is not None and not listed and name in _names([part], whole, recipe):
             found.append(f"{part}.{name}")
     return found
 

@@ -1,1 +1,1 @@
-"""What a call is given for each prompt: encodings, texts, images and other arguments."""
+"""Inputs of a call for each prompt: encodings, texts, images and other arguments."""

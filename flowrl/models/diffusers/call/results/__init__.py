@@ -1,1 +1,1 @@
-"""What a call gives back: decoded media, and checks that its numbers can be used."""
+"""Results of a call: decoded media, and checks that its numbers can be used."""

@@ -1,1 +1,1 @@
-"""What a pipeline is like: checked before it runs, and found by trial calls."""
+"""Traits of a pipeline: checks before it runs, and discovery by trial calls."""
