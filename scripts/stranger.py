@@ -40,8 +40,8 @@ from PIL import Image
 
 sys.path.insert(0, str(PROJECT))
 
+from flowrl.cli.command_table import COMMANDS
 from flowrl.cli.doctor import PROVEN_VERSIONS
-from flowrl.cli.help import COMMANDS
 from tests.support.page_blocks import NOT_HERE, SMALL, commands, smaller
 
 DEMOS = ("demo", "demo_lora", "demo_edit", "text_demo")  # the runs that pages name

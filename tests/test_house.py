@@ -1,6 +1,7 @@
 """The structure of the code: rooms without a cycle, and one meaning for each public name."""
 
 import ast
+import subprocess
 import sys
 import tomllib
 from collections import defaultdict
@@ -15,6 +16,13 @@ from flowrl.cli.doctor import OPTIONAL
 from flowrl.paths import PROJECT
 
 PACKAGES = ("samplers", "rewards", "flowrl")
+ROOT_FOLDERS = {".ci", "configs", "docs", "examples", "scripts", "tests", *PACKAGES}
+ROOT_FILES = {
+    *{"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE", "CITATION.cff"},
+    *{"LOG.md", "pyproject.toml", "setup.py", "constraints.txt", "Makefile", "Dockerfile"},
+    *{"mkdocs.yml", ".dockerignore", ".gitignore", ".pre-commit-config.yaml"},
+    ".git-blame-ignore-revs",
+}
 PROTOCOL = {"load", "judge", "main"}  # what a reward's file offers; what a script starts with
 
 
@@ -80,6 +88,58 @@ def test_the_members_of_flowrl_import_each_other_without_a_cycle() -> None:
     assert not left, f"these import each other: {sorted(left)}"
 
 
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def file_graph() -> dict[str, set[str]]:
+    """The files that each file imports, anywhere in it. A package that is entered on the way to
+    one of its files is not among them, unless a name is taken from it. Files of the sandbox import
+    one another without their package's name."""
+    files = {module_name(path): path for path in modules()}
+    graph: dict[str, set[str]] = {}
+    for own, path in files.items():
+        begin = "rewards.sandbox." if own.startswith("rewards.sandbox.") else ""
+        names = list[str]()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert not node.level and node.module, f"{own}: write imports in full"
+                whole = [f"{node.module}.{alias.name}" for alias in node.names]
+                names += [name if name in files else node.module for name in whole]
+        names += [f"{begin}{name}" for name in names]
+        graph[own] = files.keys() & set(names) - {own}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The largest groups of files of which each reaches every other."""
+    reached = dict[str, set[str]]()
+    for start in graph:
+        left, found = [*graph[start]], set[str]()
+        while left:
+            if (name := left.pop()) not in found:
+                found.add(name)
+                left += graph[name]
+        reached[start] = found
+    groups = {
+        frozenset(b for b in found if a in reached[b]) for a, found in reached.items() if a in found
+    }
+    return sorted(sorted(group) for group in groups)
+
+
+def test_a_circle_of_files_is_found() -> None:
+    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set[str](), "e": {"f"}, "f": {"e", "a"}}
+    assert circles(graph) == [["a", "b", "c"], ["e", "f"]]
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and under TYPE_CHECKING count too: whoever reads one file of a
+    circle has to read them all, and a type that closes one belongs in a file below both."""
+    assert not circles(file_graph())
+
+
 def test_no_product_file_reads_the_code_of_flowrl() -> None:
     """Where code is read it is another's: a program to judge, an author's file, a class of the
     user whose source is part of a digest."""
@@ -130,6 +190,10 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used() -> None:
     assert needed - used == {"ftfy"}, "no product file imports these"  # ftfy: diffusers does
 
 
-def test_the_front_door_stays_small() -> None:
-    entries = [p for p in (PROJECT / "flowrl").iterdir() if p.name != "__pycache__"]
-    assert len(entries) <= 24
+def test_the_root_holds_what_it_should() -> None:
+    """A file that a slip of a command leaves in the root would be committed with the rest."""
+    done = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    there = {name.partition("/")[0] for name in done.stdout.split("\0") if name}
+    assert there == {*ROOT_FILES, *ROOT_FOLDERS}

@@ -14,9 +14,9 @@ import yaml
 
 from flowrl.paths import PROJECT
 from flowrl.recipes import RECIPES
-from flowrl.settings.options import option_names
-from flowrl.settings.recipe import recipe_kind
-from flowrl.settings.words import WORDS
+from flowrl.settings.command_line.options import option_names
+from flowrl.settings.sections.recipe_kinds import recipe_kind
+from flowrl.settings.words.names import WORDS
 
 DOCS = PROJECT / "docs"
 PAGES = [*PROJECT.glob("*.md"), *DOCS.rglob("*.md")]

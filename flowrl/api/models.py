@@ -28,7 +28,7 @@ from flowrl.errors import UserError
 from flowrl.models.description import local_folder
 from flowrl.models.open import DTYPES
 from flowrl.paths import find
-from flowrl.settings.own_parts import OWN_NAME
+from flowrl.settings.parts.own_parts import OWN_NAME
 from flowrl.settings.read import run_from
 
 STORAGE_HOOKS = ("group_offloading", "lazy_prefetch", "layer_execution", "layerwise_casting")

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from flowrl.errors import UserError
 from flowrl.prompts import IMAGE_COLUMNS
-from flowrl.settings.data import IN_PYTHON, RewardSpec
+from flowrl.settings.sections.data import IN_PYTHON, RewardSpec
 from rewards import Reward, Samples, load
 from rewards.user_function import Own, function_settings, user_reward
 

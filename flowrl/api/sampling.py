@@ -25,7 +25,7 @@ from flowrl.cli.steer import (
 )
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Driven, MediaBatch, Scales
-from flowrl.models.diffusers.call.decoder import Decoded
+from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.open import place
 from flowrl.models.own.policy import OwnPolicy
@@ -34,8 +34,8 @@ from flowrl.run.evaluate.evaluate import Trial
 from flowrl.session.live import Live
 from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec
-from flowrl.settings.model import GuidanceScale
-from flowrl.settings.words import unknown_name
+from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.words.names import unknown_name
 from rewards import Samples, Scores, score_all
 from samplers import Plan, Planner, Rollout
 

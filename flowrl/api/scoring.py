@@ -14,7 +14,7 @@ from flowrl.cli.serve import Serve, run_reward_server
 from flowrl.errors import UserError
 from flowrl.evaluation.reward_evaluation import EvaluateRewards
 from flowrl.pages.reward_page import report_rewards
-from flowrl.settings.sentences import plain_message
+from flowrl.settings.words.sentences import plain_message
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from flowrl.session.atomic import numbered_folders
 from flowrl.session.live import NOTHING_LIVE, Live
 from flowrl.session.session import load_rewards
 from flowrl.settings import PromptFiles, RewardSpec, Run
-from flowrl.settings.model import GuidanceScale
+from flowrl.settings.model.model import GuidanceScale
 from flowrl.settings.read import dump, run_from, run_of
 from rewards import Reward, Samples
 

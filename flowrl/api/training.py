@@ -20,7 +20,7 @@ from flowrl.run.watch.size_check import check_rows
 from flowrl.session.given_check import check_given
 from flowrl.session.live import Callback, Live
 from flowrl.settings import RewardSpec, Run
-from flowrl.settings.inherit import read_tree
+from flowrl.settings.file.inherit import read_tree
 from flowrl.settings.read import check_run, dump, run_from, run_of
 
 PLACE = "flowrl.train"

@@ -20,7 +20,7 @@ from flowrl.budget.successes import Success, Successes, cut, put, signature
 from flowrl.credit.values import masked_std
 from flowrl.likelihoods.rows import Rows, trimmed
 from flowrl.prompts import Draws, PromptSet
-from flowrl.settings.budget import BudgetSettings
+from flowrl.settings.sections.budget import BudgetSettings
 from rewards.types import Scores
 
 R = TypeVar("R")

@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TextIO
 
-from flowrl.cli.help import COMMANDS, command_help, overview
+from flowrl.cli.command_table import COMMANDS
+from flowrl.cli.help import command_help, overview
 from flowrl.cli.importing import collection_paused
 from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import supervised

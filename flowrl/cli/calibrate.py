@@ -10,7 +10,7 @@ from pydantic import Field
 
 from flowrl.errors import UserError
 from flowrl.paths import run_file
-from flowrl.settings.arguments import AtLeastOne, Word, parse_arguments
+from flowrl.settings.command_line.arguments import AtLeastOne, Word, parse_arguments
 from flowrl.settings.read import check_run, override, read_run
 
 

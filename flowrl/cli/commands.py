@@ -11,7 +11,7 @@ from flowrl.cli.restarts import FOLDER, RESUME, TRUST, resumed_by_launcher, spli
 from flowrl.cli.start_check import check_start
 from flowrl.errors import UserError
 from flowrl.paths import run_file
-from flowrl.settings.arguments import (
+from flowrl.settings.command_line.arguments import (
     EvaluateArguments,
     ExportArguments,
     PlanArguments,

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from flowrl.cli.help import COMMANDS, RECIPE_NAME, command_options
+from flowrl.cli.command_table import COMMANDS, RECIPE_NAME
+from flowrl.cli.help import command_options
 from flowrl.cli.schema import read_schema
 from flowrl.errors import UserError
 from flowrl.paths import own_runs, run_path

@@ -27,10 +27,10 @@ from flowrl.run.watch.size_check import check_sizes
 from flowrl.run.watch.text_facts import likely_form
 from flowrl.session.session import load_rewards, prove_rewards
 from flowrl.settings import EvaluateSettings, PromptFiles, RewardSpec, Run
-from flowrl.settings.arguments import EvaluateArguments
-from flowrl.settings.checks import check_texts
-from flowrl.settings.sentences import plain_message
-from flowrl.settings.strict_yaml import parse_yaml
+from flowrl.settings.checks.machine import check_texts
+from flowrl.settings.command_line.arguments import EvaluateArguments
+from flowrl.settings.file.strict_yaml import parse_yaml
+from flowrl.settings.words.sentences import plain_message
 from rewards.judging.tally import take_tallies
 from rewards.types import MediaForm
 

@@ -29,7 +29,7 @@ from flowrl.run.save import checkpoint
 from flowrl.session.atomic import CONTENTS
 from flowrl.session.learner import load_policy
 from flowrl.settings import Run
-from flowrl.settings.arguments import ExportArguments, KeyFormat
+from flowrl.settings.command_line.arguments import ExportArguments, KeyFormat
 from flowrl.settings.read import run_of
 
 CONVERTED: tuple[KeyFormat, ...] = ("comfyui", "kohya")

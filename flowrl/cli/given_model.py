@@ -19,9 +19,9 @@ from flowrl.run.save import checkpoint
 from flowrl.session.atomic import numbered_folders
 from flowrl.session.learner import load_models, load_policy
 from flowrl.settings import ModelSettings, RewardSpec, Run
-from flowrl.settings.arguments import EvaluateArguments, SampleArguments
-from flowrl.settings.checks import check_hub
-from flowrl.settings.own_parts import OWN_NAME
+from flowrl.settings.checks.machine import check_hub
+from flowrl.settings.command_line.arguments import EvaluateArguments, SampleArguments
+from flowrl.settings.parts.own_parts import OWN_NAME
 from flowrl.settings.read import check_plan, opens_rewards, override, run_from, run_of
 
 WEIGHT_FOLDERS = ("adapter", "pipeline", "model", "weights")  # of the last weights

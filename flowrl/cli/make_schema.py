@@ -8,15 +8,14 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, with_config
 
-from flowrl.cli.help import COMMANDS, RECIPE_NAME
+from flowrl.cli.command_table import COMMANDS, RECIPE_NAME
 from flowrl.cli.recipe_text import in_yaml, readable, recipe_rows
 from flowrl.recipes import RECIPES
 from flowrl.settings import Run
-from flowrl.settings.arguments import field_types, word_fields
-from flowrl.settings.inherit import BASE_KEY
-from flowrl.settings.options import Option
-from flowrl.settings.sentences import settings_at
-from flowrl.settings.words import WORDS
+from flowrl.settings.command_line.arguments import field_types, word_fields
+from flowrl.settings.command_line.options import Option
+from flowrl.settings.words.names import BASE_KEY, WORDS
+from flowrl.settings.words.sentences import settings_at
 from rewards.checks.settings import settings_of
 from rewards.load import MAKERS, names
 

@@ -21,9 +21,9 @@ from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.stack import code_span, from_template
 from flowrl.pages.unseen import Unseen
 from flowrl.settings import Run
-from flowrl.settings.model import ModelSettings
+from flowrl.settings.checks.unlike import unlike_training
+from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.read import dump
-from flowrl.settings.unlike import unlike_training
 
 CARD, CURVES = "README.md", "curves.svg"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")

@@ -11,12 +11,12 @@ from flowrl.errors import UserError
 from flowrl.paths import CONFIGS_FOLDER, find, removed_on_error
 from flowrl.recipes import RECIPES
 from flowrl.recipes.table import TEXT_RECIPES
-from flowrl.settings.arguments import Word
-from flowrl.settings.checks import check_model
-from flowrl.settings.inherit import read_tree, with_base
+from flowrl.settings.checks.machine import check_model
+from flowrl.settings.command_line.arguments import Word
+from flowrl.settings.file.inherit import read_tree, with_base
+from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.read import check_plan, run_from
-from flowrl.settings.strict_yaml import parse_yaml
-from flowrl.settings.words import unknown_name
+from flowrl.settings.words.names import unknown_name
 
 
 @dataclass

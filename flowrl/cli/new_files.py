@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flowrl.paths import find
 from flowrl.recipes import RECIPES
-from flowrl.settings.inherit import read_tree
+from flowrl.settings.file.inherit import read_tree
 
 HEAD = """\
 # yaml-language-server: $schema=run.schema.json

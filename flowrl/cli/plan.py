@@ -15,10 +15,10 @@ from flowrl.run.watch.size_check import check_rows_of
 from flowrl.run.watch.text_facts import pipeline_call, text_length
 from flowrl.session.given_check import check_given, described_given
 from flowrl.settings import Run
-from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers
-from flowrl.settings.data import PromptPlace
-from flowrl.settings.gradients import check_own_gradients
+from flowrl.settings.checks.gradients import check_own_gradients
+from flowrl.settings.checks.machine import check_model, check_optimizer, check_texts, check_trackers
 from flowrl.settings.read import check_rewards
+from flowrl.settings.sections.data import PromptPlace
 from samplers import Plan, evaluations, picture
 from samplers.completions import TextPlan
 from samplers.picture import describe_text_plan
@@ -146,7 +146,7 @@ def _through(run: Run, plans: Sequence[Plan], likelihood: Pathwise) -> str:
 
 
 def _check_levels(run: Run) -> None:
-    from flowrl.models.diffusers.call.user_levels import refuse_levels
+    from flowrl.models.diffusers.call.levels.user_levels import refuse_levels
 
     name, parameters = pipeline_call(run)
     if run.model.sigmas is not None and parameters:

@@ -17,8 +17,8 @@ from flowrl.run.model_proof import PromptColumns, proof_digest, proof_prompts, w
 from flowrl.session.learner import load_policy
 from flowrl.session.start_record import StartRecord
 from flowrl.settings import Run
-from flowrl.settings.arguments import ProveArguments
-from flowrl.settings.checks import check_hub, check_model
+from flowrl.settings.checks.machine import check_hub, check_model
+from flowrl.settings.command_line.arguments import ProveArguments
 from flowrl.settings.read import check_plan, override, read_run, run_from
 
 PROMPTS = ("a red cube", "two blue cats on the table", "a photo of a small house near the sea")

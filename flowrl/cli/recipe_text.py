@@ -9,8 +9,8 @@ import yaml
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings import recipe_function, recipe_kind
-from flowrl.settings.joint import JOINT, JointSettings
-from flowrl.settings.own_parts import FILE_AND_NAME, RECIPE_PARTS, parts_written
+from flowrl.settings.parts.own_parts import FILE_AND_NAME, RECIPE_PARTS, parts_written
+from flowrl.settings.sections.joint import JOINT, JointSettings
 from rewards.checks.settings import function_parameters
 
 FORMS = "NAME, {name: NAME, ...settings} or FILE.py:NAME"

@@ -7,7 +7,7 @@ from flowrl.errors import UserError
 from flowrl.evaluation.outputs import check_output_file
 from flowrl.pages.compare_page import write_comparison
 from flowrl.pages.run_page import REPORT, write_report
-from flowrl.settings.arguments import Word
+from flowrl.settings.command_line.arguments import Word
 
 
 @dataclass

@@ -35,7 +35,7 @@ from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
 from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec, Run
-from flowrl.settings.arguments import SampleArguments
+from flowrl.settings.command_line.arguments import SampleArguments
 from rewards import Reward, Samples, score_all
 from rewards.perception.files import open_image_file
 

@@ -13,8 +13,9 @@ from pydantic import Field
 
 import rewards
 from flowrl.errors import UserError
-from flowrl.settings.arguments import AtLeastOne, Word
-from flowrl.settings.strict_yaml import parse_yaml, short_repr
+from flowrl.settings.command_line.arguments import AtLeastOne, Word
+from flowrl.settings.file.strict_yaml import parse_yaml
+from flowrl.settings.words.values import short_repr
 from rewards import Reward
 from rewards.load import load_judge
 from rewards.serving.batching import ServerLimits

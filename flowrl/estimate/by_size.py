@@ -10,7 +10,7 @@ from flowrl.models.description import describe
 from flowrl.paths import find
 from flowrl.prompts.row_sizes import RowSize, row_sizes
 from flowrl.settings import ModelSettings, PromptFiles, Run
-from flowrl.settings.data import PromptPlace
+from flowrl.settings.sections.data import PromptPlace
 
 Shares = tuple[tuple[float, RowSize], ...]
 

@@ -21,8 +21,8 @@ from flowrl.estimate.sizes import Sizes
 from flowrl.models.own.policy import automatic_rows
 from flowrl.paths import find
 from flowrl.settings import ModelSettings, Run
-from flowrl.settings.adapters import Lora
-from flowrl.settings.train import CallKind
+from flowrl.settings.model.adapters import Lora
+from flowrl.settings.sections.train import CallKind
 from samplers import Plan
 
 GIB = 2**30

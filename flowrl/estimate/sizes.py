@@ -18,8 +18,8 @@ from flowrl.models.language.vision import reads_images
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.savings import outer_lists
 from flowrl.settings import ModelSettings
-from flowrl.settings.model import GuidanceScale
-from flowrl.settings.own_model import OwnModelSettings
+from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.model.own_model import OwnModelSettings
 
 PROMPT = 64  # tokens of a text's prompt, assumed
 # linears of blocks that see the prompt's tokens, which are few beside an image's

@@ -21,8 +21,8 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.evaluation.sources import Source, read_media
 from flowrl.settings import RewardSpec
+from flowrl.settings.file.strict_yaml import list_entries
 from flowrl.settings.read import explain
-from flowrl.settings.strict_yaml import list_entries
 from rewards import Judge, Reward, Samples, check_reward, load, score_all
 from rewards.checks.self_test import Prompts, self_test
 from rewards.combine import judged
@@ -242,7 +242,7 @@ def parse_specs(words: Sequence[str], place: str) -> dict[str, RewardSpec]:
         try:
             spec = RewardSpec.model_validate(entry)
         except ValidationError as error:
-            raise UserError(f"{place}: {explain(error)}") from error
+            raise UserError(f"{place}: {explain(error, RewardSpec)}") from error
         label = spec.label
         if label in by_label:
             settings = ", ".join(f"{k}={v}" for k, v in spec.settings.items())

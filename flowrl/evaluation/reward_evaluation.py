@@ -35,7 +35,7 @@ from flowrl.evaluation.reward_report import (
 )
 from flowrl.paths import find, new_numbered
 from flowrl.settings import RewardSpec
-from flowrl.settings.arguments import Word
+from flowrl.settings.command_line.arguments import Word
 from rewards import Judge, Reward
 
 

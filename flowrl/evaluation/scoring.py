@@ -18,7 +18,7 @@ from flowrl.evaluation.measure import Cost, Gallery, Item, check_specs, loaded, 
 from flowrl.evaluation.outputs import make_output_folder
 from flowrl.media import pictures
 from flowrl.paths import removed_on_error
-from flowrl.settings.arguments import Word
+from flowrl.settings.command_line.arguments import Word
 
 Column = Float[np.ndarray, " n"]
 

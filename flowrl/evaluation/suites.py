@@ -23,7 +23,7 @@ from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.tables import rows_of
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
-from flowrl.settings.arguments import Word
+from flowrl.settings.command_line.arguments import Word
 from rewards import Scores
 
 Mean = Literal["prompts", "categories"]  # of all prompts, or of the categories' means

@@ -13,7 +13,7 @@ from flowrl.iteration.clock import Clock
 from flowrl.iteration.records import Drawn, Sampled
 from flowrl.iteration.units import SamplingUnit, UnitSamples, UnitScores
 from flowrl.models.call_sizes import bounded_call
-from flowrl.models.diffusers.call.decoder import Decoded
+from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.prompts import PromptSet
 from flowrl.session.finite import check_samples

@@ -27,7 +27,7 @@ from flowrl.likelihoods.rows import (
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Counts, Derived, Entries, Metric, reduced
 from flowrl.models.call_sizes import CallTooLarge, bounded_call
-from flowrl.models.diffusers.call.decoder import late_verdicts
+from flowrl.models.diffusers.call.results.decoder import late_verdicts
 from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip_shards
 from flowrl.session.finite import check_iteration

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from flowrl.settings.train import CallKind as CallKind
+from flowrl.settings.sections.train import CallKind as CallKind
 
 # messages of an allocator that has no more memory
 NO_MORE = re.compile(r"DefaultCPUAllocator|not enough memory|out of memory", re.IGNORECASE)

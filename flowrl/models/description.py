@@ -18,14 +18,14 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import nn
 from transformers import AutoConfig
 
-from flowrl.models.diffusers.call.checks import pipeline_class
-from flowrl.models.diffusers.call.columns import images
-from flowrl.models.diffusers.call.driver import DENOISERS
+from flowrl.models.diffusers.call.drive.driver import DENOISERS
+from flowrl.models.diffusers.call.inputs.columns import images
+from flowrl.models.diffusers.call.traits.checks import pipeline_class
 from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
 from flowrl.models.open import place
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.settings import ModelSettings
-from flowrl.settings.model_files import pipeline_index, read_json, safetensors_header
+from flowrl.settings.checks.model_files import pipeline_index, read_json, safetensors_header
 
 CLIP_TOKENS = 77
 

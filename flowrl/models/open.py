@@ -18,13 +18,13 @@ from flowrl.paths import find
 from flowrl.prompts import has_images
 from flowrl.prompts.row_sizes import RowSize, row_sizes
 from flowrl.settings import Run
-from flowrl.settings.data import PromptPlace
-from flowrl.settings.levels import levels_of
+from flowrl.settings.model.levels import levels_of
+from flowrl.settings.sections.data import PromptPlace
 from samplers.scheduler import unbound
 from samplers.storage import Storage
 
 if TYPE_CHECKING:
-    from flowrl.models.diffusers.call.encoding_cache import EncodingCache
+    from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache
     from flowrl.models.language.policy import CausalPolicy
 
 DTYPES = {
@@ -64,9 +64,9 @@ def set_kernels(device: torch.device, *, tf32: bool | None, cudnn_attention: boo
 def _pipeline(run: Run, device: torch.device, trains: bool) -> Policy:
     from flowrl.models import savings
     from flowrl.models.diffusers.batch import Scales
-    from flowrl.models.diffusers.call.image_shapes import sized_by_images
-    from flowrl.models.diffusers.call.offload import BaseMemory
-    from flowrl.models.diffusers.call.user_levels import UserLevels
+    from flowrl.models.diffusers.call.levels.user_levels import UserLevels
+    from flowrl.models.diffusers.call.loop.image_shapes import sized_by_images
+    from flowrl.models.diffusers.memory.offload import BaseMemory
     from flowrl.models.diffusers.policy import PipelinePolicy
 
     m, sigmas = run.model, run.model.sigmas
@@ -129,7 +129,7 @@ def _storage(run: Run) -> Storage:
 
 
 def _encoding_cache(run: Run) -> "EncodingCache | None":
-    from flowrl.models.diffusers.call.encoding_cache import MIB, EncodingCache
+    from flowrl.models.diffusers.call.rows.encoding_cache import MIB, EncodingCache
 
     how = run.model.encodings
     return None if how.keep == "no" else EncodingCache(how.keep, how.most * MIB)

@@ -15,7 +15,7 @@ from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.paths import find
-from flowrl.settings.quantization import PIP_NAMES, Quantization
+from flowrl.settings.model.quantization import PIP_NAMES, Quantization
 
 QUANTIZED = "model.quantization"
 

@@ -23,8 +23,8 @@ from flowrl.pages.records import (
     read_trees,
 )
 from flowrl.settings import Run
-from flowrl.settings.recipe import RECIPE_SETTINGS
-from flowrl.settings.strict_yaml import read_yaml
+from flowrl.settings.file.strict_yaml import read_yaml
+from flowrl.settings.sections.recipe import RECIPE_SETTINGS
 
 EXPORTED = ("adapter", "pipeline", "model")  # weights that a run leaves at its end
 MetricLine = Mapping[str, float]

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_flatten
 
 from flowrl.errors import UserError
 from flowrl.models.description import local_folder
-from flowrl.models.diffusers.call.driver import DENOISERS
+from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.replay.proof_steps import STEP_TOLERANCE
 from flowrl.settings import ModelSettings
 

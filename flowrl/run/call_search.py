@@ -14,7 +14,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.sizes.by_size import rows_by_size
 from flowrl.session.session import Session
 from flowrl.settings import Run
-from flowrl.settings.train import CallKind
+from flowrl.settings.sections.train import CallKind
 
 SHARE = 0.8  # of the free memory: the rest is for fragments, and for longer prompts
 MOST_ROWS = 256

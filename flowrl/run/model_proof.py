@@ -10,7 +10,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.sizes.by_size import other_sizes
 from flowrl.models.diffusers.whole import proof_cache as proof_cache

@@ -9,8 +9,8 @@ from flowrl.likelihoods.token import Token
 from flowrl.models.image_check import check_images
 from flowrl.session.given_file import GivenFile, check_samples_of
 from flowrl.settings import Run
-from flowrl.settings.budget import BudgetSettings
-from flowrl.settings.given import GivenSettings
+from flowrl.settings.sections.budget import BudgetSettings
+from flowrl.settings.sections.given import GivenSettings
 
 
 def check_given(run: Run) -> None:

@@ -17,7 +17,7 @@ from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow, resolved
 from flowrl.prompts.source import DataSource, check_column
 from flowrl.settings import Run
-from flowrl.settings.given import GivenSettings
+from flowrl.settings.sections.given import GivenSettings
 from rewards.types import cell
 
 GIVEN_FILE = "given.file"

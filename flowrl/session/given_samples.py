@@ -26,7 +26,7 @@ from flowrl.session.given_file import (
     wrong_size,
 )
 from flowrl.session.learner import Learner
-from flowrl.settings.given import GivenSettings
+from flowrl.settings.sections.given import GivenSettings
 from samplers import Plan, Rollout, steps_of
 
 GIVEN_INDEX = -1  # in place of the plan's index, in the keys of given samples' noise

@@ -27,7 +27,7 @@ from flowrl.session import optimizers
 from flowrl.session.policies import Policies
 from flowrl.session.teachers import load_teachers
 from flowrl.settings import Run
-from flowrl.settings.run import EVALUATION
+from flowrl.settings.sections.run import EVALUATION
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Parts of a run that come from Python instead of its file: rewards, callbacks, prompts, weights.
 
 Prompts and weights are files that move into the run's folder, so its run.yaml names them. A reward
-that no file can name has a name in run.yaml that says so: see `flowrl.settings.data.IN_PYTHON`.
+that no file can name has a name in run.yaml that says so: see
+`flowrl.settings.sections.data.IN_PYTHON`.
 """
 
 import shutil

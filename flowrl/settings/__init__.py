@@ -1,21 +1,27 @@
 """A run as data: the settings of a YAML file. Unknown keys are errors."""
 
-from flowrl.settings.adapters import Lora
 from flowrl.settings.base import Settings
-from flowrl.settings.budget import BudgetSettings
-from flowrl.settings.data import PromptFiles, RewardSpec
-from flowrl.settings.environment import EnvironmentSettings
-from flowrl.settings.model import Guidance, ModelSettings, Vae
-from flowrl.settings.recipe import (
+from flowrl.settings.model.adapters import Lora
+from flowrl.settings.model.environment import EnvironmentSettings
+from flowrl.settings.model.model import Guidance, ModelSettings, Vae
+from flowrl.settings.model.server import CorrectionSettings, Server
+from flowrl.settings.sections.budget import BudgetSettings
+from flowrl.settings.sections.data import PromptFiles, RewardSpec
+from flowrl.settings.sections.recipe import (
     RECIPE_SETTINGS,
     RecipeSettings,
     recipe_function,
-    recipe_kind,
     recipe_settings,
 )
-from flowrl.settings.run import Run, Steer
-from flowrl.settings.server import CorrectionSettings, Server
-from flowrl.settings.train import Checkpoint, EvaluateSettings, ScheduleSettings, Track, Train
+from flowrl.settings.sections.recipe_kinds import recipe_kind
+from flowrl.settings.sections.run import Run, Steer
+from flowrl.settings.sections.train import (
+    Checkpoint,
+    EvaluateSettings,
+    ScheduleSettings,
+    Track,
+    Train,
+)
 
 __all__ = [
     "RECIPE_SETTINGS",

@@ -12,8 +12,8 @@ from flowrl.algorithm import Algorithm
 from flowrl.credit.proxies import named_rewards
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
-from flowrl.settings.budget import BudgetSettings
-from flowrl.settings.checks import (
+from flowrl.settings.checks.gradients import check_gradients, check_own_gradients
+from flowrl.settings.checks.machine import (
     check_bundles,
     check_hub,
     check_joint,
@@ -25,20 +25,21 @@ from flowrl.settings.checks import (
     check_trackers,
     check_workers,
 )
-from flowrl.settings.data import RewardSpec
-from flowrl.settings.environment import check_answers
-from flowrl.settings.gradients import check_gradients, check_own_gradients
-from flowrl.settings.inherit import BASE_KEY, read_tree
-from flowrl.settings.older_names import renewed
-from flowrl.settings.options import with_options
-from flowrl.settings.own_parts import RECIPE_PARTS, takes
-from flowrl.settings.places import in_full
-from flowrl.settings.recipe import recipe_kind
-from flowrl.settings.run import Run
-from flowrl.settings.sentences import explain
-from flowrl.settings.short_forms import spelled_out
-from flowrl.settings.strict_yaml import short_repr
+from flowrl.settings.command_line.options import with_options
+from flowrl.settings.file.inherit import read_tree
+from flowrl.settings.file.older_names import renewed
+from flowrl.settings.file.places import in_full
+from flowrl.settings.model.environment import check_answers
+from flowrl.settings.parts.own_parts import RECIPE_PARTS, takes
+from flowrl.settings.sections.budget import BudgetSettings
+from flowrl.settings.sections.data import RewardSpec
+from flowrl.settings.sections.recipe_kinds import recipe_kind
+from flowrl.settings.sections.run import Run
 from flowrl.settings.trust import check_trusted, remember, trusted
+from flowrl.settings.words.names import BASE_KEY
+from flowrl.settings.words.sentences import explain
+from flowrl.settings.words.short_forms import spelled_out
+from flowrl.settings.words.values import short_repr
 
 _NAME = "--recipe.name"
 PART_SETTINGS = ("kernel", "solver", *RECIPE_PARTS)
@@ -101,7 +102,7 @@ def run_from(tree: Any, source: str) -> Run:
         kind = recipe_kind(recipe.get("name")) if isinstance(recipe, Mapping) else None
         return Run.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{source}: {explain(error, kind)}") from error
+        raise UserError(f"{source}: {explain(error, Run, kind)}") from error
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
 

@@ -23,7 +23,7 @@ import yaml
 
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session.record import METRICS
-from flowrl.settings.inherit import merged
+from flowrl.settings.file.inherit import merged
 
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / "configs" / "alarms"

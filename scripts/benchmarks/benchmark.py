@@ -32,7 +32,7 @@ from diffusers import AutoencoderKL, AutoencoderKLWan, SD3Transformer2DModel, Wa
 
 from flowrl.cli.commands import quiet
 from flowrl.estimate import memory
-from flowrl.models.diffusers.call.patches import Patch, patched
+from flowrl.models.diffusers.call.drive.patches import Patch, patched
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session, open_accelerator, open_session

@@ -23,7 +23,7 @@ import yaml
 from compare_report import Looks, report
 
 from flowrl.session.record import METRICS, replace
-from flowrl.settings.inherit import merged
+from flowrl.settings.file.inherit import merged
 
 KEPT = 0.9  # of the base's diversity: a trial below it is not chosen
 

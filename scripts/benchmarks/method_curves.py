@@ -26,7 +26,7 @@ import yaml
 from compare import Job, final_runs, read, work
 
 from flowrl.recipes.table import IMAGE_RECIPES, RECIPES
-from flowrl.settings.inherit import merged
+from flowrl.settings.file.inherit import merged
 
 PROJECT = Path(__file__).resolve().parents[2]
 TABLES = PROJECT / "configs" / "compare"

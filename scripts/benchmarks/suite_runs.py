@@ -11,7 +11,7 @@ import yaml
 
 from flowrl.cli.floor import Opened
 from flowrl.paths import PROJECT
-from flowrl.settings.inherit import merged
+from flowrl.settings.file.inherit import merged
 from flowrl.settings.read import run_from
 
 QUIET = {"train": {"iterations": 1000, "alarms": "off", "self_test": "off"}}

@@ -15,8 +15,8 @@ from flowrl.estimate.devices import parse_devices
 from flowrl.estimate.time import duration, estimate_time
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.settings import Run
-from flowrl.settings.inherit import read_tree
-from flowrl.settings.model import GuidanceScale
+from flowrl.settings.file.inherit import read_tree
+from flowrl.settings.model.model import GuidanceScale
 from flowrl.settings.read import read_run
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -54,7 +54,7 @@ def table() -> str:
 
 
 def words() -> str:
-    from flowrl.settings.words import words_table
+    from flowrl.settings.words.names import words_table
 
     return words_table()
 

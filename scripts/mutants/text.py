@@ -244,7 +244,7 @@ ROWS = (
      "return prompt", "samplers/test_turns.py language/test_turns_run.py"),
     ("turns-pairs", "flowrl/likelihoods/token.py", "part.gather(1, last)[:, 0]",
      "part[:, -1]", "samplers/test_turns.py"),
-    ("turns-refused", "flowrl/settings/environment.py", "elif steps is None and algorithm.by_turn:", "elif False:",
+    ("turns-refused", "flowrl/settings/model/environment.py", "elif steps is None and algorithm.by_turn:", "elif False:",
      "language/test_turns_run.py"),
     ("forks-resample", "samplers/generate.py", ".cut(place.flatten())", ".cut(place.flatten() + 1)",
      "samplers/test_forks.py"),

@@ -21,7 +21,7 @@ from flowrl.cli.given_model import weights_folder
 from flowrl.cli.out_folder import removed_if_empty, whole_or_empty
 from flowrl.cli.schema import read_schema
 from flowrl.paths import PROJECT, new_numbered, removed_on_error
-from flowrl.settings.arguments import SampleArguments, parse_arguments
+from flowrl.settings.command_line.arguments import SampleArguments, parse_arguments
 from tests.support import runs
 
 DEMO = str(PROJECT / "configs" / "demo.yaml")
@@ -57,7 +57,7 @@ def run_folder(tmp_path) -> Path:
 def test_help_needs_no_torch_and_a_third_of_a_second():
     code = (
         "import sys\n"
-        "from flowrl.cli.help import COMMANDS\n"
+        "from flowrl.cli.command_table import COMMANDS\n"
         "from flowrl.cli.app import exit_code\n"
         "for name in COMMANDS:\n"
         "    for words in ([name, '--help'], [name, 'x', '-h']):\n"
@@ -89,7 +89,7 @@ def test_every_command_has_help_with_an_example(capsys):
 
 def test_the_help_of_train_lists_every_setting(capsys):
     from flowrl.settings import RECIPE_SETTINGS
-    from flowrl.settings.options import option_names
+    from flowrl.settings.command_line.options import option_names
 
     _, out, _ = flowrl(capsys, "train", "--help")
     listed = set(re.findall(r"^  --(\S+)", out, re.MULTILINE))
@@ -199,7 +199,7 @@ def test_a_port_in_use_is_one_sentence(capsys):
 
 
 def test_a_tracker_that_does_not_import_is_one_sentence(capsys, tmp_path, monkeypatch):
-    from flowrl.settings import checks
+    from flowrl.settings.checks import machine as checks
 
     def broken(name: str) -> None:
         raise AttributeError("module 'x' has no attribute 'y'\nat all")

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.cli.command_table import COMMANDS
 from flowrl.cli.completion import SHELLS, candidates, completion_command, recipe_options
-from flowrl.cli.help import COMMANDS, command_options
+from flowrl.cli.help import command_options
 from flowrl.cli.schema import read_schema
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.recipes import RECIPES
 from flowrl.settings import RECIPE_SETTINGS
-from flowrl.settings.options import option_names
+from flowrl.settings.command_line.options import option_names
 
 
 def begun(*words: str) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from flowrl.cli import make_schema as maker
 from flowrl.cli import schema
-from flowrl.cli.help import COMMANDS
+from flowrl.cli.command_table import COMMANDS
 from flowrl.recipes import RECIPES
 from rewards.load import names
 
@@ -79,13 +79,13 @@ def test_the_digest_follows_the_code_and_its_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "PROJECT", tmp_path)
-    for name in ("flowrl/algorithm.py", "flowrl/settings/run.py", "flowrl/run/train.py"):
+    for name in ("flowrl/algorithm.py", "flowrl/settings/sections/run.py", "flowrl/run/train.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a = 1\n")
     before = schema._digest()
     (tmp_path / "flowrl/run/train.py").write_text("a = 2\n")
     assert schema._digest() == before  # training has no words of its own
-    (tmp_path / "flowrl/settings/run.py").write_text("a = 2\n")
+    (tmp_path / "flowrl/settings/sections/run.py").write_text("a = 2\n")
     changed = schema._digest()
-    (tmp_path / "flowrl/settings/run.py").rename(tmp_path / "flowrl/settings/other.py")
+    (tmp_path / "flowrl/settings/sections/run.py").rename(tmp_path / "flowrl/settings/other.py")
     assert len({before, changed, schema._digest()}) == 3

@@ -18,7 +18,7 @@ from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.evaluation.reward_evaluation import EvaluateRewards, judge_pairs, plain, robust_rows
 from flowrl.evaluation.reward_report import headline, results, sentences
 from flowrl.paths import PROJECT
-from flowrl.settings.arguments import EvaluateArguments
+from flowrl.settings.command_line.arguments import EvaluateArguments
 from rewards import load as load_reward
 from rewards.combine import ByScore
 from tests.support import runs

@@ -14,7 +14,7 @@ from flowrl.likelihoods.matching import Matching, Weighting
 from flowrl.likelihoods.rows import MatchingRows, TransitionRows
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import NFT, Surrogate
-from flowrl.settings.recipe import recipe_kind
+from flowrl.settings.sections.recipe_kinds import recipe_kind
 from rewards.types import Scores
 from samplers import Chain, FlowSDE, Latents, Ode, Rollout, roll
 from samplers.kernels import mean_over

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.conditioning import Conditioning, learn
+from flowrl.models.diffusers.call.inputs.conditioning import Conditioning, learn
 from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.support.driving import PROMPTS, policy
 from tests.support.tiny_pipelines import FAMILIES, SQUARE, qwen_image, sd3

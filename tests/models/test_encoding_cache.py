@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from flowrl.models.diffusers.call import encoding_cache as encoding_cache
-from flowrl.models.diffusers.call.encoding_cache import EncodingCache, byte_count
+from flowrl.models.diffusers.call.rows import encoding_cache
+from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache, byte_count
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.save import checkpoint
 from flowrl.run.watch.alarms import Alarms
@@ -92,7 +92,7 @@ def test_folders_of_killed_runs_are_removed_and_those_of_others_stay(monkeypatch
     mine = EncodingCache("disk", MOST)
     code = (
         "import os, signal\n"
-        "from flowrl.models.diffusers.call.encoding_cache import EncodingCache\n"
+        "from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache\n"
         "kept = EncodingCache('disk', 1)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call import experts
-from flowrl.models.diffusers.call.experts import CPU, RestingExperts
+from flowrl.models.diffusers.memory import experts
+from flowrl.models.diffusers.memory.experts import CPU, RestingExperts
 
 DEVICE = torch.device("cpu:0")  # another name than CPU: stands for a GPU
 

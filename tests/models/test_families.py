@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.models.diffusers.call import columns
+from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.own_call import record

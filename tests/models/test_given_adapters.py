@@ -14,7 +14,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.session.learner import load_policy
-from flowrl.settings.checks import check_model
+from flowrl.settings.checks.machine import check_model
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flowrl.models.diffusers.call import columns
+from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_images import OtherImages
 from tests.support.driving import PROMPTS, STEPS

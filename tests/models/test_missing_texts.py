@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call import columns
-from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.inputs.conditioning import Conditioning
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
 from tests.support.driving import PROMPTS

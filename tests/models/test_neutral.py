@@ -15,7 +15,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.paths import PROJECT
 from flowrl.settings import ModelSettings
-from flowrl.settings.model import GuidanceScale
+from flowrl.settings.model.model import GuidanceScale
 from flowrl.settings.read import read_run
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED

@@ -8,8 +8,8 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.received import PerRow
-from flowrl.models.diffusers.call.schedule import PipelineSchedule
+from flowrl.models.diffusers.call.drive.received import PerRow
+from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.evaluate.start_checks import made_form
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy, sample

@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call import columns, image_cache
-from flowrl.models.diffusers.call.image_cache import ImageSet, Memo, Posterior
-from flowrl.models.diffusers.call.patches import patched, placed
+from flowrl.models.diffusers.call.drive import image_cache
+from flowrl.models.diffusers.call.drive.image_cache import ImageSet, Memo, Posterior
+from flowrl.models.diffusers.call.drive.patches import patched, placed
+from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
 from rewards.perception.files import read_images

@@ -17,9 +17,10 @@ from diffusers import (
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call import checks, columns
-from flowrl.models.diffusers.call.proof_checks import check_states
-from flowrl.models.diffusers.call.received import Received
+from flowrl.models.diffusers.call.drive.received import Received
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.results.proof_checks import check_states
+from flowrl.models.diffusers.call.traits import checks
 from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy

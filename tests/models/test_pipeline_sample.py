@@ -8,8 +8,8 @@ import torch
 from diffusers import DDIMScheduler
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
-from flowrl.models.diffusers.call import columns
-from flowrl.models.diffusers.call.image_cache import Posterior
+from flowrl.models.diffusers.call.drive.image_cache import Posterior
+from flowrl.models.diffusers.call.inputs import columns
 from tests.golden_api import pipeline_sample
 from tests.support.driving import STEPS
 from tests.support.tiny_pipelines import NAMED, SIZE, SQUARE, qwen_image

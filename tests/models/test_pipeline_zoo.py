@@ -10,9 +10,10 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch, Scales
-from flowrl.models.diffusers.call import columns, proof_checks
-from flowrl.models.diffusers.call.decoder import media_of
-from flowrl.models.diffusers.call.image_to_image import RecordedNoise, clean_part
+from flowrl.models.diffusers.call.drive.image_to_image import RecordedNoise, clean_part
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.results import proof_checks
+from flowrl.models.diffusers.call.results.decoder import media_of
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.own_call import record
 from samplers import Latents, Ode, roll

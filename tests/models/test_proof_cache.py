@@ -180,7 +180,7 @@ def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_images_are_in_the_digest_by_their_content() -> None:
     family = NAMED["LTX-Video with an image"]
-    from flowrl.models.diffusers.call import columns
+    from flowrl.models.diffusers.call.inputs import columns
 
     made = policy(family.build(), family.call)
     digests = set()

@@ -13,7 +13,7 @@ import flowrl
 from flowrl.errors import UserError
 from flowrl.estimate import memory
 from flowrl.session.learner import load_policy
-from flowrl.settings.checks import check_model
+from flowrl.settings.checks.machine import check_model
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
 
@@ -220,7 +220,7 @@ def test_files_and_packages_that_are_missing_are_named(
     run = run_from(tree(pipeline, tmp_path, absent), "test")
     with pytest.raises(UserError, match=r"no file absent\.gguf"):
         check_model(run.model)
-    monkeypatch.setattr("flowrl.settings.quantization.find_spec", lambda name: None)
+    monkeypatch.setattr("flowrl.settings.model.quantization.find_spec", lambda name: None)
     run = run_from(tree(pipeline, tmp_path, {"backend": "torchao", "bits": 8}), "test")
     with pytest.raises(UserError, match="pip install torchao"):
         check_model(run.model)

@@ -276,11 +276,11 @@ def test_what_is_for_pictures_is_refused_for_texts_and_missing_parts_are_named()
 
 def test_eight_bit_adam_is_bitsandbytes_or_a_sentence(pipeline, tmp_path, monkeypatch) -> None:
     t = Train(optimizer="adamw8bit", lr=0.5, betas=(0.1, 0.2), weight_decay=0.3)
-    monkeypatch.setattr("flowrl.settings.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("flowrl.settings.checks.machine.find_spec", lambda name: None)
     tree = runs.tree(Path(pipeline), tmp_path, runs.NFT, optimizer="adamw8bit")
     with pytest.raises(UserError, match=r"adamw8bit needs bitsandbytes.*pip install"):
         check_run(run_from(tree, "test"))
-    monkeypatch.setattr("flowrl.settings.checks.find_spec", lambda name: object())
+    monkeypatch.setattr("flowrl.settings.checks.machine.find_spec", lambda name: object())
     stand_in = ModuleType("bitsandbytes.optim")
     eight = type("AdamW8bit", (torch.optim.AdamW,), {})
     vars(stand_in)["AdamW8bit"] = eight

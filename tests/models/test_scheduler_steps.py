@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.own_steps import own_kernel, renews_noise
+from flowrl.models.diffusers.call.loop.own_steps import own_kernel, renews_noise
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from samplers import Chain, Gaussian, Ode, Scheduler, Window, mean_log_prob

@@ -8,7 +8,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch, Scales
-from flowrl.models.diffusers.call.schedule import Way
+from flowrl.models.diffusers.call.levels.schedule import Way
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.whole.whole_proof import prove_whole

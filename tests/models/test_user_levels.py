@@ -14,14 +14,14 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
 
 from flowrl.cli.plan import describe_run, open_points
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call import user_levels as user_levels
-from flowrl.models.diffusers.call.user_levels import UserLevels
+from flowrl.models.diffusers.call.levels import user_levels
+from flowrl.models.diffusers.call.levels.user_levels import UserLevels
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole import proof_cache as proof_cache
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from flowrl.paths import PROJECT
 from flowrl.session.start_record import StartRecord
-from flowrl.settings.levels import LevelShift, falling, levels_of
+from flowrl.settings.model.levels import LevelShift, falling, levels_of
 from flowrl.settings.read import check_plan, dump, override, read_run, run_from
 from samplers import Chain, FlowSDE, Ode
 from tests.support import runs

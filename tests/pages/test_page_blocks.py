@@ -16,7 +16,7 @@ import torch
 import yaml
 
 import rewards
-from flowrl.settings.inherit import merged, read_tree
+from flowrl.settings.file.inherit import merged, read_tree
 from flowrl.settings.read import check_plan, check_rewards, run_from
 from rewards import Samples
 from rewards.checks.self_test import Prompts, self_test

@@ -20,11 +20,11 @@ from flowrl.prompts import Chat, PromptSet, on_hub
 from flowrl.run.watch.judges import seen_in_training
 from flowrl.session.start_record import StartRecord
 from flowrl.settings import RECIPE_SETTINGS
-from flowrl.settings.checks import check_texts
-from flowrl.settings.data import PromptFiles
-from flowrl.settings.model import ModelSettings
-from flowrl.settings.options import with_options
+from flowrl.settings.checks.machine import check_texts
+from flowrl.settings.command_line.options import with_options
+from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.read import dump, run_from
+from flowrl.settings.sections.data import PromptFiles
 from tests.support import text_runs, tiny_lm
 
 SYSTEM = {"role": "system", "content": "be brief"}

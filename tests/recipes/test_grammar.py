@@ -15,7 +15,7 @@ from flowrl.losses.ratio import Surrogate
 from flowrl.recipes import RECIPES
 from flowrl.session.start_record import StartRecord
 from flowrl.settings import recipe_kind
-from flowrl.settings.own_parts import parts_written
+from flowrl.settings.parts.own_parts import parts_written
 from flowrl.settings.read import dump, override, run_from
 from samplers import CPS, Window
 from tests.recipes.test_pins import described

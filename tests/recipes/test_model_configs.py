@@ -14,11 +14,12 @@ import yaml
 import flowrl
 from flowrl.estimate import memory
 from flowrl.estimate.time import duration
-from flowrl.models.diffusers.call import checks, columns
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.traits import checks
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.paths import own_runs, run_file
-from flowrl.settings.checks import check_kind, check_pipeline
-from flowrl.settings.inherit import merged
+from flowrl.settings.checks.machine import check_kind, check_pipeline
+from flowrl.settings.file.inherit import merged
 from flowrl.settings.read import dump, read_run
 from tests.support.tiny_pipelines import NAMED
 from tests.support.tiny_pipelines_video import wan

@@ -7,8 +7,8 @@ import pytest
 from flowrl.paths import PROJECT
 from flowrl.prompts import on_hub
 from flowrl.settings import Run
-from flowrl.settings.checks import check_language, check_pipeline
-from flowrl.settings.levels import LevelShift
+from flowrl.settings.checks.machine import check_language, check_pipeline
+from flowrl.settings.model.levels import LevelShift
 from flowrl.settings.read import read_run
 
 PRESETS = {path.stem: path for path in sorted((PROJECT / "configs" / "papers").glob("*.yaml"))}

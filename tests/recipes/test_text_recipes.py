@@ -25,7 +25,7 @@ from flowrl.losses.token import GMPO, SAPO
 from flowrl.losses.weights import HighEntropy, OffPolicyMask
 from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.settings import recipe_kind
-from flowrl.settings.part_names import parts_named
+from flowrl.settings.parts.names import parts_named
 from rewards import Scores
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, TextPlan, TextRollout

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from flowrl.cli import app
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call import encoding_cache
+from flowrl.models.diffusers.call.rows import encoding_cache
 from flowrl.run.save import checkpoint
 from flowrl.session import atomic
 from flowrl.session.atomic import write_folder

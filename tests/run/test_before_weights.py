@@ -17,14 +17,14 @@ from flowrl.cli.start_check import check_start
 from flowrl.errors import UserError
 from flowrl.models import image_check
 from flowrl.models.description import describe
-from flowrl.models.diffusers.call.columns import extras
+from flowrl.models.diffusers.call.inputs.columns import extras
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.image_check import check_images
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.settings import ModelSettings
-from flowrl.settings.checks import check_model
+from flowrl.settings.checks.machine import check_model
 from flowrl.settings.read import override, read_run
 from tests.support import tiny_lm
 

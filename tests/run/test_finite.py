@@ -12,7 +12,7 @@ from flowrl.errors import NotFiniteError, UserError
 from flowrl.iteration import update
 from flowrl.iteration.tally import Tally
 from flowrl.models.diffusers.batch import MediaBatch
-from flowrl.models.diffusers.call import decoder
+from flowrl.models.diffusers.call.results import decoder
 from flowrl.run.save import checkpoint
 from flowrl.run.train import begin
 from flowrl.run.watch.alarms import Alarms

@@ -301,6 +301,10 @@ REFUSED = {
     ),
     "nested": ({"recipe": {"image": "joint"}}, "neither of which can be joint"),
     "unknown": ({"recipe": {"text": "text_grpp"}}, "text_grpp"),
+    "misspelt": (
+        {"recipe": {"text": {"name": "text_grpo", "groop": 2}}},
+        "text.groop: 'groop' is not known; did you mean 'group'?",
+    ),
     "tracker": ({"recipe": {"text": "text_stream"}}, "a tracker of prompts"),
     "part": ({"recipe": {"loss": "surrogate"}}, "set text.loss or image.loss"),
     "budget": ({"budget": {"flat": "drop"}}, "budget does not support two models"),

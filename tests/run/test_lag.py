@@ -22,7 +22,7 @@ from flowrl.run.evaluate.guard import raised_by_training
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
 from flowrl.settings.read import check_plan, run_from
-from flowrl.settings.workers import WorkerSettings
+from flowrl.settings.sections.workers import WorkerSettings
 from rewards import Samples
 from samplers import FlowSDE
 from tests.support import runs, text_runs, tiny_lm
@@ -41,7 +41,7 @@ def lagging(pipeline, folder, recipe: dict[str, Any], **train: Any):
 
 @pytest.fixture
 def ray_is_there(monkeypatch):
-    monkeypatch.setattr("flowrl.settings.checks.find_spec", lambda name: name)
+    monkeypatch.setattr("flowrl.settings.checks.machine.find_spec", lambda name: name)
 
 
 def moved(policies, names, by: float):

@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flowrl.models.diffusers.call import columns
+from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.language.generation import Generation
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import PROJECT

@@ -7,7 +7,7 @@ from flowrl.errors import UserError
 from flowrl.estimate.memory import estimate
 from flowrl.iteration import ratio_check
 from flowrl.session.progress import Progress
-from flowrl.settings.checks import check_kind
+from flowrl.settings.checks.machine import check_kind
 from flowrl.settings.read import run_from
 from tests.support import runs
 from tests.support.iterations import collect, iterate

@@ -22,7 +22,7 @@ from flowrl.run.workers.transport import (
 )
 from flowrl.session.progress import Progress
 from flowrl.settings.read import check_plan, run_from
-from flowrl.settings.workers import ReplicaSettings, WorkerSettings
+from flowrl.settings.sections.workers import ReplicaSettings, WorkerSettings
 from rewards import Samples
 from samplers.completions import TextRollout
 from tests.support import runs, text_runs, tiny_lm
@@ -114,14 +114,14 @@ REFUSED = [
 def test_what_cannot_be_right_is_refused(
     workers, others, sentence, pipeline, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("flowrl.settings.checks.find_spec", lambda name: name)
+    monkeypatch.setattr("flowrl.settings.checks.machine.find_spec", lambda name: name)
     settings = runs.tree(pipeline, tmp_path, RECIPES["chain"]) | others | {"workers": workers}
     with pytest.raises(UserError, match=sentence):
         check_plan(run_from(settings, "test"))
 
 
 def test_without_ray_workers_are_refused_with_the_way_out(pipeline, tmp_path, monkeypatch):
-    monkeypatch.setattr("flowrl.settings.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("flowrl.settings.checks.machine.find_spec", lambda name: None)
     settings = runs.tree(pipeline, tmp_path, RECIPES["chain"]) | {"workers": {"sampling": 2}}
     with pytest.raises(UserError, match=r"pip install 'flowrl\[ray\]'"):
         check_plan(run_from(settings, "test"))

@@ -7,7 +7,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.session.progress import Progress
-from flowrl.settings.checks import check_kind
+from flowrl.settings.checks.machine import check_kind
 from flowrl.settings.read import run_from
 from samplers import counter_noise
 from samplers.counter_noise import counter_normal

@@ -10,7 +10,7 @@ ALWAYS = {"tests/test_house.py", "tests/test_prose.py"}
 @pytest.mark.parametrize(
     ("file", "some"),
     [
-        ("flowrl/settings/options.py", {"tests/settings/test_options.py"}),
+        ("flowrl/settings/command_line/options.py", {"tests/settings/test_options.py"}),
         ("flowrl/cli/optimise.py", {"tests/cli/test_optimise.py"}),
         ("samplers/kernels.py", {"tests/likelihoods/test_likelihoods.py"}),  # through the package
         ("rewards/catalogue/jpeg.py", {"tests/rewards"}),  # by its name alone
@@ -27,7 +27,7 @@ def test_a_changed_file_leads_to_its_tests(file: str, some: set[str]) -> None:
 
 
 def test_a_folder_stands_for_its_files_and_no_change_for_no_test() -> None:
-    found = list(touched(["configs/demo.yaml", "flowrl/settings/options.py"]))
+    found = list(touched(["configs/demo.yaml", "flowrl/settings/command_line/options.py"]))
     assert "tests/settings" in found and "tests/settings/test_options.py" not in found
     assert list(touched([])) == []
 

@@ -35,7 +35,7 @@ from flowrl.likelihoods.rows import TransitionRows
 from flowrl.likelihoods.transition import Transition, scaled_by_step
 from samplers import mean_log_prob
 from samplers.counter_noise import counter_normal
-from flowrl.models.diffusers.call.conditioning import Conditioning, EncodingLayout, Slot
+from flowrl.models.diffusers.call.inputs.conditioning import Conditioning, EncodingLayout, Slot
 from samplers.host import host_copy, picked, sent, sent_together
 from samplers.kernels import CPS, Churn, FlowSDE, step
 from samplers.noise import row_keys

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.prompts import PromptSet
+from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.read import check_plan, check_rewards, read_run, run_from
-from flowrl.settings.strict_yaml import parse_yaml
 from tests.support import fuzz
 
 RUN = (PROJECT / "configs" / "demo.yaml").read_text()

@@ -9,7 +9,7 @@ import yaml
 from flowrl.cli.make_schema import run_schema
 from flowrl.errors import UserError
 from flowrl.paths import CONFIGS_FOLDER
-from flowrl.settings.inherit import read_tree
+from flowrl.settings.file.inherit import read_tree
 from flowrl.settings.read import dump, override, read_run, run_from
 
 DEMO = "base: configs/demo.yaml\n"

@@ -7,13 +7,13 @@ from flowrl.evaluation.measure import parse_specs
 from flowrl.evaluation.reward_evaluation import EvaluateRewards
 from flowrl.evaluation.scoring import ScoreArguments
 from flowrl.settings import RECIPE_SETTINGS
-from flowrl.settings.arguments import (
+from flowrl.settings.command_line.arguments import (
     EvaluateArguments,
     ExportArguments,
     SampleArguments,
     parse_arguments,
 )
-from flowrl.settings.options import option_names
+from flowrl.settings.command_line.options import option_names
 from flowrl.settings.read import dump, override, run_from
 from tests.settings.test_words import TREE
 

@@ -7,7 +7,7 @@ import yaml
 
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
-from flowrl.settings.places import in_full
+from flowrl.settings.file.places import in_full
 from flowrl.settings.read import dump, read_run, run_from, run_of
 from tests.support import runs
 from tests.support.runs import NFT

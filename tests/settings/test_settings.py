@@ -6,9 +6,9 @@ import pytest
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT, numbered
 from flowrl.settings import Run
+from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.read import check_run, dump, override, read_run, run_from
-from flowrl.settings.short_forms import model_named
-from flowrl.settings.strict_yaml import parse_yaml
+from flowrl.settings.words.short_forms import model_named
 
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
 
@@ -191,7 +191,7 @@ def test_weights_that_cancel_are_refused(tree, rewards, labels):
     ],
 )
 def test_a_missing_ray_hides_no_other_mistake(tree, monkeypatch, workers, message):
-    monkeypatch.setattr("flowrl.settings.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("flowrl.settings.checks.machine.find_spec", lambda name: None)
     with pytest.raises(UserError, match=f"workers.*{message}"):
         check_run(run_from({**tree, "workers": workers}, "run.yaml"))
 

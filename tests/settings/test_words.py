@@ -6,9 +6,9 @@ import rewards
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings import RECIPE_SETTINGS
-from flowrl.settings.options import option_names
+from flowrl.settings.command_line.options import option_names
 from flowrl.settings.read import override, run_from
-from flowrl.settings.words import PEERS, WORDS, words_table
+from flowrl.settings.words.names import PEERS, WORDS, words_table
 
 TREE = {
     "recipe": {"name": "flow_grpo"},

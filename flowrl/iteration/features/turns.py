@@ -23,7 +23,7 @@ from flowrl.iteration.stages import Score, Stages
 from flowrl.iteration.units import EARLY, SamplingUnit, UnitScores
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.session.session import Session, score_once
-from flowrl.settings.environment import ONE_CREDIT
+from flowrl.settings.model.environment import ONE_CREDIT
 from rewards import Samples, Scores
 from rewards.types import IntermediateScores
 from samplers.completions import TextRollout

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flowrl.media.statistics import Statistics, image_statistics, tensor_statistics
 from flowrl.models.call_sizes import CallKind, CallSizes
-from flowrl.models.diffusers.call.decoder import Decoded
-from flowrl.models.diffusers.call.schedule import PipelineSchedule
+from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule
+from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.evaluation_counter import Meter
 from rewards.types import MediaForm
 from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity, roll

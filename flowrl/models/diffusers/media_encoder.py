@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch
-from flowrl.models.diffusers.call.conditioning import Conditioning
-from flowrl.models.diffusers.call.image_to_image import RecordedNoise
-from flowrl.models.diffusers.call.patches import Patch, patched
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.drive.image_to_image import RecordedNoise
+from flowrl.models.diffusers.call.drive.patches import Patch, patched
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.inputs.conditioning import Conditioning
 from flowrl.models.diffusers.policy import PipelinePolicy
 from samplers.noise import generator
 

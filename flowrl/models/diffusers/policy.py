@@ -1,8 +1,9 @@
 """A diffusers pipeline as a policy: its own `__call__` is the velocity field.
 
 There is no model-specific code here. The pipeline is driven through a stand-in for its
-scheduler (`flowrl.models.diffusers.call.driver`), and the result is compared with the pipeline's
-own call, with the user's arguments, before it is used (`flowrl.models.diffusers.replay.proof`).
+scheduler (`flowrl.models.diffusers.call.drive.driver`), and the result is compared with the
+pipeline's own call, with the user's arguments, before it is used
+(`flowrl.models.diffusers.replay.proof`).
 """
 
 import math
@@ -15,28 +16,30 @@ from torch import Tensor, nn
 
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.diffusers.batch import MediaBatch, Scales
-from flowrl.models.diffusers.call import checks, columns, row_calls
-from flowrl.models.diffusers.call.columns import Extra
-from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
-from flowrl.models.diffusers.call.decoder import Decoded
-from flowrl.models.diffusers.call.driver import DENOISERS
-from flowrl.models.diffusers.call.encoding_cache import EncodingCache
-from flowrl.models.diffusers.call.experts import RestingExperts
-from flowrl.models.diffusers.call.image_shapes import fit_images
-from flowrl.models.diffusers.call.inpainting import held_entries, picture
-from flowrl.models.diffusers.call.neutral import neutral_scale
-from flowrl.models.diffusers.call.offload import BaseMemory, OffloadedParts, placed_parts
-from flowrl.models.diffusers.call.own_steps import own_plans
-from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
-from flowrl.models.diffusers.call.signature import Loop
-from flowrl.models.diffusers.call.user_levels import UserLevels
+from flowrl.models.diffusers.call.drive.driver import DENOISERS
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.inputs.columns import Extra
+from flowrl.models.diffusers.call.inputs.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
+from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule, Start, Way
+from flowrl.models.diffusers.call.levels.user_levels import UserLevels
+from flowrl.models.diffusers.call.loop.image_shapes import fit_images
+from flowrl.models.diffusers.call.loop.inpainting import held_entries, picture
+from flowrl.models.diffusers.call.loop.loop import Loop
+from flowrl.models.diffusers.call.loop.own_steps import own_plans
+from flowrl.models.diffusers.call.results.decoder import Decoded
+from flowrl.models.diffusers.call.rows import row_calls
+from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache
+from flowrl.models.diffusers.call.traits import checks
+from flowrl.models.diffusers.call.traits.neutral import neutral_scale
 from flowrl.models.diffusers.lora import given_adapters
 from flowrl.models.diffusers.lora.weights import DenoiserWeights
+from flowrl.models.diffusers.memory.experts import RestingExperts
+from flowrl.models.diffusers.memory.offload import BaseMemory, OffloadedParts, placed_parts
 from flowrl.models.diffusers.replay import proof
 from flowrl.models.diffusers.sizes import by_size
 from flowrl.models.diffusers.sizes.by_size import LoopSize, Sizable
-from flowrl.settings.adapters import FrozenAdapter
-from flowrl.settings.model import GuidanceScale
+from flowrl.settings.model.adapters import FrozenAdapter
+from flowrl.settings.model.model import GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
 from samplers.held import Held
 from samplers.layout import Layout

@@ -47,7 +47,7 @@ from flowrl.models.quantization import (
 )
 from flowrl.models.shards import GatheredCalls
 from flowrl.prompts import Chat
-from flowrl.settings.quantization import Quantization
+from flowrl.settings.model.quantization import Quantization
 from rewards.perception.hub import of_network
 from samplers.completions import Completions
 

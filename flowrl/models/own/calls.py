@@ -16,7 +16,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.models.call_sizes import out_of_memory
 from flowrl.models.own.protocol import Decodes, Drawable, EncodedPrompts
-from flowrl.settings.part_trials import own_error
+from flowrl.settings.parts.trials import own_error
 from rewards.types import MediaForm
 from samplers.host import on_host
 

@@ -1,15 +1,17 @@
 """Check a user's own model before a run: shapes, finite numbers, determinism, independent rows."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.batch import Driven
 from flowrl.models.own.calls import OwnConditioning
-from flowrl.models.own.policy import OwnPolicy
+from flowrl.models.own.schedule import Scheduled
 from flowrl.models.precision import HALF
+from rewards.types import MediaForm
 from samplers.noise import normal
 
 ROWS = 3  # of the batch whose rows are compared with the same alone
@@ -18,8 +20,26 @@ TURNED = 64  # noise states that the sign of the velocity is read from
 ROUNDING, HALF_ROUNDING = 1e-4, 0.05
 
 
+class CheckedModel(Driven, Protocol):
+    """A user's own model as these checks call it."""
+
+    model: Any
+    scheduled: Scheduled
+    row_shape: tuple[int, ...]
+    form: MediaForm | None
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def encode(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]] = ()
+    ) -> OwnConditioning: ...
+
+    def trainable(self) -> dict[str, nn.Parameter]: ...
+
+
 def checked(
-    policy: OwnPolicy, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]]
+    policy: CheckedModel, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """Call the model on some of these prompts, and return a sentence per finding.
 
@@ -37,7 +57,7 @@ def checked(
     keys = [(0, "own", i) for i in range(ROWS)]
     x = normal(keys, policy.row_shape).to(policy.device, policy.arithmetic)
     sigma = torch.tensor(levels, dtype=policy.arithmetic, device=policy.device)
-    velocity = policy.bind(encoded, steps=steps)
+    velocity = policy.bind(encoded, steps=steps, guidance=None)
     with torch.no_grad():
         moved = _compare(
             f"{policy.name}.forward",
@@ -46,10 +66,10 @@ def checked(
             _room(policy),
         )
         _check_sign(policy, encoded, sigmas[0], steps)
-        policy.decode(x, encoded, steps=steps)
+        policy.decode(x, encoded, steps=steps, guidance=None)
         _compare(
             f"{policy.name}.decode",
-            lambda at: policy.decode(x[at], encoded.take(at), steps=steps),
+            lambda at: policy.decode(x[at], encoded.take(at), steps=steps, guidance=None),
             x.device,
             _room(policy),
         )
@@ -63,12 +83,12 @@ def checked(
     ]
 
 
-def _room(policy: OwnPolicy) -> float:
+def _room(policy: CheckedModel) -> float:
     return HALF_ROUNDING if policy.dtype in HALF else ROUNDING
 
 
 def _check_encoded(
-    policy: OwnPolicy, encoded: OwnConditioning, alone: Sequence[OwnConditioning]
+    policy: CheckedModel, encoded: OwnConditioning, alone: Sequence[OwnConditioning]
 ) -> None:
     """UserError for encodings that are not finite, or that depend on the other prompts."""
     for name, whole in encoded.parts.items():
@@ -112,7 +132,7 @@ def _same(what: str, whole: Tensor, alone: Tensor, room: float) -> float:
     return moved / max(largest, 1e-12)
 
 
-def _check_sign(policy: OwnPolicy, encoded: OwnConditioning, sigma: float, steps: int) -> None:
+def _check_sign(policy: CheckedModel, encoded: OwnConditioning, sigma: float, steps: int) -> None:
     """UserError for velocities of the wrong sign, tested at the first level: there noise - x0 grows
     with the noise (slope 1), while x0 - noise falls."""
     noise = normal([(1, "own", i) for i in range(TURNED)], policy.row_shape).to(policy.device)
@@ -120,7 +140,7 @@ def _check_sign(policy: OwnPolicy, encoded: OwnConditioning, sigma: float, steps
     x = noise.to(policy.arithmetic)
     x = x if begin is None else begin(x, first)
     at = torch.full((TURNED,), sigma, dtype=policy.arithmetic, device=policy.device)
-    v = policy.bind(encoded, steps=steps)(x, at, first.to(policy.device))
+    v = policy.bind(encoded, steps=steps, guidance=None)(x, at, first.to(policy.device))
     centred, grown = (a.double() - a.double().mean(0) for a in (x, v))
     slope = float((centred * grown).sum() / centred.square().sum())
     if slope < -0.5:
@@ -131,7 +151,7 @@ def _check_sign(policy: OwnPolicy, encoded: OwnConditioning, sigma: float, steps
         )
 
 
-def _check_gradient(policy: OwnPolicy, made: Tensor) -> None:
+def _check_gradient(policy: CheckedModel, made: Tensor) -> None:
     """UserError if no trained weight has a gradient."""
     trained = [p for p in policy.trainable().values() if p.requires_grad]
     if not trained:

@@ -22,14 +22,15 @@ from flowrl.models.adapters import (
 )
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.diffusers.batch import MediaBatch, Scales
-from flowrl.models.diffusers.call.decoder import Decoded
-from flowrl.models.diffusers.call.schedule import PipelineSchedule
+from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule
+from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.own.calls import ModelCalls, OwnConditioning
+from flowrl.models.own.checks import checked
 from flowrl.models.own.lora import add_own_lora
 from flowrl.models.own.protocol import OwnModel, state_shape, trained_parts
 from flowrl.models.own.schedule import Levels, Scheduled
-from flowrl.settings.checks import refuse_scheduler
-from flowrl.settings.model import GuidanceScale
+from flowrl.settings.checks.machine import refuse_scheduler
+from flowrl.settings.model.model import GuidanceScale
 from rewards import Samples
 from rewards.types import MediaForm
 from samplers import Begin, Ode, Plan, Velocity
@@ -229,8 +230,6 @@ class OwnPolicy:
     def proofs(
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
-        from flowrl.models.own.checks import checked
-
         return checked(self, prompts, steps, meta)
 
     def roots(self) -> dict[str, nn.Module]:

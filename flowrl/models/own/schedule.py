@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.schedule import PipelineSchedule
+from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule
 from flowrl.models.own.protocol import PARAMETRIZATIONS, Diffused, Parametrization, Parametrized
 from samplers.adapt import flow_velocity, from_vp, level, to_vp
 from samplers.host import on_host

@@ -11,7 +11,7 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import of_parts, parts_of_samples
 from flowrl.likelihoods.transition import Transition
 from flowrl.models.diffusers.batch import Driven
-from flowrl.models.diffusers.call.columns import TEXT_COLUMNS, images
+from flowrl.models.diffusers.call.inputs.columns import TEXT_COLUMNS, images
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.language.advice import experts_warning, learning_rate_warning
 from flowrl.models.language.policy import CausalPolicy

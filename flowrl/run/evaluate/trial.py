@@ -15,7 +15,7 @@ from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import EvaluationSampler, RolloutLike
 from flowrl.prompts import PromptSet
 from flowrl.session.policies import NamedWeights
-from flowrl.settings.environment import ONE_CREDIT
+from flowrl.settings.model.environment import ONE_CREDIT
 from rewards import Samples, Scores
 from samplers.completions import TextRollout
 from samplers.noise import normal

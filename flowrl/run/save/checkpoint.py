@@ -35,8 +35,8 @@ from flowrl.session.progress import Incomparable, Progress
 from flowrl.session.session import Session
 from flowrl.session.writer import copied
 from flowrl.settings import Run
-from flowrl.settings.run import EVALUATION
-from flowrl.settings.sentences import explain
+from flowrl.settings.sections.run import EVALUATION
+from flowrl.settings.words.sentences import explain
 
 POLICIES_FILE = "policies.safetensors"
 SAMPLING_FILE = "sampling.safetensors"

@@ -46,7 +46,7 @@ from flowrl.run.show.first_tree import tree_of
 from flowrl.session.atomic import reason
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from flowrl.settings.unlike import unlike_training
+from flowrl.settings.checks.unlike import unlike_training
 from rewards import Samples, Scores
 from rewards.perception.files import read_images
 from samplers.completions import TextPlan

@@ -9,8 +9,8 @@ from flowrl.prompts.prompt_set import PromptRow
 from flowrl.prompts.row_sizes import RowSize, row_sizes
 from flowrl.run.watch.text_facts import pipeline_call
 from flowrl.settings import Run
-from flowrl.settings.data import PromptPlace
-from flowrl.settings.run import asks_intermediate
+from flowrl.settings.sections.data import PromptPlace
+from flowrl.settings.sections.run import asks_intermediate
 
 
 def check_rows(run: Run) -> None:

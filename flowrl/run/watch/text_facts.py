@@ -8,7 +8,7 @@ from flowrl.likelihoods.token import Token
 from flowrl.models.description import local_folder
 from flowrl.prompts import PromptSet
 from flowrl.settings import Run
-from flowrl.settings.model_files import pipeline_index
+from flowrl.settings.checks.model_files import pipeline_index
 from rewards.types import MediaForm
 
 PADDED = "max_sequence_length"  # diffusers' name

@@ -8,7 +8,7 @@ import torch
 from diffusers import ClassifierFreeGuidance
 from torch import nn
 
-from flowrl.models.diffusers.call import columns
+from flowrl.models.diffusers.call.inputs import columns
 from tests.support.tiny_pipelines_edit import Looker, Reader
 from tests.support.tiny_pipelines_parts import tokenizer
 from tests.support.zoo.calls import other, prefix

@@ -20,7 +20,7 @@ from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models.adapters import ADAPTER, ADAPTER_WEIGHTS, in_order
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.lora.lora import (
     LORA_FILE,
     TWO_FILES,
@@ -29,8 +29,8 @@ from flowrl.models.diffusers.lora.lora import (
 )
 from flowrl.models.diffusers.lora.lora_formats import METADATA
 from flowrl.paths import find
-from flowrl.settings.adapters import FrozenAdapter
-from flowrl.settings.model_files import safetensors_header
+from flowrl.settings.checks.model_files import safetensors_header
+from flowrl.settings.model.adapters import FrozenAdapter
 from rewards.perception.hub import of_network
 
 FROZEN = "frozen"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.lora.lora_keys import OriginalLayer, original_layers
-from flowrl.settings.arguments import KeyFormat
+from flowrl.settings.command_line.arguments import KeyFormat
 
 KEY_SUFFIXES = {"comfyui": ("lora_A", "lora_B"), "kohya": ("lora_down", "lora_up")}
 METADATA = "lora_adapter_metadata"  # diffusers' name of the settings in a file

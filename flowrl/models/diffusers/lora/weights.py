@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from flowrl.models import savings
-from flowrl.models.diffusers.call.experts import RestingExperts
-from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.call.loop.loop import Loop
 from flowrl.models.diffusers.lora import given_adapters, lora
+from flowrl.models.diffusers.memory.experts import RestingExperts
 from flowrl.models.quantization import refuse_quantized
 
 

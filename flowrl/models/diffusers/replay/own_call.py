@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import torch
 
-from flowrl.models.diffusers.call.columns import Extra
-from flowrl.models.diffusers.call.decoder import Decoded
-from flowrl.models.diffusers.call.received import Received
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES, its_own
-from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.call.drive.received import Received
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own
+from flowrl.models.diffusers.call.inputs.columns import Extra
+from flowrl.models.diffusers.call.loop.loop import Loop
+from flowrl.models.diffusers.call.results.decoder import Decoded
 
 
 def record(

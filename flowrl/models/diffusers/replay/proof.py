@@ -18,19 +18,19 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call import proof_checks
-from flowrl.models.diffusers.call.columns import Extra
-from flowrl.models.diffusers.call.conditioning import Conditioning
-from flowrl.models.diffusers.call.decoder import Decoded
-from flowrl.models.diffusers.call.image_shapes import follows_pictures
-from flowrl.models.diffusers.call.inpainting import blends
-from flowrl.models.diffusers.call.neutral import counted_rows
-from flowrl.models.diffusers.call.own_steps import renews_noise
-from flowrl.models.diffusers.call.proof_checks import largest_difference, shown
-from flowrl.models.diffusers.call.received import Received
-from flowrl.models.diffusers.call.schedule import PipelineSchedule, Way
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES, its_own
-from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.call.drive.received import Received
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own
+from flowrl.models.diffusers.call.inputs.columns import Extra
+from flowrl.models.diffusers.call.inputs.conditioning import Conditioning
+from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule, Way
+from flowrl.models.diffusers.call.loop.image_shapes import follows_pictures
+from flowrl.models.diffusers.call.loop.inpainting import blends
+from flowrl.models.diffusers.call.loop.loop import Loop
+from flowrl.models.diffusers.call.loop.own_steps import renews_noise
+from flowrl.models.diffusers.call.results import proof_checks
+from flowrl.models.diffusers.call.results.decoder import Decoded
+from flowrl.models.diffusers.call.results.proof_checks import largest_difference, shown
+from flowrl.models.diffusers.call.traits.neutral import counted_rows
 from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.replay.proof_images import OtherImages
 from flowrl.models.diffusers.replay.proof_neighbours import Neighbours

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call import columns
-from flowrl.models.diffusers.call.columns import Extra
-from flowrl.models.diffusers.call.conditioning import Conditioning
-from flowrl.models.diffusers.call.proof_checks import largest_difference
-from flowrl.models.diffusers.call.schedule import Way
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES
-from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.inputs.columns import Extra
+from flowrl.models.diffusers.call.inputs.conditioning import Conditioning
+from flowrl.models.diffusers.call.levels.schedule import Way
+from flowrl.models.diffusers.call.loop.loop import Loop
+from flowrl.models.diffusers.call.results.proof_checks import largest_difference
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call import columns
-from flowrl.models.diffusers.call.columns import Extra
-from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
-from flowrl.models.diffusers.call.schedule import Way
-from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.inputs.columns import Extra
+from flowrl.models.diffusers.call.inputs.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
+from flowrl.models.diffusers.call.levels.schedule import Way
+from flowrl.models.diffusers.call.loop.loop import Loop
 from samplers.host import wide
 
 LONG_NEIGHBOUR = " and ".join([LONG_PROMPT] * 3)

@@ -14,12 +14,12 @@ from diffusers.schedulers.scheduling_euler_discrete import EulerDiscreteSchedule
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.conditioning import Conditioning
-from flowrl.models.diffusers.call.inpainting import first_flow
-from flowrl.models.diffusers.call.proof_checks import largest_difference
-from flowrl.models.diffusers.call.received import Received
-from flowrl.models.diffusers.call.schedule import PipelineSchedule
-from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.call.drive.received import Received
+from flowrl.models.diffusers.call.inputs.conditioning import Conditioning
+from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule
+from flowrl.models.diffusers.call.loop.inpainting import first_flow
+from flowrl.models.diffusers.call.loop.loop import Loop
+from flowrl.models.diffusers.call.results.proof_checks import largest_difference
 from samplers import euler
 from samplers.adapt import from_vp
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from flowrl.models.diffusers.call.schedule import ModelOutput, Way
+from flowrl.models.diffusers.call.levels.schedule import ModelOutput, Way
 
 EXACT = 1e-4  # of the state: Euler steps this near are the scheduler's own, but for rounding
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch, Scales
-from flowrl.models.diffusers.call import columns
-from flowrl.models.diffusers.call.image_shapes import latent_shapes, sized_by_images
-from flowrl.models.diffusers.call.offload import OffloadedParts
-from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.loop.image_shapes import latent_shapes, sized_by_images
+from flowrl.models.diffusers.call.loop.loop import Loop
+from flowrl.models.diffusers.memory.offload import OffloadedParts
 from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Batch

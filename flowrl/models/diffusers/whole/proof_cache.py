@@ -37,8 +37,8 @@ from torch import Tensor, nn
 
 import samplers
 from flowrl import models
-from flowrl.models.diffusers.call import columns
-from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.loop.loop import Loop
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.replay import Replay
 from flowrl.models.diffusers.whole.whole_proof import Deviation, WholeProof

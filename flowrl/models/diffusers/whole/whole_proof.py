@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from flowrl.models.diffusers.batch import MediaBatch
-from flowrl.models.diffusers.call import columns
-from flowrl.models.diffusers.call.columns import Extra
-from flowrl.models.diffusers.call.proof_checks import largest_difference
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.inputs.columns import Extra
+from flowrl.models.diffusers.call.results.proof_checks import largest_difference
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_neighbours import ROUNDING_MARGIN, rounding_unit
 from flowrl.models.diffusers.replay.replay import Replay

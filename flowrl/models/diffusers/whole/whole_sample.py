@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from flowrl.models.diffusers.batch import MediaBatch
-from flowrl.models.diffusers.call.conditioning import Conditioning
-from flowrl.models.diffusers.call.decoder import Decoded
-from flowrl.models.diffusers.call.image_to_image import GivenNoise, RecordedNoise
-from flowrl.models.diffusers.call.inpainting import first_flow
-from flowrl.models.diffusers.call.latents import Entry, PartEntries, PipelineCall
-from flowrl.models.diffusers.call.patches import Patch, patched
-from flowrl.models.diffusers.call.scheduler_standin import FAILURES, data_size
+from flowrl.models.diffusers.call.drive.image_to_image import GivenNoise, RecordedNoise
+from flowrl.models.diffusers.call.drive.latents import Entry, PartEntries, PipelineCall
+from flowrl.models.diffusers.call.drive.patches import Patch, patched
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, data_size
+from flowrl.models.diffusers.call.inputs.conditioning import Conditioning
+from flowrl.models.diffusers.call.loop.inpainting import first_flow
+from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_neighbours import nudged
 from samplers import Latents, roll

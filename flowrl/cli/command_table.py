@@ -1,0 +1,154 @@
+"""The commands: what each calls, its line in the overview, its example and its arguments."""
+
+from dataclasses import dataclass
+
+RECIPE_NAME = "recipe.name"  # the setting that stands for a recipe's own
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its function, line in the overview and example, and the class of its arguments."""
+
+    call: str  # module:function of the words that follow; returns the exit code
+    usage: str
+    about: str
+    example: str
+    words: str = ""  # module:Class
+    settings: bool = False  # whether every setting of a run's file is an option
+
+
+COMMANDS = {
+    "new": Command(
+        "flowrl.cli.commands:new",
+        "FOLDER [--model M] [--recipe R] [--text]",
+        "write a run file, your own reward and prompts to start from",
+        "flowrl new my_run --recipe flow_grpo",
+        "flowrl.cli.new:New",
+    ),
+    "train": Command(
+        "flowrl.cli.commands:train_command",
+        "CONFIG [--train.lr 1e-4 ...] | --resume RUN",
+        "align a model; every setting of the file is an option",
+        "flowrl train configs/demo.yaml --train.iterations 4 --recipe.group 6",
+        "flowrl.settings.command_line.arguments:TrainArguments",
+        settings=True,
+    ),
+    "sample": Command(
+        "flowrl.cli.commands:sample_command",
+        'RUN "a red circle" ...',
+        "generate samples with a run's weights",
+        'flowrl sample runs/demo-0001 "a red circle" --weights best --count 8',
+        "flowrl.settings.command_line.arguments:SampleArguments",
+    ),
+    "evaluate": Command(
+        "flowrl.cli.commands:evaluate_command",
+        "RUN [--prompts FILE ...]",
+        "score a run's weights, or its base, on prompts",
+        "flowrl evaluate runs/demo-0001 --weights base --rewards shapes brightness",
+        "flowrl.settings.command_line.arguments:EvaluateArguments",
+    ),
+    "report": Command(
+        "flowrl.cli.commands:report_command",
+        "RUN",
+        "write a run's page: curves, samples over the run, tree, settings, alarms",
+        "flowrl report runs/demo-0001 --out demo.html",
+        "flowrl.cli.report:Report",
+    ),
+    "compare": Command(
+        "flowrl.cli.commands:compare_command",
+        "RUN RUN ...",
+        "write several runs on one page, with paired intervals over prompts",
+        "flowrl compare runs/demo-0001 runs/demo_lora-0001 --out comparison.html",
+        "flowrl.cli.report:Compare",
+    ),
+    "export": Command(
+        "flowrl.cli.commands:export_command",
+        "RUN [--merged] [--push-to-hub OWNER/NAME]",
+        "write an adapter for diffusers, ComfyUI and kohya's tools, with a model card",
+        "flowrl export runs/demo-0001 --weights best --push-to-hub me/shapes",
+        "flowrl.settings.command_line.arguments:ExportArguments",
+    ),
+    "plan": Command(
+        "flowrl.cli.commands:plan",
+        "CONFIG ...",
+        "describe an iteration and its costs, without loading weights",
+        "flowrl plan configs/papers/*.yaml --memory 80GiB",
+        "flowrl.settings.command_line.arguments:PlanArguments",
+        settings=True,
+    ),
+    "calibrate": Command(
+        "flowrl.cli.calibrate:calibrate_command",
+        "CONFIG",
+        "find the noise of each step for dense_grpo, before a run",
+        "flowrl calibrate configs/papers/dense_grpo_sd35m_ocr.yaml --rounds 20",
+        "flowrl.cli.calibrate:Calibrate",
+        settings=True,
+    ),
+    "prove": Command(
+        "flowrl.cli.commands:prove",
+        "CONFIG | --model PIPELINE",
+        "compare whole samples with the pipeline's own call",
+        "flowrl prove configs/demo.yaml --model.guidance.sample 4.5",
+        "flowrl.settings.command_line.arguments:ProveArguments",
+        settings=True,
+    ),
+    "recipes": Command(
+        "flowrl.cli.recipe_text:recipes_command",
+        "[NAME]",
+        "list the algorithms, or one algorithm's settings",
+        "flowrl recipes flow_grpo",
+    ),
+    "serve-reward": Command(
+        "flowrl.cli.commands:serve_reward_command",
+        "NAME [--port 8100 ...]",
+        "serve a reward over HTTP, for {name: remote, url: ...}",
+        "flowrl serve-reward '{name: shapes, kind: strict}' --port 8100",
+        "flowrl.cli.serve:Serve",
+    ),
+    "score": Command(
+        "flowrl.cli.commands:score_command",
+        "FOLDER --rewards A B",
+        "score a folder of images: a table and a contact sheet",
+        "flowrl score images --rewards brightness,colour",
+        "flowrl.evaluation.scoring:ScoreArguments",
+    ),
+    "evaluate-rewards": Command(
+        "flowrl.cli.commands:evaluate_rewards_command",
+        "DATA --rewards A B",
+        "compare rewards with human preferences: a page",
+        "flowrl evaluate-rewards configs/preferences/pairs.jsonl --rewards shapes,brightness",
+        "flowrl.evaluation.reward_evaluation:EvaluateRewards",
+    ),
+    "suites": Command(
+        "flowrl.cli.commands:suites",
+        "[NAME]",
+        "list prompt sets with their own metrics",
+        "flowrl suites shapes",
+        "flowrl.evaluation.suites:Suites",
+    ),
+    "doctor": Command(
+        "flowrl.cli.commands:doctor",
+        "[--device cuda]",
+        "check Python, versions, extras, the hub's cache and launchers, or test a device",
+        "flowrl doctor --device cuda",
+        "flowrl.cli.doctor:Doctor",
+    ),
+    "path": Command(
+        "flowrl.cli.app:path_command",
+        "NAME",
+        "print the path of a file that comes with flowrl",
+        "flowrl path configs/accelerate/ddp.yaml",
+    ),
+    "completion": Command(
+        "flowrl.cli.completion:completion_command",
+        "SHELL",
+        "print the script that completes commands, options and runs in bash, zsh or fish",
+        "flowrl completion bash >> ~/.bashrc",
+    ),
+    "schema": Command(
+        "flowrl.cli.schema:schema_command",
+        "",
+        "print the JSON schema of a run's file, for editors",
+        "flowrl schema > flowrl.schema.json",
+    ),
+}

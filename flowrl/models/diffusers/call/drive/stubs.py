@@ -1,0 +1,89 @@
+"""Stubs that replace denoisers while only a loop's states matter: they return zeros."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from flowrl.models.diffusers.call.drive.patches import Patch
+from flowrl.models.diffusers.call.drive.scheduler_standin import Control
+
+
+@dataclass(frozen=True)
+class Stubs:
+    """Zeros in the form that each denoiser returned in its first call with similar inputs."""
+
+    denoisers: Mapping[str, nn.Module]
+    forms: dict[tuple[str, str], Any] = field(default_factory=dict)  # of outputs, by inputs' forms
+
+    def patches(self, control: Control, index: int) -> list[Patch]:
+        """Patches that make denoisers return zeros before the loop's step `index` and run from it
+        on."""
+        return [
+            Patch(denoiser, "forward", self._stub(name, denoiser.forward, control, index))
+            for name, denoiser in self.denoisers.items()
+        ]
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Record the forms of the denoisers' outputs in the body, so that stubs need not call
+        them."""
+
+        def keep(name: str, args: Any, named: Any, output: Any) -> None:
+            self.forms.setdefault(_key(name, args, named), tree_map(_form, output))
+
+        hooks = [
+            denoiser.register_forward_hook(
+                lambda _, args, named, output, name=name: keep(name, args, named, output),
+                with_kwargs=True,
+            )
+            for name, denoiser in self.denoisers.items()
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _stub(
+        self, name: str, forward: Callable[..., Any], control: Control, index: int
+    ) -> Callable[..., Any]:
+        def stub(*args: Any, **named: Any) -> Any:
+            control.calls.append(0)
+            if control.count >= index:
+                return forward(*args, **named)
+            key = _key(name, args, named)
+            if key not in self.forms:
+                with torch.no_grad():
+                    self.forms[key] = tree_map(_form, forward(*args, **named))
+            return tree_map(_zeros, self.forms[key])
+
+        return stub
+
+
+@dataclass(frozen=True)
+class _Form:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _key(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[str, str]:
+    return name, str(tree_map(_form, (args, dict(named))))
+
+
+def _form(value: Any) -> Any:
+    """Return a tensor's shape, dtype and device, or another value's type."""
+    if isinstance(value, Tensor):
+        return _Form(tuple(value.shape), value.dtype, value.device)
+    return type(value)
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, _Form):
+        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+    return value

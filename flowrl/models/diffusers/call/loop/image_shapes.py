@@ -1,0 +1,76 @@
+"""The influence of an image's shape on the shape of the latents."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.inputs.columns import Extra
+from flowrl.models.diffusers.call.inputs.conditioning import SHORT_PROMPT
+from flowrl.models.diffusers.call.loop.loop import Loop
+
+
+def fit_images(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) -> None:
+    """Set the shape of latents from the first row's images, if only images determine it.
+
+    UserError, with the row's place, for a row whose images lead to another shape.
+    """
+    if not sized_by_images(loop):
+        return
+    shapes = latent_shapes(loop, extras)
+    for i, (extra, place, own) in enumerate(zip(extras, places, shapes, strict=True)):
+        names, known = columns.images(extra), loop.start(loop.traits.steps).shape
+        if own in ((), known):
+            continue
+        if any(shapes[:i]) or not set(names) >= set(loop.traits.required):
+            raise UserError(
+                f"{place}: {loop.name} takes no height and width, and makes latents {list(own)} "
+                f"from this image but {list(known)} from others: use images of one size"
+            )
+        loop.fit({name: extra[name] for name in names})
+
+
+def latent_shapes(loop: Loop, extras: Sequence[Extra]) -> list[tuple[int, ...]]:
+    """The shape of latents that each row's images lead to; empty without images. Found once for
+    each form of images."""
+    found: list[tuple[int, ...]] = []
+    for extra in extras:
+        form = tuple((name, _form(extra[name])) for name in columns.images(extra))
+        if form and form not in loop.image_shapes:
+            begun = loop.encode([SHORT_PROMPT], (extra,))
+            loop.image_shapes[form] = tuple(loop.first(begun, loop.traits.steps).shape[1:])
+        found.append(loop.image_shapes[form] if form else ())
+    return found
+
+
+def sized_by_images(loop: Loop) -> bool:
+    """Whether an image alone determines the shape of latents, because no argument does."""
+    parameters = loop.driver.parameters
+    return bool(columns.images(parameters)) and not {"height", "width"} & set(parameters)
+
+
+def _form(value: Any) -> Any:
+    """Size and mode of an image, or shape of an array, or a list of these for a list."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_form, value))
+    return (value.size, value.mode) if isinstance(value, Image.Image) else tuple(value.shape)
+
+
+def follows_pictures(loop: Loop, extra: Extra) -> bool:
+    """Whether images of other shapes lead to latents of other shapes; never if a size is given.
+
+    Tried with `columns.RATIOS`, since lists of allowed sizes distinguish wide images from tall
+    ones.
+    """
+    names = columns.images(extra)
+    sized = {"height", "width"} <= set(loop.call)
+    if sized or not names or not {"height", "width"} <= set(loop.driver.parameters):
+        return False
+    shapes = set()
+    for ratio in columns.RATIOS:
+        other = {name: columns.reshaped(extra[name], ratio) for name in names}
+        conditioning = loop.encode([SHORT_PROMPT], ({**extra, **other},))
+        shapes.add(loop.first(conditioning, loop.traits.steps).shape)
+    return len(shapes) > 1

@@ -1,0 +1,286 @@
+"""A pipeline's denoising loop as a function: states and prompts in, velocities and media out.
+
+No model family is named here. The pipeline's traits are discovered once by trial calls
+(`flowrl.models.diffusers.call.traits.discovery`); everything else follows from them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call.drive.driver import Driver
+from flowrl.models.diffusers.call.drive.image_to_image import RecordedNoise, noise_sizes
+from flowrl.models.diffusers.call.drive.latents import PipelineCall, Target
+from flowrl.models.diffusers.call.drive.patches import patched
+from flowrl.models.diffusers.call.drive.received import Received
+from flowrl.models.diffusers.call.drive.scheduler_standin import its_own
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.inputs.columns import Extra
+from flowrl.models.diffusers.call.inputs.conditioning import (
+    Conditioning,
+    EncodingLayout,
+    check_constants,
+    flatten,
+)
+from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule, Start, Way
+from flowrl.models.diffusers.call.levels.user_levels import UserLevels
+from flowrl.models.diffusers.call.results.decoder import Decoded, finite_decoder
+from flowrl.models.diffusers.call.traits import checks
+from flowrl.models.diffusers.call.traits.discovery import (
+    TRIAL_GUIDANCE,
+    UNGUIDED,
+    Encoding,
+    Traits,
+    discover,
+    discover_encoding,
+    encoded,
+    with_images,
+)
+from flowrl.models.diffusers.call.traits.missing_texts import MissingTexts
+from samplers import Scheduler
+from samplers.adapt import flow_velocity, scale, to_vp
+from samplers.host import on_host, sent
+
+
+def _ends(scheduler: Any, times: Sequence[Any]) -> bool:
+    """Whether a loop visits the last time of its scheduler's list."""
+    last = torch.as_tensor(times[-1]).flatten()[0]
+    return bool(last.cpu() == vars(scheduler)["timesteps"][-1].cpu())
+
+
+class Loop:
+    """Calls the loop of one pipeline. UserError, with the reason, for a pipeline that cannot be
+    driven.
+
+    `traits` is a frozen record. It is replaced when prompts first have new arguments of their own,
+    and when the pipeline's own call shows more traits (see `Traits`).
+    """
+
+    def __init__(
+        self, pipe: Any, call: Mapping[str, Any], levels: UserLevels | None = None
+    ) -> None:
+        checks.refuse_pipeline(pipe)
+        self.pipe, self.levels = pipe, levels
+        self.driver = Driver(pipe, checks.scheduler_of(pipe, levels))
+        self.traits: Traits = discover(self.driver, call, levels)
+        assert self.driver.memo is not None
+        if not self.driver.memo.kept and not columns.images(self.driver.parameters):
+            self.driver.memo = None
+        self.name, self.call = self.traits.name, self.traits.call
+        self.guidance = self.traits.guidance
+        self.missing = MissingTexts(self.driver)
+        self._columns = self.driver.parameters.keys() - {"prompt"}  # that rows may fill
+        self.own_kernels: dict[int, Scheduler] = {}  # by number of steps
+        self.own_sampler = False  # whether samples are made by the scheduler's own steps
+        self._starts: dict[int, Start] = {}
+        self.noise_alone: dict[tuple[tuple[str, ...], int], bool] = {}  # in first states, by images
+        self.image_shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}  # of latents, by images
+        self.own_shape: tuple[int, ...] | None = None  # of them, if only images determine it
+
+    def arguments(
+        self,
+        prompts: Sequence[str],
+        steps: int,
+        guidance: float | None,
+        extras: Sequence[Extra] = (),
+    ) -> dict[str, Any]:
+        """Arguments of the pipeline's own call that make one sample per prompt."""
+        if extras:
+            self._encoding(extras)
+        return self.traits.arguments(prompts, steps, guidance, extras)
+
+    def _encoding(self, extras: Sequence[Extra]) -> Encoding:
+        """The form of encodings for rows with the same own arguments as the first row."""
+        extra: Extra = extras[0] if extras else {}
+        if tuple(extra) not in self.traits.encodings:
+            encoding = discover_encoding(self.driver, self.traits, extra)
+            self.traits = self.traits.knowing(extra, encoding)
+        return self.traits.encodings[tuple(extra)]
+
+    def encode(self, prompts: Sequence[str], extras: Sequence[Extra]) -> Conditioning:
+        """Encode prompts in one call. Rows of `extras`, if given, share their images."""
+        with its_own(self.name, self.call):
+            form = self._encoding(extras)
+            whole = self._cut(form.layout, prompts, extras, TRIAL_GUIDANCE)
+            if form.plain is None:
+                return whole
+            return replace(whole, plain=self._cut(form.plain, prompts, extras, UNGUIDED))
+
+    def _cut(
+        self, layout: EncodingLayout, prompts: Sequence[str], extras: Sequence[Extra], scale: float
+    ) -> Conditioning:
+        if self.traits.single:
+            rows = [([p], extras[i : i + 1]) for i, p in enumerate(prompts)]
+            each = [encoded(self.driver, self.traits, *row, scale) for row in rows]
+            return Conditioning(layout, (each,), tuple(prompts), tuple(extras))
+        counts, values = flatten(encoded(self.driver, self.traits, prompts, extras, scale))
+        assert counts == layout.counts
+        check_constants(layout, values, self.name)
+        return Conditioning(layout, values, tuple(prompts), tuple(extras))
+
+    def extras(
+        self, meta: Sequence[Mapping[str, Any]], prompts: Sequence[str]
+    ) -> tuple[Extra, ...]:
+        """Arguments of each prompt: columns of its row, and images that all prompts share.
+
+        Raises UserError if a required image is missing, and for a text that only other rows have
+        and that cannot be replaced.
+        """
+        found: Sequence[Extra] = ()
+        if not self._columns.isdisjoint(set[str]().union(*meta)):
+            found = columns.extras(meta, self.driver.parameters)
+        if found:
+            each = zip(found, prompts, columns.places(meta), strict=True)
+            found = [self.missing.filled(self.traits, *row) for row in each]
+        rows = found or ({},) * len(prompts)
+        if rows and (rows[0] or self.traits.shared):
+            return tuple({**self.traits.shared, **extra} for extra in rows)
+        if rows and self.traits.required:
+            names = " and ".join(self.traits.required)
+            raise UserError(f"{self.name} needs {names}: add a prompt column, or set it in `call`")
+        return ()
+
+    def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
+        """Two rows with the first prompt's images and texts; placeholders if it has none."""
+        if not extras:
+            return (self.traits.required,) * 2 if self.traits.required else ()
+        pictures = {name: extras[0][name] for name in columns.images(extras[0])}
+        return tuple({**extra, **pictures} for extra in extras)
+
+    def fit(self, images: Extra) -> None:
+        """Set the shape of the states from these images, if no argument of the call sets it."""
+        with its_own(self.name, self.call):
+            self.traits = with_images(self.driver, self.traits, images)
+        self._starts.clear()
+        self.own_kernels.clear()
+        self.own_shape = self.start(self.traits.steps).shape
+
+    def start(self, steps: int) -> Start:
+        """Schedule and form of the first states, found once per number of steps."""
+        if steps not in self._starts:
+            call, draws = self.trial(self.traits.blank, steps), RecordedNoise(1.0)
+            with torch.no_grad(), its_own(self.name, self.call):
+                seen = (
+                    self.driver.first(call, RecordedNoise(1.0), native_scale=True).folded(1).state
+                )
+                visited = self.driver.visited(call, draws)
+            assert seen is not None
+            first, times = visited[0].folded(1).sample, [step.timestep for step in visited]
+            schedule = PipelineSchedule.of(
+                self.driver.scheduler, times, self.traits.kind, self.name
+            )
+            if len(schedule.sigmas) != steps + 1 and "strength" not in self.driver.parameters:
+                raise UserError(
+                    f"{self.name} visits the levels {schedule.sigmas} in {steps} steps: use "
+                    "another scheduler, such as FlowMatchEulerDiscreteScheduler or DDIMScheduler"
+                )
+            if self.levels is not None:
+                self.levels.check(schedule, steps, self.name)
+            drawn = draws.drawn
+            if self.driver.layout is not None:  # each part draws its own
+                drawn = [torch.cat([each.flatten() for each in drawn])]
+            own, size = noise_sizes(first, seen, drawn)
+            self.driver.behind = int(schedule.trig and not _ends(self.driver.scheduler, times))
+            if schedule.preserving:
+                size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()
+            form = tuple(first.shape[1:]), first.dtype, first.device
+            self._starts[steps] = Start(schedule, *form, noise=own * size, scale=size)
+        return self._starts[steps]
+
+    def trial(self, conditioning: Conditioning, steps: int) -> PipelineCall:
+        """A call in which only the states matter."""
+        if conditioning.extras:
+            self._encoding(conditioning.extras)
+        return self.traits.trial_call(conditioning, steps)
+
+    def first(self, conditioning: Conditioning, steps: int) -> Tensor:
+        """First states [n *d], unscaled, for given noise of the pipeline's own call."""
+        if self.traits.single and len(conditioning) > 1:
+            rows = range(len(conditioning))
+            return torch.cat([self.first(conditioning.take([i]), steps) for i in rows])
+        call = self.trial(conditioning, steps)
+        with torch.no_grad(), its_own(self.name, self.call):
+            return self.driver.received(call, None).folded(len(conditioning)).sample
+
+    def state(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """States that the denoiser receives for flow states x [n *d] at sigma [n]."""
+        return x if self.traits.kind in ("flow", "inverted") else to_vp(x, sigma.to(x.device))
+
+    def latents(self, x: Tensor, steps: int) -> Tensor:
+        """Latents to decode, for flow states x [n *d] at the schedule's last level."""
+        last = self.start(steps).schedule.sigmas[-1]
+        return x if last == 0 else to_vp(x, torch.full((len(x),), last, device=x.device))
+
+    def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
+        """Velocities v [n *d] at flow states x [n *d], sigma [n]; rows share their images, or have
+        images of one size if `way` allows it."""
+        state, levels = self.state(x, sigma), on_host(sigma)
+        return self.read(state, self.received(state, levels, conditioning, way).output, sigma)
+
+    def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
+        """Convert the model output of a step at a loop state to the flow's velocity."""
+        kind = self.traits.kind
+        if kind in ("flow", "inverted"):
+            return output if self.traits.sign > 0 else -output
+        if output.shape[1] == 2 * state.shape[1]:  # a learned variance comes behind
+            output = output[:, : state.shape[1]]
+        return flow_velocity(kind, state.to(output.device), output, sigma.to(output.device))
+
+    def received(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Received:
+        """Arguments of `scheduler.step` at these states, in one call if possible."""
+        if self.traits.single and len(x) > 1:
+            rows = [slice(i, i + 1) for i in range(len(x))]
+            parts = [self.received(x[i], sigma[i], conditioning.take([i.start]), way) for i in rows]
+            return Received.joined(parts)
+        start = self.start(way.steps)
+        places = start.schedule.index(sigma)
+        if way.forward:
+            index = set(places.tolist())
+            if len(index) != 1 or -1 in index:
+                raise UserError(
+                    f"{self.name} with {self.call} depends on the step's index: velocities exist "
+                    f"only at its own {way.steps} sigmas, one per call, not at "
+                    f"{sigma.tolist()}"
+                )
+            target = Target(torch.empty(0), start.schedule.place(index.pop()))
+        else:
+            times, device = start.schedule.times(sigma), start.device
+            same = bool((times == times[0]).all())  # asked on the CPU, where they are
+            there = sent(times[:1], device)[0] if same else sent(times, device)
+            levels = start.schedule.levels_of(sigma) if way.levels else None
+            if levels is not None:
+                levels = sent(levels[:1], device)[0] if same else sent(levels, device)
+            target = Target(there, levels=levels)
+        call = self._at(x, conditioning, way)
+        if not places.any():  # all at the first level
+            call = replace(call, held=None)
+        seen = self.driver.received(call, target)
+        whole = len(seen.output) == len(seen.sample) == len(x)
+        return seen if whole else seen.folded(len(x))
+
+    def decode(
+        self, x0: Tensor, conditioning: Conditioning, way: Way, graded: bool = False
+    ) -> Decoded:
+        """Decode x0 [n *d] to [n 3 h w] or [n f 3 h w], float32, and sound if there is any; rows
+        share their images. `graded` keeps the gradient with respect to x0 if the pipeline has
+        one."""
+        if self.traits.single and len(x0) > 1:
+            each = [(x0[[i]], conditioning.take([i])) for i in range(len(x0))]
+            return Decoded.joined([self.decode(*row, way, graded) for row in each])
+        call = self._at(x0 if graded else x0.detach(), conditioning, way)
+        with patched(finite_decoder(self.pipe)):
+            loops = way.decodes_in_loop
+            result = self.driver.finished(call, decodes_in_loop=loops, graded=graded)
+        return Decoded.of(self.pipe, result, double=graded)
+
+    def _at(self, x: Tensor, conditioning: Conditioning, way: Way) -> PipelineCall:
+        start, traits, guidance = self.start(way.steps), self.traits, way.guidance
+        assert len(x) == len(conditioning)
+        given = self.arguments(conditioning.prompts, way.steps, guidance, conditioning.extras)
+        calls = conditioning.calls(guided=guidance is None or guidance > UNGUIDED)
+        x = x.to(start.device, start.dtype)
+        return PipelineCall(given, calls, x, traits.entry, traits.stubs, traits.later)

@@ -1,0 +1,93 @@
+"""Conditions on a pipeline's own call under which our samplers can replace its scheduler."""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
+from typing import Any
+
+from torch import Tensor, nn
+
+from flowrl.errors import NotFiniteError, UserError
+from flowrl.models.diffusers.call.drive.received import Received
+
+
+class NotFinitePartError(NotFiniteError):
+    """A weight, or a decoder's output, is NaN or infinite."""
+
+
+def check_states(owner: str, own: Sequence[Received], steps: int, visits: int, rows: int) -> None:
+    """Check that there is one state per prompt and as many steps as scheduled."""
+    if len(own) != visits:
+        raise UserError(
+            f"{owner} calls scheduler.step {len(own)} times in {steps} steps, but its loop "
+            f"{visits} times: pipelines with several states or loops cannot be driven"
+        )
+    seen = {len(tensor) for step in own for tensor in (step.sample, step.output)}
+    if seen != {rows}:
+        raise UserError(
+            f"{owner} steps {sorted(seen)} states for {rows} prompts: pipelines with several "
+            "states or loops cannot be driven"
+        )
+
+
+def finite(owner: str, parts: Mapping[str, Any], predicted: Sequence[Tensor]) -> None:
+    """If a prediction is not finite, raise UserError naming the first weight that is not."""
+    if all(bool(values.isfinite().all()) for values in predicted):
+        return
+    refuse_weights(owner, parts)
+    raise UserError(
+        f"{owner} predicts NaN or infinity, though its weights are finite: use model.dtype: "
+        "float32 or bfloat16"
+    )
+
+
+def refuse_weights(owner: str, parts: Mapping[str, Any]) -> None:
+    """UserError that names the first weight that is not finite, if any."""
+    modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+    for name, module in modules.items():
+        for place, weight in chain(module.named_parameters(), module.named_buffers()):
+            if weight.is_floating_point() and not bool(weight.isfinite().all()):
+                raise NotFinitePartError(
+                    f"{owner}: the tensor {name}.{place} has NaN or infinity: load the model's "
+                    "files again, in another dtype if it was converted"
+                )
+
+
+def unbroken(owner: str, own: Sequence[Received]) -> str | None:
+    """Why a loop is not a chain of steps: it changes its state between them. UserError for a loop
+    with several states."""
+    for step, (received, after) in enumerate(pairwise(own)):
+        assert received.following is not None
+        shapes = tuple(received.following.shape), tuple(after.sample.shape)
+        if shapes[0] != shapes[1]:
+            raise UserError(
+                f"{owner} steps several states in turn (of shapes {shapes[0]} and {shapes[1]}), "
+                "but our samplers have only one"
+            )
+        away = largest_difference(received.following.to(after.sample.dtype), after.sample)
+        if away != 0:
+            return (
+                f"{owner} changes its state between steps (by {away:.3g} after step {step}), and "
+                "not as inpainting does; our samplers would skip this change"
+            )
+    return None
+
+
+def coloured(owner: str, media: Tensor) -> None:
+    """Raise UserError for media that no reward can score."""
+    if media.ndim not in (4, 5) or media.shape[-3] != 3:
+        raise UserError(
+            f"{owner} returns {tuple(media.shape)} for {len(media)} prompts: rewards need RGB, "
+            "[n 3 h w] or [n f 3 h w]"
+        )
+
+
+def shown(media: Tensor) -> bool:
+    return -1e-3 <= float(media.min()) <= float(media.max()) <= 1.001
+
+
+def largest_difference(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference; infinite if shapes differ or a value is NaN."""
+    if ours.shape != theirs.shape:
+        return float("inf")
+    away = (ours.float() - theirs.float().to(ours.device)).abs().max()
+    return float("inf") if bool(away.isnan()) else away.item()

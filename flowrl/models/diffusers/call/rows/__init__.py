@@ -1,0 +1,1 @@
+"""Rows of a batch in calls of bounded size, and encodings kept between batches."""

@@ -1,0 +1,1 @@
+"""Traits of a pipeline: checks before it runs, and discovery by trial calls."""

@@ -1,0 +1,257 @@
+"""Checks of a pipeline before it runs: load it, check its arguments, refuse it."""
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from torch import nn
+
+from flowrl.errors import UserError
+from flowrl.models import quantization
+from flowrl.models.complete_weights import complete_weights, refuse_meta
+from flowrl.models.diffusers.call.drive.driver import DENOISERS, ENCODERS
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.inputs.columns import VIDEO_COLUMNS, images
+from flowrl.models.diffusers.call.levels.schedule import ModelOutput
+from flowrl.models.diffusers.call.levels.user_levels import UserLevels, refuse_levels
+from flowrl.settings.model.quantization import Quantization
+from rewards.perception.hub import of_network
+
+# arguments of __call__ that flowrl sets itself
+OURS = frozenset(
+    (
+        "self", "prompt", "latents", "num_inference_steps", "generator", "output_type",
+        "return_dict", "sigmas", "timesteps", "num_images_per_prompt", "num_videos_per_prompt",
+        "callback_on_step_end", "callback_on_step_end_tensor_inputs",
+    )
+)  # fmt: skip
+
+PARTIAL = frozenset(("denoising_start", "denoising_end"))  # a base and its refiner share a list
+Parameters = Mapping[str, inspect.Parameter]
+
+
+def refuse_class(kind: type) -> None:
+    """Raises UserError, with the reason, if no pipeline of this class can be driven."""
+    name, parameters = kind.__name__, inspect.signature(kind.__call__).parameters
+    for argument in ("prompt", "num_inference_steps", "output_type"):
+        if argument not in parameters:
+            raise UserError(
+                f"{name} takes no `{argument}`: its loop cannot be started at a given state"
+            )
+    if "latents" not in parameters and "prepare_latents" not in dir(kind):
+        raise UserError(
+            f"{name} has neither an argument `latents` nor prepare_latents: a state cannot be "
+            "passed to it"
+        )
+    if not set(ENCODERS) & set(dir(kind)):
+        raise UserError(f"{name} has no encode_prompt: prompts cannot be encoded once")
+
+
+def refuse_parts(name: str, parts: Iterable[str]) -> None:
+    if not set(parts) & set(DENOISERS):
+        raise UserError(f"{name} has none of {', '.join(DENOISERS)}: there is nothing to train")
+
+
+def refuse_pipeline(pipe: Any) -> None:
+    """Raises UserError, with the reason, if the pipeline cannot be driven."""
+    name = type(pipe).__name__
+    refuse_parts(name, pipe.components)
+    refuse_class(type(pipe))
+    step = getattr(vars(pipe).get("scheduler"), "step", None)
+    if not callable(step):
+        raise UserError(
+            f"{name} has no scheduler with a `step`: its integration cannot be observed"
+        )
+    takes = inspect.signature(step).parameters
+    if not {"model_output", "timestep", "sample"} <= set(takes):
+        raise UserError(
+            f"{name}: its scheduler's step takes {', '.join(takes)} instead of model_output, "
+            "timestep and sample: its integration cannot be observed"
+        )
+
+
+def prediction(scheduler: Any, owner: str) -> ModelOutput:
+    """Kind of a model's prediction, from its scheduler's configuration.
+
+    Raises UserError if the configuration does not determine it, or changes the prediction.
+    """
+    kind, config = type(scheduler).__name__, scheduler.config
+    says = config.get("prediction_type")
+    if kind.startswith("FlowMatch") or says == "flow_prediction":
+        return "inverted" if config.get("invert_sigmas") else "flow"
+    if says == "trigflow":
+        return "v_prediction"  # cos t noise - sin t x0, at angles t in place of times
+    for setting in ("clip_sample", "thresholding"):
+        if config.get(setting):
+            raise UserError(
+                f"{owner}: {kind} has {setting} enabled, which changes the predicted clean "
+                "sample: set "
+                f"{setting} to false in scheduler/scheduler_config.json"
+            )
+    if kind == "PNDMScheduler" and not config.get("skip_prk_steps"):
+        raise UserError(
+            f"{owner}: {kind} begins with Runge-Kutta steps of four calls each, which plans do "
+            "not support: set skip_prk_steps to true in scheduler/scheduler_config.json"
+        )
+    if says in ("epsilon", "v_prediction", "sample") and "alphas_cumprod" in vars(scheduler):
+        return says
+    if says is None and "alphas_cumprod" not in vars(scheduler) and "sigmas" in vars(scheduler):
+        return "flow"  # the replay refuses it if its first step is not that of a flow
+    raise UserError(
+        f"{owner}: {kind} with prediction_type {says!r} does not determine the model's process: "
+        "use one of diffusers' FlowMatch, DDIM, DDPM, Euler or DPM-Solver schedulers"
+    )
+
+
+def scheduler_of(pipe: Any, levels: UserLevels | None) -> Any:
+    """Scheduler for driven calls: the pipeline's own, or a copy with the user's levels.
+
+    Raises UserError if these levels cannot be set.
+    """
+    if levels is None:
+        return pipe.scheduler
+    name = type(pipe).__name__
+    refuse_levels(name, inspect.signature(type(pipe).__call__).parameters)
+    return levels.scheduler(pipe.scheduler, prediction(pipe.scheduler, name), name)
+
+
+def needed_images(parameters: Parameters) -> list[list[str]]:
+    """Sets of images that a pipeline may require, the most likely first:
+
+    the images without a default; one image or one video, with a mask or a control; all images that
+    it takes.
+    """
+    names = images(parameters)
+    empty = [name for name in names if parameters[name].default is inspect.Parameter.empty]
+    still = [name for name in names if not VIDEO_COLUMNS.fullmatch(name)]
+    moving = [name for name in names if VIDEO_COLUMNS.fullmatch(name)]
+    masks = [name for name in still if "mask" in name]
+    control = [name for name in names if "control" in name and name not in masks]
+    pairs = [["image", *masks], ["image", *control], ["image", *masks, *control]]
+    choices = [empty, ["image"], moving[:1], control, *pairs, moving, still, names]
+    found: list[list[str]] = []
+    for choice in choices:
+        whole = list(dict.fromkeys([*empty, *choice]))
+        if choice and set(whole) <= set(names) and whole not in found:
+            found.append(whole)
+    return found
+
+
+def guidance_argument(parameters: Parameters, denoisers: Sequence[nn.Module]) -> str | None:
+    """Name of the argument that `guidance` sets; None if there is none.
+
+    Models with an embedded scale take it as `guidance_scale`; such pipelines have `true_cfg_scale`
+    for classifier-free guidance (FLUX, Qwen-Image).
+    """
+    embedded = any(denoiser.config.get("guidance_embeds") for denoiser in denoisers)  # type: ignore
+    names = ("guidance_scale",) if embedded else ("true_cfg_scale", "guidance_scale")
+    return next((name for name in names if name in parameters), None)
+
+
+def arguments(
+    owner: str, call: Mapping[str, Any], parameters: Parameters, guidance: str | None
+) -> dict[str, Any]:
+    """The user's arguments of `__call__`, with their names checked."""
+    for key in call:
+        if key not in parameters:
+            close = get_close_matches(key, list(parameters), n=1)
+            hint = f": did you mean {close[0]}?" if close else ""
+            raise UserError(f"{owner} takes no argument {key!r}{hint}")
+        if key in OURS or key == guidance:
+            known = {guidance: "guidance", "sigmas": "model.sigmas"}
+            said = known.get(key, "flowrl itself")
+            raise UserError(f"{key!r} of {owner} is set by {said}: leave it out of `call`")
+        if key in PARTIAL and call[key] is not None:
+            raise UserError(
+                f"{owner}: {key!r} leaves some noise levels to another pipeline, but flowrl "
+                "samples all of them: leave it out of `call`"
+            )
+        if key.startswith(("prompt_embeds", "pooled_prompt_embeds")) and call[key] is not None:
+            raise UserError(
+                f"{owner}: {key!r} in `call` would apply to every prompt: leave it out, and put "
+                "it into the prompts instead"
+            )
+        if "ip_adapter" in key:
+            raise UserError(f"{owner}: conditioning on {key!r} is not supported")
+    for key, parameter in parameters.items():
+        empty = parameter.default is inspect.Parameter.empty
+        if (
+            empty
+            and key not in {*call, *OURS, *images(parameters)}
+            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ):
+            raise UserError(f"{owner} cannot be called without {key!r}: set it in `call`")
+    return dict(call)
+
+
+def pipeline_class(index: Mapping[str, Any], source: str) -> Any:
+    """The class that a model_index.json names. UserError for any but one of diffusers."""
+    name = index.get("_class_name")
+    if not isinstance(name, str):
+        raise UserError(
+            f"{source}: model_index.json must name a class of diffusers, not {name!r}: pipelines "
+            "with custom code cannot be loaded"
+        )
+    kind = getattr(diffusers, name, None)
+    if kind is None:
+        raise UserError(f"{source}: diffusers {diffusers.__version__} has no {name}")
+    return kind
+
+
+def from_pretrained(
+    source: str,
+    dtype: torch.dtype,
+    levels: UserLevels | None = None,
+    quantized: Quantization | None = None,
+) -> Any:
+    """Load a pipeline; components that its index does not list are left out.
+
+    Raises UserError, before weights are read, if `levels` cannot be set; and, with the reason, for
+    a pipeline that cannot be loaded or that lacks weights.
+    """
+    try:
+        index: Any = DiffusionPipeline.load_config(source)
+    except Exception as error:
+        if not of_network(error):
+            raise
+        raise UserError(f"{source!r} is not a diffusers pipeline: {error}") from error
+    kind = pipeline_class(index, source)
+    if levels is not None:
+        refuse_levels(kind.__name__, inspect.signature(kind.__call__).parameters)
+    # from_pretrained needs an argument even for what the index lists as null (SD3 without T5)
+    empty = (None, [None, None], (None, None))
+    listed = {k for k, value in index.items() if not k.startswith("_") and value not in empty}
+    expected, _ = kind._get_signature_keys(kind)
+    given: dict[str, Any] = dict.fromkeys(set(expected) - listed)
+    if quantized is not None:
+        parts = [name for name in index if name in DENOISERS and name in listed]
+        refuse_parts(kind.__name__, parts)
+        given |= quantization.pipeline_arguments(quantized, index, parts, source, dtype)
+    with quantization.loading(quantized), complete_weights(source), _loaded(source):
+        pipe = kind.from_pretrained(source, dtype=dtype, **given)
+    for module in pipe.components.values():
+        if isinstance(module, nn.Module):
+            refuse_meta(module, source)
+    return pipe
+
+
+@contextmanager
+def _loaded(source: str) -> Iterator[None]:
+    """Turns errors of diffusers, transformers and file formats while loading into UserErrors."""
+    try:
+        yield
+    except Exception as error:
+        known = isinstance(error, FAILURES) or of_network(error) or _of_file_format(error)
+        if isinstance(error, UserError | torch.OutOfMemoryError) or not known:
+            raise
+        why = " ".join(str(error).split())[:300]
+        raise UserError(f"model.pipeline: {source} cannot be loaded: {why}") from error
+
+
+def _of_file_format(error: Exception) -> bool:
+    return type(error).__module__.partition(".")[0] in ("safetensors", "safetensors_rust", "pickle")

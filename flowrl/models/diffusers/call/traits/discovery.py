@@ -1,0 +1,298 @@
+"""Discovery of a pipeline's traits: everything that later calls depend on, found by trial calls.
+
+No model family is named here. Trial calls show what a pipeline needs (an image, one prompt per
+call, a packed state): each works or fails in the pipeline's own code. All trials are here. Each
+ends at its first step or earlier, and the result is one frozen record.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call.drive.driver import Driver
+from flowrl.models.diffusers.call.drive.latents import Entry, PartEntries, PipelineCall, Target
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.inputs.columns import Extra
+from flowrl.models.diffusers.call.inputs.conditioning import (
+    SHORT_PROMPT,
+    SINGLE,
+    Calls,
+    Conditioning,
+    EncodingLayout,
+    learn,
+    same_form,
+)
+from flowrl.models.diffusers.call.levels.schedule import ModelOutput
+from flowrl.models.diffusers.call.levels.user_levels import UserLevels
+from flowrl.models.diffusers.call.traits import checks
+
+TRIAL_SIZE = 64  # pixels of a placeholder image, where the call gives no size
+TRIAL_FRAMES = 9  # of a placeholder video, likewise
+TRIAL_STEPS = 2
+STRENGTH_STEPS = 20  # the same where a strength leaves a part of the steps, which must not be none
+TRIAL_GUIDANCE = 2.0  # with negative prompts
+UNGUIDED = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Form of calls that pass the same kind of extra arguments with each row (a negative prompt,
+    an image).
+
+    layout  the split of the outputs of `encode_prompt` into rows
+    plain   the same without guidance, if it differs: older pipelines return negative prompts and
+            prompts as one tensor, or prompts alone
+    each    images are passed once per row, not once per call
+    shape   [*d] of one row's state in the loop
+    """
+
+    layout: EncodingLayout
+    plain: EncodingLayout | None
+    each: bool
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Facts about one pipeline, for the user's arguments `call`.
+
+    name       of its class
+    call       the user's arguments without images
+    shared     the user's images, which all rows share
+    kind       the quantity that its model predicts
+    guidance   the argument that sets the guidance scale; None without such an argument
+    steps      of a trial call
+    required   placeholders for required images
+    encodings  encodings by the names of a row's own arguments
+    blank      a call with one short prompt, for when only the states matter
+    stubs      whether its loop runs with denoisers that return zeros
+    entry      the place where a state enters its loop
+    levels     the user's noise levels; None for the pipeline's own
+    json       whether its prompts are JSON objects
+
+    Some traits show only in the pipeline's own call with two prompts. That call runs all steps, so
+    it is not a trial: the proof makes it and sets these four.
+
+    single     one prompt per call, because it takes no batch
+    form       `output_type`: "np" if a pipeline scales tensors differently from images
+    sign       -1 if the loop passes minus the flow's velocity to its scheduler
+    later      dtype of the states after the first step, if a prediction depends on it (HunyuanVideo
+               rounds its timesteps to it); None: that of the first state
+    """
+
+    name: str
+    call: Mapping[str, Any]
+    shared: Extra
+    kind: ModelOutput
+    guidance: str | None
+    steps: int
+    required: Extra = field(default_factory=dict)
+    encodings: Mapping[tuple[str, ...], Encoding] = field(default_factory=dict)
+    blank: Conditioning = Conditioning(SINGLE, ([()],), (SHORT_PROMPT,))
+    stubs: bool = True
+    entry: Entry | PartEntries = Entry()
+    levels: UserLevels | None = None
+    json: bool = False
+    single: bool = False
+    form: Literal["pt", "np"] = "pt"
+    sign: Literal[1, -1] = 1
+    later: torch.dtype | None = None
+
+    @property
+    def trial_guidance(self) -> float | None:
+        """A guidance scale above 1 for trials: some pipelines cannot be called without guidance
+        (Ideogram 4)."""
+        return None if self.guidance is None else TRIAL_GUIDANCE
+
+    def arguments(
+        self,
+        prompts: Sequence[str],
+        steps: int,
+        guidance: float | None,
+        extras: Sequence[Extra] = (),
+    ) -> dict[str, Any]:
+        """Arguments of the pipeline's own call that make one sample per prompt.
+
+        `extras` are arguments per row, whose encoding is known. Raises UserError for guidance with
+        a pipeline that takes none.
+        """
+        assert len(extras) in (0, len(prompts))
+        given = dict(self.call)
+        for name, value in given.items():
+            if columns.TEXT_COLUMNS.fullmatch(name) and isinstance(value, str):
+                given[name] = [value] * len(prompts)
+        if extras:
+            given |= columns.merged_call(extras, each=self.encodings[tuple(extras[0])].each)
+        texts = [*map(columns.instruction, prompts)] if self.json else [*prompts]
+        given |= {"prompt": texts, "num_inference_steps": steps}
+        given |= {"output_type": self.form, "return_dict": False}
+        given |= {} if self.levels is None else {"sigmas": list(self.levels.at(steps))}
+        if self.single:
+            texts = [name for name in given if columns.TEXT_COLUMNS.fullmatch(name) and given[name]]
+            given |= {name: given[name][0] for name in texts}
+        if guidance is not None:
+            if self.guidance is None:
+                raise UserError(f"{self.name} takes no guidance: leave guidance out (null)")
+            given[self.guidance] = float(guidance)
+        return given
+
+    def trial_call(self, conditioning: Conditioning, steps: int) -> PipelineCall:
+        """A call for trials, at their guidance scale: only its states are read, not its result."""
+        rows = conditioning.prompts, steps, self.trial_guidance, conditioning.extras
+        return PipelineCall(self.arguments(*rows), conditioning.calls(), stubs=self.stubs)
+
+    @property
+    def turned(self) -> "Traits":
+        """The same traits with the opposite sign of the flow's velocity."""
+        return replace(self, sign=-1 if self.sign > 0 else 1)
+
+    def knowing(self, extra: Extra, encoding: Encoding) -> "Traits":
+        return replace(self, encodings={**self.encodings, tuple(extra): encoding})
+
+
+def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None) -> Traits:
+    """Determine a pipeline's traits. UserError, with the reason, if it cannot be driven."""
+    name, parameters = type(driver.pipe).__name__, driver.parameters
+    kind = checks.prediction(driver.pipe.scheduler, name)
+    guidance = checks.guidance_argument(parameters, tuple(driver.denoisers.values()))
+    given = checks.arguments(name, call, parameters, guidance)
+    steps = STRENGTH_STEPS if "strength" in parameters else TRIAL_STEPS
+    traits = Traits(
+        name,
+        {key: value for key, value in given.items() if not columns.images([key])},
+        columns.shared_images(given),
+        kind,
+        guidance,
+        steps if levels is None else levels.trial,
+        levels=levels,
+        sign=-1 if kind == "inverted" else 1,
+    )
+    with its_own(name, traits.call):
+        try:
+            return _with_entry(driver, _with_required(driver, traits))
+        except ValueError as error:
+            if "JSON" not in str(error):
+                raise
+        return _with_entry(driver, _with_required(driver, replace(traits, json=True)))
+
+
+def with_images(driver: Driver, traits: Traits, images: Extra) -> Traits:
+    """The same traits with the form of states from these images instead of placeholders."""
+    traits = replace(traits, required=images)
+    return _with_entry(driver, traits.knowing(images, discover_encoding(driver, traits, images)))
+
+
+def discover_encoding(driver: Driver, traits: Traits, extra: Extra) -> Encoding:
+    """Determine how rows with extra arguments of these names are passed and encoded."""
+    choices = (False, True) if columns.images(extra) else (False,)
+    return _first_to_work(partial(_encoding, driver, traits, extra, each) for each in choices)
+
+
+def encoded(
+    driver: Driver,
+    traits: Traits,
+    prompts: Sequence[str],
+    extras: Sequence[Extra],
+    scale: float = TRIAL_GUIDANCE,
+) -> Calls:
+    """Outputs of `encode_prompt`, at a guidance scale if the pipeline has one."""
+    guidance = None if traits.guidance is None else scale
+    return driver.encoded(traits.arguments(prompts, traits.steps, guidance, extras))
+
+
+def _with_required(driver: Driver, traits: Traits) -> Traits:
+    """Find the images that the pipeline requires, and how rows with these images are encoded.
+
+    A pipeline that does not accept batches is called with one prompt at a time.
+    """
+    width, height = (traits.call.get(name, TRIAL_SIZE) for name in ("width", "height"))
+    frames = traits.call.get("num_frames", TRIAL_FRAMES)
+    likely = [[], *checks.needed_images(driver.parameters)]
+
+    def trial(names: Sequence[str], single: bool) -> Traits:
+        images = {**columns.placeholder_images(names, width, height, frames), **traits.shared}
+        tried = replace(traits, required=images, single=single)
+        return tried.knowing(images, discover_encoding(driver, tried, images))
+
+    trials = (partial(trial, names, single) for single in (False, True) for names in likely)
+    # the reason to show is that of a batch with the most images that can be given
+    return _first_to_work(trials, reason=len(likely) - 1)
+
+
+def _with_entry(driver: Driver, traits: Traits) -> Traits:
+    """Find the blank call, the entry of a state, and whether stubs can replace the denoisers.
+
+    A loop that reads inside its denoisers (attention maps, keys and values) fails with stubs, but
+    not during the one run that records the form of the outputs.
+    """
+    extras = (traits.required,) if traits.required else ()
+    shape = traits.encodings[tuple(traits.required)].shape
+    calls = encoded(driver, traits, [SHORT_PROMPT], extras)
+    traits = replace(traits, blank=Conditioning(SINGLE, ([calls],), (SHORT_PROMPT,), extras))
+    call = traits.trial_call(traits.blank, traits.steps)
+
+    def trial(stubs: bool) -> tuple[bool, Entry | PartEntries]:
+        return stubs, driver.find_entry(replace(call, stubs=stubs), shape)
+
+    with torch.no_grad():
+        stubs, entry = _first_to_work(partial(trial, stubs) for stubs in (True, False))
+        return replace(traits, entry=entry, stubs=stubs and driver.takes_stubs(call))
+
+
+def _encoding(driver: Driver, traits: Traits, extra: Extra, each: bool) -> Encoding:
+    """Probe the encoder with prompts, and the denoiser with two rows.
+
+    Every text argument takes the probes' lengths, since a pipeline may omit a mask if all lengths
+    are equal.
+    """
+    traits = traits.knowing(extra, Encoding(SINGLE, None, each, ()))  # for the arguments
+    texts = [name for name in extra if columns.TEXT_COLUMNS.fullmatch(name)]
+
+    def encode(scale: float, prompts: Sequence[str]) -> Calls:
+        rows = [{**extra, **dict.fromkeys(texts, prompt)} for prompt in prompts]
+        return encoded(driver, traits, prompts, rows if extra else (), scale)
+
+    def layout(scale: float) -> EncodingLayout:
+        return SINGLE if traits.single else learn(partial(encode, scale), traits.name)
+
+    guided = layout(TRIAL_GUIDANCE)
+    prompts = (SHORT_PROMPT,) * (1 if traits.single else 2)
+    calls, rows = encode(TRIAL_GUIDANCE, prompts), (extra,) * len(prompts) if extra else ()
+    call = traits.trial_call(Conditioning(SINGLE, ([calls],), prompts, rows), traits.steps)
+    with torch.no_grad(), driver.stubs.learning():
+        first = driver.received(call, Target(torch.empty(0), 0)).folded(len(prompts))
+        parts = driver.parts(call)
+    plain = layout(UNGUIDED) if _differs_unguided(driver, traits, rows[:1]) else None
+    shape = tuple(first.sample.shape[1:]) if parts is None else (parts.size,)
+    return Encoding(guided, plain, each, shape)
+
+
+def _differs_unguided(driver: Driver, traits: Traits, rows: Sequence[Extra]) -> bool:
+    """Whether outputs of `encode_prompt` have another form without guidance."""
+    if traits.guidance is None:
+        return False
+    guided = encoded(driver, traits, [SHORT_PROMPT], rows)
+    try:
+        return not same_form(guided, encoded(driver, traits, [SHORT_PROMPT], rows, UNGUIDED))
+    except FAILURES:  # it cannot be called without guidance (Ideogram 4)
+        return False
+
+
+def _first_to_work(trials: Iterable[Callable[[], T]], reason: int = 0) -> T:
+    """Return the first result; if all fail, raise the error of the trial numbered `reason`."""
+    reasons: list[Exception] = []
+    for trial in trials:
+        try:
+            return trial()
+        except torch.OutOfMemoryError:
+            raise
+        except FAILURES as error:
+            reasons.append(error)
+    raise reasons[reason]

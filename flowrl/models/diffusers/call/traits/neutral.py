@@ -1,0 +1,104 @@
+"""The scale at which a pipeline applies no guidance, and the network evaluations for one row.
+
+Both are measured. Most pipelines mix neg + g (pos - neg), where 1 is no guidance; some mix pos + g
+(pos - neg) if g is above 0, so that 0 is no guidance and 1 corresponds to 2 elsewhere.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call.drive.driver import Driver
+from flowrl.models.diffusers.call.drive.latents import PipelineCall, Target
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own
+from flowrl.models.diffusers.call.inputs.conditioning import SHORT_PROMPT
+from flowrl.models.diffusers.call.results.proof_checks import largest_difference
+from flowrl.models.diffusers.call.traits.discovery import TRIAL_GUIDANCE, Traits
+
+CANDIDATES = (1.0, 0.0)
+OTHER_NEGATIVE = "green noise, blurred"
+NO_EFFECT = 1e-3  # of the velocity: what rounding may leave of a negative prompt
+
+
+@contextmanager
+def counted_rows(denoisers: Mapping[str, nn.Module]) -> Iterator[list[int]]:
+    """Collect the number of rows in each denoiser call inside the body."""
+    rows: list[int] = []
+
+    def count(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        inputs = (v for v in (*args, *named.values()) if isinstance(v, Tensor | list))
+        rows.append(len(next(inputs)))
+
+    hooks = [d.register_forward_pre_hook(count, with_kwargs=True) for d in denoisers.values()]
+    try:
+        yield rows
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def neutral_scale(driver: Driver, traits: Traits) -> float | None:
+    """The cheapest guidance scale at which the negative prompt has no effect.
+
+    None for a pipeline without an argument for it; 1 for a model that takes the scale as an input,
+    in one evaluation. Raises UserError if guidance cannot be switched off.
+    """
+    with its_own(traits.name, traits.call):
+        return _neutral_scale(driver, traits)
+
+
+def _neutral_scale(driver: Driver, traits: Traits) -> float | None:
+    if traits.guidance is None:
+        rows = _first_velocity(driver, traits, None)[1]
+        if rows == 1:
+            return None
+        raise UserError(
+            f"guidance none: a component of {traits.name} makes {rows} evaluations per row, and "
+            "its call takes no scale: change that component, or leave guidance out (null)"
+        )
+    guided = _first_velocity(driver, traits, TRIAL_GUIDANCE)[1]
+    if guided == 1:  # its scale is an input, or it has no negative prompt
+        return CANDIDATES[0]
+    found: dict[int, float] = {}
+    for scale in CANDIDATES:
+        try:
+            rows = _unguided_rows(driver, traits, scale)
+        except torch.OutOfMemoryError:
+            raise
+        except FAILURES:  # it cannot be called without guidance (Ideogram 4)
+            continue
+        if rows is not None:
+            found.setdefault(rows, scale)
+    if found:
+        return found[min(found)]
+    raise UserError(
+        f"guidance none: {traits.name} also applies guidance at scales 1 and 0: give a number, "
+        "or leave guidance out (null)"
+    )
+
+
+def _unguided_rows(driver: Driver, traits: Traits, scale: float) -> int | None:
+    """Evaluations per row at a scale; None if a negative prompt has an effect at that scale."""
+    velocity, rows = _first_velocity(driver, traits, scale)
+    if rows == 1:
+        return rows
+    if "negative_prompt" not in driver.parameters:
+        return None
+    other = replace(traits, call={**traits.call, "negative_prompt": OTHER_NEGATIVE})
+    away = largest_difference(_first_velocity(driver, other, scale)[0], velocity)
+    return rows if away <= NO_EFFECT * float(velocity.abs().max()) else None
+
+
+def _first_velocity(driver: Driver, traits: Traits, scale: float | None) -> tuple[Tensor, int]:
+    """Return the prediction at the first step of one row, and its number of evaluations."""
+    prompts, extras = [SHORT_PROMPT], traits.blank.extras
+    given = traits.arguments(prompts, traits.steps, scale, extras)
+    call = PipelineCall(given, driver.encoded(given), stubs=traits.stubs)
+    with torch.no_grad(), counted_rows(driver.denoisers) as rows:
+        received = driver.received(call, Target(torch.empty(0), 0))
+    return received.output, sum(rows)

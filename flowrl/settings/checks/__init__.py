@@ -1,0 +1,1 @@
+"""Checks of a whole run before any weights are read."""

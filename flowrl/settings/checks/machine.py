@@ -1,0 +1,338 @@
+"""Checks of a run against this machine and its packages, before any weights are read."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from flowrl.algorithm import Algorithm
+from flowrl.credit.choices import image_plans
+from flowrl.credit.trackers import ScoreQuantiles
+from flowrl.errors import UserError
+from flowrl.paths import find
+from flowrl.prompts import Chat, PromptSet
+from flowrl.settings.checks.model_files import (
+    PIPELINE_INDEX,
+    check_pipeline_files,
+    check_weights,
+    read_json,
+)
+from flowrl.settings.model.model import ModelSettings
+from flowrl.settings.sections.budget import BudgetSettings
+from flowrl.settings.sections.data import IN_PYTHON
+from flowrl.settings.sections.run import SIZES, Run
+from flowrl.settings.sections.train import StatesSettings
+from flowrl.settings.sections.workers import WorkerSettings
+from flowrl.settings.words.names import unknown_name
+from samplers import Plan
+from samplers.scheduler import unbound
+
+_HUB_SECONDS = 5.0
+_WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
+
+
+def check_kind(run: Run, algorithm: Algorithm) -> None:
+    """UserError for a text recipe with a pipeline, or an image recipe with a language model."""
+    m = run.model
+    if (m.language is not None) != algorithm.text:
+        name = run.recipe.name  # type: ignore[attr-defined]
+        kind = "language" if algorithm.text else "pipeline"
+        other = "own" if m.own is not None else "pipeline" if algorithm.text else "language"
+        raise UserError(f"recipe {name} is for model.{kind}, but the run has model.{other}")
+    if m.own is not None:
+        _check_own(run)
+        refuse_scheduler(image_plans(algorithm), m.own.name.rpartition(":")[2])
+    if m.language is None and m.rewriter is None and run.evaluate.temperature != 1:
+        raise UserError("evaluate.temperature is only for texts (model.language): leave it out")
+    if m.language is None:
+        if run.train.share_prompts:
+            raise UserError("train.share_prompts is only for texts (model.language): leave it out")
+        return
+    if run.train.noise != "generator":
+        raise UserError("train.noise: tokens are always drawn by a counter: leave it out")
+    if run.train.states != StatesSettings():
+        raise UserError(
+            "train.states: the states of texts are tokens, which take almost no space: leave it out"
+        )
+    _refuse_evaluation(run, "is only for images and videos")
+
+
+def refuse_scheduler(plans: Sequence[Plan], name: str) -> None:
+    """UserError for plans with the steps of a pipeline's scheduler."""
+    if any(map(unbound, plans)):
+        raise UserError(
+            f"kernel: scheduler: {name} is your own model, which has no scheduler: use kernel: "
+            "{name: cps, eta: 1}, which draws fresh noise around the predicted sample at every step"
+        )
+
+
+def check_joint(run: Run) -> None:
+    """UserError for settings that a run of two models does not support."""
+    if run.before is None:
+        if run.train.rewriter_lr is not None:
+            raise UserError("train.rewriter_lr: the run has no model.rewriter: leave it out")
+        return
+    alone = {
+        "given": run.given is not None,
+        "budget": run.budget != BudgetSettings(),
+        "teachers": run.teachers is not None,
+        "workers": run.workers != WorkerSettings(),
+        "model.context_parallel": run.model.context_parallel > 1,
+    }
+    for place, used in alone.items():
+        if used:
+            raise UserError(f"{place} does not support two models (recipe joint): leave it out")
+    try:
+        algorithm = run.before.algorithm()
+    except UserError as error:
+        raise UserError(f"recipe.text: {error}") from error
+    if run.train.updates > run.prompts.per_iteration * algorithm.group:
+        raise UserError(
+            "train.updates: there are more optimizer steps than rewritings in an iteration"
+        )
+
+
+def check_workers(run: Run, algorithm: Algorithm) -> None:
+    """UserError for workers or a lag that a run does not support."""
+    w = run.workers
+    if w.sampling == 0 and w.gpus:
+        raise UserError("workers.gpus: it needs workers; also set workers.sampling")
+    if w.sampling or w.lag:
+        _check_sampling(run, algorithm)
+    if w.evaluate and run.prompts.held_out is None:
+        raise UserError(
+            "workers.evaluate: the run has no held-out prompts to evaluate on; set "
+            "prompts.held_out, or leave it out"
+        )
+    if not w.any:
+        if w.address is not None:
+            raise UserError("workers.address: it needs workers; also set workers.sampling")
+        return
+    specs = {each.label: each for each in (*run.rewards, *run.judges, *run.intermediate_rewards)}
+    for label in w.rewards:
+        if label not in specs:
+            raise UserError(
+                f"workers.rewards: no reward has the label {label!r}; choose one of "
+                f"{', '.join(specs)}"
+            )
+        if algorithm.reward_gradient or algorithm.guided:
+            raise UserError(
+                f"workers.rewards: {label}: this recipe uses reward gradients, which cannot come "
+                "from another process; leave it out"
+            )
+    for spec in specs.values():
+        if spec.name.startswith(IN_PYTHON) and (w.sampling or spec.label in w.rewards):
+            raise UserError(
+                f"workers: reward {spec.label} is a Python object, but workers load rewards by "
+                "name; put the reward into a file, or set workers.sampling: 0"
+            )
+    if find_spec("ray") is None:  # last: it hides no other mistake
+        raise UserError("workers need Ray: pip install 'flowrl[ray]'")
+
+
+def _check_sampling(run: Run, algorithm: Algorithm) -> None:
+    """UserError for samples that workers, or a lag, cannot have."""
+    name = "sampling" if run.workers.sampling else "lag"
+    if run.drawn == 0:
+        raise UserError(f"workers.{name}: all samples are given; set workers.{name}: 0")
+    if run.workers.sampling and run.model.compile == "auto":
+        raise UserError(
+            "workers.sampling: with model.compile: auto each process decides by itself; set it to "
+            "true or false"
+        )
+    if run.workers.sampling and run.model.server is not None:
+        raise UserError(
+            "workers.sampling: with model.server the server samples; set workers.sampling: 0, or "
+            "leave the server out"
+        )
+    if run.workers.lag and algorithm.reward_gradient:
+        raise UserError(
+            "workers.lag: reward gradients need samples from the current weights; set lag: 0"
+        )
+
+
+def _refuse_evaluation(run: Run, why: str) -> None:
+    for place in ("guidance", *SIZES):
+        if getattr(run.evaluate, place) is not None:
+            raise UserError(f"evaluate.{place} {why}: leave it out")
+
+
+def _check_own(run: Run) -> None:
+    """UserError for settings that have no effect on a user's own model."""
+    _refuse_evaluation(run, "is a setting of pipelines")
+    if run.given is not None:
+        raise UserError(
+            "given: samples are encoded by a pipeline's encoder, which model.own does not have: "
+            "leave given out"
+        )
+    if run.teachers is not None:
+        raise UserError(
+            "teachers: their weights are a pipeline's files, but the run has model.own: choose "
+            "another recipe"
+        )
+    if run.train.gradient_checkpointing:
+        raise UserError(
+            "train.gradient_checkpointing: your own model calls torch.utils.checkpoint in "
+            "its forward itself: leave the setting out"
+        )
+
+
+def check_bundles(run: Run, algorithm: Algorithm) -> None:
+    """UserError if the draws do not fill RiskPO's bundles."""
+    tracker = algorithm.tracker()
+    if isinstance(tracker, ScoreQuantiles) and run.drawn % tracker.bundle:
+        raise UserError(
+            f"prompts.per_iteration: the recipe judges bundles of {tracker.bundle} draws, but "
+            f"{run.drawn} are not a multiple of it: set a multiple, or recipe.bundle"
+        )
+
+
+def check_start_samples(run: Run, algorithm: Algorithm) -> None:
+    """UserError if samplers that only have the trained weights would have to sample the initial
+    policy."""
+    if not algorithm.samples_start:
+        return
+    name = run.recipe.name  # type: ignore[attr-defined]
+    if run.model.server is not None:
+        raise UserError(
+            f"model.server: recipe {name} also samples the initial policy, whose weights the "
+            "server does not have: leave model.server out"
+        )
+    if run.workers.sampling:
+        raise UserError(
+            f"workers.sampling: recipe {name} also samples the initial policy, whose weights the "
+            "workers do not have: set workers.sampling: 0"
+        )
+
+
+def check_texts(prompts: PromptSet, m: ModelSettings) -> None:
+    """UserError if a pipeline, which takes a text, gets a list of chat messages."""
+    chat = next((text for text in prompts.texts if isinstance(text, Chat)), None)
+    if chat is not None and m.language is None:
+        kind = "pipeline" if m.own is None else "own"
+        raise UserError(
+            f"{chat.at}: the prompt is a list of chat messages, but model.{kind} takes a text: "
+            "name another column (prompts.column)"
+        )
+
+
+def check_model(m: ModelSettings) -> None:
+    """UserError for a model or an environment that does not exist. Contacts no server."""
+    for place, source in m.given_adapters.items():
+        on_hub = source.count("/") == 1 and not source.startswith((".", "/", "~"))
+        if not find(source).exists() and not (on_hub and Path(source).suffix not in _WEIGHT_FILES):
+            raise UserError(f"{place}: there is no file or folder {source}")
+    if m.quantization is not None:
+        m.quantization.check()
+    if m.own is not None:
+        m.own.check()
+        if m.weights is not None and not find(m.weights).is_file():
+            raise UserError(f"model.weights: there is no file {m.weights}")
+        return
+    if m.pipeline is not None:
+        check_pipeline(m.pipeline)
+        return
+    assert m.language is not None
+    check_language(m.language, m.gguf_file)
+    if m.environment is not None:
+        m.environment.function()
+
+
+def check_hub(m: ModelSettings) -> None:
+    """UserError, within seconds, for a hub name whose model is neither cached nor reachable."""
+    place = "model.language" if m.pipeline is None else "model.pipeline"
+    source, wanted = m.source, m.gguf_file or "config.json"
+    if m.own is not None or find(source).is_dir():
+        return
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+
+    wanted = wanted if m.pipeline is None else PIPELINE_INDEX
+    if isinstance(huggingface_hub.try_to_load_from_cache(source, wanted), str):
+        return
+    try:
+        url = huggingface_hub.hf_hub_url(source, wanted)
+        huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_SECONDS)
+    except GatedRepoError as error:
+        raise UserError(
+            f"{place}: {source} is gated: accept its licence on the hub, and log in (hf auth login)"
+        ) from error
+    except HfHubHTTPError as error:
+        raise UserError(f"{place}: {source} on the hub has no file {wanted}") from error
+    except Exception as error:  # whatever the installed HTTP library raises
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+        raise UserError(
+            f"{place}: {source} is neither a folder nor in the hub's cache, and the hub cannot "
+            f"be reached ({why}); run `hf download {source}` where there is a network"
+        ) from error
+
+
+def check_optimizer(name: str) -> None:
+    """UserError if an optimizer's library is missing."""
+    if name == "adamw8bit" and find_spec("bitsandbytes") is None:
+        raise UserError(
+            "train.optimizer: adamw8bit needs bitsandbytes, which is not installed; pip install "
+            "bitsandbytes, or set train.optimizer: adamw"
+        )
+
+
+def check_language(source: str, gguf_file: str | None) -> None:
+    """UserError for a value that is neither a transformers folder nor a hub name, and for a folder
+    without whole weights."""
+    _check_source(source, gguf_file or "config.json", "model.language", "transformers")
+    if gguf_file is None and (folder := find(source)).is_dir():
+        read_json(folder / "config.json", "model.language")
+        check_weights(folder, "model.language")
+
+
+def check_pipeline(source: str) -> None:
+    """UserError for a value that is neither a diffusers folder nor a hub name, and for a folder
+    without whole weights."""
+    _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
+    if (folder := find(source)).is_dir():
+        check_pipeline_files(folder)
+
+
+def _check_source(source: str, wanted: str, place: str, library: str) -> None:
+    folder = find(source)
+    if folder.is_dir():
+        if not (folder / wanted).is_file():
+            raise UserError(f"{place}: {source} has no {wanted}; give a {library} folder")
+    elif folder.is_file() or Path(source).suffix in _WEIGHT_FILES:
+        raise UserError(
+            f"{place}: {source} is a single file; give a folder in {library}' format, as "
+            "written by `save_pretrained`"
+        )
+    elif source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise UserError(f"{place}: {source} is neither a folder nor a hub name (owner/name)")
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """UserError for a tracker that accelerate does not know, or that cannot be imported."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    known = [str(name) for name in LOGGER_TYPE_TO_CLASS]
+    here = [str(name) for name in get_available_trackers()]
+    for name in names:
+        if name not in known:
+            raise UserError(f"track.with: {unknown_name(name, known)}")
+        if name not in here:
+            extra = "'flowrl[track]'" if name == "tensorboard" else name
+            raise UserError(
+                f"track.with: {name} is not installed; pip install {extra}, or leave it out"
+            )
+        _check_import(name)
+
+
+def _check_import(name: str) -> None:
+    module = name
+    if name == "tensorboard":  # accelerate takes either library
+        module = "torch.utils.tensorboard" if find_spec(name) else "tensorboardX"
+    try:
+        import_module(module)
+    except Exception as error:  # a library's own code runs here, and may raise anything
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(
+            f"track.with: {name} is installed, but importing {module} fails ({why}); repair it, or "
+            "leave it out"
+        ) from error

@@ -1,0 +1,20 @@
+"""Differences between a run's evaluations and its training."""
+
+from typing import Any
+
+from flowrl.settings.sections.run import Run
+
+_SIZE_WORDS = {"height": "height", "width": "width", "num_frames": "frames"}
+
+
+def unlike_training(run: Run) -> str:
+    """The settings of a pipeline's evaluations that differ from training's, in words; empty if none
+    does."""
+    if run.model.pipeline is None:
+        return ""
+    steps, size = run.algorithm().steps, run.trained_size
+    scale, own = run.evaluation_guidance, run.model.guidance.sample
+    pairs: list[tuple[str, Any, Any]] = [("steps", run.evaluation_steps, steps)]
+    pairs += [(_SIZE_WORDS[k], v, size[k] or "its own") for k, v in run.evaluation_size.items()]
+    pairs += [("guidance", scale, own)]
+    return ", ".join(f"{word} {a} instead of {b}" for word, a, b in pairs if a != b)

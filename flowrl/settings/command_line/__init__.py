@@ -1,0 +1,1 @@
+"""Arguments of commands, and options that override a run's settings."""

@@ -1,0 +1,204 @@
+"""Command-line options that override a run's settings: `--train.lr 1e-4`, `--model.lora.rank 8`.
+
+Every key of a run's file is an option. Values are parsed by the key's type: texts unchanged, lists
+as words (`--recipe.at 0 3`), with commas (`0,3`) or as YAML (`'[0, 3]'`), mappings as YAML.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from flowrl.errors import UserError
+from flowrl.settings.base import WITHOUT_COMMAS
+from flowrl.settings.file.older_names import older_option
+from flowrl.settings.file.strict_yaml import list_entries, parse_yaml
+from flowrl.settings.sections.data import RewardSpec
+from flowrl.settings.sections.run import Run
+from flowrl.settings.words.names import suggestion
+from flowrl.settings.words.sentences import other_recipes, settings_at
+from flowrl.settings.words.short_forms import spelled_out
+
+_LISTS = (tuple, list, dict)
+SHORT = ("model", "prompts")  # sections that a name or a file may stand for
+_NULLS = ("null", "None")
+
+
+@dataclass(frozen=True)
+class Option:
+    """A key of the settings: its path as in a file, and the type of its value."""
+
+    path: tuple[str, ...]
+    annotation: Any
+
+    @property
+    def kinds(self) -> list[Any]:
+        """Types that a value may have, without their bounds."""
+        return list(_kinds(self.annotation))
+
+    def again(self, before: Sequence[str], words: Sequence[str], name: str) -> list[str]:
+        """The words of a list that is given twice. UserError for anything else."""
+        if tuple in self.kinds or list in self.kinds:
+            return [*before, *words]
+        both = " and ".join(" ".join(each)[:100] or "no value" for each in (before, words))
+        raise UserError(f"--{name[:100]} is given twice, with {both}: keep one")
+
+    def value(self, words: Sequence[str], name: str) -> Any:
+        """Parse the words of an option into its value."""
+        kinds = self.kinds
+        if not words:
+            if bool in kinds:
+                return True
+            raise UserError(f"{name} needs a value")
+        whole = any(kind in _LISTS or settings_at(kind) for kind in kinds)
+        if len(words) > 1 and not whole:
+            raise UserError(f"{name} takes one value, not {' '.join(words)[:200]}")
+        nullable = any(kind in (NoneType, Any) or settings_at(kind) for kind in kinds)
+        if len(words) == 1 and words[0] in _NULLS and nullable:
+            return None
+        if settings_at(self.annotation) is RewardSpec and tuple in kinds:
+            return list_entries(words, name)
+        if not whole and Any not in kinds:
+            return words[0]
+        return _whole(split_by_commas(words, self.annotation), name, kinds)
+
+
+def split_by_commas(words: Sequence[str], annotation: Any) -> list[str]:
+    """Parse `0,3` like `0 3` in lists of numbers or fixed names; texts and files may contain
+    commas."""
+    if _free(annotation):
+        return list(words)
+    split = ([word] if word[:1] in "[{" else word.split(",") for word in words)
+    return [part.strip() for parts in split for part in parts]
+
+
+def _free(annotation: Any) -> bool:
+    """Whether an annotation takes a free text or mapping, such as a file's name."""
+    if get_origin(annotation) is Literal or WITHOUT_COMMAS in get_args(annotation):
+        return False
+    inner = get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]
+    return any(map(_free, inner)) if inner else annotation not in (int, float, NoneType, ...)
+
+
+def _whole(words: Sequence[str], name: str, kinds: Sequence[Any]) -> Any:
+    """Parse a list or a mapping; a single word becomes a list of one if only a list is possible."""
+    values = [parse_yaml(w, name) if Any in kinds or w[:1] in "[{" else w for w in words]
+    many = any(kind in (tuple, list) for kind in kinds)
+    alone = any(kind in (int, float, str, Any) for kind in kinds)
+    if len(values) == 1 and (alone or not many or isinstance(values[0], list)):
+        return values[0]
+    return values
+
+
+def with_options(tree: dict[str, Any], recipe: type[BaseModel], words: Sequence[str]) -> None:
+    """Merge the options into a run's settings. UserError, with a suggestion, for an unknown
+    option, and for one that is given twice, unless it is a list, which takes the words of both."""
+    before: dict[tuple[str, ...], list[str]] = {}
+    for name, values in _options(words):
+        option = _at(Run, (), _parts(name), recipe)
+        if option is None and older_option(_parts(name), recipe.__name__):
+            option = Option(tuple(_parts(name)), Any)
+        if option is None:
+            known = list(option_names(recipe))
+            hint = other_recipes(_parts(name), recipe) or suggestion(name, known, "--")
+            if hint.startswith("one of"):
+                hint = "`flowrl train --help` lists every setting"
+            raise UserError(f"--{name[:100]} is not known; {hint}")
+        if option.path in before:
+            values = option.again(before[option.path], values, name)
+        before[option.path] = values
+        negated = _parts(name)[-1].startswith("no_") and bool in option.kinds and not values
+        *parents, last = option.path
+        node = tree
+        for part in parents:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        value = False if negated else option.value(values, f"--{name}")
+        if option.path == (last,) and isinstance(value, str | list) and last in SHORT:
+            value = _beside(node, last, value)
+        node[last] = value
+
+
+def _beside(tree: dict[str, Any], section: str, value: Any) -> dict[str, Any]:
+    """A section whose name or file is set by an option, with its other settings."""
+    new = spelled_out({section: value}, tree.get("recipe"))[section]
+    old = {k: v for k, v in tree.get(section, {}).items() if k not in ("pipeline", "language")}
+    return old | new
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Names without dashes, each with the words up to the next option."""
+    name, values = None, list[str]()
+    for word in words:
+        if word.startswith("--"):
+            if name is not None:
+                yield name, values
+            name, equals, value = word.removeprefix("--").partition("=")
+            values = [value] if equals else []
+        elif name is None:
+            raise UserError(f"{word[:100]!r} is not an option; write --SECTION.SETTING VALUE")
+        else:
+            values.append(word)
+    if name is not None:
+        yield name, values
+
+
+def _parts(name: str) -> list[str]:
+    return name.replace("-", "_").split(".")
+
+
+def _at(
+    kind: type[BaseModel], path: tuple[str, ...], rest: Sequence[str], recipe: type[BaseModel]
+) -> Option | None:
+    """Find the key of `kind` for the rest of an option's name, or None."""
+    first, *more = rest
+    for key, field in kind.model_fields.items():
+        written = field.alias or key
+        no = first == f"no_{written}" and not more
+        if first not in (key, written) and not no:
+            continue
+        inner = recipe if (*path, written) == ("recipe",) else settings_at(field.annotation)
+        here = (*path, written)
+        if not more:
+            return Option(here, dict if inner is recipe else field.annotation)
+        if inner is not None and tuple not in list(_kinds(field.annotation)):
+            return _at(inner, here, more, recipe)
+        if dict in _kinds(field.annotation):
+            return Option((*here, *more), Any)
+        return None
+    return None
+
+
+def option_names(recipe: type[BaseModel]) -> Iterator[str]:
+    """Paths of all settings, as written in options."""
+    yield from _names_below(Run, "", recipe)
+
+
+def _names_below(kind: type[BaseModel], at: str, recipe: type[BaseModel]) -> Iterator[str]:
+    for key, field in kind.model_fields.items():
+        name = at + (field.alias or key)
+        inner = recipe if name == "recipe" else settings_at(field.annotation)
+        kinds = list(_kinds(field.annotation))
+        below = inner is not None and tuple not in kinds
+        if below and inner is not None:
+            yield from _names_below(inner, f"{name}.", recipe)
+        if not below or int in kinds:  # one number may stand for the section
+            yield name
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif origin in _LISTS:
+        yield origin
+    elif origin is Literal:
+        yield from {type(value) for value in get_args(annotation)}
+    elif get_args(annotation):
+        for each in get_args(annotation):
+            yield from _kinds(each)
+    else:
+        yield annotation

@@ -1,0 +1,1 @@
+"""A run's file as read: strict YAML, the file that it inherits, paths, older names."""

@@ -1,0 +1,156 @@
+"""YAML with limits on size, depth and expanded aliases, and with one value per key."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flowrl.errors import UserError
+from flowrl.settings.words.values import short_repr
+
+_MOST_CHARACTERS = 2**18
+_MOST_LEVELS = 40  # of lists and mappings inside each other
+_MOST_VALUES = 20_000  # with every alias written out
+_LARGEST_INTEGER = 2**63
+_CHECKED_TYPES = ("int", "float", "bool", "timestamp", "binary")
+_ODD_NUMBER = re.compile(r"[-+]?(0\d[\d_]*|[\d_]+(:[0-5]?\d)+(\.\d*)?)")  # base 8 and base 60
+
+
+class _Refusal(Exception):
+    """An error in a document, without its source."""
+
+
+class _StrictLoader(yaml.SafeLoader):
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.depth += 1
+        if self.depth > _MOST_LEVELS:
+            raise _Refusal(
+                f"line {self.peek_event().start_mark.line + 1}: lists and mappings are nested more "
+                f"than {_MOST_LEVELS} deep"
+            )
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def _checked(kind: str, construct: Callable[..., Any]) -> Callable[..., Any]:
+    """The constructor of a type, with an error that names the line."""
+
+    def constructed(loader: Any, node: Any) -> Any:
+        try:
+            value = construct(loader, node)
+        except (ValueError, IndexError, KeyError, AttributeError, OverflowError) as error:
+            place = f"line {node.start_mark.line + 1}"
+            raise _Refusal(f"{place}: {short_repr(node.value)} is not of type {kind}") from error
+        if _ODD_NUMBER.fullmatch(str(node.value)):
+            raise _Refusal(
+                f"line {node.start_mark.line + 1}: {node.value} would be read as {value}: write "
+                f"{value}, or put quotes around a text"
+            )
+        if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+            raise _Refusal(f"line {node.start_mark.line + 1}: the integer is too large")
+        return value
+
+    return constructed
+
+
+for _kind in _CHECKED_TYPES:
+    _tag = f"tag:yaml.org,2002:{_kind}"
+    _construct = yaml.SafeLoader.yaml_constructors[_tag]
+    _StrictLoader.add_constructor(_tag, _checked(_kind, _construct))
+
+
+def read_yaml(path: Path) -> Any:
+    """Value of a YAML file. UserError for a file that is missing, too large or invalid."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(4 * _MOST_CHARACTERS + 1)
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UserError(
+            f"{path}: not valid YAML: line {line} is not UTF-8; save the file as UTF-8"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot read the file: {error}") from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Value of one YAML document. UserError, in one sentence that begins with `source`."""
+    if len(text) > _MOST_CHARACTERS:
+        raise UserError(
+            f"{source}: more than {_MOST_CHARACTERS} characters, too many for a run's settings"
+        )
+    try:
+        loader = _StrictLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _check_node(node, "", {}, ())
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except _Refusal as error:
+        raise UserError(f"{source}: not valid YAML: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = "" if mark is None else f"line {mark.line + 1}: "
+        why = " ".join(f"{error.context or ''} {error.problem or ''}".split())
+        raise UserError(f"{source}: not valid YAML: {place}{why[:200]}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{source}: not valid YAML: {why}") from error
+
+
+def list_entries(words: Sequence[str], source: str) -> list[Any]:
+    """Entries of a command-line list: `a b`, `a,b` and `[a, b]` are equal."""
+    found: list[Any] = []
+    for word in words:
+        for entry in parse_yaml(f"[{word}]", source):
+            found += entry if isinstance(entry, list) else [entry]
+    return found
+
+
+def _check_node(node: Any, place: str, sizes: dict[int, int], above: tuple[int, ...]) -> int:
+    """The number of values with aliases written out. Refuses cycles, duplicate keys, and more than
+    _MOST_VALUES values."""
+    if id(node) in above:
+        raise _Refusal(f"line {node.start_mark.line + 1}: {place or 'the file'} contains itself")
+    if id(node) in sizes:
+        return sizes[id(node)]
+    inside = (*above, id(node))
+    total = 1
+    if isinstance(node, yaml.MappingNode):
+        _check_keys(node, place)
+        for key, value in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else "?"
+            total += _check_node(key, place, sizes, inside)
+            total += _check_node(value, f"{place}.{name}" if place else name, sizes, inside)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            total += _check_node(value, f"{place}.{i}", sizes, inside)
+    if total > _MOST_VALUES:
+        raise _Refusal(f"more than {_MOST_VALUES} values with its aliases expanded")
+    sizes[id(node)] = total
+    return total
+
+
+def _check_keys(node: yaml.MappingNode, place: str) -> None:
+    lines: dict[tuple[str, str], int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        line, name = key.start_mark.line + 1, (key.tag, key.value)
+        if name in lines:
+            where = f"{place}.{key.value}" if place else key.value
+            raise _Refusal(
+                f"{where[:200]} is given twice, in line {lines[name]} and in line {line}: keep "
+                "one of them"
+            )
+        lines[name] = line

@@ -1,0 +1,1 @@
+"""The section `model`, and its sections."""

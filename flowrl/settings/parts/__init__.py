@@ -1,0 +1,1 @@
+"""Parts of algorithms in a run's file, by name or from a user's file."""

@@ -1,0 +1,1 @@
+"""The whole run, and its sections other than the model."""

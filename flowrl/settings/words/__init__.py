@@ -1,0 +1,1 @@
+"""Names of settings and their short forms, and sentences about mistakes in them."""

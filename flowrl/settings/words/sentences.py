@@ -1,0 +1,166 @@
+"""Pydantic's errors as sentences: the place, the given value, and valid values."""
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from flowrl.recipes import RECIPES
+from flowrl.settings.words.names import BASE_KEY, flowrl_words, unknown_name
+from flowrl.settings.words.short_forms import model_named
+from flowrl.settings.words.values import short_repr
+
+_MOST_SENTENCES = 5
+_FORM = re.compile(
+    r"(constrained-)?(float|int|str)|bool|(tuple|list|dict|literal|function-[a-z]+)\[.*\]"
+)  # of a value of several types
+_SIZES = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
+_EITHER = "model.pipeline or model.language?"
+_BASE = (f"did you mean {BASE_KEY!r}?", f"did you mean {BASE_KEY}?")
+
+
+def explain(
+    error: ValidationError,
+    whole: type[BaseModel] | None = None,
+    recipe: type[BaseModel] | None = None,
+) -> str:
+    """One clause per mistake, separated by semicolons; at most _MOST_SENTENCES of them.
+
+    `whole` is the settings model that was read, whose names are suggested for unknown ones. For a
+    run, `recipe` holds the settings of its recipe, if that is known.
+    """
+    errors = _causes(error.errors(include_url=False))
+    clauses = list(dict.fromkeys(_clause(each, whole, recipe) for each in errors))
+    misspelt = [each for each in clauses if each.endswith(_BASE)]
+    clauses = misspelt or clauses  # the sections that seem to be missing are the base's
+    more = len(clauses) - _MOST_SENTENCES
+    return "; ".join(clauses[:_MOST_SENTENCES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _causes(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Errors without those that follow from others, and with the places that a file has.
+
+    pydantic adds an error for a list that its refused entries leave empty, and one for each form
+    that a value might have had, such as `weight.float` and `weight.tuple[...]`: of these, the ones
+    in which the value has the form and something else is wrong are kept, else the first.
+    """
+    forms: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for each in errors:
+        at = each["loc"]
+        own = at[-1:] if each["type"] == "extra_forbidden" else ()  # a key of the file's
+        first = next((i for i, part in enumerate(at) if _is_form(part)), len(at) - len(own))
+        inner = (part for part in at[: len(at) - len(own)] if not _is_form(part))
+        plain = {**each, "loc": (*inner, *own)}
+        forms.setdefault(at[:first] if first < len(at) - len(own) else (*at, None), []).append(
+            plain
+        )
+    found: list[dict[str, Any]] = []
+    for some in forms.values():
+        found += [e for e in some if not str(e["type"]).endswith("_type")] or some[:1]
+    return [e for e in found if e["type"] != "too_short" or not _holds_another(e, found)]
+
+
+def _is_form(part: Any) -> bool:
+    return isinstance(part, str) and _FORM.fullmatch(part) is not None
+
+
+def _holds_another(error: Mapping[str, Any], errors: Sequence[Mapping[str, Any]]) -> bool:
+    at = error["loc"]
+    return any(each is not error and each["loc"][: len(at)] == at for each in errors)
+
+
+def _clause(
+    e: Mapping[str, Any], whole: type[BaseModel] | None, recipe: type[BaseModel] | None
+) -> str:
+    where = [str(part)[:100] for part in e["loc"]]
+    at = ".".join(_in_one_line(part) for part in where)
+    if e["type"] == "extra_forbidden":
+        if others := other_recipes(where, recipe):
+            return f"{at}: {short_repr(where[-1])} is not known; {others}"
+        elsewhere = _sections_with(where[-1], whole, recipe)
+        sentence = unknown_name(where[-1], _names(where[:-1], whole, recipe), elsewhere)
+        known = recipe is not None and recipe.__name__ in RECIPES
+        if sentence.endswith(_EITHER) and isinstance(e["input"], str) and recipe and known:
+            (kind,) = model_named(e["input"], recipe.__name__)
+            sentence = sentence.removesuffix(_EITHER) + f"model.{kind}?"
+        return f"{at}: {sentence}"
+    if e["type"] == "missing":
+        return f"{at}: missing"
+    if e["type"] in ("model_type", "model_attributes_type"):
+        some = ", ".join(_names(where, whole, recipe)[:3])
+        return f"{at}: expected settings ({some}, ...), not {short_repr(e['input'])}"
+    if e["type"] == "value_error":
+        why = e.get("ctx", {}).get("error")
+        return f"{at}: {why}" if at else str(why)
+    return f"{at}: {plain_message(e)}"
+
+
+def _in_one_line(key: str) -> str:
+    """The key, or its repr if it contains line breaks or invisible characters."""
+    return key if key.isprintable() and key.strip() else repr(key)
+
+
+def plain_message(e: Mapping[str, Any]) -> str:
+    """pydantic's message with the offending value."""
+    message = e["msg"][0].lower() + e["msg"][1:]
+    if e["type"] in _SIZES:
+        words, bound = _SIZES[e["type"]]
+        count = e["ctx"][bound]
+        message = f"expected {words} {count} value{'s' if count != 1 else ''}"
+    return f"{message}, not {short_repr(e['input'])}"
+
+
+def _names(
+    where: Sequence[str], whole: type[BaseModel] | None, recipe: type[BaseModel] | None
+) -> list[str]:
+    """The keys of the settings at a place."""
+    if whole is None:
+        return []
+    kind = whole
+    for part in where:
+        if part == "recipe":
+            kind = recipe or whole
+        elif not part.isdigit():
+            kind = settings_at(kind.model_fields[part].annotation) or whole
+    names = [field.alias or name for name, field in kind.model_fields.items()]
+    based = not where and "recipe" in whole.model_fields  # a run's file alone can have a base
+    return [*names, BASE_KEY] if based else names
+
+
+def _sections_with(
+    name: str, whole: type[BaseModel] | None, recipe: type[BaseModel] | None
+) -> list[str]:
+    """Settings of this name in a section of the whole, as `section.name`."""
+    found = []
+    for part, field in whole.model_fields.items() if whole is not None else ():
+        listed = get_origin(field.annotation) is tuple
+        kind = recipe if part == "recipe" else settings_at(field.annotation)
+        if kind is not None and not listed and name in _names([part], whole, recipe):
+            found.append(f"{part}.{name}")
+    return found
+
+
+def other_recipes(path: Sequence[str], recipe: type[BaseModel] | None) -> str | None:
+    """The recipes of the same kind that have a setting which this one lacks, as a clause.
+
+    None if there are none, or if another library has this name for a setting of the recipe.
+    """
+    own = "" if recipe is None else recipe.__name__
+    if own not in RECIPES or len(path) != 2 or path[0] != "recipe":
+        return None
+    if set(flowrl_words(path[1])) - {f"recipe.{path[1]}"}:
+        return None
+    alike = [each for each in RECIPES if each.startswith("text") == own.startswith("text")]
+    having = [each for each in alike if path[1] in inspect.signature(RECIPES[each]).parameters]
+    more = f" and {len(having) - 4} more" if len(having) > 4 else ""
+    return f"{own} has no such setting, {', '.join(having[:4])}{more} do" if having else None
+
+
+def settings_at(annotation: Any) -> type[BaseModel] | None:
+    """Settings model in an annotation such as `Lora | None` or `tuple[RewardSpec, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (settings_at(each) for each in get_args(annotation))
+    return next((each for each in inner if each is not None), None)
