@@ -16,6 +16,7 @@ from flowrl.run.start import start
 from flowrl.run.watch.judges import judges, no_judge
 from flowrl.session.session import load_rewards
 from flowrl.settings.checks.gradients import check_own_gradients
+from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
 from rewards import Samples, load
 from rewards.checks.differentiable import differentiable_score

@@ -12,6 +12,7 @@ from flowrl.budget.knapsack import gain, knapsack
 from flowrl.credit.advantages import Context, Credit, Estimator, LeaveOneOut, Standardize, Sum
 from flowrl.credit.selection import DropFlat, MaxVariance
 from flowrl.credit.trackers import NoTracker, PromptValues, ScoreQuantiles, Tracker
+from flowrl.credit.values import tracked
 from flowrl.errors import UserError
 from flowrl.prompts import PromptSet, uncertainty, weighted_draw
 from rewards import Scores
@@ -133,7 +134,7 @@ def test_a_prompts_value_is_a_fading_beta_mean():
     alpha, beta = 0.3 * 10, 0.7 * 10
     for r in (1.0, 0.0, 1.0, 1.0):
         before = tracker.before(context_of([4]))
-        assert before.tracked.baseline.tolist() == pytest.approx([alpha / (alpha + beta)])
+        assert tracked(before).baseline.tolist() == pytest.approx([alpha / (alpha + beta)])
         tracker.after(scores_of([r]), before)
         alpha, beta = 0.9 * alpha + r, 0.9 * beta + 1 - r
     value, evidence = tracker.known[4]
@@ -155,10 +156,10 @@ def test_tracked_quantiles_find_a_distributions_quantiles():
     tracker = ScoreQuantiles(bundle=2, low=0.2, high=0.8, rate=0.05)
     rng = torch.Generator().manual_seed(0)
     context = context_of([0, 1], group=10)
-    assert tracker.before(context).tracked.quantiles is None
+    assert tracked(tracker.before(context)).quantiles is None
     for _ in range(800):
         tracker.after(scores_of(torch.rand(20, generator=rng).tolist()), context)
-    low, high = tracker.before(context).tracked.quantiles
+    low, high = tracked(tracker.before(context)).quantiles
     # the sum of two uniform numbers is below x with chance x^2 / 2 for x < 1
     assert low == pytest.approx(0.4**0.5, abs=0.08)
     assert high == pytest.approx(2 - 0.4**0.5, abs=0.08)

@@ -39,7 +39,7 @@ def drawn(planner, draws: int = 2, rewards: int = 2, seed: int = 0) -> Scores:
 
 
 def credited(transform, scores, of: Context):
-    return transform(node_values(scores, of), replace(of, intermediate=scores.intermediate))
+    return transform(node_values(scores, of), replace(of, scores=scores))
 
 
 CHAIN = Looking(Chain(FlowSDE(), 3))  # 4 noisy steps and a last one without noise

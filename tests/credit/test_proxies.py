@@ -10,6 +10,7 @@ import torch
 
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Estimator, Standardize
+from flowrl.credit.proxies import GATE as GATE_COLUMN
 from flowrl.credit.proxies import (
     Diverse,
     GateHistory,
@@ -30,6 +31,7 @@ from flowrl.losses.averages import Refresh
 from flowrl.losses.base import Counts, reduced
 from flowrl.losses.ratio import Anchor, Surrogate
 from flowrl.recipes.table import TEXT_RECIPES
+from flowrl.table import Table
 from rewards import Scores
 from samplers import Chain, Columns, FlowSDE, Ode, Tree
 
@@ -197,7 +199,7 @@ def test_a_gated_anchor_adds_the_mean_kl_of_the_gated_rows():
     s = torch.full((n,), 0.8, dtype=torch.float64)
     rows = TransitionRows(
         prompt=torch.arange(n), advantage=torch.zeros(n, 1, dtype=torch.float64), mask=every,
-        old=None, gate=gate, x=means[1], x_next=means[1], sigma=s, sigma_next=s - 0.2,
+        old=None, table=Table({GATE_COLUMN: gate}), x=means[1], x_next=means[1], sigma=s, sigma_next=s - 0.2,
         kernel=FlowSDE(0.7),
     )  # fmt: skip
     nothing = torch.zeros(n, 1, dtype=torch.float64)

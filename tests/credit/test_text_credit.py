@@ -23,6 +23,7 @@ from flowrl.credit.turns import (
 from flowrl.credit.values import NodeLevel, ReferenceRatios, SampleTurns, TrackedStatistics
 from flowrl.errors import UserError
 from rewards import Scores
+from tests.support.credit_context import context_of as context_with
 from tests.support.golden_tools import close, columns
 
 GROUP, DRAWS = 4, 3
@@ -36,7 +37,7 @@ def credit(chain, values: Tensor, shape=(GROUP,), scored: Tensor | None = None, 
     """Advantages and mask [n k]."""
     known = torch.ones(len(values), 1, dtype=torch.bool) if scored is None else scored[:, None]
     scores = Scores(values[:, None] * known, known, ("r",))
-    return Estimator(chain)(scores, Context(columns(shape), torch.ones(1), **context))
+    return Estimator(chain)(scores, context_with(columns(shape), torch.ones(1), **context))
 
 
 LENGTHS = torch.tensor([3, 1, 7, 2, 5, 5, 1, 2, 4, 9, 9, 1])
@@ -120,7 +121,7 @@ def test_a_token_starts_from_the_credit_of_its_turn():
         (WhitenTokens(), "lengths"),
         (Baseline(), "a baseline"),
         (Penalize(0.1), "divergences"),
-        (States(), "states"),
+        (States(), "turns"),
         (Turns(), "turns"),
     ],
 )

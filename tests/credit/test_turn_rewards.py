@@ -6,9 +6,10 @@ import torch
 
 from flowrl.credit.advantages import Estimator, Standardize
 from flowrl.credit.turns import Discount, States, Turns, WhitenTurns
-from flowrl.credit.values import Context, SampleTurns
+from flowrl.credit.values import SampleTurns
 from rewards.types import IntermediateScores, Scores
 from samplers import Columns
+from tests.support.credit_context import context_of as context_with
 
 N, K, GROUP, GAMMA = 12, 4, 4, 0.8
 
@@ -33,7 +34,7 @@ def credited(transforms, drawn):
     scores = Scores(torch.tensor(outcome)[:, None], known, ("outcome",), way)
     ones = (1.0,) * K
     columns = Columns((GROUP,) * K, (True,) * K, std=ones, h=ones)
-    context = Context(columns, torch.ones(1), turns=SampleTurns(exists, torch.tensor(states)))
+    context = context_with(columns, torch.ones(1), turns=SampleTurns(exists, torch.tensor(states)))
     advantage, mask = Estimator(tuple(transforms))(scores, context)
     assert torch.equal(mask, exists)
     return advantage.double().numpy()

@@ -18,6 +18,7 @@ from rewards import Scores
 from samplers import Columns
 from samplers.completions import Completions
 from tests.support import text_runs, tiny_lm
+from tests.support.credit_context import context_of as context_with
 from tests.support.iterations import collect, iterate
 
 DRAWS, GROUP = 5, 4
@@ -25,7 +26,7 @@ DRAWS, GROUP = 5, 4
 
 def context(group: int, baseline: torch.Tensor | None = None) -> Context:
     columns = Columns((group,), (True,), (1.0,), (1.0,))
-    return Context(columns, torch.ones(2), tracked=TrackedStatistics(baseline))
+    return context_with(columns, torch.ones(2), tracked=TrackedStatistics(baseline))
 
 
 def test_the_greedy_sample_is_the_baseline_and_is_masked():

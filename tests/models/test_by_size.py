@@ -1,6 +1,7 @@
 """Rows of several sizes in one batch: each sample is what the pipeline's own call makes at its
 size."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,16 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.likelihoods.transition import Transition, rows_by_shape
+from flowrl.iteration.features.sizes import rows_by_size
+from flowrl.iteration.records import PlanCredit
+from flowrl.likelihoods.rows import PLACE, take
+from flowrl.likelihoods.transition import Transition
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.sizes.by_size import other_sizes
 from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
 from flowrl.prompts import PromptSet
 from flowrl.prompts.row_sizes import RowSize
+from flowrl.table import Table
 from samplers import Chain, FlowSDE
 from samplers.mixed import by_draws
 from samplers.noise import normal
@@ -95,9 +100,13 @@ def test_rows_are_dealt_by_their_step_whatever_their_size() -> None:
     _, batch = opened("FLUX.1")
     (mixed,) = batch.rollouts(Chain(FlowSDE(0.7), 2), (4, 5, 6, 7), seed=SEED, iteration=2)
     values = torch.zeros(8, len(mixed.edges), dtype=torch.float64)
-    rows = rows_by_shape(Transition(), mixed, values, torch.ones_like(values).bool(), 5)
+    credit = PlanCredit(values, torch.ones_like(values).bool())
+    nothing, every = torch.arange(0), torch.tensor([True])
+    (last, *_) = Transition().rows(mixed.parts[0], values[:2], every.expand(2, values.shape[1]))
+    before = [replace(take(last, nothing), table=Table({PLACE: 4}))]
+    rows = rows_by_size(Transition(), mixed, credit, before)
     steps = len(rows) // 3  # of three sizes
-    assert [each.place for each in rows] == [*range(5, 5 + steps)] * 3 and steps > 1
+    assert [each.table[PLACE] for each in rows] == [*range(5, 5 + steps)] * 3 and steps > 1
 
 
 def test_columns_of_sizes_are_joined_in_the_order_of_draws() -> None:

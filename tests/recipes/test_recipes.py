@@ -11,15 +11,16 @@ import torch
 from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.advantages import Context, Estimator, ScaleSteps, Standardize
 from flowrl.credit.comparisons import Exponential
-from flowrl.credit.proxies import named_rewards
+from flowrl.credit.proxies import GATE, named_rewards
 from flowrl.errors import UserError
 from flowrl.iteration.features.intermediate import intermediate_scores
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.noise_levels import Discrete, PermutedGrid
-from flowrl.likelihoods.rows import Evaluation, Rows
-from flowrl.likelihoods.transition import Transition, rows_by_shape
+from flowrl.likelihoods.rows import Evaluation, Rows, with_columns
+from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import NFT, Anchor, Entries, Preference, Surrogate, Weighted
 from flowrl.recipes.table import IMAGE_RECIPES
+from flowrl.table import EMPTY, Table
 from rewards import Scores
 from samplers import (
     Chain,
@@ -124,15 +125,17 @@ class Loop:
             corner_scores(rollout), intermediate=intermediate_scores(rollout, corner_scores)
         )
         logp = {edges.step: edges.logp for edges in rollout.edges}
-        named, gate = named_rewards(self.algorithm.transforms), None
+        named, table = named_rewards(self.algorithm.transforms), EMPTY
         if named:
             scores = with_named(scores, rollout, named)
         context = Context(rollout.columns, torch.eye(1 + len(named))[0], logp)
         credit, found = self.algorithm.advantage(scores, context), []
         if self.algorithm.gate is not None:
             gate = self.algorithm.gate.weights(scores, context, credit[1].any(1))[:, None]
+            table = Table({GATE: gate})
             assert (gate > 0).sum() < len(gate) / 4  # none where the most doubted are equal
-        for rows in rows_by_shape(self.algorithm.likelihood, rollout, *credit, gate=gate):
+        for rows in self.algorithm.likelihood.rows(rollout, *credit):
+            rows = with_columns(rows, table)
             if rows.old is None:
                 with torch.no_grad():
                     rows = replace(rows, old=self.evaluate(self.algorithm.behaviour, rows))

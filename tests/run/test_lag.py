@@ -12,7 +12,7 @@ from flowrl.iteration.features.units import summed_metrics
 from flowrl.iteration.minibatches import shares_of
 from flowrl.iteration.units import LAG
 from flowrl.iteration.update import with_old
-from flowrl.likelihoods.rows import Evaluation, TokenRows, TransitionRows, without_old
+from flowrl.likelihoods.rows import BEHAVIOUR, Evaluation, TokenRows, TransitionRows, without_old
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.base import metric_values
@@ -23,6 +23,7 @@ from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
 from flowrl.settings.read import check_plan, run_from
 from flowrl.settings.sections.workers import WorkerSettings
+from flowrl.table import EMPTY, Table
 from rewards import Samples
 from samplers import FlowSDE
 from tests.support import runs, text_runs, tiny_lm
@@ -209,7 +210,7 @@ def test_the_decoupled_objective_by_hand():
     rows = TransitionRows(
         torch.arange(6), advantage, torch.ones(6, 1, dtype=torch.bool), Evaluation(old, None),
         state, state, 0.5 * one, 0.25 * one, FlowSDE(0.7),
-        behaviour=Evaluation(behaviour, None),
+        table=Table({BEHAVIOUR: Evaluation(behaviour, None)}),
     )  # fmt: skip
     for mode in ("truncate", "mask", "none"):
         loss = Surrogate(0.2, 0.2, weights=(Decoupled(Transition(), mode, high=3.0),))
@@ -237,12 +238,13 @@ def test_rows_past_the_clip_range_of_the_policy_that_sampled_are_left_out(tokens
         likelihood = Token()
     else:
         noise = state, state, 0.5 * one, 0.25 * one, FlowSDE(0.7)
-        rows = TransitionRows(*common, *noise, behaviour=Evaluation(behaviour, None))
+        table = Table({BEHAVIOUR: Evaluation(behaviour, None)})
+        rows = TransitionRows(*common, *noise, table=table)
         likelihood = Transition()
     weight, metrics = BehindClip(likelihood, 0.2, 0.3)({"old": old}, rows)
     assert weight[:, 0].tolist() == [1, 1, 0, 0, 1, 1]
     assert metrics["behind_clipped"].equal(1 - weight)
-    never = replace(rows, **{"sampled" if tokens else "behaviour": None})
+    never = replace(rows, sampled=None) if tokens else replace(rows, table=EMPTY)
     assert bool((BehindClip(likelihood, 0.2, 0.3)({"old": old}, never)[0] == 1).all())
 
 

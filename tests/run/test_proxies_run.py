@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flowrl.credit.proxies import GATE
 from flowrl.credit.values import Context
 from flowrl.errors import UserError
 from flowrl.session.progress import Progress
@@ -75,8 +76,10 @@ def test_the_rows_of_a_collect_have_the_gate_and_the_advantages_of_plain_loops(p
             wanted.append(gap * table[3][i] / d if gap > 0 else gap)
     assert len(made.rows) == 3
     for rows in made.rows:
-        assert rows.gate is not None and rows.gate.dtype == rows.advantage.dtype
-        torch.testing.assert_close(rows.gate[:, 0], torch.tensor(gated).float() * n / sum(gated))
+        assert rows.table[GATE].dtype == rows.advantage.dtype
+        torch.testing.assert_close(
+            rows.table[GATE][:, 0], torch.tensor(gated).float() * n / sum(gated)
+        )
         torch.testing.assert_close(rows.advantage[:, 0], torch.tensor(wanted), atol=1e-6, rtol=1e-5)
         assert rows.mask.all()
 
@@ -97,9 +100,9 @@ def test_samples_of_several_sizes_have_their_own_gates(tmp_path):
     weights = gate.weights(made.scores, context, torch.ones(16, dtype=torch.bool)).view(4, 4)
     assert len(weights.unique(dim=0)) > 1
     for rows in made.rows:
-        assert rows.gate is not None and len(rows.prompt) < 16
+        assert len(rows.prompt) < 16
         for draw in rows.prompt.unique().tolist():
-            own = rows.gate[rows.prompt == draw, 0]
+            own = rows.table[GATE][rows.prompt == draw, 0]
             torch.testing.assert_close(own.double(), weights[draw], atol=1e-6, rtol=0.0)
 
 
@@ -147,9 +150,8 @@ def test_only_the_gated_rows_are_pulled_to_the_reference(pipeline, tmp_path):
             p.add_(0.05 * torch.ones_like(p))
     rows = replace(made.rows[0], advantage=torch.zeros_like(made.rows[0].advantage))
     entries, _ = chunk_loss(learner, made, rows)
-    assert rows.gate is not None
     pulled = entries.value.detach()[:, 0] > 0
-    assert torch.equal(pulled, rows.gate[:, 0] > 0) and pulled.any() and not pulled.all()
+    assert torch.equal(pulled, rows.table[GATE][:, 0] > 0) and pulled.any() and not pulled.all()
 
 
 @pytest.mark.parametrize(

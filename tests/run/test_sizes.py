@@ -14,7 +14,6 @@ from flowrl.errors import UserError
 from flowrl.iteration.minibatches import share_of
 from flowrl.iteration.ratio_check import noise_floor
 from flowrl.iteration.tally import Tally
-from flowrl.likelihoods.transition import rows_by_shape
 from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.prompts import PromptSet
 from flowrl.run.watch.size_check import check_rows_of, check_sizes
@@ -23,6 +22,7 @@ from flowrl.settings.read import run_from
 from samplers import Chain, FlowSDE, Latents, roll
 from samplers.mixed import MixedRollout, scales_by_step
 from tests.support import runs, tiny_pipelines
+from tests.support.credit_context import context_of as context_with
 from tests.support.iterations import Collected, add_gradients, collect
 from tests.support.tiny import gaussian_velocity
 
@@ -80,7 +80,7 @@ def test_gradients_are_the_sum_of_each_sizes_own(recipe, shifted, tmp_path):
         batch: Any = kept.learner.policy.open(*kept.prompts.take(here), 4)
         assert isinstance(batch, MediaBatch)
         some = rollout.samples(part)
-        rows = rows_by_shape(kept.algorithm.likelihood, own, advantages[some], mask[some])
+        rows = kept.algorithm.likelihood.rows(own, advantages[some], mask[some])
         alone = replace(made, rows=tuple(rows), draws=own.draws, policy=batch.policy)
         for name, value in gradients(kept, alone).items():
             sums[name] += value
@@ -145,7 +145,7 @@ def test_credit_weighs_steps_by_each_samples_own_levels():
         parts += roll(plan, gaussian_velocity, latents, [5 + k], seed=0, iteration=0)
     mixed = MixedRollout(tuple(parts), ((1,), (0,)), (6, 5))
     credit = Credit(torch.ones(4, 3, 1).double(), torch.ones(4, 3, 1).bool())
-    context = Context(mixed.columns, torch.ones(1), steps=scales_by_step(mixed))
+    context = context_with(mixed.columns, torch.ones(1), steps=scales_by_step(mixed))
     weighed = ScaleSteps("std")(credit, context).value
     for part, rows in ((1, slice(0, 2)), (0, slice(2, 4))):
         own = ScaleSteps("std")(credit, Context(parts[part].columns, torch.ones(1))).value

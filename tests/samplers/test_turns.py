@@ -16,6 +16,7 @@ from flowrl.recipes.table import TEXT_RECIPES
 from rewards import Scores
 from samplers.completions import Completions, TextPlan
 from samplers.dialogue import state_id
+from tests.support.credit_context import context_of as context_with
 from tests.support.environments import META, PROMPTS, WARPED, by_hand, made, rollout
 from tests.support.golden_tools import columns
 
@@ -128,7 +129,7 @@ def test_a_tree_has_no_turns():
 def context(turns: int, exists: torch.Tensor | None, rewards: int = 1) -> Context:
     rng = torch.Generator().manual_seed(1)
     weights = torch.rand(rewards, generator=rng) if rewards > 1 else torch.ones(1)
-    return Context(
+    return context_with(
         columns((GROUP,) * turns), weights,
         lengths=torch.randint(1, 9, (GROUP * DRAWS,), generator=rng),
         prompts=torch.arange(DRAWS),

@@ -18,7 +18,15 @@ from flowrl.credit.augmented import Augmented
 from flowrl.credit.comparisons import BestWorst
 from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
 from flowrl.credit.turns import Baseline, LengthBaseline, Penalize, WhitenTokens
-from flowrl.credit.values import Credit, ReferenceRatios, TrackedStatistics, Transform, by_column
+from flowrl.credit.values import (
+    REFERENCE,
+    TRACKED,
+    Credit,
+    ReferenceRatios,
+    TrackedStatistics,
+    Transform,
+    by_column,
+)
 from rewards import Scores
 from samplers import Columns
 
@@ -161,14 +169,14 @@ def estimator(name: str, rewards: Tensor, group: int | Tensor, **settings: objec
     if s.lengths is not None:
         context = replace(context, lengths=packed.pack(s.lengths.double()))
     if s.baseline is not None:
-        context = replace(context, tracked=TrackedStatistics(_by_group(s.baseline, packed)))
+        context = context.with_column(TRACKED, TrackedStatistics(_by_group(s.baseline, packed)))
     if s.quantiles is not None:
-        context = replace(context, tracked=TrackedStatistics(quantiles=s.quantiles))
+        context = context.with_column(TRACKED, TrackedStatistics(quantiles=s.quantiles))
     chain = _chain(name, s)
     if s.divergence is not None:
         moved = packed.pack(s.divergence.double())[:, None]
         reference = ReferenceRatios(moved, torch.zeros_like(moved, dtype=torch.int64))
-        context = replace(context, reference=reference)
+        context = context.with_column(REFERENCE, reference)
         chain = (chain[0], Penalize(s.beta), *chain[1:])
     if s.clip is not None:
         chain = (chain[0], Clip(s.clip), *chain[1:])

@@ -1,6 +1,7 @@
 """Parts of an iteration, as tests look into them."""
 
 from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -40,6 +41,16 @@ class Collected(TrainingRows):
     @property
     def scores(self) -> Scores:
         return self.scored.plans[0].own
+
+    @property
+    def first(self) -> Any:
+        """This process's samples of the first plan, with their credit."""
+        plan, credit = self.scored.plans[0], self.credited.plans[0]
+        part = SimpleNamespace(
+            rollout=self.sampled.rollouts[0], samples=self.samples, scores=plan.own,
+            everyone=plan.everyone, totals=plan.totals, table=plan.table,
+        )  # fmt: skip
+        return SimpleNamespace(part=part, credit=(credit.advantages, credit.mask))
 
     @property
     def before(self) -> "Collected":
