@@ -58,7 +58,7 @@ def uncompiled_above(learner: Learner, made: TrainingRows, terminal: Terminal) -
         "which "
         f"is above {most:g}; this iteration's old log-densities are recomputed"
     )
-    return replace(made, rows=tuple(map(without_old, made.rows)))
+    return replace(made, rows=tuple(without_old(rows) for rows in made.rows))
 
 
 def check_ratio(learner: Learner, made: TrainingRows, terminal: Terminal) -> float | None:

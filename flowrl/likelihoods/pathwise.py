@@ -1,7 +1,8 @@
 """Samples as differentiable functions of the network: no density, but the path to a clean sample.
 
 A gradient method rebuilds the sample of each row by a few steps with gradients, and the reward's
-gradient at the end of these steps trains the network (`flowrl/run/experience/reward_gradient.py`).
+gradient at the end of these steps trains the network
+(`flowrl/iteration/features/reward_gradient.py`).
 """
 
 from collections.abc import Sequence

@@ -93,7 +93,10 @@ def begin(session: Session, resume: Path | None, cache: bool) -> "TrainingLoop":
     if resume is None:  # a checkpoint has the sizes that were found
         search_sizes(session)
     terminal.say(f"rows per call: {session.learner.policy.sizes}")
-    loop = TrainingLoop(session, progress, alarms, open_observers(session, progress))
+    observers = open_observers(session, progress)
+    values = any(each.reads_values for each in observers)
+    stages = open_stages(session, progress, values)
+    loop = TrainingLoop(session, progress, alarms, stages, observers)
     for each in loop.observers:
         each.on_start(resume is not None)
     with session.parallel.together():
@@ -125,12 +128,13 @@ class HeldLine:
 
 @dataclass(frozen=True)
 class TrainingLoop:
-    """The loop of a run, with its session, progress, alarms and observers. `held` has at most one
-    iteration."""
+    """The loop of a run, with its session, stages, progress, alarms and observers. `held` has at
+    most one iteration."""
 
     session: Session
     progress: Progress
     alarms: Alarms
+    stages: Stages
     observers: Sequence[Observer] = ()
     held: list[HeldLine] = field(default_factory=list)
 
@@ -146,13 +150,11 @@ class TrainingLoop:
     def run(self, interrupt: Interrupt) -> int | None:
         """Iterate to the end, or until a signal, which is returned."""
         began, start = time.perf_counter(), self.progress.seconds
-        values = any(each.reads_values for each in self.observers)
-        stages = open_stages(self.session, self.progress, values)
         with ExitStack() as contexts:
             for each in self.observers:
                 contexts.enter_context(each.during())
             while self.progress.iteration < self.session.run.train.iterations:
-                made = iterate(stages, self.progress)
+                made = iterate(self.stages, self.progress)
                 self.progress.seconds = start + time.perf_counter() - began
                 if stop := self.finish(made, interrupt):
                     return stop

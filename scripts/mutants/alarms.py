@@ -5,7 +5,7 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 
 ALARMS, TESTS = "flowrl/run/watch/alarms.py", "run/test_alarms.py"
 EVALUATE = "flowrl/run/evaluate/evaluate.py"
-HISTOGRAMS, LINES = "flowrl/run/watch/histograms.py", "flowrl/run/show/lines.py"
+HISTOGRAMS, LINES = "flowrl/iteration/histograms.py", "flowrl/run/show/lines.py"
 SAMPLE_PAGES = "flowrl/run/show/sample_pages.py"
 
 # fmt: off

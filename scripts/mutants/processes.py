@@ -6,19 +6,19 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 
 STEPS = "run/test_interruptions.py::test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of"
 SHARING = "processes/test_sharing.py"
-DEAL, INPUTS = "flowrl/run/update/minibatches.py", "run/test_shared_inputs.py"
+DEAL, INPUTS = "flowrl/iteration/minibatches.py", "run/test_shared_inputs.py"
 STATES, EXPERTS = "samplers/test_storage.py", "models/test_experts.py"
 SHARED_OLD = "run/test_shared_old.py"
 TRANSFERS = "scripts/test_device_report.py"
 LAG, UNITS = "run/test_lag.py", "run/test_units.py"
 LATE = "run/test_late_evaluation.py"
-CARRIED, FLIGHT = "flowrl/run/workers/transport.py", "flowrl/run/experience/ahead.py"
+CARRIED, FLIGHT = "flowrl/run/workers/transport.py", "flowrl/iteration/features/ahead.py"
 ONCE = "test_training_evaluates_each_distinct_input_once"
 ON_DEVICE = f"{TRANSFERS}::test_densities_and_divergences_are_those_of_the_cpu"
 
 # fmt: off
 ROWS = (
-    ("lag-role", "flowrl/run/update/update.py", "policies.using(policies.at_sampling(role))",
+    ("lag-role", "flowrl/iteration/update.py", "policies.using(policies.at_sampling(role))",
      "policies.using(role)", f"{LAG}::test_losses_read_the_weights_as_they_were_at_sampling"),
     ("lag-sampler", "flowrl/session/learner.py",
      "return self.policies.at_sampling(self.algorithm.behaviour)", "return self.algorithm.behaviour",
@@ -27,10 +27,10 @@ ROWS = (
      "self._weights[name]", f"{LAG}::test_losses_read_the_weights_as_they_were_at_sampling"),
     ("lag-proximal", "flowrl/session/learner.py", '"current" if self.decouples else self.sampler',
      "self.sampler", f"{LAG}::test_recomputed_log_densities_are_the_proximal_policys"),
-    ("lag-mismatch", "flowrl/run/update/update.py", ' and learner.sampler == "current"', "",
+    ("lag-mismatch", "flowrl/iteration/update.py", ' and learner.sampler == "current"', "",
      f"{LAG}::test_the_first_ratio_of_late_samples_is_that_of_the_two_weights"),
-    ("lag-weight", "flowrl/losses/weights.py", "self.likelihood.log_ratio(old, rows.behaviour, rows)",
-     "self.likelihood.log_ratio(rows.behaviour, old, rows)",
+    ("lag-weight", "flowrl/losses/weights.py", "self.likelihood.log_ratio(old, rows.table[BEHAVIOUR], rows)",
+     "self.likelihood.log_ratio(rows.table[BEHAVIOUR], old, rows)",
      f"{LAG}::test_the_decoupled_objective_by_hand"),
     ("lag-bounds", "flowrl/losses/weights.py", "((ratio < self.low) | (ratio > self.high)).to(ratio)\n        weight = torch.ones",
      "((ratio < self.low) & (ratio > self.high)).to(ratio)\n        weight = torch.ones",
@@ -57,8 +57,8 @@ ROWS = (
      f"{LATE}::test_units_of_an_evaluation_are_its_prompts_in_order"),
     ("lag-matching", "flowrl/settings/sections/run.py", ' and "old" in algorithm.loss.roles\n', "\n",
      f"{LAG}::test_a_lag_asks_nothing_of_losses_that_compare_with_no_old"),
-    ("lag-source", FLIGHT, "by = self.session.learner.sampler",
-     "by = self.session.algorithm.behaviour",
+    ("lag-source", FLIGHT, "by=sampling_weights(learner, unit.by)",
+     "by=unit.by",
      f"{LAG}::test_a_lag_in_one_process_samples_with_the_weights_of_its_version"),
     ("lag-end", FLIGHT, "range(iteration, iteration + session.run.workers.lag + 1)",
      "range(iteration, min(iteration + session.run.workers.lag + 1, session.run.train.iterations))",
@@ -66,7 +66,7 @@ ROWS = (
     ("lag-version", FLIGHT, "policies.keep_sampled({} if self.age == 0 else self.weights[now.version])",
      "policies.keep_sampled({} if self.age == 0 else self.weights[iteration])",
      f"{LAG}::test_a_lag_in_one_process_samples_with_the_weights_of_its_version"),
-    ("lag-summed", "flowrl/run/experience/collect.py", ' and n != LAG]', "]",
+    ("lag-summed", "flowrl/iteration/features/units.py", " and name != LAG}", "}",
      f"{LAG}::test_what_processes_count_is_added_up_and_what_they_share_is_not"),
     ("units-texts", "flowrl/estimate/workers.py", "(INDEX + LOGP) + TEXT +", "(INDEX + LOGP) +",
      f"{UNITS}::test_plan_bounds_the_bytes_of_texts"),
@@ -76,7 +76,7 @@ ROWS = (
     ("units-parents", CARRIED, "edge.x[:: max(1, after // own)]", "edge.x", UNITS),
     ("units-traffic", "flowrl/estimate/workers.py", "states += 0 if before + 1 == k else", "states +=",
      f"{UNITS}::test_plan_counts_the_bytes_that_a_unit_has"),
-    ("units-brought", "flowrl/session/units.py", "{first + i: brought.media[i] for i in here}",
+    ("units-brought", "flowrl/iteration/units.py", "{first + i: brought.media[i] for i in here}",
      "{i: brought.media[i] for i in here}",
      f"{UNITS}::test_stored_samples_bring_only_what_is_taken"),
     ("update-third", "flowrl/session/progress.py", "skipped = 0 if math.isfinite(norm) else before",
@@ -123,7 +123,7 @@ ROWS = (
      "libc.mallopt(TRIM_THRESHOLD, 2**17)", "run/test_freed_memory.py::test_blocks_are_not_faulted_in_again"),
     ("reference-placed", "flowrl/session/policies.py", "        self._placed = name\n",
      "        self._placed = self.inside\n", "run/test_policies.py"),
-    ("old-shared", "flowrl/run/update/update.py", "before = None if number else",
+    ("old-shared", "flowrl/iteration/update.py", "before = None if number else",
      "before =", SHARED_OLD),
     ("inputs-prompt", "flowrl/likelihoods/rows.py", "here = [on_host(rows.prompt), on_host(rows.state)]",
      "here = [on_host(rows.state), on_host(rows.state)]",
@@ -178,10 +178,10 @@ ROWS = (
     ("device-alike", "samplers/host.py", "if here is not None and len(at) <= len(here) and bool((here == here[:1]).all()):",
      "if here is not None and len(at) <= len(here):",
      ON_DEVICE),
-    ("device-tally", "flowrl/run/update/update.py", "norm, *fine = tally.settle(there, *late.spreads)",
+    ("device-tally", "flowrl/iteration/update.py", "norm, *fine = tally.settle(there, *late.spreads)",
      "norm, *fine = Tally().settle(there, *late.spreads)",
      f"{TRANSFERS}::test_sampling_waits_for_nothing_and_an_optimizer_step_once"),
-    ("device-leaves", "flowrl/run/experience/score_ahead.py", "self.parts.leave_device()", "pass",
+    ("device-leaves", "flowrl/iteration/features/overlap.py", "self.parts.leave_device()", "pass",
      "run/test_score_parts.py"),
     ("device-late", "flowrl/models/language/generation.py", "torch.stack(each[:seen], 1)",
      "torch.stack(each, 1)", f"{TRANSFERS}::test_texts_are_those_of_the_cpu_by_one_call_more"),

@@ -11,7 +11,7 @@ TEXTS = "flowrl/recipes/text.py"
 EUPHONIUM, TEACHERS = "recipes/test_euphonium.py", "run/test_teachers.py"
 DISTILLATION = "losses/test_distillation.py"
 
-REWRITING, JOINT = "flowrl/run/experience/rewriting.py", "run/test_joint.py"
+REWRITING, JOINT = "flowrl/iteration/features/joint.py", "run/test_joint.py"
 PROXIES, DOUBTED = "flowrl/credit/proxies.py", "credit/test_proxies.py"
 DOUBTING = "run/test_proxies_run.py"
 CREDITED = f"{JOINT}::test_credit_of_a_collect_equals_plain_loops"
@@ -36,10 +36,10 @@ ROWS = (
     ("gate-now", PROXIES, "share = adapted(GateHistory(*history), float(high.mean())).share", "share = history[0]", DOUBTED),
     ("diverse-mean", PROXIES, "d.double() / mean, 1.0", "d.double(), 1.0", DOUBTED),
     ("diverse-above", PROXIES, "plain.value > 0, factor", "plain.value < 9, factor", DOUBTED),
-    ("gate-anchor", "flowrl/losses/base.py", "kl = kl * rows.gate", "pass", DOUBTED),
-    ("gate-sizes", "flowrl/likelihoods/transition.py", "None if gate is None else gate[at]", "None if gate is None else gate[: len(at)]", DOUBTING),
+    ("gate-anchor", "flowrl/losses/base.py", "kl = kl * rows.table[GATE]", "pass", DOUBTED),
+    ("gate-sizes", "flowrl/iteration/features/sizes.py", "column, at=at: column[at]", "column, at=at: column[: len(at)]", DOUBTING),
     ("refresh-current", "flowrl/session/policies.py", "0.0 if average.name in refreshed else average.decay", "average.decay", DOUBTING),
-    ("refresh-count", "flowrl/run/update/lesson.py", "progress.refreshed.get(name, 0)", "0", DOUBTING),
+    ("refresh-count", "flowrl/iteration/update.py", "progress.refreshed.get(name, 0)", "0", DOUBTING),
     ("refresh-above", "flowrl/losses/averages.py", "iterations >= self.every or", "iterations > self.every or", DOUBTED),
     ("distance-self", "rewards/catalogue/distance.py", "& ~torch.eye(len(group), dtype=torch.bool)", "& True", "rewards/test_reward_models.py::test_distance_is_that_of_the_nearest_other_image_of_the_group"),
     ("recipes-guard-h", GRPO, 'Clip(), ScaleSteps("1/h"))', "Clip())", PINS),
@@ -91,11 +91,11 @@ ROWS = (
     ("guide-cost", "samplers/plan.py", "ends = 2 if", "ends = 1 if", FEEDBACK),
     ("guide-slope", "samplers/walk.py", "x0 = at.x - plan.steps[k].sigma * at.v", "x0 = at.x", EUPHONIUM),
     ("guide-slope-cost", "samplers/plan.py", 'alone += plan.probed if plan.guide is not None and plan.guide.by == "probes" else 0', "alone += plan.probed", EUPHONIUM),
-    ("guide-slope-sign", "flowrl/run/experience/reward_gradient.py", "torch.autograd.grad(score.sum(), part)", "torch.autograd.grad(-score.sum(), part)", EUPHONIUM),
+    ("guide-slope-sign", "flowrl/iteration/features/reward_gradient.py", "torch.autograd.grad(score.sum(), part)", "torch.autograd.grad(-score.sum(), part)", EUPHONIUM),
     ("looks-trained", "samplers/looking.py", "tuple(k + 1 for k, step", "tuple(k for k, step", EUPHONIUM),
     ("recipes-dual-credit", "flowrl/recipes/feedback.py", "Rescale(1.0, outcome)", "Rescale(1.0, 1.0)", EUPHONIUM),
-    ("teachers-task", "flowrl/session/teachers.py", "own = [tasks[place] for place", "own = [tasks[0] for place", TEACHERS),
-    ("teachers-order", "flowrl/session/teachers.py", "order = torch.cat(places).argsort()", "order = torch.arange(len(rows.prompt))", TEACHERS),
+    ("teachers-task", "flowrl/iteration/features/teachers.py", "own = [tasks[place] for place", "own = [tasks[0] for place", TEACHERS),
+    ("teachers-order", "flowrl/iteration/features/teachers.py", "order = torch.cat(places).argsort()", "order = torch.arange(len(rows.prompt))", TEACHERS),
     ("teachers-scale", "flowrl/models/diffusers/lora/teacher_weights.py", "delta.up * (delta.scale / scale)", "delta.up", TEACHERS),
     ("teachers-merged", "flowrl/models/diffusers/lora/teacher_weights.py", "delta.scale * (delta.up.double()", "(delta.up.double()", TEACHERS),
     ("teachers-saved", "flowrl/session/policies.py", 'kept = {"current": self.parameters, **averages}', 'kept = {"current": self.parameters, **self._weights}', TEACHERS),
@@ -149,11 +149,11 @@ ROWS = (
     ("joint-unscored", REWRITING, "index_add(0, of_image, known.double())",
      "index_add(0, of_image, torch.ones_like(values, dtype=torch.float64))", CREDITED),
     ("joint-order", REWRITING, "mean[self.order] =", "mean[:] =", CREDITED),
-    ("joint-shared", REWRITING, "(group,) * len(draws.ids) if shared else equal", "equal", CREDITED),
-    ("joint-rows", REWRITING, "tuple(row for row in draws.rows for _ in range(group))",
-     "draws.rows * group", CREDITED),
-    ("joint-merges", "flowrl/run/experience/collect.py", "is None or not rounds.merges", "is None or True", CREDITED),
-    ("joint-weight", "flowrl/run/update/update.py", "else learner.loss_weight * loss", "else loss", f"{JOINT}::test_the_weight_scales_the_image_models_gradient"),
+    ("joint-shared", REWRITING, "(group,) * len(drawn.draws.ids) if joint.credit == \"shared\" else equal", "equal", CREDITED),
+    ("joint-rows", REWRITING, "tuple(row for row in drawn.draws.rows for _ in range(group))",
+     "drawn.draws.rows * group", CREDITED),
+    ("joint-merges", REWRITING, "if all(count == 1 for count in counts):", "if True:", CREDITED),
+    ("joint-weight", "flowrl/iteration/update.py", "else learner.loss_weight * value", "else value", f"{JOINT}::test_the_weight_scales_the_image_models_gradient"),
     ("joint-restored", "flowrl/run/save/model_state.py", "    learner.policies.restore(weights)\n", "",
      f"{JOINT}::test_a_resumed_run_has_the_same_bits"),
     ("joint-encoded", "flowrl/models/rewritten.py", "(text, id(row)) for", "(text, object()) for", f"{JOINT}::test_evaluations_are_the_fewest"),

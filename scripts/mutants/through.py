@@ -3,7 +3,7 @@
 PATHS, RUNS = "likelihoods/test_pathwise.py", "run/test_through.py"
 GRADIENTS, NOISES = "rewards/test_gradients.py", "cli/test_optimise.py"
 LEAPS, JUMPS = "flowrl/likelihoods/shortcuts.py", "likelihoods/test_shortcuts.py"
-PATHWISE, THROUGH = "flowrl/likelihoods/pathwise.py", "flowrl/run/experience/reward_gradient.py"
+PATHWISE, THROUGH = "flowrl/likelihoods/pathwise.py", "flowrl/iteration/features/reward_gradient.py"
 
 # fmt: off
 ROWS = (

@@ -91,10 +91,10 @@ def test_the_api_goes_on_with_the_command_lines_run(
     settings, folder = unbroken
     real = training.iterate
 
-    def killed(session, progress, alarms):
+    def killed(stages, progress):
         if progress.iteration == 2:
             raise KeyboardInterrupt
-        return real(session, progress, alarms)
+        return real(stages, progress)
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "iterate", killed)

@@ -66,7 +66,7 @@ def test_what_an_iteration_made_is_freed_before_the_next_one(monkeypatch) -> Non
     class Made:
         """An iteration, whose rows may fill a GPU."""
 
-    def iterate(session: Any, progress: Progress, _: bool) -> Made:
+    def iterate(stages: Any, progress: Progress) -> Made:
         assert not any(each() for each in held)
         progress.iteration += 1
         made = Made()
@@ -79,5 +79,6 @@ def test_what_an_iteration_made_is_freed_before_the_next_one(monkeypatch) -> Non
     settings = read_run(PROJECT / "configs" / "demo.yaml")
     few = override(settings, ["--train.iterations", "3"])
     object.__setattr__(session, "learner", SimpleNamespace(run=few))
-    train.TrainingLoop(session, Progress(), Alarms()).run(Interrupt())
+    stages: Any = None
+    train.TrainingLoop(session, Progress(), Alarms(), stages).run(Interrupt())
     assert len(held) == 3

@@ -10,6 +10,7 @@ import yaml
 
 from flowrl.errors import UserError
 from flowrl.iteration import ratio_check
+from flowrl.iteration.open import open_stages
 from flowrl.iteration.schedule import learning_rate
 from flowrl.iteration.tally import Tally
 from flowrl.run.evaluate.guard import raised_by_training
@@ -252,7 +253,7 @@ def test_alarms_name_signs_and_say_what_to_change(pipeline, tmp_path, capsys):
     kept = session(pipeline, tmp_path, runs.NFT, alarms="stop")
     alarms, progress = Alarms(), Progress()
     good = {"reward": 0.8, "reward_std": 0.2, "skipped": 0.0, "image/diversity": 0.3}
-    loop = TrainingLoop(kept, progress, alarms)
+    loop = TrainingLoop(kept, progress, alarms, open_stages(kept, progress))
 
     def guard(metrics: dict[str, float]) -> None:
         loop.alarm(raised_by_training(kept, alarms, metrics, 1), metrics)

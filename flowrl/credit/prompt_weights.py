@@ -1,0 +1,63 @@
+"""Advantages weighted by a number of the prompt file, such as a difficulty or a price."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.credit.values import Context, Credit
+from flowrl.errors import UserError
+from flowrl.table import Column
+
+PROMPT_ROWS: Column[Sequence[Mapping[str, Any]]] = Column(
+    "rows of the prompt file", "prompt_rows", "whole"
+)
+
+
+@dataclass(frozen=True)
+class PromptWeight:
+    """Advantages of a prompt's samples times a number of its row.
+
+        A <- w A,  w = the value of `column`
+
+    column  of the prompt file; every row needs a finite number of at least 0 there
+    mean    divides by the mean number of the iteration's draws, so that the size of the loss does
+            not depend on the unit
+    """
+
+    column: str
+    mean: bool = True
+
+    reads: ClassVar[tuple[Column[Any], ...]] = (PROMPT_ROWS,)
+
+    def __post_init__(self) -> None:
+        if not self.column:
+            raise UserError("PromptWeight needs the name of a column of the prompt file")
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        rows = context.needed(PROMPT_ROWS, "PromptWeight")
+        assert context.prompts is not None, "the training loop sets the prompts of the draws"
+        weights = self.weights(rows, context.prompts.tolist())
+        each = weights.repeat_interleave(len(credit.value) // len(weights))
+        return credit._replace(value=credit.value * each[:, None, None])
+
+    def weights(
+        self, rows: Sequence[Mapping[str, Any]], draws: Sequence[int]
+    ) -> Float[Tensor, " g"]:
+        """Weight of each draw. UserError that names the row for anything but a number."""
+        found: list[float] = []
+        for row in draws:
+            value = rows[row].get(self.column) if row < len(rows) else None
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value < 0:
+                raise UserError(
+                    f"PromptWeight: row {row + 1} of prompts.train has {value!r} in the column "
+                    f"{self.column}: give every prompt a number of at least 0"
+                )
+            found.append(float(value))
+        weights = torch.tensor(found, dtype=torch.float64)
+        return weights / weights.mean().clamp(min=1e-12) if self.mean else weights

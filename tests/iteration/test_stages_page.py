@@ -1,0 +1,55 @@
+"""The page of the stages: docs/architecture.md shows them as the code has them."""
+
+import inspect
+import re
+from dataclasses import fields
+from typing import get_type_hints
+
+from flowrl.iteration import stages
+from flowrl.iteration.clock import Clock
+from flowrl.iteration.open import FEATURES, OF_ITERATIONS, OF_UNITS
+from flowrl.iteration.stages import Stages
+from flowrl.paths import PROJECT
+
+PAGE = (PROJECT / "docs/architecture.md").read_text()
+
+
+def drawn() -> list[str]:
+    """A line for each stage, from the types of its protocol."""
+    lines = []
+    for field in fields(Stages):
+        kind = get_type_hints(Stages)[field.name]
+        if kind is Clock:
+            continue
+        hints = get_type_hints(kind.__call__)
+        result = hints.pop("return").__name__
+        given = ", ".join(each.__name__ for each in hints.values())
+        lines.append(
+            f"{field.name:<7} {given:<27} -> {result:<13} flowrl/iteration/{field.name}.py"
+        )
+    return lines
+
+
+def test_the_drawing_is_the_code_s() -> None:
+    assert "\n".join(drawn()) in PAGE
+
+
+def test_the_loop_calls_the_stages_in_the_order_of_the_drawing() -> None:
+    body = inspect.getsource(stages.Stages.iterate)
+    called = re.findall(r"self\.(\w+)\(", body)
+    assert called[:6] == [line.split()[0] for line in drawn()]
+
+
+def test_every_stage_has_its_file_and_every_record_its_line() -> None:
+    for line in drawn():
+        assert (PROJECT / line.split()[-1]).is_file()
+        assert f"| {line.partition('->')[2].split()[0]} |" in PAGE
+
+
+def test_every_feature_has_its_row() -> None:
+    rows = re.findall(r"^\| ([a-z_, ]+) \|", PAGE, re.MULTILINE)
+    named = {name for row in rows for name in row.split(", ")}
+    folder = PROJECT / FEATURES.replace(".", "/")
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert files <= named
+    assert {each.name for each in (*OF_UNITS, *OF_ITERATIONS)} <= files
