@@ -49,15 +49,18 @@ class TrackedStatistics(NamedTuple):
 class Context:
     """Inputs of credit besides the scores. A transform that reads a missing one raises an error.
 
-    columns, weights  of the decision points (nodes, noise and step sizes); of the rewards
+    columns    nodes, noise and step sizes of the decision points
+    weights    of the rewards, in the order of the scores' columns
     logp       mean log-density of each node's edge, by step (`Edges.logp`): for path fusion
     nodes      ids of the nodes that a sample passed, for trees that are not uniform: samples of a
                draw with the same id at a decision point share that node
     lengths    trained decisions of each sample: tokens, or noisy steps
     prompts    the prompt of each draw, as a row of the prompt set
-    turns, tracked  of conversations with an environment; set by the algorithm's tracker
+    turns      of conversations with an environment: which turns a sample has, and their states
     reference  log-ratios to the initial model, where credit reads them
-    intermediate, scores  of intermediate states and of the samples, set by `Estimator`
+    tracked    statistics of earlier iterations, set by the algorithm's tracker
+    intermediate  scores of intermediate states, set by `Estimator`
+    scores     of the finished samples, set by `Estimator`
     steps      std, h and slope (as in `Columns`) of each sample's own steps, where samples of
                several sizes have different noise levels; None: those of `columns`
     """
@@ -80,8 +83,10 @@ class Context:
     ) -> Float[Tensor, "... k 1"]:
         """Weights of steps from their std, h and slope [k], for every sample or for all alike."""
         if self.steps is None:
-            own = (self.columns.std, self.columns.h, self.columns.slope)
-            return weigh(*(torch.tensor(each, dtype=torch.float64) for each in own))[:, None]
+            std = torch.tensor(self.columns.std, dtype=torch.float64)
+            h = torch.tensor(self.columns.h, dtype=torch.float64)
+            slope = torch.tensor(self.columns.slope, dtype=torch.float64)
+            return weigh(std, h, slope)[:, None]
         rows = [
             # samples that only fill up a group have no steps
             weigh(*own.unbind(-1)) if bool(own.any()) else torch.ones_like(own[:, 0])
@@ -253,8 +258,13 @@ def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Cr
             leaves = (values.shape[0] // group, columns.nodes[k], -1, values.shape[1])
             value, mask = _fuse(values.view(leaves), scored.view(leaves), fusion)
         levels.insert(0, Credit(at_leaves(value, group), at_leaves(mask, group)))
-    by_level, masks = zip(*levels, strict=True)
-    return Credit(torch.stack(by_level, 1), torch.stack(masks, 1))
+    return _stacked(levels)
+
+
+def _stacked(levels: list[Credit]) -> Credit:
+    """Credit [n k r] of all decision points, from that of each one, [n r]."""
+    value = torch.stack([level.value for level in levels], 1)
+    return Credit(value, torch.stack([level.mask for level in levels], 1))
 
 
 def _by_path(values: Tensor, scored: Tensor, context: Context, beta: float) -> Credit:
@@ -270,7 +280,7 @@ def _by_path(values: Tensor, scored: Tensor, context: Context, beta: float) -> C
         weight = likely.softmax(2).nan_to_num(0.0)
         fused = (weight * value.masked_fill(~mask, 0.0)).sum(2)
         parts.append(Credit(at_leaves(fused, group), at_leaves(mask.any(2), group)))
-    return Credit(*(torch.stack(p, 1) for p in zip(*parts, strict=True)))
+    return _stacked(parts)
 
 
 def existing(credit: Credit, context: Context) -> Credit:
@@ -302,7 +312,7 @@ def _ragged_values(values: Tensor, scored: Tensor, context: Context, fusion: Fus
             value = level.most(values.masked_fill(~scored, -torch.inf))
             value = value.masked_fill(count == 0, 0.0)
         parts.append(Credit(level.at_leaves(value), level.at_leaves(count > 0)))
-    return Credit(*(torch.stack(p, 1) for p in zip(*parts, strict=True)))
+    return _stacked(parts)
 
 
 def _fuse(value: Tensor, mask: Tensor, fusion: Fusion) -> tuple[Tensor, Tensor]:

@@ -74,11 +74,14 @@ def rows_by_shape(
     first: int = 0,
     gate: Float[Tensor, "n 1"] | None = None,
 ) -> list[Rows]:
-    """A likelihood's rows of a rollout. Samples of several sizes have rows of their own for each
-    size, whose `place` counts from `first`. `gate`: of each sample, which is one row of each."""
+    """A likelihood's rows of a rollout.
+
+    Samples of several sizes have rows of their own for each size, whose `place` counts from
+    `first`. `gate` has a weight for each sample, and every sample is then one row of each `Rows`.
+    """
     if not isinstance(rollout, MixedRollout):
-        made = [*likelihood.rows(rollout, advantage, mask)]
-        return made if gate is None else [_gated(rows, gate) for rows in made]
+        made = likelihood.rows(rollout, advantage, mask)
+        return [_gated(rows, gate) for rows in made]
     found: list[Rows] = []
     for part, own in enumerate(rollout.parts):
         at = rollout.samples(part).to(advantage.device)
