@@ -6,7 +6,7 @@ b rows, t tokens, m tokens of all rows, d hidden width, v vocabulary.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, starmap
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -134,13 +134,13 @@ class ScoringPolicy:
             # backward begins with the last parts, so that it may as well find theirs
             again = torch.is_grad_enabled() and i < count - LOGITS_HELD // most
             parts.append(checkpoint(score, *given, use_reentrant=False) if again else score(*given))
-        return [*map(torch.cat, zip(*parts, strict=True))]
+        return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
 def even_parts(size: int, count: int) -> Iterator[slice]:
     """Cut `size` places into `count` parts whose lengths differ by at most 1."""
     ends = [size * i // count for i in range(count + 1)]
-    return starmap(slice, pairwise(ends))
+    return (slice(start, end) for start, end in pairwise(ends))
 
 
 def _as_it_is(found: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ class Traits:
                 given[name] = [value] * len(prompts)
         if extras:
             given |= columns.merged_call(extras, each=self.encodings[tuple(extras[0])].each)
-        texts = [*map(columns.instruction, prompts)] if self.json else [*prompts]
+        texts = [columns.instruction(prompt) if self.json else prompt for prompt in prompts]
         given |= {"prompt": texts, "num_inference_steps": steps}
         given |= {"output_type": self.form, "return_dict": False}
         given |= {} if self.levels is None else {"sigmas": list(self.levels.at(steps))}
