@@ -42,8 +42,15 @@ POLICIES_FILE = "policies.safetensors"
 SAMPLING_FILE = "sampling.safetensors"
 # errors of a checkpoint with other contents than this run's; a missing key or a wrong type are too
 MISFITS = (
-    *(OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError),
-    *(SafetensorError, UnpicklingError),
+    OSError,
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    RecursionError,
+    SafetensorError,
+    UnpicklingError,
 )
 
 
