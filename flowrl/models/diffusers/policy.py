@@ -178,11 +178,13 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         """
         extras = self.row_arguments(meta, prompts)
         assert not extras or len(extras) == len(prompts)
-        given = self.loop.encode, prompts, extras
+        encode = self.loop.encode
         if self.encoding_cache is None:
-            found = row_calls.encoded_in_calls(*given, self.sizes.rows("sampling", len(prompts)))
+            rows = self.sizes.rows("sampling", len(prompts))
+            found = row_calls.encoded_in_calls(encode, prompts, extras, rows)
         else:
-            found = self.encoding_cache.encode(*given, self.device, LoopSize.of(self.loop).call)
+            call = LoopSize.of(self.loop).call
+            found = self.encoding_cache.encode(encode, prompts, extras, self.device, call)
         self.frozen.rest()
         return found
 

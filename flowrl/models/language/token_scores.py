@@ -65,15 +65,16 @@ class ScoringPolicy:
         row, place, behind = sent_together([row, place, starts[row] + place - 1], device)
         inputs, arranged = self._inputs(texts, device, images)
         kept = None if rows.kept is None else rows.kept[row, place]
-        asked = rows.ids[row, place], kept, rows.temperature, entropies
+        ids = rows.ids[row, place]
 
         def work(inputs: Mapping[str, Tensor]) -> list[Float[Tensor, " m"]]:
-            return self._scores(arranged(self._called(inputs))[row, behind], *asked)
+            last = arranged(self._called(inputs))[row, behind]
+            return self._scores(last, ids, kept, rows.temperature, entropies)
 
         found = self.calls(work, inputs)
         zeros = found[0].new_zeros(written.shape)
         logp, *spread = (zeros.masked_scatter(written, each) for each in found)
-        return Evaluation(logp, *(spread or [None]))
+        return Evaluation(logp, spread[0] if spread else None)
 
     def last_states(
         self,

@@ -79,8 +79,9 @@ def take_state(session: Session, iteration: int) -> "SavedState":
             sampling: dict[str, torch.Tensor] = {}
             if session.source is not None:
                 state["ahead"], sampling = session.source.state(iteration)
-            kept = (weights, copied(moments), copied(budget), sampling)
-            taken = SavedState(*kept, json.dumps(state))
+            taken = SavedState(
+                weights, copied(moments), copied(budget), sampling, state=json.dumps(state)
+            )
     return taken
 
 

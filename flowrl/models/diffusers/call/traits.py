@@ -144,8 +144,9 @@ class Traits:
 
     def trial_call(self, conditioning: Conditioning, steps: int) -> PipelineCall:
         """A call for trials, at their guidance scale: only its states are read, not its result."""
-        rows = conditioning.prompts, steps, self.trial_guidance, conditioning.extras
-        return PipelineCall(self.arguments(*rows), conditioning.calls(), stubs=self.stubs)
+        prompts, extras = conditioning.prompts, conditioning.extras
+        arguments = self.arguments(prompts, steps, self.trial_guidance, extras)
+        return PipelineCall(arguments, conditioning.calls(), stubs=self.stubs)
 
     @property
     def turned(self) -> "Traits":
