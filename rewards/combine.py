@@ -5,7 +5,6 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import repeat
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -50,8 +49,8 @@ def score_all(rewards: Mapping[str, Reward], samples: Samples) -> Scores:
     """
     if not rewards:
         raise ValueError("score_all needs at least one reward")
-    columns = map(scored, rewards, rewards.values(), repeat(samples))
-    values = torch.stack([*columns], 1)
+    columns = [scored(name, reward, samples) for name, reward in rewards.items()]
+    values = torch.stack(columns, 1)
     known = ~values.isnan()
     return Scores(values.nan_to_num(0.0), known, tuple(rewards))
 

@@ -1,4 +1,5 @@
-"""Rewards by name. The folder is the registry: `rewards/catalogue/<name>.py` with `load`.
+"""Rewards by name. The folder is the registry: `rewards/catalogue/<name>.py` with a function
+`load`.
 
 `load(**settings)` of such a file returns a `Reward` and is the only place that imports heavy
 libraries. A file may have `judge(**settings)` as well or instead, which returns a `Judge`. Settings
@@ -249,7 +250,8 @@ def _nested(annotation: Any) -> Any:
 
 
 def _unnamed(place: str, value: Any, annotation: Any) -> Any:
-    """Convert a mapping of names to rewards to a list of the rewards; keep other values."""
+    """Convert a mapping of names to rewards to a list of the rewards; other values stay as they
+    are."""
     if get_origin(annotation) is not Mapping:
         return value
     if not isinstance(value, Mapping):

@@ -260,8 +260,11 @@ class Scores:
             return parts[0]
         ways, way = [part.intermediate for part in parts if part.intermediate is not None], None
         if ways:
-            both = (torch.cat([w.values for w in ways]), torch.cat([w.scored for w in ways]))
-            way = IntermediateScores(*both, ways[0].weights)
+            way = IntermediateScores(
+                torch.cat([w.values for w in ways]),
+                torch.cat([w.scored for w in ways]),
+                ways[0].weights,
+            )
         values, scored = torch.cat([p.values for p in parts]), torch.cat([p.scored for p in parts])
         return cls(values, scored, parts[0].names, way)
 

@@ -194,12 +194,13 @@ class Say:
 class TextRollout:
     """Leaves of one draw are contiguous. Entries from position `ends` on are 0. On the CPU.
 
-    ids, logp  the tokens, and their log-probabilities under the sampler (its temperature, its kept
-               tokens)
+    ids        the tokens
+    logp       their log-probabilities under the sampler (its temperature, its kept tokens)
     lengths    number of tokens that the model sampled in each, including stop tokens
     stopped    False where a completion was cut off at the plan's length
     kept       the tokens that top-p, top-k and min-p left; None where they left all
-    common     of a tree that forked: first tokens that a leaf shares with each of its draw's
+    common     of a tree that forked: number of first tokens that a leaf shares with each leaf of
+               its draw; None for samples without a tree
     elsewhere  another engine sampled them: `logp` is that engine's
     from_environment  tokens that an environment inserted between the model's turns, whose `logp` is
                0; None where there is no environment
@@ -300,7 +301,8 @@ class TextRollout:
 
     @property
     def exists(self) -> Bool[Tensor, "n k"] | None:
-        """Whether each sample has each turn or step; None if all have all decision points."""
+        """Whether each sample has each turn or step; None if all samples have all decision
+        points."""
         if not self.divided:
             return None
         turns = torch.arange(self.plan.turns)

@@ -109,7 +109,8 @@ def clean_and_noise(x: Tensor, v: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor
 
 
 def reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, g: Tensor) -> Gaussian:
-    """Euler-Maruyama step on dx = (v - g^2/2 grad log p) dsigma + g dw: the flow's marginals stay.
+    """Euler-Maruyama step on dx = (v - g^2/2 grad log p) dsigma + g dw, which keeps the flow's
+    marginals.
 
     For a rectified flow grad log p = -noise_hat / sigma, with noise_hat = x + (1 - sigma) v.
     """
@@ -175,7 +176,8 @@ class ConstantSDE(AnyLevels):
 
 @dataclass(frozen=True)
 class WanSDE:
-    """Flow-GRPO's kernel for Wan 2.1, g = sigma_max sigma: sigma_max is the list's second level.
+    """Kernel of Flow-GRPO's code for Wan 2.1: g = sigma_max sigma, where sigma_max is the list's
+    second level.
 
     Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
     noise_hat = x + (1 - sigma) v, g = sigma_max sigma

@@ -169,9 +169,17 @@ def roll(
             return None
         return lambda plan, index, x0, prompt: of(_rollout(plan, x0, prompt, walk, (), index))
 
-    ways = asked(sampling.score), asked(sampling.slope)
-    key, mean, aside = (seed, iteration), sampling.keep_mean, sampling.aside
-    walk = Walk(velocity, latents, tuple(draws), key, mean, *ways, aside)
+    aside = sampling.aside
+    walk = Walk(
+        velocity,
+        latents,
+        tuple(draws),
+        key=(seed, iteration),
+        keep_mean=sampling.keep_mean,
+        reward=asked(sampling.score),
+        slope=asked(sampling.slope),
+        aside=aside,
+    )
     whole = nullcontext()
     if aside is not None and not any(step.train for plan in plans for step in plan.steps):
         whole, walk = aside(), replace(walk, aside=None)

@@ -28,6 +28,3 @@ class Storage:
     def moved(self, x: Tensor) -> Tensor:
         """Move a tensor to the storage device without changing its dtype."""
         return x if self.device is None else x.to(self.device)
-
-
-AS_SAMPLED = Storage()

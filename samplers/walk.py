@@ -19,7 +19,7 @@ from samplers.looks import Seen
 from samplers.noise import NoiseKind, keyed_noise
 from samplers.plan import Plan
 from samplers.solvers import Past, Point
-from samplers.storage import AS_SAMPLED, Storage
+from samplers.storage import Storage
 
 # (x [n *d], sigma [n], row of the conditioning of each x [n]) -> v [n *d]
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -147,11 +147,6 @@ class Walk:
         trained = any(step.train for step in plan.steps)
         return self.latents.storage.rounded(x) if trained else x
 
-    def stored(self, x: Tensor) -> Tensor:
-        """States as they are kept for training."""
-        storage = self.latents.storage
-        return x if storage == AS_SAMPLED else storage.put(x)
-
     def advance(self, plan: Plan, index: int, k: int, at: State) -> tuple[State, Edges | None]:
         """Take step k: the next states, and the transitions if they are trained on."""
         if self.aside is None or plan.steps[k].train:
@@ -192,9 +187,10 @@ class Walk:
             return after, None
         free = None if self.latents.held is None else self.free(x_next)
         logp = mean_log_prob(g, x_next, free)
-        after.stored = self.stored(x_next)
-        x = self.stored(parents.x) if parents.stored is None else parents.stored
-        kept = self.latents.storage.moved(mean) if self.keep_mean else None
+        storage = self.latents.storage
+        after.stored = storage.put(x_next)
+        x = storage.put(parents.x) if parents.stored is None else parents.stored
+        kept = storage.moved(mean) if self.keep_mean else None
         edges = Edges(k, x, after.stored, kept, logp, self.prompt(x_next))
         if self.latents.layout is not None:
             each = mean_log_prob(g, x_next, free, self.latents.layout)
@@ -252,7 +248,7 @@ class Walk:
         x, v = at.x, at.v
         for sigma, sigma_next in pairwise(plan.looks.levels(plan.sigmas, k)):
             v = self.look(x, sigma) if v is None else v
-            x = euler(x, v, *(_level(x, s) for s in (sigma, sigma_next))).to(at.x.dtype)
+            x = euler(x, v, _level(x, sigma), _level(x, sigma_next)).to(at.x.dtype)
             v = None
         x = self.blended(plan, len(plan.steps) - 1, x, at.root)
         return Seen(k, x, self.prompt(x))

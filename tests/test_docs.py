@@ -33,10 +33,6 @@ def test_an_example_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert space["warmth"](samples).tolist() == [1.0, -1.0]  # type: ignore[operator]
 
 
-def test_the_page_has_its_eight_examples() -> None:
-    assert len(examples()) == 8
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = [

@@ -11,10 +11,10 @@ import pytest
 from flowrl.paths import PROJECT
 
 WORDS = (
-    *("mend", "mends", "mended", "told", "hear", "hears", "heard", "apart", "whoever", "a thing"),
-    *("bear", "bears", "borne", "anew", "film", "films", "paint", "paints", "painted", "spoilt"),
-    *("picture", "pictures"),
-)
+    "mend", "mends", "mended", "told", "hear", "hears", "heard", "apart", "whoever", "a thing",
+    "bear", "bears", "borne", "anew", "film", "films", "paint", "paints", "painted", "spoilt",
+    "picture", "pictures",
+)  # fmt: skip
 BANNED = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
 NAMES = {"told", "anew", "apart", "film", "films", "mend", "heard", "painted", "spoilt", "whoever"}
 TURNS = re.compile(  # "resume" for the first two

@@ -212,7 +212,8 @@ def _driven(
         with _as_before(model):
             live = PipelinePolicy(model, call=call)
             live.device = model.device
-            live.guidance = Scales(*(live.scale(guidance),) * 2)
+            scale = live.scale(guidance)
+            live.guidance = Scales(sample=scale, train=scale)
             yield live
         return
     elif isinstance(model, nn.Module):
@@ -232,7 +233,8 @@ def _driven(
             "(docs/own_models.md) or a TrainedRun, not "
             f"{type(model).__name__}"
         )
-    policy.guidance = Scales(*(policy.scale(guidance),) * 2)
+    scale = policy.scale(guidance)
+    policy.guidance = Scales(sample=scale, train=scale)
     yield policy
 
 

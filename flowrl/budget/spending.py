@@ -158,8 +158,12 @@ class Rationed:
         for draw in (d for d in mine if rare[d]):
             sample = draw * group + int(won[draw].int().argmax())
             pieces = cut(rollout, sample - mine.start * group)
-            scores = outcome.scores.values[sample].clone(), outcome.scores.scored[sample].clone()
-            own[draw] = outcome.draws.rows[draw], Success(*scores, pieces)
+            success = Success(
+                scores=outcome.scores.values[sample].clone(),
+                scored=outcome.scores.scored[sample].clone(),
+                pieces=pieces,
+            )
+            own[draw] = outcome.draws.rows[draw], success
         every = {draw: found for part in gather_object([own]) for draw, found in part.items()}
         for prompt, success in every.values():
             self.successes.add(prompt, signature(rollout), success)

@@ -44,9 +44,13 @@ Outcome = Literal["passed", "failed", "not run"]
 
 DEMO = "demo_flow_grpo"
 SMALL_DEMO = [
-    *("--recipe.steps", "4", "--recipe.group", "4", "--prompts.per-iteration", "4"),
-    *("--model.lora.rank", "8", "--train.updates", "1", "--train.schedule.warmup", "0"),
-]
+    "--recipe.steps", "4",
+    "--recipe.group", "4",
+    "--prompts.per-iteration", "4",
+    "--model.lora.rank", "8",
+    "--train.updates", "1",
+    "--train.schedule.warmup", "0",
+]  # fmt: skip
 QUIET = ["--train.alarms", "off", "--train.self-test", "off", "--track.trackers", "[]"]
 ROUNDING = 10.0  # times the CPU's own rounding: kernels of a device add up in another order
 FLOOR_RATIO = (

@@ -99,8 +99,10 @@ class Context:
     ) -> Float[Tensor, "... k 1"]:
         """Weights of steps from their std, h and slope [k], for every sample or for all alike."""
         if STEPS not in self.table:
-            own = (self.columns.std, self.columns.h, self.columns.slope)
-            return weigh(*(torch.tensor(each, dtype=torch.float64) for each in own))[:, None]
+            std = torch.tensor(self.columns.std, dtype=torch.float64)
+            h = torch.tensor(self.columns.h, dtype=torch.float64)
+            slope = torch.tensor(self.columns.slope, dtype=torch.float64)
+            return weigh(std, h, slope)[:, None]
         rows = [
             # samples that only fill up a group have no steps
             weigh(*own.unbind(-1)) if bool(own.any()) else torch.ones_like(own[:, 0])
@@ -273,8 +275,13 @@ def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Cr
             leaves = (values.shape[0] // group, columns.nodes[k], -1, values.shape[1])
             value, mask = _fuse(values.view(leaves), scored.view(leaves), fusion)
         levels.insert(0, Credit(at_leaves(value, group), at_leaves(mask, group)))
-    by_level, masks = zip(*levels, strict=True)
-    return Credit(torch.stack(by_level, 1), torch.stack(masks, 1))
+    return _stacked(levels)
+
+
+def _stacked(levels: list[Credit]) -> Credit:
+    """Credit [n k r] of all decision points, from that of each one, [n r]."""
+    value = torch.stack([level.value for level in levels], 1)
+    return Credit(value, torch.stack([level.mask for level in levels], 1))
 
 
 def _by_path(values: Tensor, scored: Tensor, context: Context, beta: float) -> Credit:
@@ -290,7 +297,7 @@ def _by_path(values: Tensor, scored: Tensor, context: Context, beta: float) -> C
         weight = likely.softmax(2).nan_to_num(0.0)
         fused = (weight * value.masked_fill(~mask, 0.0)).sum(2)
         parts.append(Credit(at_leaves(fused, group), at_leaves(mask.any(2), group)))
-    return Credit(*(torch.stack(p, 1) for p in zip(*parts, strict=True)))
+    return _stacked(parts)
 
 
 def existing(credit: Credit, context: Context) -> Credit:
@@ -322,7 +329,7 @@ def _ragged_values(values: Tensor, scored: Tensor, context: Context, fusion: Fus
             value = level.most(values.masked_fill(~scored, -torch.inf))
             value = value.masked_fill(count == 0, 0.0)
         parts.append(Credit(level.at_leaves(value), level.at_leaves(count > 0)))
-    return Credit(*(torch.stack(p, 1) for p in zip(*parts, strict=True)))
+    return _stacked(parts)
 
 
 def _fuse(value: Tensor, mask: Tensor, fusion: Fusion) -> tuple[Tensor, Tensor]:

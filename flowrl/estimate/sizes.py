@@ -43,7 +43,8 @@ class Sizes:
     inside    inputs and outputs of the blocks' linear layers per token, over all blocks
     between   inputs of the blocks per token, over all blocks
     text      tokens of a row's text that pass through an image model's blocks
-    text_inside, text_between  the same of these
+    text_inside   `inside` of these tokens: they may pass through layers of their own
+    text_between  `between` of these tokens
     outside   weights outside the blocks
     block     weights of the largest block
     latent    of a row
@@ -210,7 +211,9 @@ def _block_work(block: nn.Module) -> tuple[int, int, int, int]:
 class RowShape:
     """Sizes of one row.
 
-    frames, height, width   of the latents, before they are packed
+    frames                  of the latents, before they are packed
+    height                  of the latents, before they are packed
+    width                   of the latents, before they are packed
     channels                of the latents
     tokens                  in the trained blocks; None for a model without tokens (a UNet)
     decoding                of a row's image at the decoder's last level, one layer

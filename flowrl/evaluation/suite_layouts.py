@@ -8,8 +8,11 @@ from flowrl.errors import UserError
 from flowrl.evaluation.tables import rows_of
 
 VBENCH_DIMENSIONS = (
-    *("subject_consistency", "background_consistency"),
-    *("temporal_flickering", "motion_smoothness", "dynamic_degree"),
+    "subject_consistency",
+    "background_consistency",
+    "temporal_flickering",
+    "motion_smoothness",
+    "dynamic_degree",
 )
 
 UNIGENBENCH_KEYS = {  # of the prompt files, by language: theme, test points, descriptions

@@ -201,9 +201,9 @@ class Matching:
 
     def _levels(self, rollout: Rollout, samples: Tensor) -> Float[Tensor, "m t"]:
         sigmas = tuple(step.sigma for step in rollout.plan.steps)
-        whole = (rollout.seed, rollout.iteration, "matching", rollout.index, "level")
         if self.share == "batch":
-            levels = self.times(sigmas, self.levels_per_sample, generator(*whole))
+            draw = generator(rollout.seed, rollout.iteration, "matching", rollout.index, "level")
+            levels = self.times(sigmas, self.levels_per_sample, draw)
             return levels.expand(len(samples), -1)
         keys = [(*self._key(rollout, i), "level") for i in integers(samples)]
         return torch.stack(

@@ -7,7 +7,6 @@ optimizer step and all processes, so that the result depends neither on chunks n
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -82,8 +81,8 @@ class Counts(NamedTuple):
     def of(cls, masks: Sequence[Tensor]) -> "Counts":
         if not masks:
             return cls(0.0, 0.0)
-        here = [mask for mask in map(host_copy, masks) if mask is not None]
-        masks = here if len(here) == len(masks) else masks
+        here = [host_copy(mask) for mask in masks]  # None where only the device has the mask
+        masks = masks if any(mask is None for mask in here) else [m for m in here if m is not None]
         counts = [torch.stack([mask.any(1).sum(), mask.sum()]) for mask in masks]
         rows, tokens = torch.stack(counts).sum(0).cpu().unbind()  # one transfer
         return cls(float(rows), float(tokens))
@@ -214,7 +213,8 @@ def check_gate(loss: Objective, likelihood: Likelihood, gate: ProxyGate | None) 
     gated = isinstance(loss, Anchored) and any(anchor.gated for anchor in loss.anchors)
     if gated != (gate is not None):
         raise UserError(
-            "a gated anchor and the transform ProxyGate need each other: this run has only one"
+            "a gated anchor of the loss and the transform ProxyGate need each other, but this "
+            "algorithm has only one of them"
         )
     if gated and likelihood.unit > 1:
         raise UserError("ProxyGate weights single samples, but this loss compares several")
@@ -222,8 +222,8 @@ def check_gate(loss: Objective, likelihood: Likelihood, gate: ProxyGate | None) 
 
 def roles(anchors: tuple[Anchor, ...], *more: str) -> frozenset[str]:
     """Policies that the anchors read, and `more`."""
-    corrected = ("old",) if any(map(attrgetter("corrected"), anchors)) else ()
-    return frozenset((*more, *corrected, *map(attrgetter("role"), anchors)))
+    corrected = ("old",) if any(anchor.corrected for anchor in anchors) else ()
+    return frozenset((*more, *corrected, *(anchor.role for anchor in anchors)))
 
 
 @runtime_checkable

@@ -54,8 +54,8 @@ class GroupPreference:
     clip_at  stops the gradient of d where A > 0 and exp(d_slow - d) > 1 + clip_at, or A <= 0 and
              exp(d_slow - d) < 1 - clip_at; d_slow is the error under the average `slow`. None: no
              clipping
-    clip_error, clip_kl  whether the clip stops the gradient of d, and the gradient of the
-                         divergence
+    clip_error  whether the clip stops the gradient of d in the first term
+    clip_kl     whether the clip stops the gradient of the divergence
     """
 
     group: int

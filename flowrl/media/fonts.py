@@ -25,9 +25,25 @@ _FOLDERS = (
 )
 # names of files that hold many scripts, the best first
 _WANTED = (
-    *("dejavusans.", "notosans-regular", "notosanscjk", "notoserifcjk", "sourcehansans"),
-    *("wqy-", "unifont", "arialuni", "arial unicode", "droidsansfallback", "ipag", "nanumgothic"),
-    *("applesdgothicneo", "hiragino", "pingfang", "malgun", "msyh", "msgothic", "notosansarabic"),
+    "dejavusans.",
+    "notosans-regular",
+    "notosanscjk",
+    "notoserifcjk",
+    "sourcehansans",
+    "wqy-",
+    "unifont",
+    "arialuni",
+    "arial unicode",
+    "droidsansfallback",
+    "ipag",
+    "nanumgothic",
+    "applesdgothicneo",
+    "hiragino",
+    "pingfang",
+    "malgun",
+    "msyh",
+    "msgothic",
+    "notosansarabic",
     "notonaskharabic",
 )
 _ABSENT = "\U0010ffff"  # a noncharacter: fonts show their box for it

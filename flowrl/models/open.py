@@ -198,8 +198,13 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
         system=m.system, stop=m.stop, temperature=run.evaluate.temperature, template=m.template
     )
     if m.environment is not None:
-        stop = tuple(policy.stop), policy.stop_texts
-        policy.environment = Replies(m.environment, policy.tokenizer, *stop, m.template)
+        policy.environment = Replies(
+            m.environment,
+            policy.tokenizer,
+            stop=tuple(policy.stop),
+            stop_texts=policy.stop_texts,
+            template=m.template,
+        )
     if m.steps is not None:
         policy.steps = Steps(m.steps.separator, m.steps.most, policy.tokenizer)
     return policy

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from safetensors import SafetensorError
 
@@ -110,6 +111,16 @@ def to_disk(path: Path) -> bool:
             return False
         raise
     return True
+
+
+def flushed(file: TextIO) -> None:
+    """Flush the data of an open file to disk, if the file system can."""
+    file.flush()
+    try:
+        os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
 
 
 def sweep(parent: Path) -> None:

@@ -41,10 +41,7 @@ def first_not_finite(named: Named) -> str | None:
         flags = _largest(parts).isfinite().tolist()
         for name, flag in zip(names, flags, strict=True):
             finite[name] = finite[name] and flag
-    for name, good in finite.items():
-        if not good:
-            return name
-    return None
+    return next((name for name, good in finite.items() if not good), None)
 
 
 def _largest(values: list[Tensor]) -> Tensor:
@@ -52,8 +49,8 @@ def _largest(values: list[Tensor]) -> Tensor:
     device and dtype, so that a GPU reduces many in one kernel."""
     if values[0].device.type != "cpu":
         return torch.stack(list(torch._foreach_norm(values, math.inf)))  # type: ignore[reportPrivateImportUsage]
-    ends = map(torch.stack, map(torch.aminmax, values))  # needs no copy; fast on a CPU
-    return torch.stack([*ends]).abs().amax(1)
+    ends = [torch.stack(torch.aminmax(value)) for value in values]  # needs no copy; fast on a CPU
+    return torch.stack(ends).abs().amax(1)
 
 
 def check_samples(rollout: RolloutLike, media: object, place: str) -> None:
@@ -77,7 +74,7 @@ def check_iteration(
         if there and not skipped and not math.isfinite(metrics[name]):
             refuse(f"{what} of iteration {iteration}")
     verdicts = gather_object([first_not_finite(chain(_sampled(rows), weights))])
-    name = next(filter(None, verdicts), None)
+    name = next((verdict for verdict in verdicts if verdict is not None), None)
     if name is not None:
         refuse(f"{name} after iteration {iteration}")
 

@@ -156,8 +156,17 @@ class Learner:
         optimizer = optimizers.build(run.train, policies.parameters.values())
         losses = scaler(device, DTYPES[run.model.dtype])
         merging = MergedAdapters.of(policy.roots(), merge if learns else "none")
-        models = policy, evaluator, policies
-        return cls(run, algorithm, parallel, *models, optimizer, losses, merging)
+        return cls(
+            run=run,
+            algorithm=algorithm,
+            parallel=parallel,
+            policy=policy,
+            evaluator=evaluator,
+            policies=policies,
+            optimizer=optimizer,
+            scaler=losses,
+            merging=merging,
+        )
 
     @property
     def sampler(self) -> str:

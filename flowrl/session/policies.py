@@ -101,16 +101,9 @@ class Policies:
         if name == self._placed:
             return
         if self._placed == "current":
-            for key, p in self.network.items():  # a copy of a shard: see below
-                own = local_shard(p.detach()).clone() if isinstance(p, DTensor) else p.data
-                self._current[key] = own
-        placed = self._current if name == "current" else self._weights[name]
-        for key, weight in placed.items():
-            p = self.network[key]
-            if isinstance(p, DTensor):  # FSDP refers to its memory
-                local_shard(p.detach()).copy_(local_shard(weight))
-            else:
-                p.data = weight.to(p.dtype)
+            self._current = {key: _held(p) for key, p in self.network.items()}
+        for key, weight in (self._current if name == "current" else self._weights[name]).items():
+            _place(self.network[key], weight)
         if name == "current":
             self._current = {}
         self._placed = name
@@ -286,3 +279,16 @@ def _whole(weight: Tensor) -> Tensor:
 def whole_copy(weight: Tensor) -> Tensor:
     """A copy on the CPU of every process, gathered if sharded."""
     return (weight.full_tensor() if isinstance(weight, DTensor) else weight).to("cpu", copy=True)
+
+
+def _held(p: nn.Parameter) -> Tensor:
+    """Return what restores a parameter: its data, or a copy of its shard."""
+    return local_shard(p.detach()).clone() if isinstance(p, DTensor) else p.data
+
+
+def _place(p: nn.Parameter, weight: Tensor) -> None:
+    """Copy into a shard, whose memory FSDP refers to; swap the data of a whole weight."""
+    if isinstance(p, DTensor):
+        local_shard(p.detach()).copy_(local_shard(weight))
+    else:
+        p.data = weight.to(p.dtype)

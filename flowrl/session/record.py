@@ -1,16 +1,15 @@
 """The record of a run, `metrics.jsonl`, and its messages."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
 from flowrl.errors import UserError
-from flowrl.session.atomic import NO_SYNC, reason
+from flowrl.session.atomic import flushed, reason
 
 METRICS = "metrics.jsonl"
 
@@ -92,16 +91,6 @@ def replace(path: Path, text: str) -> None:
         file.write(text)
         flushed(file)
     beside.rename(path)
-
-
-def flushed(file: TextIO) -> None:
-    """Flush the data of an open file to disk, if the file system can."""
-    file.flush()
-    try:
-        os.fsync(file.fileno())
-    except OSError as error:
-        if error.errno not in NO_SYNC:
-            raise
 
 
 def clock(seconds: float) -> str:

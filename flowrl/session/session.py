@@ -128,16 +128,7 @@ class Session:
 
     def weights(self, iteration: int) -> torch.Tensor:
         """Weights [r] of the rewards."""
-        if self._constant_weights is not None:
-            return self._constant_weights
         return torch.tensor([spec.weight_at(iteration) for spec in self.run.rewards])
-
-    @cached_property
-    def _constant_weights(self) -> torch.Tensor | None:
-        """Weights [r] of the rewards, if no iteration changes them."""
-        weights = [spec.weight for spec in self.run.rewards]
-        moves = any(isinstance(weight, tuple) for weight in weights)
-        return None if moves else torch.tensor(weights)
 
     def intermediate_weights(self, iteration: int) -> torch.Tensor:
         """Weights [r] of the intermediate rewards."""

@@ -50,4 +50,4 @@ class Interrupt:
     def pending(self, accelerator: Accelerator) -> int | None:
         """The signal that any process received, if any, since all must leave the loop together."""
         del accelerator  # gathering uses the state that it set up
-        return max(filter(None, gather_object([self.signal])), default=None)
+        return max((s for s in gather_object([self.signal]) if s is not None), default=None)

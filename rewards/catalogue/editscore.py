@@ -136,5 +136,12 @@ def load(
     """
     first = FOLLOWING_QUESTION.read("editscore", "following", following)
     second = QUALITY_QUESTION.read("editscore", "quality", quality)
-    form = (base == "qwen2.5", protocol == "training")
-    return EditScore(server.open(), first, second, kind, column, *form)
+    return EditScore(
+        server.open(),
+        following=first,
+        quality=second,
+        part=kind,
+        column=column,
+        labels=base == "qwen2.5",
+        training=protocol == "training",
+    )

@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -140,9 +139,9 @@ def detect(
     key = (digest, plain.dtype, plain.shape, iou, aspect)
     known, found = _LAST.get("found", ((), ()))
     if known != key:
-        found = tuple(map(tuple, _detect(plain, iou, aspect)))
+        found = tuple(tuple(things) for things in _detect(plain, iou, aspect))
         _LAST["found"] = key, found
-    return list(map(list, found))
+    return [list(things) for things in found]
 
 
 _LAST: dict[str, tuple[tuple[Any, ...], tuple[tuple[DetectedShape, ...], ...]]] = {}
@@ -245,7 +244,7 @@ def grade_shapes(found: Sequence[DetectedShape], wanted: WantedShapes) -> float:
             and in_relation(first, second, wanted.relation)
         )
         score = OBJECTS_SHARE * score + (1 - OBJECTS_SHARE) * holds
-    extra = len(found) - len(taken) + taken.count(None)
+    extra = len(found) - sum(thing is not None for thing in taken)
     return score * EXTRA**extra
 
 
@@ -273,7 +272,7 @@ def _match(
 
 def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
     """Whether objects, colours, shapes and number match, in the wanted relation."""
-    if Counter(map(attrgetter("colour", "shape"), found)) != Counter(wanted.things):
+    if Counter((thing.colour, thing.shape) for thing in found) != Counter(wanted.things):
         return False
     if wanted.relation is None:
         return True
@@ -303,9 +302,13 @@ class ShapesReward:
         texts = samples.prompts
         if self.column is not None:
             texts = [str(row.get(self.column, "")) for row in samples.meta]
-        pairs = zip(found, map(parse_shapes, map(str, texts)), strict=True)
-        scores = [float("nan") if want is None else float(score(f, want)) for f, want in pairs]
-        return torch.tensor(scores)
+        wanted = [parse_shapes(str(text)) for text in texts]
+        return torch.tensor(
+            [
+                float("nan") if want is None else float(score(things, want))
+                for things, want in zip(found, wanted, strict=True)
+            ]
+        )
 
     def examples(self) -> Samples:
         """A red square, with its own prompt and with another."""

@@ -26,9 +26,19 @@ MOST_FILE_PIXELS = 2**26  # 8192 x 8192: 67 million
 # PIL raises all of these for damaged files: SyntaxError for chunks of a PNG, the others for lengths
 # and numbers in headers and metadata
 DAMAGE = (
-    *(OSError, ValueError, SyntaxError, ArithmeticError, LookupError, TypeError),
-    *(AttributeError, EOFError, MemoryError, StructError, RecursionError),
-    *(Image.DecompressionBombError, Image.DecompressionBombWarning),
+    OSError,
+    ValueError,
+    SyntaxError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    MemoryError,
+    StructError,
+    RecursionError,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
 )
 _ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # already applied
 

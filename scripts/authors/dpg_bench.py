@@ -63,8 +63,8 @@ def main():
     found, kinds = [], defaultdict(list)
     for item in range(1, SAMPLES + 1):
         Image.new("RGB", (8, 8)).save(folder / f"item{item}.png")
-        about = (own, questions, str(folder / f"item{item}.png"), judge, 8)
-        score, kind, before = names["compute_dpg_one_sample"](*about)
+        image = str(folder / f"item{item}.png")
+        score, kind, before = names["compute_dpg_one_sample"](own, questions, image, judge, 8)
         found.append(score)
         for place, name in kind.items():
             kinds[name.split("(")[0].strip()].append(before[place])

@@ -164,8 +164,8 @@ def table(found: dict[str, Any]) -> str:
     for name in KINDS:
         values = found[f"{name}_per_call"]
         rows.append(f"{name + ' per call':20}" + "".join(f"{values[p]:12.2f}" for p in PHASES))
-    each = found["syncs_per_update"], found["kernels_per_update"]
-    rows.append("per update: {:.1f} syncs, {:.0f} kernels".format(*each))
+    syncs, kernels = found["syncs_per_update"], found["kernels_per_update"]
+    rows.append(f"per update: {syncs:.1f} syncs, {kernels:.0f} kernels")
     rows.append(f"whole iteration: {found['whole_iteration']}")
     rows.append("live bytes {live_bytes}, planned {planned_bytes}".format(**found))
     for line in found["by_line"]:

@@ -23,6 +23,10 @@ NETWORK = 50e9  # bytes/s of a 400 Gbit/s port for each GPU
 GPUS = (8, 64, 512)
 RUNS = {
     "FLUX.1-dev, Flow-GRPO": ("configs/papers/flow_grpo_flux_pickscore.yaml", []),
+    "the same, 512 draws": (
+        "configs/papers/flow_grpo_flux_pickscore.yaml",
+        ["--prompts.per-iteration", "512"],
+    ),
     "Wan 2.1 14B": ("configs/models/wan21_14b.yaml", []),
     "Wan 2.1 14B, 512 draws": (
         "configs/models/wan21_14b.yaml",

@@ -88,7 +88,7 @@ def floor(repeats: int, tiny: bool) -> Table:
     lines = [["case", "rows without gradients, with", "ms a call", "iteration", "plain loop",
               "its rewards", "ratio", "goal"]]  # fmt: skip
     for name, changes in cases.items():
-        tree = settings_of(DEMO, *changes, *[TINY] * tiny)
+        tree = settings_of(DEMO, *changes, *([TINY] if tiny else []))
         with tempfile.TemporaryDirectory() as folder:
             found = Floor.of(Opened.of(run_from(tree, "suites"), Path(folder)))
             iteration, plain = found.by_turns(repeats)
@@ -104,8 +104,9 @@ def floor(repeats: int, tiny: bool) -> Table:
 def texts(repeats: int, tiny: bool) -> Table:
     lines = [["updates", "arm", "evaluations with gradients", "seconds", "ratio"]]
     for updates in (1, 2):
-        tree = settings_of(TEXT, {"train": {"updates": updates}}, *[{"prompts": {
-            "per_iteration": 2}}] * tiny)  # fmt: skip
+        changes = [{"train": {"updates": updates}}]
+        changes += [{"prompts": {"per_iteration": 2}}] if tiny else []
+        tree = settings_of(TEXT, *changes)
         both = {name: {"train": {"share_prompts": on}} for name, on in
                 (("by themselves", False), ("train.share_prompts", True))}  # fmt: skip
         found, metrics = beside(tree, both, repeats)
@@ -134,7 +135,7 @@ def growth(repeats: int, tiny: bool) -> Table:
     lines = [["setting", "sizes", "seconds", "exponent of the fit", "of each step", "bends"]]
     for name, (config, sizes, change) in axes.items():
         sizes = sizes[:2] if tiny else sizes
-        tree = settings_of(config, small, *[TINY] * tiny)
+        tree = settings_of(config, small, *([TINY] if tiny else []))
         found, _ = beside(tree, {str(n): change(n) for n in sizes}, repeats)
         middle = [statistics.median(found[str(n)]) for n in sizes]
         slope, steps = power_law(sizes, middle)

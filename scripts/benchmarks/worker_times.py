@@ -26,9 +26,12 @@ from statistics import median
 from flowrl.paths import PROJECT
 
 QUIET = (
-    *("--prompts.held-out", "null", "--track.images", "0", "--train.alarms", "off"),
-    *("--checkpoint.every", "100", "--train.self-test", "off"),
-)
+    "--prompts.held-out", "null",
+    "--track.images", "0",
+    "--train.alarms", "off",
+    "--checkpoint.every", "100",
+    "--train.self-test", "off",
+)  # fmt: skip
 JUDGE = '''
 import time
 

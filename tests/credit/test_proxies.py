@@ -199,7 +199,8 @@ def test_a_gated_anchor_adds_the_mean_kl_of_the_gated_rows():
     s = torch.full((n,), 0.8, dtype=torch.float64)
     rows = TransitionRows(
         prompt=torch.arange(n), advantage=torch.zeros(n, 1, dtype=torch.float64), mask=every,
-        old=None, table=Table({GATE_COLUMN: gate}), x=means[1], x_next=means[1], sigma=s, sigma_next=s - 0.2,
+        old=None, table=Table({GATE_COLUMN: gate}), x=means[1], x_next=means[1],
+        sigma=s, sigma_next=s - 0.2,
         kernel=FlowSDE(0.7),
     )  # fmt: skip
     nothing = torch.zeros(n, 1, dtype=torch.float64)

@@ -172,4 +172,4 @@ def test_programs_of_the_pages_run(with_runs: Path) -> None:
                 (with_runs / "program.py").write_text(change(block.text))
                 shell(f"{shlex.quote(sys.executable)} program.py", with_runs)
                 ran += 1
-    assert ran == 5
+    assert ran == 6

@@ -7,7 +7,7 @@ from scripts.mutants.run import MUTANTS, main
 
 
 def test_every_mutants_text_is_once_in_its_file():
-    assert len(MUTANTS) >= 40
+    assert MUTANTS
     assert not [name for name, times in Counter(m.name for m in MUTANTS).items() if times > 1]
     for mutant in MUTANTS:
         times = (PROJECT / mutant.file).read_text().count(mutant.find)

@@ -8,7 +8,6 @@ pipeline's own call, with the user's arguments, before it is used
 
 import math
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -44,6 +43,7 @@ from samplers import Begin, Ode, Plan, Scheduler, Velocity
 from samplers.held import Held
 from samplers.layout import Layout
 from samplers.noise import NoiseKind
+from samplers.scheduler import unbound
 from samplers.storage import Storage
 
 
@@ -127,8 +127,7 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         UserError for a scheduler without such steps, for a plan that does not fit it, and for a
         plan without scheduler steps when other plans use them.
         """
-        kernels = [plan.kernel for plan in plans if isinstance(plan.kernel, Scheduler)]
-        if self.loop.own_sampler or any(map(attrgetter("placeholder"), kernels)):
+        if self.loop.own_sampler or any(unbound(plan) for plan in plans):
             return own_plans(self.loop, plans, steps)
         return tuple(plans)
 
@@ -137,7 +136,8 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         return max(1, min(128, 2**18 // max(math.prod(p.shape(steps)) for p in self.sized)))
 
     def scale(self, guidance: GuidanceScale) -> float | None:
-        """The pipeline's own scale for a setting; `none`: the scale without any guidance."""
+        """The pipeline's own scale for a setting; `none` is the scale at which it applies no
+        guidance."""
         if guidance != "none":
             return guidance
         found = neutral_scale(self.loop.driver, self.loop.traits)
@@ -181,18 +181,22 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         """
         extras = self.row_arguments(meta, prompts)
         assert not extras or len(extras) == len(prompts)
-        given = self.loop.encode, prompts, extras
+        encode = self.loop.encode
         if self.encoding_cache is None:
-            found = row_calls.encoded_in_calls(*given, self.sizes.rows("sampling", len(prompts)))
+            rows = self.sizes.rows("sampling", len(prompts))
+            found = row_calls.encoded_in_calls(encode, prompts, extras, rows)
         else:
-            found = self.encoding_cache.encode(*given, self.device, LoopSize.of(self.loop).call)
-        if self.frozen.parts:
-            self.frozen.rest()
+            call = LoopSize.of(self.loop).call
+            found = self.encoding_cache.encode(encode, prompts, extras, self.device, call)
+        self.frozen.rest()
         return found
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
-        """Return the function from noise [n *d] to first states, which the pipeline's own call
-        passes to its network for that noise; None if the noise itself is the first state."""
+        """Return the function from noise [n *d] to first states [n *d]; None if the noise itself is
+        the first state.
+
+        These are the states that the pipeline's own call passes to its network for that noise.
+        """
         start = self._start(steps)
         part = picture(self.loop, conditioning, steps) if conditioning.extras else None
         if part is not None:
@@ -232,9 +236,9 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         kind: CallKind = "sampling",
     ) -> Velocity:
         """Return the velocity function (x [n *d], sigma [n], prompt [n]) -> v [n *d] in
-        `arithmetic`, with gradients. Proves the pipeline first, unless that was done.
+        `arithmetic`, with gradients.
 
-        `prompt` are rows of the conditioning.
+        `prompt` are rows of the conditioning. Proves the pipeline first, unless that was done.
         """
         replay = self.known_proofs.get((steps, guidance))
         if replay is None:
@@ -242,7 +246,7 @@ class PipelinePolicy(DenoiserWeights, Sizable):
             prompts = [SHORT_PROMPT, LONG_PROMPT]
             replay = self._prove(proof.Subject(self.loop, prompts, tried, steps, guidance))
         for denoiser in self.denoisers:  # dropout would make the ratio of new to old differ from 1
-            if any(map(attrgetter("training"), denoiser.modules())):
+            if any(module.training for module in denoiser.modules()):
                 denoiser.eval()
         loop, way, dtype = self.loop, replay.to_way, self.arithmetic
 

@@ -52,7 +52,7 @@ def prove_padding(reader: ScoringPolicy, stop: Sequence[int]) -> str:
 
     rows = range(len(contexts))
     each = [*([i] for i in rows), rows]
-    *alone, beside = reader.calls(lambda _: [*map(distribution, each)], {})
+    *alone, beside = reader.calls(lambda _: [distribution(part) for part in each], {})
     moved = float((beside - torch.cat(alone)).abs().sum(-1).max() / 2)
     name = type(model).__name__
     if not moved <= tolerance(model):
@@ -105,7 +105,8 @@ def prove_packing(reader: ScoringPolicy, steps: int) -> str:
         logits = torch.cat([last[i, : len(text)] for i, text in enumerate(texts)])
         return (head(logits) if separate_head else logits).float().softmax(-1)
 
-    found = reader.calls(lambda _: [*map(distributions, (None, Packing(math.inf)))], {})
+    ways = (None, Packing(math.inf))
+    found = reader.calls(lambda _: [distributions(packing) for packing in ways], {})
     moved = float((found[1] - found[0]).abs().sum(-1).max() / 2)
     refuse_moved(model, moved, tolerance(model))
     return (

@@ -85,6 +85,14 @@ class Loaded:
 
 def key_of(asked: TokenRequest) -> bytes:
     """A digest of what a request's tokens depend on besides the weights."""
-    how = asked.first, asked.room.tolist(), asked.temperature, asked.top_p, asked.top_k, asked.min_p
-    what = [*map(list, asked.contexts)], asked.noise.tolist(), *how
+    what = (
+        [list(context) for context in asked.contexts],
+        asked.noise.tolist(),
+        asked.first,
+        asked.room.tolist(),
+        asked.temperature,
+        asked.top_p,
+        asked.top_k,
+        asked.min_p,
+    )
     return hashlib.sha256(repr(what).encode()).digest()

@@ -58,7 +58,8 @@ class Steps:
             [[token] for token in ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         if "".join(pieces) == text:  # else letters of several tokens, or spaces between words
-            return list(accumulate(map(len, pieces), initial=0)).__getitem__
+            lengths = list(accumulate((len(piece) for piece in pieces), initial=0))
+            return lambda count: lengths[count]
         return lambda count: len(self.decoded(ids[:count]))
 
     def decoded(self, ids: Sequence[int]) -> str:

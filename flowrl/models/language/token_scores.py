@@ -6,7 +6,7 @@ b rows, t tokens, m tokens of all rows, d hidden width, v vocabulary.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, starmap
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -65,15 +65,16 @@ class ScoringPolicy:
         row, place, behind = sent_together([row, place, starts[row] + place - 1], device)
         inputs, arranged = self._inputs(texts, device, images)
         kept = None if rows.kept is None else rows.kept[row, place]
-        asked = rows.ids[row, place], kept, rows.temperature, entropies
+        ids = rows.ids[row, place]
 
         def work(inputs: Mapping[str, Tensor]) -> list[Float[Tensor, " m"]]:
-            return self._scores(arranged(self._called(inputs))[row, behind], *asked)
+            last = arranged(self._called(inputs))[row, behind]
+            return self._scores(last, ids, kept, rows.temperature, entropies)
 
         found = self.calls(work, inputs)
         zeros = found[0].new_zeros(written.shape)
         logp, *spread = (zeros.masked_scatter(written, each) for each in found)
-        return Evaluation(logp, *(spread or [None]))
+        return Evaluation(logp, spread[0] if spread else None)
 
     def last_states(
         self,
@@ -134,13 +135,13 @@ class ScoringPolicy:
             # backward begins with the last parts, so that it may as well find theirs
             again = torch.is_grad_enabled() and i < count - LOGITS_HELD // most
             parts.append(checkpoint(score, *given, use_reentrant=False) if again else score(*given))
-        return [*map(torch.cat, zip(*parts, strict=True))]
+        return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
 def even_parts(size: int, count: int) -> Iterator[slice]:
     """Cut `size` places into `count` parts whose lengths differ by at most 1."""
     ends = [size * i // count for i in range(count + 1)]
-    return starmap(slice, pairwise(ends))
+    return (slice(start, end) for start, end in pairwise(ends))
 
 
 def _as_it_is(found: Tensor) -> Tensor:

@@ -42,8 +42,15 @@ POLICIES_FILE = "policies.safetensors"
 SAMPLING_FILE = "sampling.safetensors"
 # errors of a checkpoint with other contents than this run's; a missing key or a wrong type are too
 MISFITS = (
-    *(OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError),
-    *(SafetensorError, UnpicklingError),
+    OSError,
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    RecursionError,
+    SafetensorError,
+    UnpicklingError,
 )
 
 
@@ -72,8 +79,9 @@ def take_state(session: Session, iteration: int) -> "SavedState":
             sampling: dict[str, torch.Tensor] = {}
             if session.source is not None:
                 state["ahead"], sampling = session.source.state(iteration)
-            kept = (weights, copied(moments), copied(budget), sampling)
-            taken = SavedState(*kept, json.dumps(state))
+            taken = SavedState(
+                weights, copied(moments), copied(budget), sampling, state=json.dumps(state)
+            )
     return taken
 
 

@@ -6,7 +6,6 @@ docs/alarms.md has the reasons and the remedies, docs/results/alarms.md the test
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from statistics import fmean, pvariance
 from typing import Any, NamedTuple
 
@@ -96,7 +95,7 @@ class Alarms:
     def unscored(self, metrics: Metrics) -> list[str]:
         """A clause for the alarm if too many samples of the window's iterations are unscored. The
         current iteration counts too: `watch` adds it to `recent` later."""
-        shares = map(itemgetter("unscored_share"), self.recent[1 - self.at.window :])
+        shares = [row["unscored_share"] for row in self.recent[1 - self.at.window :]]
         share = fmean([*shares, metrics.get("unscored_share", 0.0)])
         if share <= self.at.unscored:
             return []

@@ -12,13 +12,24 @@ from flowrl.settings.trust import CODE, REWARD_SETTINGS
 
 PlaceOf = Callable[[str], str]  # of a relative path as it is written
 _PATHS = {
-    *(("prompts",), ("prompts", "source"), ("prompts", "train"), ("prompts", "train", "source")),
-    *(("prompts", "held_out"), ("prompts", "held_out", "source")),
-    *(("model",), ("model", "pipeline"), ("model", "language"), ("model", "weights")),
-    *(("model", "adapters"), ("model", "adapters", "path"), ("model", "lora", "from")),
+    ("prompts",),
+    ("prompts", "source"),
+    ("prompts", "train"),
+    ("prompts", "train", "source"),
+    ("prompts", "held_out"),
+    ("prompts", "held_out", "source"),
+    ("model",),
+    ("model", "pipeline"),
+    ("model", "language"),
+    ("model", "weights"),
+    ("model", "adapters"),
+    ("model", "adapters", "path"),
+    ("model", "lora", "from"),
     ("model", "quantization", "file"),
-    *(("model", "rewriter", "language"), ("model", "rewriter", "lora", "from")),
-    *(("given", "file"), ("given", "folder")),
+    ("model", "rewriter", "language"),
+    ("model", "rewriter", "lora", "from"),
+    ("given", "file"),
+    ("given", "folder"),
 }
 
 

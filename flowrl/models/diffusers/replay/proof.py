@@ -118,18 +118,19 @@ class Subject:
     @cached_property
     def recorded(self) -> tuple[list[Received], Decoded, bool]:
         """The pipeline's own call: its steps, its media, and whether it draws no noise."""
-        call = (self.loop, self.prompts, self.extras, self.steps, self.guidance)
-        steps, media, repeatable = record(*call)
+        steps, media, repeatable = self._record()
         predicted = [media.values, *(step.output for step in steps)]
         proof_checks.finite(self.loop.name, self.loop.pipe.components, predicted)
         if not shown(media.media) and self.loop.traits.form == "pt":
-            self.loop.traits = replace(
-                self.loop.traits, form="np"
-            )  # some pipelines scale to 0..1 only there
-            steps, media, repeatable = record(*call)
+            # some pipelines scale to 0..1 only there
+            self.loop.traits = replace(self.loop.traits, form="np")
+            steps, media, repeatable = self._record()
         visits, rows = len(self.schedule.visits), len(self.prompts)
         proof_checks.check_states(self.loop.name, steps, self.steps, visits, rows)
         return steps, media, repeatable
+
+    def _record(self) -> tuple[list[Received], Decoded, bool]:
+        return record(self.loop, self.prompts, self.extras, self.steps, self.guidance)
 
     @property
     def own(self) -> list[Received]:

@@ -15,13 +15,14 @@ from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.loop.image_shapes import latent_shapes, sized_by_images
 from flowrl.models.diffusers.call.loop.loop import Loop
 from flowrl.models.diffusers.memory.offload import OffloadedParts
+from flowrl.models.diffusers.replay.replay import Replay
 from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Batch
 from flowrl.prompts.row_sizes import RowSize, described, row_sizes
 from samplers import Planner
 
-Proofs = dict[tuple[int, float | None], Any]  # a replay each, by steps and guidance
+Proofs = dict[tuple[int, float | None], Replay]  # by steps and guidance
 Meta = Sequence[Mapping[str, Any]]
 
 

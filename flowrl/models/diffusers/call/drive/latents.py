@@ -152,8 +152,10 @@ class Doors:
     def without(self, entries: Sequence[Entry]) -> "Doors":
         """The names that none of these entries uses."""
         used = {e.argument if e.place is None else e.method for e in entries}
-        free = ([n for n in names if n not in used] for names in (self.arguments, self.methods))
-        return Doors(*map(tuple, free))
+        return Doors(
+            arguments=tuple(name for name in self.arguments if name not in used),
+            methods=tuple(name for name in self.methods if name not in used),
+        )
 
 
 def injected(

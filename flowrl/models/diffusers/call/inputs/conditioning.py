@@ -6,7 +6,6 @@ per prompt, which depend on the length of the prompts, and which are token masks
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -81,8 +80,9 @@ class Conditioning:
             raise IndexError(f"rows {places} are not all among the {len(self.prompts)} rows")
         if (last := next(iter(self.taken), None)) is not None and last.serves(places):
             return last.made
-        take = partial(_take, index=index, there={index.device: index, given.device: given})
-        values = tuple(map(take, self.layout.slots, self.values))
+        there = {index.device: index, given.device: given}
+        pairs = zip(self.layout.slots, self.values, strict=True)
+        values = tuple(_take(slot, value, index, there) for slot, value in pairs)
         extras = tuple(self.extras[i] for i in places) if self.extras else ()
         prompts = tuple(self.prompts[i] for i in places)
         plain = None if self.plain is None else self.plain.take(given)

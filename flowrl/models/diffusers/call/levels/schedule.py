@@ -8,7 +8,7 @@ any form of a scheduler's list is converted to such levels.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -86,8 +86,7 @@ class PipelineSchedule:
 
     def index(self, sigma: Tensor) -> Tensor:
         """Index [n] of each sigma in the list, -1 if it is not there."""
-        levels = sigma.detach().float().tolist()
-        found = list(map(self._places.get, levels, repeat(-1)))
+        found = [self._places.get(level, -1) for level in sigma.detach().float().tolist()]
         return torch.tensor(found, dtype=torch.long)
 
     @cached_property

@@ -187,8 +187,14 @@ class Loop:
             self.driver.behind = int(schedule.trig and not _ends(self.driver.scheduler, times))
             if schedule.preserving:
                 size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()
-            form = tuple(first.shape[1:]), first.dtype, first.device
-            self._starts[steps] = Start(schedule, *form, noise=own * size, scale=size)
+            self._starts[steps] = Start(
+                schedule,
+                shape=tuple(first.shape[1:]),
+                dtype=first.dtype,
+                device=first.device,
+                noise=own * size,
+                scale=size,
+            )
         return self._starts[steps]
 
     def trial(self, conditioning: Conditioning, steps: int) -> PipelineCall:

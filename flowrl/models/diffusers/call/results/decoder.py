@@ -43,8 +43,7 @@ class LateVerdicts:
 def late_verdicts() -> LateVerdicts:
     """Results of the checks since the last call."""
     late, _unread[:] = tuple(_unread), []
-    spreads, refuse = zip(*late, strict=True) if late else ((), ())
-    return LateVerdicts(spreads, refuse)
+    return LateVerdicts([spread for spread, _ in late], [refuse for _, refuse in late])
 
 
 def finite_decoder(pipe: Any) -> list[Patch]:

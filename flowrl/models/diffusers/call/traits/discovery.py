@@ -130,7 +130,7 @@ class Traits:
                 given[name] = [value] * len(prompts)
         if extras:
             given |= columns.merged_call(extras, each=self.encodings[tuple(extras[0])].each)
-        texts = [*map(columns.instruction, prompts)] if self.json else [*prompts]
+        texts = [columns.instruction(prompt) if self.json else prompt for prompt in prompts]
         given |= {"prompt": texts, "num_inference_steps": steps}
         given |= {"output_type": self.form, "return_dict": False}
         given |= {} if self.levels is None else {"sigmas": list(self.levels.at(steps))}
@@ -145,8 +145,9 @@ class Traits:
 
     def trial_call(self, conditioning: Conditioning, steps: int) -> PipelineCall:
         """A call for trials, at their guidance scale: only its states are read, not its result."""
-        rows = conditioning.prompts, steps, self.trial_guidance, conditioning.extras
-        return PipelineCall(self.arguments(*rows), conditioning.calls(), stubs=self.stubs)
+        prompts, extras = conditioning.prompts, conditioning.extras
+        arguments = self.arguments(prompts, steps, self.trial_guidance, extras)
+        return PipelineCall(arguments, conditioning.calls(), stubs=self.stubs)
 
     @property
     def turned(self) -> "Traits":
