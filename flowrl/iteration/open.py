@@ -78,6 +78,7 @@ OF_ITERATIONS = (
     Feature("uncertain", _reads("uncertain")),
     Feature("tracker", lambda s: s.tracker is not None),
     Feature("start_values", lambda s: s.algorithm.samples_start),
+    Feature("replay", lambda s: s.spending is not None),
     Feature("reference", _reads("reference")),
     Feature("budget", lambda s: s.spending is not None),
     Feature("gate", _reads("gate")),
@@ -110,6 +111,11 @@ def open_unit(session: Session, clock: Clock) -> UnitStages:
         if each.needed(session):
             stages = feature(each.name).wrap_unit(stages, session, clock)
     return stages
+
+
+def timed_units(session: Session) -> Callable[[dict[str, float]], UnitStages]:
+    """How a unit is sampled and scored, with its seconds added to a mapping by phase."""
+    return lambda seconds: open_unit(session, Clock(seconds))
 
 
 def open_stages(session: Session, progress: Progress, keep_values: bool = False) -> Stages:

@@ -68,57 +68,6 @@ def unchanged(learner: Learner, made: TrainingRows, shares: list[Chunks]) -> lis
     return shares
 
 
-def update(
-    learner: Learner,
-    made: TrainingRows,
-    progress: Progress,
-    keep_values: bool,
-    loss: ChunkLoss,
-    prepare: Prepare = unchanged,
-) -> Updated:
-    """Take the iteration's optimizer steps.
-
-    NotFiniteError after SKIPPED_STEPS consecutive steps without a finite gradient; `progress`
-    counts them, over iterations and resumed runs.
-    """
-    learner.optimizer.zero_grad(set_to_none=True)  # of an update that ran out of memory
-    tally, seen = Tally(), IterationValues() if keep_values else None
-    meter = Meter(frozen=made.frozen)
-    made = replace(made, policy=meter(made.policy))
-    if learner.recomputes_old:
-        rows = [without_old(each, keep=learner.decouples) for each in made.rows]
-        made = replace(made, rows=tuple(rows))
-    shares = shares_of(learner, made, progress.iteration)
-    with (
-        learner.parallel.together(),
-        bounded_call("training"),
-    ):  # a first step may wait for the weights that sampled, unless its rows come again
-        waits = 1 if learner.run.train.epochs == 1 else 0
-        shares[waits:] = [with_old(learner, made, share) for share in shares[waits:]]
-    shares = prepare(learner, made, shares)
-    equal = averages_in_use(learner)
-    norms: list[float] = []
-    for number, share in enumerate(shares * learner.run.train.epochs):
-        try:
-            before = None if number else equal
-            add_gradients(learner, made, share, before, tally, seen, loss)
-        except CallTooLarge as error:
-            error.repeatable = not norms  # a step has changed the weights that sampled
-            raise
-        norms.append(optimizer_step(learner, progress, tally))
-    finite = [norm for norm in norms if math.isfinite(norm)]
-    scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
-    metrics = {
-        **tally.means(),
-        **scale,
-        "count/training": meter.total(learner.parallel.every, "graded"),
-        "count/frozen": meter.total(learner.parallel.every, "frozen"),
-        "grad_norm": sum(finite) / len(finite) if finite else math.nan,
-        "skipped": float(len(norms) - len(finite)),
-    }
-    return Updated(metrics, len(norms), seen)
-
-
 def averages_in_use(learner: Learner) -> frozenset[str]:
     """Averages used by the loss or for sampling, while they equal the trained weights on all
     processes."""
@@ -277,6 +226,57 @@ def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
             "float32"
         )
     return norm
+
+
+def update(
+    learner: Learner,
+    made: TrainingRows,
+    progress: Progress,
+    keep_values: bool = False,
+    loss: ChunkLoss = chunk_loss,
+    prepare: Prepare = unchanged,
+) -> Updated:
+    """Take the iteration's optimizer steps.
+
+    NotFiniteError after SKIPPED_STEPS consecutive steps without a finite gradient; `progress`
+    counts them, over iterations and resumed runs.
+    """
+    learner.optimizer.zero_grad(set_to_none=True)  # of an update that ran out of memory
+    tally, seen = Tally(), IterationValues() if keep_values else None
+    meter = Meter(frozen=made.frozen)
+    made = replace(made, policy=meter(made.policy))
+    if learner.recomputes_old:
+        rows = [without_old(each, keep=learner.decouples) for each in made.rows]
+        made = replace(made, rows=tuple(rows))
+    shares = shares_of(learner, made, progress.iteration)
+    with (
+        learner.parallel.together(),
+        bounded_call("training"),
+    ):  # a first step may wait for the weights that sampled, unless its rows come again
+        waits = 1 if learner.run.train.epochs == 1 else 0
+        shares[waits:] = [with_old(learner, made, share) for share in shares[waits:]]
+    shares = prepare(learner, made, shares)
+    equal = averages_in_use(learner)
+    norms: list[float] = []
+    for number, share in enumerate(shares * learner.run.train.epochs):
+        try:
+            before = None if number else equal
+            add_gradients(learner, made, share, before, tally, seen, loss)
+        except CallTooLarge as error:
+            error.repeatable = not norms  # a step has changed the weights that sampled
+            raise
+        norms.append(optimizer_step(learner, progress, tally))
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
+    metrics = {
+        **tally.means(),
+        **scale,
+        "count/training": meter.total(learner.parallel.every, "graded"),
+        "count/frozen": meter.total(learner.parallel.every, "frozen"),
+        "grad_norm": sum(finite) / len(finite) if finite else math.nan,
+        "skipped": float(len(norms) - len(finite)),
+    }
+    return Updated(metrics, len(norms), seen)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import yaml
 from accelerate import PartialState
 
 from flowrl.errors import Stopped, UserError
-from flowrl.iteration.clock import Clock
-from flowrl.iteration.open import open_unit
+from flowrl.iteration.open import timed_units
 from flowrl.paths import numbered
 from flowrl.processes.meeting import agreed, meet, not_alone
 from flowrl.run.save import checkpoint
@@ -186,7 +185,7 @@ def sampled_ahead(session: Session) -> SampleSource:
     """A lag that this process makes alone."""
     from flowrl.iteration.features.ahead import IterationsAhead  # a run without a lag needs none
 
-    return IterationsAhead(session, lambda seconds: open_unit(session, Clock(seconds)))
+    return IterationsAhead(session, timed_units(session))
 
 
 @contextmanager

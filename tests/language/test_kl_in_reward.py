@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Estimator, LeaveOneOut
 from flowrl.credit.turns import Penalize
+from flowrl.credit.values import REFERENCE
 from flowrl.errors import UserError
 from flowrl.estimate import memory
 from flowrl.iteration.features.reference import reference_log_ratios
@@ -261,7 +262,7 @@ def test_trees_are_refused(plan):
     rule = Estimator((Penalize(KL), LeaveOneOut()))
     with pytest.raises(UserError, match="completions of a tree share tokens"):
         Algorithm(6, plan, rule, Token(), Surrogate(0.2, 0.2))
-    assert Algorithm(6, Completions(4), rule, Token(), Surrogate(0.2, 0.2)).reads_reference
+    assert Algorithm(6, Completions(4), rule, Token(), Surrogate(0.2, 0.2)).reads == (REFERENCE,)
 
 
 def test_pictures_and_a_weight_of_nothing_are_refused():
@@ -272,7 +273,8 @@ def test_pictures_and_a_weight_of_nothing_are_refused():
         with pytest.raises(UserError, match="needs kl above 0"):
             TEXT_RECIPES[name](kl_in="reward")
         assert (
-            not TEXT_RECIPES[name](kl=KL).reads_reference and TEXT_RECIPES[name](kl=KL).loss.anchors
+            REFERENCE not in TEXT_RECIPES[name](kl=KL).reads
+            and TEXT_RECIPES[name](kl=KL).loss.anchors
         )
         made = TEXT_RECIPES[name](kl=KL, kl_in="reward")
-        assert made.reads_reference and not made.loss.anchors
+        assert REFERENCE in made.reads and not made.loss.anchors

@@ -108,8 +108,7 @@ def test_in_half_precision_only_replayed_completions_keep_what_the_sampler_said(
         return entries, mask
 
     chunk_loss = updating.chunk_loss
-    monkeypatch.setattr(updating, "chunk_loss", listening)
-    updating.update(kept.learner, experience, Progress())
+    updating.update(kept.learner, experience, Progress(), loss=listening)
     for row, ids in enumerate(rows.ids.tolist()):
         ratio = ratios[tuple(ids)]
         assert bool(ratio.eq(1).all()) == (row not in found)

@@ -224,9 +224,10 @@ def tiny_policy() -> CausalPolicy:
 
 def test_the_loop_s_files_do_not_know_text():
     """Names of language models, tokens or texts stand in no file of the loop."""
-    wings = ("train", "experience/collect", "update/update", "evaluate/evaluate")
-    for name in (*wings, "save/checkpoint", "update/ratio_check", "state/policies"):
-        tree = ast.parse((PROJECT / "flowrl" / "run" / f"{name}.py").read_text())
+    stages = ("stages", "draw", "sample", "score", "credit", "rows", "update", "ratio_check")
+    wings = ("run/train", "run/evaluate/evaluate", "run/save/checkpoint", "session/policies")
+    for name in (*wings, *(f"iteration/{stage}" for stage in stages)):
+        tree = ast.parse((PROJECT / "flowrl" / f"{name}.py").read_text())
         words = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         words |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
         words |= {a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}

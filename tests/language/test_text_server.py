@@ -13,6 +13,7 @@ from flowrl.iteration.features.ahead import IterationsAhead
 from flowrl.iteration.units import LAG
 from flowrl.likelihoods.rows import TokenRows
 from flowrl.likelihoods.token import Token
+from flowrl.run import start
 from flowrl.session.progress import Progress
 from flowrl.settings import CorrectionSettings
 from samplers.generate import Sampler, TokenRequest
@@ -210,7 +211,7 @@ def test_a_server_draws_an_iteration_ahead_with_the_weights_of_its_version(
             folder.mkdir()
             settings = tree(server, folder) | {"workers": {"lag": 1}}
             kept = opened(settings, folder)
-            kept = replace(kept, source=IterationsAhead(kept))
+            kept = replace(kept, source=start.sampled_ahead(kept))
             answers, drawn = kept.learner.policy.server.ahead, []
             if not ahead:
                 monkeypatch.setattr(IterationsAhead, "_ask_server", lambda *_: None)

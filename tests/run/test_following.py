@@ -29,7 +29,7 @@ from flowrl.session.record import Terminal
 from flowrl.session.session import open_accelerator
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
-from tests.support.iterations import collect
+from tests.support.iterations import as_iteration, collect
 
 METRICS = {
     "reward": 0.5, "reward_std": 0.25, "grad_norm": 1.0, "seconds": 2.0, "seconds/sample": 1.5,
@@ -196,7 +196,7 @@ def test_samples_of_training_are_written_once_and_bounded(model, tmp_path, monke
         return [json.loads(line) for line in lines]
 
     def save(iteration):
-        sample_pages.save_training_samples(session, experience, iteration)
+        sample_pages.save_training_samples(session, as_iteration(experience, iteration))
         return [line["iteration"] for line in table()[::4]]
 
     assert [save(i) for i in (1, 2, 3)][-1] == [1, 2, 3]
@@ -216,7 +216,7 @@ def test_samples_of_training_are_written_once_and_bounded(model, tmp_path, monke
 
 def test_nothing_is_written_without_the_setting(model, tmp_path):
     session = text_runs.session(model, tmp_path, text_runs.GRPO)
-    sample_pages.save_training_samples(session, collect(session, 0), 1)
+    sample_pages.save_training_samples(session, as_iteration(collect(session, 0), 1))
     assert not (tmp_path / "samples").exists()
 
 

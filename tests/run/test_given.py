@@ -277,7 +277,7 @@ def test_progress_is_of_given_samples_alone(pairs) -> None:
     experience = collect(pairs, 3)
     assert experience.metrics["given/epochs"] == 2.0
     assert experience.metrics["count/given"] == 6.0
-    assert len(experience.samples.prompts) == 0
+    assert not experience.scored.samples
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.iteration.features.ahead import IterationsAhead
 from flowrl.iteration.features.units import summed_metrics
 from flowrl.iteration.minibatches import shares_of
 from flowrl.iteration.units import LAG
@@ -18,6 +17,7 @@ from flowrl.likelihoods.transition import Transition
 from flowrl.losses.base import metric_values
 from flowrl.losses.ratio import Surrogate
 from flowrl.losses.weights import BehindClip, Decoupled, Mismatch
+from flowrl.run import start
 from flowrl.run.evaluate.guard import raised_by_training
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
@@ -134,10 +134,10 @@ def test_recomputed_log_densities_are_the_proximal_policys(pipeline, tmp_path):
     chunk = with_old(learner, experience, shares[0][:1])[0].rows()
     with torch.no_grad():
         now = opened.algorithm.likelihood.evaluate(experience.policy, chunk).logp
-    assert chunk.old is not None and chunk.behaviour is not None and stored is not None
+    assert chunk.old is not None and stored is not None
     torch.testing.assert_close(chunk.old.logp, now)
     entries, _ = chunk_loss(learner, experience, chunk)
-    weight = (now - chunk.behaviour.logp).exp()
+    weight = (now - chunk.table[BEHAVIOUR].logp).exp()
     torch.testing.assert_close(metric_values(entries.metrics["ratio"]), torch.ones_like(now))
     torch.testing.assert_close(entries.metrics["behind_weight"], weight)
     assert (weight - 1).abs().max() > 1e-4
@@ -149,7 +149,7 @@ def test_a_lag_in_one_process_samples_with_the_weights_of_its_version(recipe, pi
     settings = runs.tree(pipeline, tmp_path, recipe, iterations=4)
     cut = {"workers": {"unit": 1}}
     late = runs.opened({**settings, "workers": {"unit": 1, "lag": 2}}, tmp_path)
-    late = replace(late, source=IterationsAhead(late))
+    late = replace(late, source=start.sampled_ahead(late))
     name, began, progress = late.algorithm.behaviour, [], Progress()
     plain = runs.opened({**settings, **cut}, tmp_path)
     for iteration, version in enumerate((0, 0, 0, 1)):

@@ -13,6 +13,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.iteration.features.ahead import IterationsAhead
+from flowrl.iteration.open import timed_units
 from flowrl.iteration.units import StoredSamples
 from flowrl.models.call_sizes import CallTooLarge
 from flowrl.run import start, train
@@ -76,7 +77,7 @@ class LateSource(IterationsAhead):
 def late(monkeypatch) -> type[LateSource]:
     @contextmanager
     def with_late(session, cluster) -> Iterator[Any]:
-        yield replace(session, source=LateSource(session))
+        yield replace(session, source=LateSource(session, timed_units(session)))
 
     monkeypatch.setattr(start, "with_workers", with_late)
     monkeypatch.setattr(LateSource, "late", [])

@@ -23,6 +23,7 @@ from flowrl.run.workers.transport import (
 from flowrl.session.progress import Progress
 from flowrl.settings.read import check_plan, run_from
 from flowrl.settings.sections.workers import ReplicaSettings, WorkerSettings
+from flowrl.table import EMPTY
 from rewards import Samples
 from samplers.completions import TextRollout
 from tests.support import runs, text_runs, tiny_lm
@@ -199,12 +200,18 @@ def test_each_training_process_needs_a_worker(pipeline, tmp_path):
         check_shares(run, 3)
 
 
+def bare(sampled, scores):
+    """What a worker sends of a unit besides its media."""
+    rollouts = tuple(map(distinct_states, sampled.unit.rollouts))
+    unit = replace(sampled.unit, samples=(), rollouts=rollouts, table=EMPTY)
+    return unit, replace(scores, samples=())
+
+
 @pytest.mark.parametrize("kind", RECIPES)
 def test_plan_counts_the_bytes_that_a_unit_has(kind, pipeline, tmp_path):
     opened = session(pipeline, tmp_path, RECIPES[kind], sampling=1)
     found = traffic(opened.run)
-    made = [sample_units(opened, unit_of(0, (i,), (0,))) for i in range(5)]
-    sent = [replace(m, samples=(), rollouts=(distinct_states(m.rollouts[0]),)) for m in made]
+    sent = [bare(*sample_unit(opened, unit_of(0, (i,), (0,)))) for i in range(5)]
     assert found is not None and not found.bound
     assert found.samples == sum(map(bytes_of, sent))
     own = opened.learner.policies.copies({opened.algorithm.behaviour})
@@ -216,10 +223,10 @@ def test_plan_bounds_the_bytes_of_texts(tmp_path):
     model = tiny_lm.write(tmp_path / "model")
     opened = text_runs.session(model, tmp_path, text_runs.GRPO)
     found = traffic(opened.run)
-    made = sample_units(opened, unit_of(0, (0, 1, 2), (0, 1, 2)))
-    (texts,) = made.rollouts
+    sampled, scores = sample_unit(opened, unit_of(0, (0, 1, 2), (0, 1, 2)))
+    (texts,) = sampled.unit.rollouts
     assert isinstance(texts, TextRollout) and found is not None and found.bound
-    sent, longest = bytes_of(replace(made, samples=())), opened.algorithm.steps
+    sent, longest = bytes_of(bare(sampled, scores)), opened.algorithm.steps
     missing = len(texts.ids) * (longest - texts.ids.shape[1]) * (8 + 4)
     assert sent + missing == found.samples
     own = opened.learner.policies.copies({opened.algorithm.behaviour})

@@ -19,6 +19,7 @@ from flowrl.session.atomic import damage
 from flowrl.session.progress import Progress
 from flowrl.session.writer import WAITING, FileWriter, copied
 from tests.support import runs
+from tests.support.iterations import iterate
 from tests.support.warm import agree, small
 
 
@@ -98,7 +99,7 @@ def test_copies_are_no_views():
 def test_a_checkpoint_holds_its_moment_whatever_the_run_does_meanwhile(pipeline, tmp_path):
     kept = runs.session(pipeline, tmp_path, runs.NFT, lr=1e-2)  # with an average
     progress, alarms, gate = Progress(), Alarms(), threading.Event()
-    train.iterate(kept, progress)
+    iterate(kept, progress)
     checkpoint.save_checkpoint(kept, progress, alarms)
     folder = tmp_path / "checkpoints" / "000001"
     at_once = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -106,7 +107,7 @@ def test_a_checkpoint_holds_its_moment_whatever_the_run_does_meanwhile(pipeline,
     with kept.writer.beside():
         kept.writer.write(lambda: gate.wait(30))  # the write under way
         checkpoint.save_checkpoint(kept, progress, alarms)
-        train.iterate(kept, progress)
+        iterate(kept, progress)
         assert not folder.exists()
         gate.set()
         kept.writer.wait()

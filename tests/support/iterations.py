@@ -53,6 +53,11 @@ class Collected(TrainingRows):
         return SimpleNamespace(part=part, credit=(credit.advantages, credit.mask))
 
     @property
+    def chain(self) -> "tuple[Collected, ...]":
+        """One part for each model of a joint run."""
+        return (*((self.before,) if WRITER in self.table else ()), self)
+
+    @property
     def before(self) -> "Collected":
         """The language model's part of a joint iteration."""
         made: Iteration = self.table[WRITER]
@@ -85,22 +90,31 @@ def update_stage(made: Collected) -> UpdateStage:
     return stage
 
 
+PLAIN_LOSS = updating.chunk_loss
+
+
+def loss_of(made: Collected) -> updating.ChunkLoss:
+    """The loss of a chunk; the plain one is looked up anew, since tests put others in its place."""
+    loss = update_stage(made).loss
+    return updating.chunk_loss if loss is PLAIN_LOSS else loss
+
+
 def update(
     learner: Learner, made: Collected, progress: Progress, keep_values: bool = False
 ) -> Updated:
     """The optimizer steps alone, of this learner."""
-    stage = update_stage(made)
-    return updating.update(learner, made, progress, keep_values, stage.loss, stage.prepare)
+    prepare = update_stage(made).prepare
+    return updating.update(learner, made, progress, keep_values, loss_of(made), prepare)
 
 
 def chunk_loss(
     learner: Learner, made: Collected, chunk: Rows, equal: frozenset[str] | None = None
 ) -> tuple[Entries, Tensor]:
-    return update_stage(made).loss(learner, made, chunk, equal)
+    return loss_of(made)(learner, made, chunk, equal)
 
 
 def add_gradients(learner: Learner, made: Collected, share, equal, tally, seen) -> None:
-    loss = update_stage(made).loss
+    loss = loss_of(made)
     updating.add_gradients(learner, made, share, equal, tally, seen, loss)
 
 
@@ -125,3 +139,10 @@ def unit_of(
     iteration: int, ids: tuple[int, ...], rows: tuple[int, ...], by: str = "current"
 ) -> SamplingUnit:
     return SamplingUnit(iteration, ids, rows, by)
+
+
+def as_iteration(made: Collected, number: int) -> Iteration:
+    """The record of an iteration that is not updated."""
+    nothing = Updated({}, 0)
+    metrics = dict(made.metrics)
+    return Iteration(number, made.sampled, made.scored, made.credited, made, nothing, metrics)

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from flowrl.budget.groups import Groups, samples_of
-from flowrl.budget.spending import DrawRequest, Rationed, RoundOutcome, RoundScores
+from flowrl.budget.spending import DrawRequest, Rationed, RoundScores
 from flowrl.iteration.clock import Clock
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
 from flowrl.iteration.draw import drawn
+from flowrl.iteration.features.replay import LEARNED
 from flowrl.iteration.features.tracker import SAMPLED_SCORES
 from flowrl.iteration.features.units import join_of
 from flowrl.iteration.records import (
@@ -26,7 +27,6 @@ from flowrl.iteration.records import (
     Scored,
     TrainingRows,
 )
-from flowrl.iteration.score import totals
 from flowrl.iteration.stages import MakeRows, Sample, Score, Stages
 from flowrl.iteration.units import SamplingUnit, added
 from flowrl.likelihoods.rows import Rows, take
@@ -38,8 +38,6 @@ from samplers.host import on_host, sent
 
 KEPT: Column[Tensor] = Column("draws that are trained on", "budget", "whole")  # [g] bool
 ROUNDS: Column[Scored] = Column("scores of all rounds", "budget", "whole")
-LEARNED: Column[Scores] = Column("scores that are trained on", "budget", "whole")
-"""Of all processes; those of replayed samples where some were replaced."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class RoundsOfSamples:
         outcomes, of_round = list[RoundScores](), first
         while True:
             samples = self.sample(of_round)
-            each.append(self.learned(samples, self.score(samples)))
+            each.append((samples, self.score(samples)))
             plans = each[-1][1].plans
             outcomes.append(RoundScores(of_round.draws, tuple(plan.totals for plan in plans)))
             draws = self.spending.draws(asked, outcomes)
@@ -86,21 +84,6 @@ class RoundsOfSamples:
         samples, scores = joined_rounds(self.session, each)
         table = samples.table.with_value(KEPT, kept).with_value(ROUNDS, scores)
         return replace(samples, table=table)
-
-    def learned(self, samples: Sampled, scores: Scored) -> tuple[Sampled, Scored]:
-        """Let the budget see the scores, and replace the samples that it replays."""
-        of, (share,) = samples.drawn, samples.drawn.shares
-        weights, rollouts, plans = self.session.weights(of.iteration), [], list[PlanScores]()
-        for rollout, plan in zip(samples.rollouts, scores.plans, strict=True):
-            outcome = RoundOutcome(
-                of.draws, plan.everyone, plan.totals, share.mine, share.counts, of.iteration
-            )
-            kept, learned = self.spending.scored(rollout, outcome)
-            rollouts.append(kept)
-            table = plan.table.with_value(LEARNED, learned)
-            plans.append(replace(plan, totals=totals(learned, weights), table=table))
-        unit = replace(samples.unit, rollouts=tuple(rollouts))
-        return replace(samples, unit=unit), replace(scores, plans=tuple(plans))
 
 
 def known_scores(samples: Sampled) -> Scored:

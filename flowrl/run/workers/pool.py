@@ -22,9 +22,8 @@ from ray.exceptions import (  # type: ignore[reportMissingImports]
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.iteration.clock import Clock
 from flowrl.iteration.features.ahead import IterationsAhead
-from flowrl.iteration.open import open_unit
+from flowrl.iteration.open import timed_units
 from flowrl.iteration.score import joined_columns
 from flowrl.iteration.units import SamplingUnit, StoredSamples, UnitSamples, UnitScores
 from flowrl.models.call_sizes import CallTooLarge
@@ -58,7 +57,7 @@ class SamplingPool:
     def __init__(self, session: Session, cluster: Cluster) -> None:
         self.session, self.settings = session, session.run.workers
         self.crew = Crew(session, cluster)
-        self.ahead = IterationsAhead(session, lambda seconds: open_unit(session, Clock(seconds)))
+        self.ahead = IterationsAhead(session, timed_units(session))
         self.flights: dict[int, Flight[SamplingUnit]] = {}  # by iteration
         self.placed: dict[int, Any] = {}  # version -> its reference in the object store
         self.sizes: dict[str, float] = {}  # bytes that this iteration has sent, by kind
