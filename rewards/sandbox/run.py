@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -20,8 +21,12 @@ from typing import IO, Any
 
 SANDBOX_FOLDER = Path(__file__).parent
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")  # by name, as pip and Debian call them
-ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "HOME": "/tmp", "TMPDIR": "/tmp"}
+ENVIRONMENT = {
+    "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "HOME": "/tmp", "TMPDIR": "/tmp",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+}  # fmt: skip
 START_SECONDS = 10.0  # seconds that a process may take to begin; they are not the code's
+END_SECONDS = 10.0  # seconds that the kernel may take to end all processes of a program
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ def _folder(code: str) -> Iterator[str]:
     """A folder with the code in it. It is removed with its content, whatever its permissions."""
     folder = tempfile.mkdtemp(prefix="flowrl-")
     try:
-        path = Path(folder, "code.py")
+        path = Path(folder, "program.py")
         path.write_text(code, encoding="utf-8", errors="surrogatepass")
         yield folder
     finally:
@@ -161,28 +166,45 @@ def _started(
     stdout: IO[bytes] | int,
     channel: socket.socket | None = None,
 ) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    """A process and its report file; at the end the process is killed, with everything that it
-    started."""
+    """A process and its report file; at the end the process has ended, with all that it started."""
     reports, control = os.pipe()
+    lifeline, held = os.pipe()
     settings: dict[str, Any] = {**asdict(limits), "folder": folder, "control": control}
+    settings |= {"lifeline": lifeline, "most_seconds": limits.seconds + 3 * START_SECONDS}
     settings["paths"] = package_folders()
     settings["channel"] = [] if channel is None else [channel.fileno()]
     command = [sys.executable, "-I", "-S", str(SANDBOX_FOLDER), role, json.dumps(settings)]
     process = subprocess.Popen(
-        command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, cwd=folder,
-        env=ENVIRONMENT, start_new_session=True, pass_fds=[control, *settings["channel"]],
+        command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, cwd=folder, env=ENVIRONMENT,
+        start_new_session=True, pass_fds=[control, lifeline, *settings["channel"]],
     )  # fmt: skip
     os.close(control)
+    os.close(lifeline)
     try:
         yield process, reports
     finally:
+        _end(process, held, reports)
         os.close(reports)
-        _kill(process)
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):  # if all of them have ended
-        os.killpg(process.pid, signal.SIGKILL)
+def _end(process: "subprocess.Popen[bytes]", held: int, reports: int) -> None:
+    """Have the keeper end its processes, and wait until it says that they are gone: it closes its
+    report file last. A byte says so too, should another process hold a copy of the pipe."""
+    with suppress(BrokenPipeError):  # it has ended
+        os.write(held, b".")
+    os.close(held)
+    until = time.monotonic() + END_SECONDS
+    while (left := until - time.monotonic()) > 0 and select.select([reports], [], [], left)[0]:
+        if not os.read(reports, 2**16):
+            break
+    else:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        warnings.warn(
+            f"the sandbox's process {process.pid} did not end its program within {END_SECONDS:g} s "
+            "and was killed",
+            stacklevel=2,
+        )
     process.wait()
 
 
