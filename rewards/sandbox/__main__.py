@@ -49,8 +49,8 @@ def main() -> None:
     work(given)
 
 
-def _code() -> str:
-    with open(FILE, encoding="utf-8", errors="surrogatepass") as file:
+def _code() -> bytes:
+    with open(FILE, "rb") as file:
         return file.read()
 
 
@@ -58,20 +58,20 @@ def _code() -> str:
 # syntax trees of a judge cost a program as much as all the rest of its start.
 
 
-def _program(settings: dict[str, Any]) -> Callable[[str], None]:
+def _program(settings: dict[str, Any]) -> Callable[[bytes], None]:
     from program import run_script
 
-    def work(code: str) -> None:
+    def work(code: bytes) -> None:
         os.close(settings["control"])  # untrusted code must not write to it
         run_script(code, FILE)
 
     return work
 
 
-def _serve(settings: dict[str, Any]) -> Callable[[str], None]:
+def _serve(settings: dict[str, Any]) -> Callable[[bytes], None]:
     from program import serve_program
 
-    def work(code: str) -> None:
+    def work(code: bytes) -> None:
         os.close(settings["control"])
         serve_program(Channel(*settings["channel"]), code)
 

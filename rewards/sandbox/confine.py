@@ -139,6 +139,7 @@ def _own_root(libc: Any, settings: dict[str, Any]) -> bool:
     _checked(libc.mount(b"tmpfs", root.encode(), b"tmpfs", 0, size))
     real = os.path.realpath
     needed = {*SYSTEM, *DEVICES, sys.base_prefix, real(sys.base_prefix), *settings["paths"]}
+    needed |= {sys.executable, real(sys.executable), os.path.join(sys.prefix, "pyvenv.cfg")}
     bound: list[str] = []
     for path in sorted(needed):
         inside = any(path.startswith(f"{other}/") for other in bound)

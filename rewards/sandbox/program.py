@@ -41,10 +41,10 @@ def add_site_names() -> None:
     site.setcopyright()
 
 
-def run_script(code: str, file: str) -> None:
+def run_script(code: bytes, file: str) -> None:
     """Run code as `python FILE` does: its module is `__main__`, and what lies beside it can be
     imported. The file is written anew where the process has another root."""
-    with open(file, "w", encoding="utf-8", errors="surrogatepass") as copy:
+    with open(file, "wb") as copy:
         copy.write(code)
     add_site_names()
     sys.path.insert(0, os.getcwd())
@@ -55,7 +55,7 @@ def run_script(code: str, file: str) -> None:
 class Program:
     """The completion after it ran, and the objects that the judge refers to by number."""
 
-    def __init__(self, code: str) -> None:
+    def __init__(self, code: str | bytes) -> None:
         self.space = new_module("completion", None)
         self.kept: list[Any] = [self.space]
         self.failed: list[str] | None = None
@@ -95,7 +95,7 @@ class Program:
         return {kind: len(self.kept) - 1}
 
 
-def serve_program(channel: Channel, code: str) -> None:
+def serve_program(channel: Channel, code: bytes) -> None:
     """Run the completion, then answer the judge's requests. Never returns."""
     add_site_names()
     program = Program(code)

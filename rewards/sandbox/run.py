@@ -64,9 +64,12 @@ def run_program(code: str, given: str, limits: SandboxLimits) -> ProgramResult:
         folder = enter(_folder(code))
         stdin = enter(_file(given.encode("utf-8", "surrogatepass")))
         stdout = enter(_file(b""))
-        process, control = enter(_started("program", folder, limits, stdin, stdout))
-        missing, _, ended = _read_control(control, limits.seconds)
-        status = process.wait() if ended else None
+        # the program, another user, may open them by their names in /dev as well
+        os.fchmod(stdin.fileno(), 0o444)
+        os.fchmod(stdout.fileno(), 0o666)
+        program = enter(_started("program", folder, limits, stdin, stdout))
+        missing, _, ended = _read_control(program.reports, limits.seconds)
+        status = program.process.wait() if ended else None
         stdout.seek(0)
         output = stdout.read(limits.written).decode("utf-8", "replace")
     return ProgramResult(status, output, missing)
@@ -86,12 +89,14 @@ def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> tuple[l
         null = subprocess.DEVNULL
         word = secrets.token_hex(16)
         questions = enter(_file(json.dumps([word, *tests]).encode()))
-        _, first = enter(_started("serve", folders[0], limits, null, null, theirs))
-        _, second = enter(_started("judge", folders[1], limits, questions, null, ours))
+        program = enter(_started("serve", folders[0], limits, null, null, theirs))
+        judge = enter(_started("judge", folders[1], limits, questions, null, ours))
         ours.close()  # only the processes hold the ends, so each learns when the other has ended
         theirs.close()
-        _read_control(first, None)
-        _, verdicts, ended = _read_control(second, limits.seconds)
+        _read_control(program.reports, None)
+        _, verdicts, ended = _read_control(judge.reports, limits.seconds)
+        program.end()  # both at once
+        judge.end()
     passed = _verdicts(verdicts, word, len(tests))
     return passed + [False] * (len(tests) - len(passed)), not ended
 
@@ -119,9 +124,8 @@ def weak_rows(
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(""))
         stdin = stack.enter_context(_file(json.dumps([list(row) for row in rows]).encode()))
-        audit = _started("audit", folder, limits, stdin, subprocess.DEVNULL)
-        _, control = stack.enter_context(audit)
-        _, lines, _ = _read_control(control, limits.seconds)
+        audit = stack.enter_context(_started("audit", folder, limits, stdin, subprocess.DEVNULL))
+        _, lines, _ = _read_control(audit.reports, limits.seconds)
     return [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
@@ -157,6 +161,39 @@ def package_folders() -> list[str]:
     return list(dict.fromkeys([*seen, *own]))
 
 
+@dataclass(frozen=True)
+class Started:
+    """A keeper with its program. It reads `held`'s other end and writes what `reports` reads."""
+
+    process: "subprocess.Popen[bytes]"
+    held: int
+    reports: int
+
+    def end(self) -> None:
+        """Have the keeper end its program. A byte says so, since another process of the run may
+        hold a copy of the pipe."""
+        with suppress(BrokenPipeError):  # it has ended
+            os.write(self.held, b".")
+
+    def wait(self) -> None:
+        """Wait until all processes are gone: the keeper then closes its report file."""
+        until = time.monotonic() + END_SECONDS
+        while (left := until - time.monotonic()) > 0:
+            if not select.select([self.reports], [], [], left)[0]:
+                continue
+            if not os.read(self.reports, 2**16):
+                break
+        else:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            warnings.warn(
+                f"the sandbox's process {self.process.pid} did not end its program within "
+                f"{END_SECONDS:g} s and was killed",
+                stacklevel=2,
+            )
+        self.process.wait()
+
+
 @contextmanager
 def _started(
     role: str,
@@ -165,7 +202,7 @@ def _started(
     stdin: IO[bytes] | int,
     stdout: IO[bytes] | int,
     channel: socket.socket | None = None,
-) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+) -> Iterator[Started]:
     """A process and its report file; at the end the process has ended, with all that it started."""
     reports, control = os.pipe()
     lifeline, held = os.pipe()
@@ -180,32 +217,14 @@ def _started(
     )  # fmt: skip
     os.close(control)
     os.close(lifeline)
+    started = Started(process, held, reports)
     try:
-        yield process, reports
+        yield started
     finally:
-        _end(process, held, reports)
+        started.end()
+        os.close(held)
+        started.wait()
         os.close(reports)
-
-
-def _end(process: "subprocess.Popen[bytes]", held: int, reports: int) -> None:
-    """Have the keeper end its processes, and wait until it says that they are gone: it closes its
-    report file last. A byte says so too, should another process hold a copy of the pipe."""
-    with suppress(BrokenPipeError):  # it has ended
-        os.write(held, b".")
-    os.close(held)
-    until = time.monotonic() + END_SECONDS
-    while (left := until - time.monotonic()) > 0 and select.select([reports], [], [], left)[0]:
-        if not os.read(reports, 2**16):
-            break
-    else:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        warnings.warn(
-            f"the sandbox's process {process.pid} did not end its program within {END_SECONDS:g} s "
-            "and was killed",
-            stacklevel=2,
-        )
-    process.wait()
 
 
 def _read_control(control: int, seconds: float | None) -> tuple[tuple[str, ...], bytes, bool]:

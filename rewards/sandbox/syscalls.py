@@ -127,7 +127,12 @@ def filter_calls(libc: Any, processes: bool, alone: bool) -> bool:
         return False
     audit, column = MACHINES[os.uname().machine]
     refused = UNCOUNTED | ({} if processes else STARTING) | ({} if alone else REACHING)
-    steps: list[Step] = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, audit), (RETURN, 0, 0, EPERM), (LOAD, 0, 0, 0)]
+    steps: list[Step] = [
+        (LOAD, 0, 0, 4),
+        (EQUAL, 1, 0, audit),
+        (RETURN, 0, 0, EPERM),
+        (LOAD, 0, 0, 0),
+    ]
     if column == 0:
         steps += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, EPERM)]
     for numbers in refused.values():

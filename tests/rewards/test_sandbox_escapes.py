@@ -79,6 +79,8 @@ ESCAPES = {
               "    if libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p())): break\nprint(i)",
     "asynchronous input": "leave()\nmade = sum(libc.syscall({io_setup}, 999, ctypes.byref(ctypes.c_ulong())) == 0"
                           " for _ in range(9))\nprint(made)",
+    "a session of its own until its time is over": "quietly(os.setsid)\nlibc.prctl(1, 0, 0, 0, 0)\n"
+                                                   "leave()\nlinger()",
     "kept until its time is over": "leave()\nlinger()",
     "a large memory": "leave(lambda: (bytearray(2**27), linger()))\nlinger()",
 }  # fmt: skip
@@ -201,11 +203,11 @@ def test_a_killed_keeper_leaves_nothing(folder, monkeypatch):
 
     monkeypatch.setattr(run.subprocess, "Popen", started)
     with run._folder(SETUP + "leave()\nlinger()") as own, run._file(b"") as out:
-        with run._started("program", own, SMALL, subprocess.DEVNULL, out) as (process, control):
-            run._read_control(control, 0.5)
+        with run._started("program", own, SMALL, subprocess.DEVNULL, out) as started:
+            run._read_control(started.reports, 0.5)
             assert len(alive(own)) >= 3
-            process.kill()
-            process.wait()
+            started.process.kill()
+            started.process.wait()
             until = time.monotonic() + 5
             while alive(own) and time.monotonic() < until:
                 time.sleep(0.02)
