@@ -42,7 +42,7 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     Execution continues in a new process. This one becomes its keeper, which exits with its code.
     """
     linux, user = sys.platform == "linux", os.geteuid()
-    libc = ctypes.CDLL(None, use_errno=True) if linux else None
+    libc: Any = ctypes.CDLL(None, use_errno=True) if linux else None
     alone = linux and _enter_namespaces(libc)
     if linux:
         libc.prctl(DUMPABLE, 0, 0, 0, 0)  # others of this user may not look into our memory

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 SANDBOX_FOLDER = Path(__file__).parent
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")  # by name, as pip and Debian call them
@@ -75,11 +75,19 @@ def run_program(code: str, given: str, limits: SandboxLimits) -> ProgramResult:
     return ProgramResult(status, output, missing)
 
 
-def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> tuple[list[bool], bool]:
-    """Run tests; returns whether each passes, and whether time ran out.
-
-    The Python tests run in a separate process, which calls the program's functions.
+class TestsRun(NamedTuple):
+    """passed    of each test
+    late      whether time ran out
+    limits    tests that did not pass, by number, which this judge cannot run for any program: why
     """
+
+    passed: list[bool]
+    late: bool
+    limits: dict[int, str]
+
+
+def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> TestsRun:
+    """Run Python tests in a separate process, which calls the program's functions."""
     ours, theirs = socket.socketpair()
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -97,18 +105,26 @@ def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> tuple[l
         _, verdicts, ended = _read_control(judge.reports, limits.seconds)
         program.end()  # both at once
         judge.end()
-    passed = _verdicts(verdicts, word, len(tests))
-    return passed + [False] * (len(tests) - len(passed)), not ended
+    given = _verdicts(verdicts, word, len(tests))
+    passed = [verdict is True for verdict in given] + [False] * (len(tests) - len(given))
+    why = {number: verdict for number, verdict in enumerate(given) if isinstance(verdict, str)}
+    return TestsRun(passed, not ended, why)
 
 
-def _verdicts(written: bytes, word: str, most: int) -> list[bool]:
-    """The judge's verdicts, each a line with its secret word and 1 or 0. A line without this form
-    was written by other code, and verdicts after it do not count."""
-    found: list[bool] = []
-    for line in written.splitlines(keepends=True)[:most]:
-        if line not in (f"{word} {verdict}\n".encode() for verdict in (0, 1)):
-            break
-        found.append(line.endswith(b" 1\n"))
+def _verdicts(written: bytes, word: str, most: int) -> list[bool | str]:
+    """The judge's verdicts, each a line with its secret word and 1 or 0, or 2 and a reason. A line
+    without this form was written by other code, and verdicts after it do not count."""
+    found: list[bool | str] = []
+    for line in written.split(b"\n")[:-1][:most]:
+        start, reason = f"{word} 2 ".encode(), None
+        if line.startswith(start):
+            with suppress(ValueError):
+                reason = json.loads(line.removeprefix(start))
+        if not isinstance(reason, str):
+            if line not in (f"{word} {verdict}".encode() for verdict in (0, 1)):
+                break
+            reason = line.endswith(b" 1")
+        found.append(reason)
     return found
 
 
