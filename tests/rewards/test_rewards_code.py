@@ -163,6 +163,17 @@ HONEST = {
     "arrays": ("import numpy as np\ndef f(n): return np.arange(n) / 2",
                "assert f(3).shape == (3,) and np.allclose(f(3), [0, 0.5, 1])"),
     "an own name of a module": ("def select(l): return l[0]", "assert select([3]) == 3"),
+    "decimals and fractions": ("from decimal import Decimal\nfrom fractions import Fraction\n"
+                               "def f(x): return [Decimal(x) / 4, Fraction(int(x), 4)]",
+                               "from decimal import Decimal as D\nfrom fractions import Fraction\n"
+                               "assert f(3) == [D('0.75'), Fraction(3, 4)] and f(D(3))[0] == D('0.75')"),
+    "dates": ("import datetime as d\ndef f(x): return x + d.timedelta(1), d.time(1)\n"
+              "def g(): return d.datetime(2020, 1, 2, 3)",
+              "from datetime import date, datetime, time\n"
+              "assert f(date(2020, 2, 28)) == (date(2020, 2, 29), time(1))\n"
+              "assert g() == datetime(2020, 1, 2, 3)"),
+    "deques": ("from collections import deque\ndef f(d): d.rotate(1); return deque(d)",
+               "from collections import deque\nassert f(deque([1, 2])) == deque([2, 1])"),
     "numpy's numbers": ("import numpy as np\ndef f(x): return np.int64(x) + 1", "assert f(1) == 2"),
 }  # fmt: skip
 
@@ -197,6 +208,45 @@ WEAK = {
     "any error": ["try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert 0"],
     "an undefined tolerance": ["import numpy as np\nassert np.allclose(f(2), 3)"],
 }
+
+
+MEMBERS = {
+    "a number": "assert 5317 in f(2)",
+    "numbers": "r = f(2)\nassert 17 in r and -40 in r",
+    "a huge number": "assert 10**15 + 7 in f(2)",
+    "a number that the test computes": "assert sum(range(10**5)) in f(2)",
+    "a text": "assert 'seven' in f(2)",
+    "a number as a text": "assert '5317' in f(2)",
+    "digits of a result": "assert str(5317) in str(f(2))",
+    "digits in a result's text": "assert str(abs(-73)) in f(2)",
+    "a word": "w = 'ca' + 'ts'\nassert len('word') == 4 and w in f(2)",
+    "an item": "assert (1, 'x') in f(2)",
+    "a list among lists": "assert [1, 2] in f(2)",
+    "a subset": "assert {3, 4} <= set(f(2))",
+    "a subset of pairs": "assert set(f(2)) >= {(1, 2), (3, 4)}",
+    "any": "assert any(x == 5317 for x in f(2))",
+    "keys": "assert 'a' in f(2).keys() and f(2)['b']",
+    "counted": "assert f(2).count('seven') >= 1",
+    "found": "assert f(2).find('seven') >= 0",
+    "floats": "assert 2.5 in f(2)",
+    "bytes": "assert b'x' in f(2)",
+    "inside items": "assert all('x' in one for one in f(2))",
+}
+EXACT = {
+    "one text": "assert f() == 'seven'",
+    "one set": "assert f() == {'a'}",
+    "one list": "assert f() == ['a', 1]",
+    "one dictionary": "assert f() == {'a': 1}",
+    "membership in the test's": "assert f(2) in (3, 4)",
+    "a size": "r = f(2)\nassert 3 in r and len(r) == 1",
+}
+
+
+@pytest.mark.parametrize("test", [*MEMBERS.values(), *EXACT.values()], ids=[*MEMBERS, *EXACT])
+def test_a_container_of_everything_is_no_answer(test):
+    """Tests that ask whether something is in the result are told, tests of the result are not."""
+    how = run.weak_rows([[test]], 60.0, SandboxLimits())[0]
+    assert bool(how) == (test in MEMBERS.values()), how
 
 
 @pytest.mark.slow
