@@ -1,5 +1,5 @@
-r"""Where a text has its mathematical answer: the last box, else the last formula, else the last
-number; and the forms in which data sets write right answers.
+r"""The mathematical answer in a text: the last box, else the last formula, else the last number;
+and the forms in which data sets write right answers.
 """
 
 import re
@@ -26,7 +26,7 @@ def boxes(text: str) -> Iterator[str]:
             end = _closing(rest)
             content = rest[1:end] if end else ""
         else:
-            content = re.match(r"[^\s$\\{}]*", rest if match[0][-1:].isspace() else "")[0]
+            content = re.split(r"[\s$\\{}]", rest, maxsplit=1)[0] if match[0][-1:].isspace() else ""
         if content.strip():
             yield content.strip()
 
@@ -77,7 +77,9 @@ def right_answer(text: str) -> str:
     return last
 
 
-DASHES = dict.fromkeys((0x2212, 0x2013), "-")  # the minus sign and the dash of printed texts
+DASHES: dict[int, str] = dict.fromkeys(
+    (0x2212, 0x2013), "-"
+)  # the minus sign and the dash of printed texts
 _SPACING = re.compile(r"\\[,!;: ]|\\q?quad\b|~|\\(?:left|right|displaystyle)(?![a-zA-Z])")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _REPEATING = re.compile(
@@ -85,7 +87,7 @@ _REPEATING = re.compile(
 )
 
 
-def plain(answer: str) -> str:
+def simplified(answer: str) -> str:
     r"""TeX that means the same and has fewer forms: without dollar signs of money, spacing and
     commas between thousands; 0.\overline{3} is a fraction."""
     text = answer.replace(r"\$", "").replace(r"\text{\$}", "").strip().strip("$")
@@ -108,7 +110,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def same_text(answer: str, right: str) -> bool:
-    """Whether two answers are the same but for case, spaces and what `plain` and \\text leave."""
+    """Whether two answers are the same but for case, spaces and what `simplified` and \\text leave."""
     return _bare(answer) == _bare(right)
 
 
@@ -118,5 +120,5 @@ def has_content(answer: str) -> bool:
 
 
 def _bare(answer: str) -> str:
-    text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", plain(answer))
+    text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", simplified(answer))
     return "".join(text.split()).casefold()

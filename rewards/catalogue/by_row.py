@@ -57,8 +57,8 @@ class ByRow:
         for value, some in self._rows(prompts, meta).items():
             reward = self.rewards[value]
             if isinstance(reward, KnowsWinnable):
-                told = reward.winnable([prompts[i] for i in some], [meta[i] for i in some])
-                for row, one in zip(some, told, strict=True):
+                answers = reward.winnable([prompts[i] for i in some], [meta[i] for i in some])
+                for row, one in zip(some, answers, strict=True):
                     found[row] = one
         return found
 

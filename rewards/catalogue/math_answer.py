@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.answers.boxes import has_content, last_answer, plain, right_answer, same_text
+from rewards.answers.boxes import has_content, last_answer, right_answer, same_text, simplified
 from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
 from rewards.serving.workers import Workers
@@ -66,7 +66,9 @@ class MathAnswer:
             right = right_answer(gold)
             found[gold, text] = answer is not None and same_text(answer, right)
             if answer is not None and not found[gold, text]:
-                asked.append(((gold, text), {"gold": plain(right), "text": plain(answer)}))
+                asked.append(
+                    ((gold, text), {"gold": simplified(right), "text": simplified(answer)})
+                )
         verdicts = self.workers.ask([question for _, question in asked])
         return found | {
             pair: verdict is True for (pair, _), verdict in zip(asked, verdicts, strict=True)
@@ -123,9 +125,11 @@ class MathAnswer:
         new = [gold for gold in dict.fromkeys(golds) if gold is not None and gold not in lost]
         unread = [gold for gold in new if gold not in self.readable]
         limit = max(self.workers.seconds, READING)
-        told = self.workers.ask([{"gold": plain(right_answer(gold))} for gold in unread], limit)
+        verdicts = self.workers.ask(
+            [{"gold": simplified(right_answer(gold))} for gold in unread], limit
+        )
         self.readable.update(
-            gold for gold, verdict in zip(unread, told, strict=True) if verdict is not None
+            gold for gold, verdict in zip(unread, verdicts, strict=True) if verdict is not None
         )
         late = f"could not be read within {limit:g} s"
         return lost | {gold: late for gold in new if gold not in self.readable}
@@ -140,13 +144,13 @@ class MathAnswer:
         """The answer of each text as an expression; None if none can be read in time."""
         boxed = self.find == "boxed"
         texts = {text: last_answer(text, boxed) for text in dict.fromkeys(samples.media)}
-        unlike = list(dict.fromkeys(plain(one) for one in texts.values() if one is not None))
+        unlike = list(dict.fromkeys(simplified(one) for one in texts.values() if one is not None))
         read = self.workers.ask([{"read": one} for one in unlike])
         found = dict(zip(unlike, read, strict=True))
         return [
-            None if (own := texts[text]) is None or found[plain(own)] is None
+            None if (own := texts[text]) is None or found[simplified(own)] is None
             # what is no mathematics votes by its text
-            else found[plain(own)] or plain(own)
+            else found[simplified(own)] or simplified(own)
             for text in samples.media
         ]  # fmt: skip
 

@@ -15,7 +15,7 @@ import signal
 import sys
 from typing import Any
 
-from keeper import keep, reap
+from keeper import keep_program, reap
 from syscalls import filter_calls
 
 SPACES = {"mounts": 0x20000, "ipc": 0x8000000, "processes": 0x20000000, "network": 0x40000000}
@@ -32,7 +32,7 @@ LINKS = {
 PROTECTIONS = ["network", "files", "processes", "memory"]
 MOST_FILES = 8192  # files and folders that may exist at the same time, empty ones too
 MOST_PENDING = 256  # signals that wait and timers, of all processes together
-OURS = 2  # processes of ours that are counted as the user's
+KEEPERS = 2  # processes of ours that are counted as the user's
 
 
 def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
@@ -52,7 +52,7 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     if child:
         for file in (*close, report, kept):
             os.close(file)
-        keep(child, ready, settings)
+        keep_program(child, ready, settings)
     for file in (ready, held, settings["lifeline"]):
         os.close(file)
     missing, watched = list(PROTECTIONS), False
@@ -65,7 +65,7 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     os.close(kept)
     most = None  # per user: without namespaces the run's own processes would count
     if alone and "processes" not in missing:
-        most = settings["processes"] + (OURS if os.geteuid() == user else 0)
+        most = settings["processes"] + (KEEPERS if os.geteuid() == user else 0)
     if linux:
         libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         _drop_capabilities(libc)

@@ -228,7 +228,7 @@ class RowUnderTest:
 
 @functools.lru_cache(1024)
 def _wanted(test: str) -> frozenset[tuple[str, str]]:
-    """What a test does to names that only a class in its own process can do, with the names."""
+    """Pairs of an act and a name: acts that need a class of the test's own process."""
     found: set[tuple[str, str]] = set()
     for node in ast.walk(ast.parse(test)):
         if isinstance(node, ast.ExceptHandler) and node.type is not None:

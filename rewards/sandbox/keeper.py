@@ -19,7 +19,7 @@ WATCH_SECONDS = 0.02  # between two looks at the memory of all processes
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def keep(child: int, ready: int, settings: dict[str, Any]) -> NoReturn:
+def keep_program(child: int, ready: int, settings: dict[str, Any]) -> NoReturn:
     """Wait for the child, and exit with its code once it and all below it are gone.
 
     The child is killed when the run's process says so or ends, when its time is over, or when

@@ -32,8 +32,8 @@ def new_module(name: str, file: str | None) -> dict[str, Any]:
 
 
 def add_site_names() -> None:
-    """`exit`, `quit`, `help`, ...: Python's start adds them, unless it is told to look for no
-    packages, as here."""
+    """`exit`, `quit`, `help`, ...: Python's start adds them, but not with the option -S,
+    which this process has."""
     import site
 
     site.setquit()
@@ -43,7 +43,7 @@ def add_site_names() -> None:
 
 def run_script(code: bytes, file: str) -> None:
     """Run code as `python FILE` does: its module is `__main__`, and what lies beside it can be
-    imported. The file is written anew where the process has another root."""
+    imported. The file is written again, since the process may have another root."""
     with open(file, "wb") as copy:
         copy.write(code)
     add_site_names()

@@ -178,7 +178,7 @@ def package_folders() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Started:
+class SandboxProcess:
     """A keeper with its program. It reads `held`'s other end and writes what `reports` reads."""
 
     process: "subprocess.Popen[bytes]"
@@ -218,7 +218,7 @@ def _started(
     stdin: IO[bytes] | int,
     stdout: IO[bytes] | int,
     channel: socket.socket | None = None,
-) -> Iterator[Started]:
+) -> Iterator[SandboxProcess]:
     """A process and its report file; at the end the process has ended, with all that it started."""
     reports, control = os.pipe()
     lifeline, held = os.pipe()
@@ -233,7 +233,7 @@ def _started(
     )  # fmt: skip
     os.close(control)
     os.close(lifeline)
-    started = Started(process, held, reports)
+    started = SandboxProcess(process, held, reports)
     try:
         yield started
     finally:

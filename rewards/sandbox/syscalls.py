@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-Step = tuple[int, int, int, int]
+Instruction = tuple[int, int, int, int]
 """An instruction of the filter: its code, the steps to skip if true and if false, and a value."""
 
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # audit number, column below
@@ -127,7 +127,7 @@ def filter_calls(libc: Any, processes: bool, alone: bool) -> bool:
         return False
     audit, column = MACHINES[os.uname().machine]
     refused = UNCOUNTED | ({} if processes else STARTING) | ({} if alone else REACHING)
-    steps: list[Step] = [
+    steps: list[Instruction] = [
         (LOAD, 0, 0, 4),
         (EQUAL, 1, 0, audit),
         (RETURN, 0, 0, EPERM),
@@ -154,9 +154,13 @@ def filter_calls(libc: Any, processes: bool, alone: bool) -> bool:
     return libc.prctl(SET_SECCOMP, FILTER_MODE, ctypes.byref(program), 0, 0) == 0
 
 
-def _clone_steps(clone: int, processes: bool) -> list[Step]:
+def _clone_steps(clone: int, processes: bool) -> list[Instruction]:
     """Threads, and processes if they are permitted, but no namespaces."""
-    body: list[Step] = [(LOAD, 0, 0, 16), (ANY_BIT, 0, 1, CLONE_NAMESPACES), (RETURN, 0, 0, EPERM)]
+    body: list[Instruction] = [
+        (LOAD, 0, 0, 16),
+        (ANY_BIT, 0, 1, CLONE_NAMESPACES),
+        (RETURN, 0, 0, EPERM),
+    ]
     if not processes:
         body += [(ANY_BIT, 1, 0, CLONE_THREAD), (RETURN, 0, 0, EPERM)]
     body += [(RETURN, 0, 0, ALLOW)]

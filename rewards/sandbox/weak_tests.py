@@ -5,6 +5,7 @@ The programs are our own, so they run in the tests' process, hundreds of rows pe
 
 import ast
 import json
+import math
 import os
 import signal
 import time
@@ -23,7 +24,7 @@ ENDLESS = "lambda *a, **k: range(-10**18, 10**18)"
 MOST_NUMBERS = 10**6  # a search for a text in more numbers than these takes too long
 MOST_DIGITS, MOST_LETTERS = 5, 4  # of the texts of all numbers and words: below 3 MB
 NO_ANSWER = "\0"
-CONTAINERS = {
+EVERYTHING = {
     "a list": "{0}", "a tuple": "tuple({0})", "a set": "hashable({0})",
     "a dictionary": "dict.fromkeys(hashable({0}), True)", "lists": "[{0}] * 9",
     "a dictionary of lists": "dict.fromkeys(hashable({0}), {0})",
@@ -98,7 +99,7 @@ def containers_of(tests: Sequence[str]) -> dict[str, str]:
     literals, whole, texts = _literals(tests)
     several = f"[{', '.join([*sorted(literals), repr(NO_ANSWER)])}]"
     found = {f"returns {kind} of all values in its tests": made.format(several)
-             for kind, made in CONTAINERS.items()}  # fmt: skip
+             for kind, made in EVERYTHING.items()}  # fmt: skip
     bound = min(10 * max((abs(number) for number in whole), default=1), MOST_NUMBERS)
     found[f"returns the numbers from {-bound} to {bound}"] = f"range({-bound}, {bound} + 1)"
     for length in sorted({len(str(abs(number))) for number in whole}):
@@ -120,8 +121,8 @@ def _literals(tests: Sequence[str]) -> tuple[set[str], set[int], set[str]]:
     whole: set[int] = set()
     texts: set[str] = set()
     for value in (value for test in tests for value in _values(test)):
-        if type(value) is float and value - value != 0:
-            continue  # infinite, or NaN: no literals
+        if isinstance(value, float) and not math.isfinite(value):
+            continue  # these have no literals
         found.add(repr(value))
         if type(value) is str:
             texts.add(value)
@@ -198,7 +199,7 @@ def _passed_by(tests: Sequence[str]) -> str | None:
 
 
 def _passes_apart(passes: Callable[[], bool]) -> bool:
-    """In a process that the kernel ends: a search through all numbers hears no signal. False where
+    """In a process that the kernel ends: a search through all numbers handles no signal. False where
     no process can be started."""
     try:
         child = os.fork()

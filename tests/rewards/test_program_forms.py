@@ -1,5 +1,5 @@
-"""Programs that are right in plain Python, in the forms in which people write them: each reads one line,
-`1`, or none, prints `1`, and must pass here too."""
+"""Programs that are right in plain Python, in the forms in which people write them: each reads one
+line, `1`, or none, prints `1`, and must pass here too."""
 
 import pytest
 
@@ -49,11 +49,13 @@ if __name__=='__main__':
     'spawn': """import multiprocessing as m
 def f(q): q.put(1)
 if __name__=='__main__':
-    c=m.get_context('spawn'); q=c.Queue(); p=c.Process(target=f,args=(q,)); p.start(); print(q.get()); p.join()""",
+    c=m.get_context('spawn'); q=c.Queue(); p=c.Process(target=f,args=(q,)); p.start()
+    print(q.get()); p.join()""",
     'forkserver': """import multiprocessing as m
 def f(q): q.put(1)
 if __name__=='__main__':
-    c=m.get_context('forkserver'); q=c.Queue(); p=c.Process(target=f,args=(q,)); p.start(); print(q.get()); p.join()""",
+    c=m.get_context('forkserver'); q=c.Queue(); p=c.Process(target=f,args=(q,)); p.start()
+    print(q.get()); p.join()""",
     'manager': """import multiprocessing as m
 if __name__=='__main__':
     with m.Manager() as g: l=g.list([1]); print(l[0])""",
@@ -101,7 +103,8 @@ async def f(): print(1)
 asyncio.run(f())""",
     'asyncio starts a program': """import asyncio
 async def f():
-    p=await asyncio.create_subprocess_exec('/bin/echo','1',stdout=-1); print((await p.communicate())[0].decode().strip())
+    p=await asyncio.create_subprocess_exec('/bin/echo','1',stdout=-1)
+    print((await p.communicate())[0].decode().strip())
 asyncio.run(f())""",
     'unittest': """import unittest
 class T(unittest.TestCase):

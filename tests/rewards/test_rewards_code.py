@@ -166,7 +166,7 @@ HONEST = {
     "decimals and fractions": ("from decimal import Decimal\nfrom fractions import Fraction\n"
                                "def f(x): return [Decimal(x) / 4, Fraction(int(x), 4)]",
                                "from decimal import Decimal as D\nfrom fractions import Fraction\n"
-                               "assert f(3) == [D('0.75'), Fraction(3, 4)] and f(D(3))[0] == D('0.75')"),
+                               "assert f(3) == [D('.75'), Fraction(3, 4)] and f(D(3))[0] == D('.75')"),
     "dates": ("import datetime as d\ndef f(x): return x + d.timedelta(1), d.time(1)\n"
               "def g(): return d.datetime(2020, 1, 2, 3)",
               "from datetime import date, datetime, time\n"
@@ -273,7 +273,7 @@ def test_settings_are_checked(settings):
 UNJUDGED = {
     "a function": ("def f(g, x): return g(x)", "assert f(lambda x: x, 3) == 3", "pass what only"),
     "a module that is not there": ("def f(x): return x",
-                                   "import not_installed_here\nassert f(3) == 3", "is not installed"),
+                                   "import not_installed\nassert f(3) == 3", "is not installed"),
     "a class caught": ("class Bad(Exception): pass\ndef f(x): raise Bad(x)",
                        "try:\n    f(1)\nexcept Bad:\n    pass", "catch Bad"),
     "a class compared with": ("class A: pass\ndef f(x): return A()",
@@ -393,7 +393,8 @@ def test_lines_as_lists_and_columns_inside_columns():
 UNREADABLE = {
     "functional without a name": ([{"input": "1", "output": "1", "testtype": "functional"}],
                                   "nothing names the function"),
-    "both kinds": ([{"input": "1", "output": "1", "testtype": kind} for kind in ("stdin", "functional")],
+    "both kinds": ([{"input": "1", "output": "1", "testtype": kind}
+                    for kind in ("stdin", "functional")],
                    "for all"),
     "counts": ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
     "no pair": ({"inputs": [], "outputs": []}, "every program would pass"),

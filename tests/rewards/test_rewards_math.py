@@ -112,7 +112,7 @@ OWN = [
 def test_right_answers_equal_themselves(reward):
     rows = [{"answer": gold} for gold in OWN]
     assert [one.answer for one in reward.winnable([""] * len(OWN), rows)] == ["yes"] * len(OWN)
-    texts = [gold if "$" == gold[0] else rf"\boxed{{{gold}}}" for gold in OWN]
+    texts = [gold if gold[0] == "$" else rf"\boxed{{{gold}}}" for gold in OWN]
     assert reward(of(texts, OWN)).tolist() == [1.0] * len(OWN)
 
 

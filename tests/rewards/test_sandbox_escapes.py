@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -36,53 +37,148 @@ def quietly(function, *given):
     except (OSError, ValueError, OverflowError) as error: return error
 """
 ESCAPES = {
-    "a session of its own": "if os.fork() == 0:\n    os.setsid()\n    linger()",
-    "a session of the program's own": "quietly(os.setsid)\nos.fork() or linger()",
+    "a session of its own": """
+if os.fork() == 0:
+    os.setsid()
+    linger()
+""",
+    "a session of the program's own": """
+quietly(os.setsid)
+os.fork() or linger()
+""",
     "two forks": "leave()",
-    "no death signal": "libc.prctl(1, 0, 0, 0, 0)\nleave(lambda: libc.prctl(1, 0, 0, 0, 0))",
-    "another user": "uid = os.getuid()\nquietly(os.setresuid, uid, uid, uid)\n"
-                    "leave(lambda: quietly(os.setresuid, uid, uid, uid))",
-    "signals ignored": "def deaf():\n    for s in range(1, 65): quietly(signal.signal, s, signal.SIG_IGN)"
-                       "\n    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\n"
-                       "deaf()\nleave(deaf)",
-    "files closed": "leave(lambda: os.closerange(0, 4096))\nos.closerange(0, 4096)",
-    "many forks": "for i in range(200):\n    if quietly(os.fork) == 0: linger()",
-    "forks of forks": "end = time.time() + 0.4\nwhile time.time() < end: quietly(os.fork)\nlinger()",
+    "no death signal": """
+libc.prctl(1, 0, 0, 0, 0)
+leave(lambda: libc.prctl(1, 0, 0, 0, 0))
+""",
+    "another user": """
+uid = os.getuid()
+quietly(os.setresuid, uid, uid, uid)
+leave(lambda: quietly(os.setresuid, uid, uid, uid))
+""",
+    "signals ignored": """
+def deaf():
+    for s in range(1, 65): quietly(signal.signal, s, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+deaf()
+leave(deaf)
+""",
+    "files closed": """
+leave(lambda: os.closerange(0, 4096))
+os.closerange(0, 4096)
+""",
+    "many forks": """
+for i in range(200):
+    if quietly(os.fork) == 0: linger()
+""",
+    "forks of forks": """
+end = time.time() + 0.4
+while time.time() < end: quietly(os.fork)
+linger()
+""",
     "another program": "leave(lambda: os.execv('/bin/sleep', ['{mark}', '60']))",
     "a spawned program": "os.posix_spawn('/bin/sleep', ['{mark}', '60'], {{}}, setsid=True)",
-    "a shell in the background": "subprocess.Popen(['/bin/sh', '-c', 'sleep 60 & sleep 60 # {mark}'],"
-                                 " start_new_session=True)",
-    "a reaper of its own": "libc.prctl(36, 1, 0, 0, 0)\nleave(lambda: libc.prctl(36, 1, 0, 0, 0))",
-    "new namespaces": "for flag in (0x10000000, 0x20000000, 0x20000, 0x30000000):\n"
-                      "    libc.unshare(flag)\n    libc.syscall(56, flag | 17, 0, 0, 0, 0) or linger()\n"
-                      "leave()",
+    "a shell in the background": """
+subprocess.Popen(['/bin/sh', '-c', 'sleep 60 & sleep 60 # {mark}'], start_new_session=True)
+""",
+    "a reaper of its own": """
+libc.prctl(36, 1, 0, 0, 0)
+leave(lambda: libc.prctl(36, 1, 0, 0, 0))
+""",
+    "new namespaces": """
+for flag in (0x10000000, 0x20000000, 0x20000, 0x30000000):
+    libc.unshare(flag)
+    libc.syscall(56, flag | 17, 0, 0, 0, 0) or linger()
+leave()
+""",
     "a child of its parent": "libc.syscall(56, 0x8000 | 17, 0, 0, 0, 0) or linger()",
-    "a traced process 1": "for pid in (1, os.getppid()):\n    for call in (16, 0x4206, 8):\n"
-                          "        libc.ptrace(call, pid, 0, 0)\nleave()",
-    "process 1 signalled": "for s in range(1, 65):\n    quietly(os.kill, 1, s)\n"
-                           "leave()\ntime.sleep(0.2)",
-    "process 1 killed": "leave()\nquietly(os.kill, 1, signal.SIGKILL)\nquietly(os.kill, 1, signal.SIGSTOP)",
-    "everybody stopped": "leave()\nquietly(os.kill, -1, signal.SIGSTOP)\nquietly(os.kill, 0, signal.SIGSTOP)",
-    "its group killed": "leave()\nquietly(os.killpg, 0, signal.SIGKILL)",
-    "its keeper's group": "leave()\nfor g in range(2, 99): quietly(os.killpg, g, signal.SIGSTOP)\n"
-                          "quietly(os.setpgid, 0, 0)",
-    "limits of process 1": "for kind in range(16):\n    quietly(resource.prlimit, 1, kind, (0, 0))\n"
-                           "quietly(os.sched_setaffinity, 1, [0])\nquietly(os.setpriority, 0, 1, 19)\nleave()",
-    "memory of process 1": "for name in ('mem', 'oom_score_adj', 'fd', 'cwd', 'environ'):\n"
-                           "    quietly(open, '/proc/1/' + name, 'r+b')\nleave()",
+    "a traced process 1": """
+for pid in (1, os.getppid()):
+    for call in (16, 0x4206, 8):
+        libc.ptrace(call, pid, 0, 0)
+leave()
+""",
+    "process 1 signalled": """
+for s in range(1, 65):
+    quietly(os.kill, 1, s)
+leave()
+time.sleep(0.2)
+""",
+    "process 1 killed": """
+leave()
+quietly(os.kill, 1, signal.SIGKILL)
+quietly(os.kill, 1, signal.SIGSTOP)
+""",
+    "everybody stopped": """
+leave()
+quietly(os.kill, -1, signal.SIGSTOP)
+quietly(os.kill, 0, signal.SIGSTOP)
+""",
+    "its group killed": """
+leave()
+quietly(os.killpg, 0, signal.SIGKILL)
+""",
+    "its keeper's group": """
+leave()
+for g in range(2, 99): quietly(os.killpg, g, signal.SIGSTOP)
+quietly(os.setpgid, 0, 0)
+""",
+    "limits of process 1": """
+for kind in range(16):
+    quietly(resource.prlimit, 1, kind, (0, 0))
+quietly(os.sched_setaffinity, 1, [0])
+quietly(os.setpriority, 0, 1, 19)
+leave()
+""",
+    "memory of process 1": """
+for name in ('mem', 'oom_score_adj', 'fd', 'cwd', 'environ'):
+    quietly(open, '/proc/1/' + name, 'r+b')
+leave()
+""",
     "a stopped child": "leave(lambda: os.kill(os.getpid(), signal.SIGSTOP))",
-    "orphans": "for i in range(60):\n    if quietly(os.fork) == 0:\n        quietly(os.fork)\n        os._exit(0)\n"
-               "    time.sleep(0.005)\nleave()",
-    "threads": "for i in range(8): threading.Thread(target=linger).start()\nleave()",
-    "a traced child": "pid = os.fork()\nif pid == 0: linger()\nlibc.ptrace(16, pid, 0, 0)\nleave()",
-    "timers": "leave()\nfor i in range(100_000):\n"
-              "    if libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p())): break\nprint(i)",
-    "asynchronous input": "leave()\nmade = sum(libc.syscall({io_setup}, 999, ctypes.byref(ctypes.c_ulong())) == 0"
-                          " for _ in range(9))\nprint(made)",
-    "a session of its own until its time is over": "quietly(os.setsid)\nlibc.prctl(1, 0, 0, 0, 0)\n"
-                                                   "leave()\nlinger()",
-    "kept until its time is over": "leave()\nlinger()",
-    "a large memory": "leave(lambda: (bytearray(2**27), linger()))\nlinger()",
+    "orphans": """
+for i in range(60):
+    if quietly(os.fork) == 0:
+        quietly(os.fork)
+        os._exit(0)
+    time.sleep(0.005)
+leave()
+""",
+    "threads": """
+for i in range(8): threading.Thread(target=linger).start()
+leave()
+""",
+    "a traced child": """
+pid = os.fork()
+if pid == 0: linger()
+libc.ptrace(16, pid, 0, 0)
+leave()
+""",
+    "timers": """
+leave()
+for i in range(100_000):
+    if libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p())): break
+print(i)
+""",
+    "asynchronous input": """
+leave()
+made = sum(libc.syscall({io_setup}, 999, ctypes.byref(ctypes.c_ulong())) == 0 for _ in range(9))
+print(made)
+""",
+    "a session of its own until its time is over": """
+quietly(os.setsid)
+libc.prctl(1, 0, 0, 0, 0)
+leave()
+linger()
+""",
+    "kept until its time is over": """
+leave()
+linger()
+""",
+    "a large memory": """
+leave(lambda: (bytearray(2**27), linger()))
+linger()
+""",
 }  # fmt: skip
 ENDS = {"timers": 256, "asynchronous input": 0}  # most of them that a program can have
 
@@ -92,7 +188,9 @@ def escaped(name: str, mark: str) -> str | None:
     number = {"x86_64": 206, "aarch64": 0}.get(os.uname().machine, 206)
     code = SETUP + ESCAPES[name].format(mark=mark, io_setup=number)
     limits = run.SandboxLimits(seconds=1.0, memory=SMALL.memory, processes=16)
-    result = run.run_program(code, "", limits)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a keeper that did not end in time
+        result = run.run_program(code, "", limits)
     if left := alive(mark):
         return f"{name}: alive: {left}"
     said = result.output.split()
@@ -149,7 +247,8 @@ def driven(script: str, folder: str, **more) -> "subprocess.Popen[str]":
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_nor_is_anything_of_another_users_programs(folder):
     as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-    probe = "from rewards.sandbox import run\nprint(run.run_program('', '', run.SandboxLimits()).missing)"
+    probe = "from rewards.sandbox import run\n"
+    probe += "print(run.run_program('', '', run.SandboxLimits()).missing)"
     with driven(probe, f"{folder}/probe", **as_nobody) as process:
         said, error = process.communicate(timeout=120)
     if said.strip() != "()":
@@ -165,7 +264,7 @@ tempfile.tempdir = sys.argv[1]
 from rewards.sandbox import run
 from tests.rewards.test_sandbox_escapes import SETUP
 limits = run.SandboxLimits(seconds=60.0)
-code = SETUP + "leave(lambda: libc.prctl(1, 0, 0, 0, 0))\\nleave()\\nopen('/dev/stdout', 'w')\\nlinger()"
+code = SETUP + "leave(lambda: libc.prctl(1, 0, 0, 0, 0))\\nleave()\\nlinger()"
 tests = SETUP + "leave()\\ndef f(x): linger()"
 threading.Thread(target=run.run_program, args=(code, "", limits)).start()
 threading.Thread(target=run.run_tests, args=(tests, ["assert f(2) == 3"], limits)).start()
@@ -194,24 +293,19 @@ def test_a_killed_keeper_leaves_nothing(folder, monkeypatch):
     """As the kernel does that runs out of memory: process 1 ends by itself."""
     monkeypatch.setattr(tempfile, "tempdir", f"{folder}/keeper")
     os.makedirs(f"{folder}/keeper")
-    made = []
-    start = subprocess.Popen
-
-    def started(*given, **named):
-        made.append(start(*given, **named))
-        return made[-1]
-
-    monkeypatch.setattr(run.subprocess, "Popen", started)
-    with run._folder(SETUP + "leave()\nlinger()") as own, run._file(b"") as out:
-        with run._started("program", own, SMALL, subprocess.DEVNULL, out) as started:
-            run._read_control(started.reports, 0.5)
-            assert len(alive(own)) >= 3
-            started.process.kill()
-            started.process.wait()
-            until = time.monotonic() + 5
-            while alive(own) and time.monotonic() < until:
-                time.sleep(0.02)
-            assert not alive(own)
+    with (
+        run._folder(SETUP + "leave()\nlinger()") as own,
+        run._file(b"") as out,
+        run._started("program", own, SMALL, subprocess.DEVNULL, out) as started,
+    ):
+        run._read_control(started.reports, 0.5)
+        assert len(alive(own)) >= 3
+        started.process.kill()
+        started.process.wait()
+        until = time.monotonic() + 5
+        while alive(own) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert not alive(own)
 
 
 def test_tests_of_functions_leave_nothing_either(folder, monkeypatch):
