@@ -27,8 +27,8 @@ ROOMS = ("flowrl/run", "flowrl/models/diffusers", "rewards")
 WRITTEN = re.compile(r"^<!-- (?!end)[^>]*-->$.*?^<!-- end of [^>]*-->$", re.DOTALL | re.MULTILINE)
 GENERATED = ("recipes.md", "files.md", "pipelines.md", "models.md")
 TOP = ("README.md", "CHANGELOG.md", "LOG.md", "CONTRIBUTING.md")
-OTHERS_CODE = ("rewards/answers", "rewards/judging", "rewards/sandbox", "rewards/catalogue/unigenbench.py")
-OTHERS_CODE += ("rewards/user_function.py",)
+OTHERS_CODE = ("rewards/answers", "rewards/judging", "rewards/sandbox")
+OTHERS_CODE += ("rewards/catalogue/unigenbench.py", "rewards/user_function.py")
 MESSAGES = ("UserError", "ValueError", "warn", "say")  # called with a sentence
 TRACED = 3  # the iteration: by then everything is loaded, and no page or tree is due
 

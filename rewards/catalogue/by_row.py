@@ -52,7 +52,7 @@ class ByRow:
                 reward.check_prompts([prompts[i] for i in some], [meta[i] for i in some])
 
     def winnable(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
-        """What the reward of each row says of it; unknown where it cannot tell."""
+        """The answer of each row's reward; unknown for a reward that has none."""
         found = [Winnable("unknown")] * len(prompts)
         for value, some in self._rows(prompts, meta).items():
             reward = self.rewards[value]

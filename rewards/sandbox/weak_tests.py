@@ -129,7 +129,7 @@ def _literals(tests: Sequence[str]) -> tuple[set[str], set[int], set[str]]:
             whole |= {int(value)} if value.isdecimal() and len(value) <= MOST_DIGITS else set()
         if type(value) is int:
             whole.add(value)
-        if type(value) in (int, float):
+        if isinstance(value, int | float) and not isinstance(value, bool):
             found.add(repr(-value))
     return found, whole, texts
 
@@ -199,7 +199,7 @@ def _passed_by(tests: Sequence[str]) -> str | None:
 
 
 def _passes_apart(passes: Callable[[], bool]) -> bool:
-    """In a process that the kernel ends: a search through all numbers handles no signal. False where
+    """In a process that the kernel ends: a search through all numbers handles no signal. False if
     no process can be started."""
     try:
         child = os.fork()

@@ -166,7 +166,7 @@ HONEST = {
     "decimals and fractions": ("from decimal import Decimal\nfrom fractions import Fraction\n"
                                "def f(x): return [Decimal(x) / 4, Fraction(int(x), 4)]",
                                "from decimal import Decimal as D\nfrom fractions import Fraction\n"
-                               "assert f(3) == [D('.75'), Fraction(3, 4)] and f(D(3))[0] == D('.75')"),
+                               "assert f(3) == [D('.75'), Fraction(3, 4)] == f(D(3))"),
     "dates": ("import datetime as d\ndef f(x): return x + d.timedelta(1), d.time(1)\n"
               "def g(): return d.datetime(2020, 1, 2, 3)",
               "from datetime import date, datetime, time\n"
