@@ -110,7 +110,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def same_text(answer: str, right: str) -> bool:
-    """Whether two answers are the same but for case, spaces, \\text and what `simplified` leaves."""
+    """Whether two answers are equal but for case, spaces, \\text and what `simplified` leaves."""
     return _bare(answer) == _bare(right)
 
 
