@@ -143,7 +143,12 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_no_product_file_reads_the_code_of_flowrl() -> None:
     """Where code is read it is another's: a program to judge, an author's file, a class of the
     user whose source is part of a digest."""
-    of_others = ("rewards/sandbox/", "rewards/judging/", "rewards/catalogue/unigenbench.py")
+    of_others = (
+        "rewards/answers/",
+        "rewards/sandbox/",
+        "rewards/judging/",
+        "rewards/catalogue/unigenbench.py",
+    )
     of_others += ("flowrl/models/diffusers/whole/proof_cache.py", "rewards/user_function.py")
     readers = ("import ast", "inspect.getsource", "inspect.findsource")
     found = [

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.checks.self_test import ChecksPrompts
+from rewards.checks.winnable import KnowsWinnable, Winnable
 from rewards.combine import scored
 from rewards.types import Reports, Reward, Samples, cell
 
@@ -49,6 +50,17 @@ class ByRow:
             reward = self.rewards[value]
             if isinstance(reward, ChecksPrompts):
                 reward.check_prompts([prompts[i] for i in some], [meta[i] for i in some])
+
+    def winnable(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
+        """The answer of each row's reward; unknown for a reward that has none."""
+        found = [Winnable("unknown")] * len(prompts)
+        for value, some in self._rows(prompts, meta).items():
+            reward = self.rewards[value]
+            if isinstance(reward, KnowsWinnable):
+                answers = reward.winnable([prompts[i] for i in some], [meta[i] for i in some])
+                for row, one in zip(some, answers, strict=True):
+                    found[row] = one
+        return found
 
     def report(self) -> dict[str, float]:
         """Mean score of each value of the column, before its weight, and the reports of its

@@ -1,35 +1,42 @@
 """Score programs by unit tests: the share of tests that pass, or 1 if all pass and 0 otherwise.
 
-The program is the last fenced block of the text; a text without one scores 0. Its tests are in a
-column of the prompt file, a list of either
+The program is the last fenced block of the text that says it is Python; if none says so, the last
+one without a language that does more than name values, as a sample of the output would. A text
+without one scores 0. Its tests are in a column of the prompt file, a list of either
 
-    Python that must run to its end, such as "assert add(2, 3) == 5"
+    Python that must run to its end, such as "assert add(2, 3) == 5"; functions `test_...` are
+    called, and the module `solution` has the program's names
     {"input": text, "output": text}: its input, and what it must print before it ends with exit code
     0; trailing whitespace does not matter
 
-Programs run in separate processes with limits on time, memory, processes, files and output, without
-the run's environment variables, without network, and with read-only access to the interpreter's
-files alone. That needs Linux with user namespaces (or root). `isolation: full` refuses to start
-elsewhere; `isolation: best` warns, and then a program can read the run's files, including its own
-tests, and native code in it can write them. A program can always use all the time and memory that
-it is allowed.
+or {"inputs": [...], "outputs": [...]} of these; with "fn_name", or with `"testtype": "functional"`
+in each pair, they are arguments and results of a function or of a method of the class `Solution`.
+
+Programs run as Python's scripts do, in separate processes with limits on time, memory, processes,
+files and output, without the run's environment variables, without network, and with read-only
+access to the interpreter's files alone. That needs Linux with user namespaces (or root).
+`isolation: full` refuses to start elsewhere; `isolation: best` warns, and then a program can read
+the run's files, including its own tests, and native code in it can write them. A program can always
+use all the time and memory that it is allowed. Nothing of it is alive once its score is there.
 
 A program can neither print nor guess its verdict: expected outputs never enter its process. Python
 tests run in a second process, which calls the program's functions. Arguments are copied and results
 travel as plain data, so a test cannot pass a function of its own, catch or subclass a class of the
 program, or compare its objects by their own `==`; and an argument changes in place only where the
-test ignores the call's result (`rotate(a, 2)`). Before a run the tests of every row are run on
-trivial programs that solve nothing, and a warning names the rows that such a program passes. Tests
-are trusted: use only tests whose code you would run.
+test ignores the call's result (`rotate(a, 2)`). A sample whose tests fail since they do one of
+these, or import what is not installed, is unscored, and a warning says why: it is not the program
+that failed. Before a run the tests of every row are run on trivial programs that solve nothing, and
+a warning names the rows that such a program passes; rows whose `reference` fails too are named.
+Tests are trusted: use only tests whose code you would run.
 """
 
 import json
 import os
-import re
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -37,58 +44,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rewards.answers.code_tests import Tests, function_name, read_tests
+from rewards.answers.programs import last_program
+from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
 from rewards.sandbox import run
 from rewards.sandbox.run import SandboxLimits
-from rewards.types import Reward, Samples, cell
+from rewards.types import Inline, Reward, Samples, cell
 
-_FENCE = re.compile(r"^(`{3,}|~{3,})[ \t]*(\w*)[^\n]*\n(.*?)^\1[ \t]*$", re.DOTALL | re.MULTILINE)
-LANGUAGES = ("", "python", "python3", "py")
 ESCAPES = {
     "network": "it could reach the network",
     "files": "it could read and write files",
     "processes": "it could start any number of processes",
     "memory": "its processes together could exceed the memory limit",
 }
+COUNTED = ("late", "without_code", "unjudged")
 AUDIT_SECONDS = 20.0  # for trying the tests of all rows on programs that solve nothing
-SHOWN_ROWS = 5  # weak rows that a warning names
-
-
-@dataclass(frozen=True)
-class Tests:
-    """The tests of a row, all of one kind: Python, or pairs of input and output."""
-
-    python: tuple[str, ...] = ()
-    pairs: tuple[tuple[str, str], ...] = ()
-
-
-def last_program(text: str) -> str | None:
-    """The last fenced block of Python; None if there is none or it is not closed."""
-    blocks = [code for _, language, code in _FENCE.findall(text) if language.lower() in LANGUAGES]
-    return blocks[-1] if blocks else None
-
-
-def read_tests(given: Any) -> Tests:
-    """Read the tests from a cell of the column. ValueError if the cell has no tests or another
-    form."""
-    if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
-        given = json.loads(given)
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, Mapping) and {"inputs", "outputs"} <= given.keys():
-        both = zip(given["inputs"], given["outputs"], strict=True)
-        given = [{"input": i, "output": o} for i, o in both]
-    if not isinstance(given, Sequence) or not given:
-        raise ValueError("tests must be a non-empty list of Python code or of {input, output}")
-    if all(isinstance(test, str) for test in given):
-        for test in given:
-            if not test.strip():
-                raise ValueError("a test is empty, so every program would pass it")
-            compile(test, "test", "exec")
-        return Tests(python=tuple(given))
-    if all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in given):
-        return Tests(pairs=tuple((str(test["input"]), str(test["output"])) for test in given))
-    raise ValueError("tests must be all Python, or all {input, output}")
+SHOWN_ROWS = 5  # rows that a warning names
+MOST_REFERENCES = 3  # of one row: APPS has up to hundreds
+TRIED_ROWS = 16  # rows whose references are tried before a run
 
 
 def _lines(text: str) -> list[str]:
@@ -97,12 +71,27 @@ def _lines(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
+class TestColumns:
+    """Columns of the prompt file.
+
+    column     holds a list of tests, or its JSON text
+    function   names the function of `testtype: functional`: its name, code that begins it, or JSON
+               with `func_name`; LiveCodeBench's are starter_code and metadata
+    reference  a program that wins, or a list of them: tried before a run
+    """
+
+    column: str = "tests"
+    function: str = ""
+    reference: str = "reference"
+
+
+@dataclass(frozen=True)
 class CodeTests:
     kind: Literal["graded", "strict"]
-    column: str
+    columns: TestColumns
     limits: SandboxLimits
     parallel: int
-    counts: dict[str, int] = field(default_factory=lambda: {"late": 0, "without_code": 0})
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
@@ -122,15 +111,25 @@ class CodeTests:
         if code is None:
             self._count("without_code")
             return 0.0
-        passed = self._pairs(code, tests) if tests.pairs else self._python(code, tests)
+        passed, limits = self._run(code, tests)
+        if limits:
+            self._count("unjudged")
+            warnings.warn(
+                f"code_tests: a sample is unscored, since {limits[0]}; change the tests of its row",
+                stacklevel=2,
+            )
+            return torch.nan
         share = sum(passed) / len(passed)
         return share if self.kind == "graded" else float(share == 1)
 
-    def _python(self, code: str, tests: Tests) -> list[bool]:
-        passed, late = run.run_tests(code, tests.python, self.limits)
+    def _run(self, code: str, tests: Tests) -> tuple[list[bool], list[str]]:
+        """Whether each test passes, and what kept the judge from a verdict on some."""
+        if tests.pairs:
+            return self._pairs(code, tests), []
+        passed, late, limits = run.run_tests(code, tests.python, self.limits)
         if late:
             self._count("late")
-        return passed
+        return passed, list(limits.values())
 
     def _pairs(self, code: str, tests: Tests) -> list[bool]:
         passed = []
@@ -149,9 +148,41 @@ class CodeTests:
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError, naming the row, if tests cannot be run; warns if tests are weak."""
-        if not any(cell(row, self.column) is not None for row in meta):
+        if not any(cell(row, self.columns.column) is not None for row in meta):
             raise ValueError(self._no_column)
         self._warn_of_weak(prompts, self._tests(prompts, meta))
+        tried = self.winnable(prompts[:TRIED_ROWS], meta[:TRIED_ROWS])
+        lost = {row: one.why for row, one in enumerate(tried) if one.answer == "no"}
+        if lost:
+            warnings.warn(
+                f"code_tests: no program can win {len(lost)} of the first {len(tried)} rows: "
+                f"{_named(lost, prompts)}; correct these rows or leave them out",
+                stacklevel=2,
+            )
+
+    def winnable(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
+        """Whether each row can be won: its reference passes all its tests."""
+        tests = self._tests(prompts, meta)
+        references = [cell(row, self.columns.reference) for row in meta]
+        jobs = list(zip(tests, references, strict=True))
+        with ThreadPoolExecutor(self.parallel) as pool:
+            return list(pool.map(self._winnable, jobs))
+
+    def _winnable(self, job: tuple[Tests | None, Any]) -> Winnable:
+        tests, reference = job
+        codes = [] if tests is None else _references(reference)
+        if tests is None or not codes:
+            return Winnable("unknown")
+        why = ""
+        for code in codes:
+            passed, limits = self._run(code, tests)
+            if all(passed):
+                return Winnable("yes")
+            failed = f"its reference fails test {passed.index(False) + 1}" + (
+                "" if tests.python else " or a later one" if self.kind == "strict" else ""
+            )
+            why = why or (limits[0] if limits else failed)
+        return Winnable("no", why)
 
     def _warn_of_weak(self, prompts: Sequence[str], tests: Sequence[Tests | None]) -> None:
         """Warn of rows whose tests pass for a program that solves nothing."""
@@ -167,12 +198,9 @@ class CodeTests:
                 stacklevel=3,
             )
         if weak:
-            named = sorted(weak)[:SHOWN_ROWS]
-            rest = f" and {len(weak) - len(named)} more" if len(weak) > len(named) else ""
-            shown = "; ".join(f"row {r + 1} ({prompts[r][:40]!r}): {weak[r]}" for r in named)
             warnings.warn(
                 f"code_tests: a program that solves nothing passes the tests of {len(weak)} of "
-                f"{len(tests)} rows: {shown}{rest}; add tests that such a program fails",
+                f"{len(tests)} rows: {_named(weak, prompts)}; add tests that such a program fails",
                 stacklevel=3,
             )
 
@@ -181,28 +209,29 @@ class CodeTests:
     ) -> list[Tests | None]:
         if not meta:
             raise ValueError(self._no_column)
+        column, function = self.columns.column, self.columns.function
         tests: list[Tests | None] = []
         for row, columns in enumerate(meta):
-            given = columns.get(self.column)
+            given = cell(columns, column)
             try:
-                tests.append(None if given is None else read_tests(given))
-            except (ValueError, SyntaxError) as error:
+                name = function_name(cell(columns, function)) if function else None
+                tests.append(None if given is None else read_tests(given, name))
+            except (ValueError, SyntaxError, TypeError) as error:
                 raise ValueError(
-                    f"code_tests: row {row + 1} (prompt {prompts[row][:60]!r}): {self.column}: "
-                    f"{error}"
+                    f"code_tests: row {row + 1} (prompt {prompts[row][:60]!r}): {column}: {error}"
                 ) from error
         return tests
 
     @property
     def _no_column(self) -> str:
         return (
-            f"code_tests: no prompt has a column {self.column!r}; give the prompt file one, "
-            "or name another with `column`"
+            f"code_tests: no prompt has a column {self.columns.column!r}; give the prompt "
+            "file one, or name another with `column`"
         )
 
     def report(self) -> dict[str, float]:
         """`late`: programs that were stopped for their time; `without_code`: texts without a code
-        block."""
+        block; `unjudged`: samples whose tests this judge cannot run."""
         with self._lock:
             counts = {name: float(count) for name, count in self.counts.items()}
             self.counts.update(dict.fromkeys(self.counts, 0))
@@ -211,8 +240,24 @@ class CodeTests:
     def examples(self) -> Samples:
         """A sum and a difference, tested as a sum."""
         texts = [f"```python\ndef f(a, b):\n    return a {sign} b\n```" for sign in "+-"]
-        meta = [{self.column: ["assert f(2, 3) == 5"]}] * 2
+        meta = [{self.columns.column: ["assert f(2, 3) == 5"]}] * 2
         return Samples(texts, ["Add."] * 2, torch.zeros(2, dtype=torch.long), meta)
+
+
+def _named(rows: Mapping[int, str], prompts: Sequence[str]) -> str:
+    """The first rows with what is said of them, and the number of the others."""
+    named = sorted(rows)[:SHOWN_ROWS]
+    rest = f" and {len(rows) - len(named)} more" if len(rows) > len(named) else ""
+    return "; ".join(f"row {r + 1} ({prompts[r][:40]!r}): {rows[r]}" for r in named) + rest
+
+
+def _references(given: Any) -> list[str]:
+    """Programs that should win: code, a list of codes or its JSON text; in fences or bare."""
+    if isinstance(given, str) and given.lstrip().startswith("["):
+        with suppress(json.JSONDecodeError):
+            given = json.loads(given)
+    codes = [given] if isinstance(given, str) else list(given or [])
+    return [last_program(code) or code for code in codes if str(code).strip()][:MOST_REFERENCES]
 
 
 def _idle_pairs(tests: Tests) -> str | None:
@@ -247,7 +292,7 @@ def start_sandbox(limits: SandboxLimits, isolation: Literal["best", "full"]) -> 
 
 def load(
     kind: Literal["graded", "strict"] = "graded",
-    column: str = "tests",
+    columns: Inline[TestColumns] = TestColumns(),
     seconds: float = 5.0,
     memory: int = 512,
     processes: int = 32,
@@ -256,7 +301,6 @@ def load(
     isolation: Literal["best", "full"] = "full",
 ) -> Reward:
     """kind       the share of tests passed, or 1 only for all of them
-    column     holds a list of tests, or its JSON text
     seconds    wall-clock time for all Python tests of a sample, or for one input; after a test that
                hangs, the remaining ones count as failed
     memory     MB of address space per process of a program, and of their total memory
@@ -275,4 +319,4 @@ def load(
         )
     limits = SandboxLimits(seconds, memory * 2**20, output * 2**20, processes=processes)
     start_sandbox(limits, isolation)
-    return CodeTests(kind, column, limits, parallel)
+    return CodeTests(kind, columns, limits, parallel)

@@ -15,22 +15,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rewards.answers.boxes import last_box
 from rewards.perception.media import expect
 from rewards.types import Reward, Samples, cell
 
-_NUMBER = r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:/\d+)?"
+_NUMBER = r"(?:(?<!\w)[-+])?\d(?:[\d,]*\d)?(?:\.\d+)?(?:/\d+)?"
 FIND = {  # the last match counts: models restate their answers
     "all": r"(?s)\A\s*(.*?)\s*\Z",
     "last_number": rf"({_NUMBER})",
     "last_line": r"(?m)^\s*(\S.*?)\s*$",
-    "boxed": r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}",
-    "tag": r"(?s)<answer>\s*(.*?)\s*</answer>",
+    "boxed": r"(\\boxed)",  # its braces are matched in code
+    "tag": r"(?s)<answer>\s*((?:(?!<answer>).)*?)\s*</answer>",
     "hash": r"####\s*(\S.*?)\s*(?:$|\n)",
 }
 
 
 def last_match(text: str, pattern: re.Pattern[str]) -> str | None:
-    """The last match of the pattern's first group; None without a match."""
+    """The last match of the pattern's first group, or the content of the last box; None without a
+    match."""
+    if pattern.pattern == FIND["boxed"]:
+        return last_box(text)
     last = None
     for match in pattern.finditer(text):
         last = match[1]

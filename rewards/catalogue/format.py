@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rewards.answers.boxes import boxes
 from rewards.perception.media import expect
 from rewards.types import Reward, Samples
 
@@ -37,7 +38,7 @@ def is_think_answer(text: str) -> bool:
 
 
 def is_boxed(text: str) -> bool:
-    return len(re.findall(r"\\boxed\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}", text)) == 1
+    return len(list(boxes(text))) == 1
 
 
 def is_number(text: str) -> bool:

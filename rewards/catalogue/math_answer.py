@@ -1,14 +1,20 @@
 """1 if the answer in a text is mathematically equal to the right answer, otherwise 0.
 
-The package math-verify parses and compares: 0.5, 1/2 and a TeX fraction are equal, as are sets,
-intervals, matrices and expressions that simplify to each other. A completion without mathematics
-scores 0, as does a comparison that takes longer than `seconds`. Worker processes do the work and
-are killed when they are late; no signals are used, so any thread may call the reward.
+The answer is the content of the last box; with `find: any`, in a text without a box, the last
+formula ($...$, $$...$$, \\(...\\), \\[...\\]), and without one the last number. The package
+math-verify parses and compares: 0.5, 1/2 and a TeX fraction are equal, as are sets, intervals,
+matrices and expressions that simplify to each other. Answers with the same text are equal too,
+which is what counts where a right answer is no mathematics: 12:00, Evelyn. A completion without an
+answer scores 0, as does a comparison that takes longer than `seconds`. A sample whose right answer
+cannot be matched by any text, or is not read in time, is unscored, with a warning. Worker processes
+do the work and are killed when they are late; no signals are used, so any thread may call the
+reward.
 """
 
 import importlib.util
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rewards.answers.boxes import has_content, last_answer, right_answer, same_text, simplified
+from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
 from rewards.serving.workers import Workers
 from rewards.types import Reward, Samples, cell
@@ -29,20 +37,42 @@ class MathAnswer:
     workers: Workers
     find: Literal["any", "boxed"]
     column: str
+    readable: set[str] = field(default_factory=set)  # right answers that were read in time
+    counts: dict[str, int] = field(default_factory=lambda: {"unreadable": 0})
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         expect(samples, "math_answer", "text")
         golds = self._golds(samples.prompts, samples.meta)
+        lost = self._lost(golds)
         scores = torch.full((len(golds),), torch.nan, dtype=torch.float64)
-        rows = [row for row, gold in enumerate(golds) if gold is not None]
-        pairs = [(golds[row], samples.media[row]) for row in rows]
-        unlike = list(dict.fromkeys(pairs))
-        boxed = self.find == "boxed"
-        verdicts = self.workers.ask([{"gold": g, "text": t, "boxed": boxed} for g, t in unlike])
-        right = dict(zip(unlike, verdicts, strict=True))
+        for row, gold in enumerate(golds):
+            if gold in lost:
+                self.counts["unreadable"] += 1
+                warnings.warn(f"{self._place(row, samples.prompts, gold)} {lost[gold]}; the sample "
+                              "is unscored", stacklevel=2)  # fmt: skip
+        rows = [row for row, gold in enumerate(golds) if gold is not None and gold not in lost]
+        pairs = [(str(golds[row]), samples.media[row]) for row in rows]
+        right = self._compared(list(dict.fromkeys(pairs)))
         for row, pair in zip(rows, pairs, strict=True):
-            scores[row] = float(right[pair] is True)
+            scores[row] = float(right[pair])
         return scores
+
+    def _compared(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bool]:
+        """Whether the answer of each text is the right answer."""
+        found: dict[tuple[str, str], bool] = {}
+        asked: list[tuple[tuple[str, str], dict[str, str]]] = []
+        for gold, text in pairs:
+            answer = last_answer(text, self.find == "boxed")
+            right = right_answer(gold)
+            found[gold, text] = answer is not None and same_text(answer, right)
+            if answer is not None and not found[gold, text]:
+                asked.append(
+                    ((gold, text), {"gold": simplified(right), "text": simplified(answer)})
+                )
+        verdicts = self.workers.ask([question for _, question in asked])
+        return found | {
+            pair: verdict is True for (pair, _), verdict in zip(asked, verdicts, strict=True)
+        }
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError, naming the row, if its answer cannot be read."""
@@ -51,45 +81,85 @@ class MathAnswer:
                 f"math_answer: no prompt has a column {self.column!r}; add it to the prompt "
                 "file, or name another with `column`"
             )
-        self._golds(prompts[:SHOWN], meta[:SHOWN])
+        golds = self._golds(prompts, meta)
+        lost = self._lost(golds[:SHOWN]) | self._empty(golds)
+        for row, gold in enumerate(golds):
+            if gold in lost:
+                raise ValueError(
+                    f"{self._place(row, prompts, gold)} {lost[gold]}; fix the prompt file, or "
+                    "leave the row's answer out to have it unscored"
+                )
+
+    def winnable(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
+        """Whether each row's answer can be matched by a completion that has it."""
+        golds = self._golds(prompts, meta)
+        lost = self._lost(golds)
+        return [
+            Winnable("unknown")
+            if gold is None
+            else Winnable("no", lost[gold])
+            if gold in lost
+            else Winnable("yes")
+            for gold in golds
+        ]
 
     def _golds(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """The right answers, None where missing. All are parsed before anything is scored."""
+        """The right answers, None where missing."""
         if not meta:
             self.check_prompts(prompts, meta)
         given = [cell(row, self.column) for row in meta]
-        golds = [None if gold is None else str(gold) for gold in given]
-        unlike = list(dict.fromkeys(gold for gold in golds if gold is not None))
+        return [None if gold is None else str(gold) for gold in given]
+
+    def _empty(self, golds: Sequence[str | None]) -> dict[str, str]:
+        """Right answers without anything that a completion could have."""
+        return {
+            gold: "contains no answer"
+            for gold in golds
+            if gold is not None and not has_content(right_answer(gold))
+        }
+
+    def _lost(self, golds: Sequence[str | None]) -> dict[str, str]:
+        """Right answers that no completion can match, each with the reason. All are parsed before
+        anything is scored: a machine that is too busy to read one may not fail its samples."""
+        lost = self._empty(golds)
+        new = [gold for gold in dict.fromkeys(golds) if gold is not None and gold not in lost]
+        unread = [gold for gold in new if gold not in self.readable]
         limit = max(self.workers.seconds, READING)
-        readable = self.workers.ask([{"gold": g} for g in unlike], limit)
-        read = dict(zip(unlike, readable, strict=True))
-        for row, gold in enumerate(golds):
-            if gold is not None and read[gold] is None:
-                raise ValueError(
-                    f"math_answer: row {row + 1} (prompt {prompts[row][:60]!r}): its "
-                    f"{self.column} {gold[:60]!r} could not be read within {limit:g} s; fix the "
-                    "prompt file, or leave the row's answer out to have it unscored"
-                )
-            if gold is not None and read[gold] is not True:
-                raise ValueError(
-                    f"math_answer: row {row + 1} (prompt {prompts[row][:60]!r}): its "
-                    f"{self.column} {gold[:60]!r} contains no mathematics; fix the prompt file, "
-                    "or leave the row's answer out to have it unscored"
-                )
-        return golds
+        verdicts = self.workers.ask(
+            [{"gold": simplified(right_answer(gold))} for gold in unread], limit
+        )
+        self.readable.update(
+            gold for gold, verdict in zip(unread, verdicts, strict=True) if verdict is not None
+        )
+        late = f"could not be read within {limit:g} s"
+        return lost | {gold: late for gold in new if gold not in self.readable}
+
+    def _place(self, row: int, prompts: Sequence[str], gold: str | None) -> str:
+        return (
+            f"math_answer: row {row + 1} (prompt {prompts[row][:60]!r}): its {self.column} "
+            f"{str(gold)[:60]!r}"
+        )
 
     def answers(self, samples: Samples) -> list[str | None]:
         """The answer of each text as an expression; None if none can be read in time."""
-        unlike = list(dict.fromkeys(samples.media))
         boxed = self.find == "boxed"
-        read = self.workers.ask([{"read": text, "boxed": boxed} for text in unlike])
+        texts = {text: last_answer(text, boxed) for text in dict.fromkeys(samples.media)}
+        unlike = list(dict.fromkeys(simplified(one) for one in texts.values() if one is not None))
+        read = self.workers.ask([{"read": one} for one in unlike])
         found = dict(zip(unlike, read, strict=True))
-        return [found[text] or None for text in samples.media]
+        return [
+            None if (own := texts[text]) is None or found[simplified(own)] is None
+            # what is no mathematics votes by its text
+            else found[simplified(own)] or simplified(own)
+            for text in samples.media
+        ]  # fmt: skip
 
     def report(self) -> dict[str, float]:
-        """`late`: number of comparisons that took too long and scored 0."""
+        """`late`: number of comparisons that took too long and scored 0; `unreadable`: samples
+        without a score, since no text matches their right answer."""
         late, self.workers.late = self.workers.late, 0
-        return {"late": float(late)}
+        unreadable, self.counts["unreadable"] = self.counts["unreadable"], 0
+        return {"late": float(late), "unreadable": float(unreadable)}
 
     def examples(self) -> Samples:
         """The right answer in another form, and a wrong one."""
@@ -104,7 +174,7 @@ def load(
     seconds: float = 5.0,
     processes: int = 2,
 ) -> Reward:
-    r"""find       any: the last box, else the last TeX, else the last number; boxed: TeX's
+    r"""find       any: the last box, else the last formula, else the last number; boxed: TeX's
                   \boxed{} only
     column     holds the right answer: TeX or a number, bare, in $$ or \boxed{}, or after ####
     seconds    time limit per comparison; a comparison that takes longer scores 0

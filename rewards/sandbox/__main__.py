@@ -1,6 +1,6 @@
 """A process for untrusted code: `python -I -S FOLDER ROLE SETTINGS`.
 
-program  runs the code of the file `code.py` as a script
+program  runs the code of the file `program.py` as a script
 serve    runs it, then answers the requests of the judge's process
 judge    runs tests, read from standard input, and writes their verdicts
 audit    runs the tests of many rows against programs that solve nothing
@@ -12,65 +12,99 @@ the audit also write their results there.
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from channel import Channel, Gone
 from confine import confine
-from judge import judge_tests
-from program import serve_program
-from weak_tests import audit_tests
 
 # a completion may have modules of these names
 OWN_MODULES = (
     "channel",
     "confine",
     "judge",
+    "keeper",
     "program",
     "remote",
     "syscalls",
     "values",
     "weak_tests",
 )
+FILE = "program.py"  # the program's file, in the folder that it starts in
 
 
 def main() -> None:
     role, settings = sys.argv[1], json.loads(sys.argv[2])
+    work = ROLES[role](settings)
     own = sys.path.pop(0)
     assert os.path.samefile(own, os.path.dirname(os.path.abspath(__file__)))
     sys.path += settings["paths"]
     for name in OWN_MODULES:
-        del sys.modules[name]
-    control, channel = settings["control"], settings["channel"]
-    given = _read_input(role)
-    missing = confine(settings, channel)
-    os.write(control, json.dumps(missing).encode() + b"\n")
-    sys.argv = ["program.py"]
-
-    def write(text: str) -> None:
-        os.write(control, text.encode())
-
-    if role == "judge":
-        with suppress(Gone):  # the tests that are left did not pass
-            judge_tests(Channel(*channel), given, write)
-        return
-    if role == "audit":
-        audit_tests(given, settings["seconds"], write)
-        return
-    os.close(control)  # untrusted code must not write to it
-    if role == "serve":
-        serve_program(Channel(*channel), given)
-    space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
-    exec(compile(given, "program.py", "exec"), space)
+        sys.modules.pop(name, None)
+    given = json.load(sys.stdin) if role in ("judge", "audit") else _code()
+    missing = confine(settings, settings["channel"])
+    os.write(settings["control"], json.dumps(missing).encode() + b"\n")
+    sys.argv = [FILE]
+    work(given)
 
 
-def _read_input(role: str) -> Any:
-    """The code from the folder that the process starts in, or tests from standard input."""
-    if role in ("judge", "audit"):
-        return json.load(sys.stdin)
-    with open("code.py", encoding="utf-8", errors="surrogatepass") as file:
+def _code() -> bytes:
+    with open(FILE, "rb") as file:
         return file.read()
 
+
+# Each role's modules are imported while their folder is on the path, and only for the role: the
+# syntax trees of a judge cost a program as much as all the rest of its start.
+
+
+def _program(settings: dict[str, Any]) -> Callable[[bytes], None]:
+    from program import run_script
+
+    def work(code: bytes) -> None:
+        os.close(settings["control"])  # untrusted code must not write to it
+        run_script(code, FILE)
+
+    return work
+
+
+def _serve(settings: dict[str, Any]) -> Callable[[bytes], None]:
+    from program import serve_program
+
+    def work(code: bytes) -> None:
+        os.close(settings["control"])
+        serve_program(Channel(*settings["channel"]), code)
+
+    return work
+
+
+def _judge(settings: dict[str, Any]) -> Callable[[list[str]], None]:
+    from judge import judge_tests
+
+    def work(given: list[str]) -> None:
+        with suppress(Gone):  # the tests that are left did not pass
+            judge_tests(Channel(*settings["channel"]), given, _writer(settings))
+
+    return work
+
+
+def _audit(settings: dict[str, Any]) -> Callable[[list[list[str]]], None]:
+    from weak_tests import audit_tests
+
+    def work(rows: list[list[str]]) -> None:
+        audit_tests(rows, settings["seconds"], _writer(settings))
+
+    return work
+
+
+def _writer(settings: dict[str, Any]) -> Callable[[str], None]:
+    def write(text: str) -> None:
+        os.write(settings["control"], text.encode())
+
+    return write
+
+
+ROLES = {"program": _program, "serve": _serve, "judge": _judge, "audit": _audit}
 
 if __name__ == "__main__":
     main()

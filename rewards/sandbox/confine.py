@@ -1,10 +1,11 @@
 """Drop the privileges that this process does not need, before it runs untrusted code.
 
 On Linux, where user namespaces are permitted (or as root): no network, no view of other processes,
-and a read-only file system with only the interpreter and the system's libraries; its children end
-with it. Memory is limited per process by address space, and in total by a watcher that kills all of
-them; without a watcher, only one process is allowed. Elsewhere a system-call filter (Linux) and a
-Python audit hook refuse what they can: files can then be read, and native code can write them.
+and a read-only file system with only the interpreter and the system's libraries. The code is not
+process 1 of its namespace: that one is ours, and with its end the kernel ends all others there.
+Memory is limited per process by address space, and in total by a watcher outside that ends them;
+without a watcher, only one process is allowed. Elsewhere a system-call filter (Linux) and a Python
+audit hook refuse what they can: files can then be read, and native code can write them.
 """
 
 import ctypes
@@ -12,8 +13,9 @@ import os
 import resource
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
+from keeper import keep_program, reap
 from syscalls import filter_calls
 
 SPACES = {"mounts": 0x20000, "ipc": 0x8000000, "processes": 0x20000000, "network": 0x40000000}
@@ -22,40 +24,84 @@ BIND, RECURSIVE, PRIVATE, DETACH = 0x1000, 0x4000, 0x40000, 2
 MOUNT_SETATTR, READ_ONLY = 442, 1 | 2  # the call's number; MOUNT_ATTR_RDONLY and NOSUID
 DIE_WITH_PARENT, DUMPABLE, NO_NEW_PRIVILEGES = 1, 4, 38  # of prctl
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+LINKS = {
+    "/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0", "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+}  # fmt: skip
 PROTECTIONS = ["network", "files", "processes", "memory"]
-WATCH_SECONDS = 0.02  # between two looks at the memory of all processes
 MOST_FILES = 8192  # files and folders that may exist at the same time, empty ones too
-PAGE = os.sysconf("SC_PAGE_SIZE")
+MOST_PENDING = 256  # signals that wait and timers, of all processes together
+KEEPERS = 2  # processes of ours that are counted as the user's
 
 
 def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     """Confine this process and return the protections that are missing. `close`: files that only
     the confined process closes.
 
-    With namespaces, execution continues in the first process of the new namespace, and the outer
-    process waits for it.
+    Execution continues in a new process. This one becomes its keeper, which exits with its code.
     """
-    missing = list(PROTECTIONS)
-    if sys.platform != "linux":
-        _limit(settings, False)
-        _guard(os.path.realpath(settings["folder"]))
-        return missing
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-    alone = _enter_namespaces(libc)
-    watched = False
+    linux, user = sys.platform == "linux", os.geteuid()
+    libc: Any = ctypes.CDLL(None, use_errno=True) if linux else None
+    alone = linux and _enter_namespaces(libc)
+    if linux:
+        libc.prctl(DUMPABLE, 0, 0, 0, 0)  # others of this user may not look into our memory
+    ready, report = os.pipe()
+    kept, held = os.pipe()
+    child = os.fork()  # a new space of processes begins with it
+    if child:
+        for file in (*close, report, kept):
+            os.close(file)
+        keep_program(child, ready, settings)
+    for file in (ready, held, settings["lifeline"]):
+        os.close(file)
+    missing, watched = list(PROTECTIONS), False
     if alone:
-        missing, watched = _inside(libc, settings, close)
-    libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    _drop_capabilities(libc)
-    libc.prctl(DUMPABLE, 0, 0, 0, 0)  # others of this user may not look into our memory
-    _limit(settings, alone and "processes" not in missing)
+        libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+        missing, watched = _first(libc, settings, [*close, settings["control"]], kept, report)
+    else:
+        os.write(report, b"0")
+    os.close(report)
+    os.close(kept)
+    most = None  # per user: without namespaces the run's own processes would count
+    if alone and "processes" not in missing:
+        most = settings["processes"] + (KEEPERS if os.geteuid() == user else 0)
+    if linux:
+        libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        _drop_capabilities(libc)
+        libc.prctl(DUMPABLE, 0, 0, 0, 0)  # a change of the user has reset it
+    _limit(settings, most)
     if "network" in missing or "files" in missing:
         _guard(os.path.realpath(settings["folder"]))
+    if not linux:
+        return missing
     if not filter_calls(libc, watched, alone):
         return missing if "memory" in missing else [*missing, "memory"]
     return missing if alone else ["files"]
+
+
+def _first(
+    libc: Any, settings: dict[str, Any], close: list[int], kept: int, report: int
+) -> tuple[list[str], bool]:
+    """Become process 1, and continue in a child of it: the missing protections there, and whether
+    the keeper limits the total memory."""
+    missing, watched = [], False
+    try:
+        watched = _own_root(libc, settings)
+    except OSError:
+        missing = ["files"]
+    os.write(report, b"1" if watched else b"0")
+    os.setsid()  # a signal to the code's own group would reach the keeper
+    program = os.fork()
+    if program:
+        for file in (*close, report):
+            os.close(file)
+        libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        _drop_capabilities(libc)
+        reap(program, kept)
+    if not _own_user():
+        missing.append("processes")
+    return missing, watched
 
 
 def _enter_namespaces(libc: Any) -> bool:
@@ -72,58 +118,6 @@ def _enter_namespaces(libc: Any) -> bool:
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     return True
-
-
-def _inside(libc: Any, settings: dict[str, Any], close: list[int]) -> tuple[list[str], bool]:
-    """Return the missing protections, and whether an outside watcher limits the total memory."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    ready, report = os.pipe()
-    inner = os.fork()  # a new space of processes begins with the next one
-    if inner:
-        for file in (*close, report):
-            os.close(file)
-        _watch(inner, settings["memory"], ready)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-    missing, watched = [], False
-    try:
-        watched = _own_root(libc, settings)
-    except OSError:
-        missing = ["files"]
-    os.write(report, b"1" if watched else b"0")
-    os.close(report)
-    os.close(ready)
-    if not _own_user():
-        missing.append("processes")
-    return missing, watched
-
-
-def _watch(inner: int, memory: int, ready: int) -> NoReturn:
-    """Wait for the process, and kill it with all its children if together they exceed `memory`.
-
-    Resident pages count, shared pages once per process. Its /proc is visible here once it is ready.
-    """
-    watched = os.read(ready, 1) == b"1"
-    while True:
-        ended, status = os.waitpid(inner, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            os._exit(code if code >= 0 else 128 - code)
-        if watched and _resident_bytes() > memory:
-            os.kill(inner, signal.SIGKILL)
-        signal.sigtimedwait({signal.SIGCHLD}, WATCH_SECONDS)
-
-
-def _resident_bytes() -> int:
-    total = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/statm") as file:
-                    total += int(file.read().split()[1]) * PAGE
-            except OSError:
-                continue  # it has ended
-    return total
 
 
 def _checked(result: int) -> None:
@@ -145,6 +139,7 @@ def _own_root(libc: Any, settings: dict[str, Any]) -> bool:
     _checked(libc.mount(b"tmpfs", root.encode(), b"tmpfs", 0, size))
     real = os.path.realpath
     needed = {*SYSTEM, *DEVICES, sys.base_prefix, real(sys.base_prefix), *settings["paths"]}
+    needed |= {sys.executable, real(sys.executable), os.path.join(sys.prefix, "pyvenv.cfg")}
     bound: list[str] = []
     for path in sorted(needed):
         inside = any(path.startswith(f"{other}/") for other in bound)
@@ -162,7 +157,10 @@ def _own_root(libc: Any, settings: dict[str, Any]) -> bool:
         _checked(libc.mount(path.encode(), target.encode(), None, BIND | RECURSIVE, None))
         _read_only(libc, target)
         bound.append(path)
-    for name, mode in (("tmp", 0o777), ("proc", 0o755), ("outside", 0o700)):
+    for path, target in LINKS.items():
+        os.symlink(target, root + path)
+    # where semaphores of several processes lie is a folder of its own
+    for name, mode in (("tmp", 0o777), ("dev/shm", 0o777), ("proc", 0o755), ("outside", 0o700)):
         os.makedirs(f"{root}/{name}", exist_ok=True)
         os.chmod(f"{root}/{name}", mode)
     watched = libc.mount(b"proc", f"{root}/proc".encode(), b"proc", 0, None) == 0
@@ -205,7 +203,7 @@ def _drop_capabilities(libc: Any) -> None:
     libc.capset(header, (ctypes.c_uint32 * 6)())
 
 
-def _limit(settings: dict[str, Any], counted: bool) -> None:
+def _limit(settings: dict[str, Any], processes: int | None) -> None:
     limits = {
         resource.RLIMIT_AS: settings["memory"],
         resource.RLIMIT_CPU: int(settings["seconds"]) + 1,
@@ -213,8 +211,11 @@ def _limit(settings: dict[str, Any], counted: bool) -> None:
         resource.RLIMIT_NOFILE: settings["files"],
         resource.RLIMIT_CORE: 0,
     }
-    if counted:  # per user: without namespaces the run's own processes would count
-        limits[resource.RLIMIT_NPROC] = settings["processes"]
+    if processes is not None:
+        limits[resource.RLIMIT_NPROC] = processes
+    if sys.platform == "linux":
+        limits[resource.RLIMIT_SIGPENDING] = MOST_PENDING
+        limits[resource.RLIMIT_MSGQUEUE] = 0
     for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)

@@ -9,16 +9,19 @@ import ast
 import builtins
 import functools
 import importlib
+import json
 import symtable
 import sys
+import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from channel import Connection, Gone
-from remote import RemoteProgram, call_in_place
+from remote import RemoteProgram, call_in_place, came_from_program
 from values import ordered, refuse_nan
 
+SOLUTION = "solution"  # the module that has the completion's names in the tests
 ALIASES = {"np": "numpy", "pd": "pandas", "sp": "scipy", "nx": "networkx", "plt": "matplotlib"}
 MODULES = {"numpy", "pandas", "scipy", "pytest", "torch", "sympy", "networkx", "sklearn"}
 LIBRARY = (
@@ -77,15 +80,18 @@ class Names:
 
     def __init__(self, tests: Sequence[str]) -> None:
         free: set[str] = set()
+        asked: set[str] = set()
         self.modules: dict[str, str] = {}
         for test in tests:
             loose, modules = _free_names(test)
+            asked |= _asked_of_solution(test)
             free |= loose
             self.modules |= modules
         free -= self.modules.keys()
         own = {name for name in free if name not in library_names()}
-        self.completion = own or free
+        self.completion = own or (set() if asked else free)
         self.library = free - self.completion
+        self.completion |= asked
 
     def take(self, name: str, program: RemoteProgram, known: set[str]) -> Any:
         """The object behind a name. LookupError or ImportError if its source does not have it."""
@@ -131,14 +137,45 @@ def _bare_names(tree: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in based}
 
 
+@functools.lru_cache(1024)
+def _asked_of_solution(test: str) -> set[str]:
+    """Names that a test takes from the module `solution`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(test)):
+        if isinstance(node, ast.ImportFrom) and node.module == SOLUTION and not node.level:
+            found |= {each.name for each in node.names if each.name != "*"}
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found |= {node.attr} if node.value.id == SOLUTION else set()
+    return found
+
+
+def _solution(program: RemoteProgram, known: set[str]) -> types.ModuleType:
+    module = types.ModuleType(SOLUTION)
+
+    def find(name: str) -> Any:
+        if name == "__all__":
+            return sorted(each for each in known if not each.startswith("_"))
+        if name not in known or name.startswith("__"):
+            raise AttributeError(name)
+        return program.get(0, name, "named")
+
+    vars(module)["__getattr__"] = find
+    return module
+
+
 def judge_tests(connection: Connection, given: Sequence[str], write: Callable[[str], None]) -> None:
     """Write a line for each test, in order, as soon as its verdict is known: a secret word, which
-    is the first entry of `given`, and `1` or `0`. The other entries are the tests."""
+    is the first entry of `given`, and `1` or `0`, or `2` and what kept this judge from a verdict.
+    The other entries are the tests."""
     word, *tests = given
     sys.addaudithook(_refuse_pickles)
     row = RowUnderTest(tests, RemoteProgram(connection))
     for test in tests:
-        write(f"{word} {int(row.passes(test))}\n")
+        if row.passes(test):
+            write(f"{word} 1\n")
+        else:
+            limit = row.limit(test)
+            write(f"{word} 0\n" if limit is None else f"{word} 2 {json.dumps(limit)}\n")
 
 
 def _refuse_pickles(event: str, _: Any) -> None:
@@ -158,6 +195,7 @@ class RowUnderTest:
 
     def __init__(self, tests: Sequence[str], program: RemoteProgram) -> None:
         self.names, self.program, self.known = Names(tests), program, program.names()
+        sys.modules[SOLUTION] = _solution(program, self.known)
         self.space: dict[str, Any] = {"__name__": "tests", NUMBER: refuse_nan}
         self.space[IN_PLACE] = call_in_place
         self.space |= {"eval": self._evaluated, "exec": _refuse_code}
@@ -179,7 +217,43 @@ class RowUnderTest:
 
     def passes(self, test: str) -> bool:
         """Whether the test runs to its end."""
+        self.program.limit = None
         return passes(test, self.program, self.names, self.known, self.space)
+
+    def limit(self, test: str) -> str | None:
+        """Why the test that did not pass may not be the completion's failure, if this judge cannot
+        run it for any completion."""
+        return self.program.limit or _wanted_class(test, self.names.completion)
+
+
+@functools.lru_cache(1024)
+def _wanted(test: str) -> frozenset[tuple[str, str]]:
+    """Pairs of an act and a name: acts that need a class of the test's own process."""
+    found: set[tuple[str, str]] = set()
+    for node in ast.walk(ast.parse(test)):
+        if isinstance(node, ast.ExceptHandler) and node.type is not None:
+            found |= {("catch", name) for name in _names_in(node.type)}
+        if isinstance(node, ast.ClassDef):
+            found |= {("inherit from", name) for base in node.bases for name in _names_in(base)}
+        if isinstance(node, ast.Call) and len(node.args) == 2:
+            if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
+                found |= {("compare with", name) for name in _names_in(node.args[1])}
+        if isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute):
+            if node.func.attr == "raises":
+                found |= {("catch", name) for name in _names_in(node.args[0])}
+    return frozenset(found)
+
+
+def _names_in(node: ast.expr) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _wanted_class(test: str, completion: set[str]) -> str | None:
+    found = sorted((act, name) for act, name in _wanted(test) if name in completion)
+    if not found:
+        return None
+    act, name = found[0]
+    return f"the tests {act} {name}, a class of the program, which stays in its own process"
 
 
 def passes(
@@ -193,6 +267,10 @@ def passes(
         exec(_compiled(test), space)
     except Gone:
         raise
+    except ModuleNotFoundError as error:
+        if not came_from_program(error):
+            program.limit = f"the tests import {error.name}, which is not installed"
+        return False
     except BaseException:  # of any kind: it did not pass
         return False
     return True

@@ -2,6 +2,8 @@
 
 import builtins
 import itertools
+import os
+import sys
 import types
 from typing import Any
 
@@ -17,11 +19,44 @@ ITERATORS = (
 )  # fmt: skip
 
 
+def new_module(name: str, file: str | None) -> dict[str, Any]:
+    """The namespace of a new module that code can find by its name, as pickles, data classes and
+    annotations do."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    space = vars(module)
+    space["__builtins__"] = builtins
+    if file is not None:
+        space["__file__"] = os.path.abspath(file)
+    return space
+
+
+def add_site_names() -> None:
+    """`exit`, `quit`, `help`, ...: Python's start adds them, but not with the option -S,
+    which this process has."""
+    import site
+
+    site.setquit()
+    site.sethelper()
+    site.setcopyright()
+
+
+def run_script(code: bytes, file: str) -> None:
+    """Run code as `python FILE` does: its module is `__main__`, and what lies beside it can be
+    imported. The file is written again, since the process may have another root."""
+    with open(file, "wb") as copy:
+        copy.write(code)
+    add_site_names()
+    sys.path.insert(0, os.getcwd())
+    space = new_module("__main__", file)
+    exec(compile(code, space["__file__"], "exec"), space)
+
+
 class Program:
     """The completion after it ran, and the objects that the judge refers to by number."""
 
-    def __init__(self, code: str) -> None:
-        self.space: dict[str, Any] = {"__name__": "completion", "__builtins__": builtins}
+    def __init__(self, code: str | bytes) -> None:
+        self.space = new_module("completion", None)
         self.kept: list[Any] = [self.space]
         self.failed: list[str] | None = None
         try:
@@ -60,8 +95,9 @@ class Program:
         return {kind: len(self.kept) - 1}
 
 
-def serve_program(channel: Channel, code: str) -> None:
+def serve_program(channel: Channel, code: bytes) -> None:
     """Run the completion, then answer the judge's requests. Never returns."""
+    add_site_names()
     program = Program(code)
     while True:
         channel.send(program.answer(channel.receive()))

@@ -16,6 +16,8 @@ from values import decode_value, encode_value, judged_array
 Role = Literal["named", "result", "iterator", "instance"]
 """How the test obtained an object: by a name, as a result or iterator, or by constructing it."""
 
+OF_PROGRAM = "raised by the completion"  # key in the error's own dictionary
+
 PLAIN = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, range)
 PLAIN_METHODS = {name for kind in PLAIN for name in vars(kind)} | {"all", "any", "equals", "item"}
 
@@ -25,13 +27,20 @@ class RemoteProgram:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.limit: str | None = None  # what the test asked for that no completion could give
 
     def ask(self, request: str, number: int, given: Any = None) -> dict[str, Any]:
-        self.connection.send([request, number, given])
+        try:
+            self.connection.send([request, number, given])
+        except ValueError as error:
+            self.limit = f"an argument of the tests: {error}"
+            raise
         answer = self.connection.receive()
         if "raised" in answer:
             name, message = answer["raised"]
-            raise _error(str(name))(str(message))
+            error = _error(str(name))(str(message))
+            vars(error)[OF_PROGRAM] = True
+            raise error
         return answer
 
     def get(self, number: int, name: str, role: Role) -> Any:
@@ -72,7 +81,11 @@ class RemoteObject:
 
     def _call(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[Any]]:
         """The result, and the arguments after the call."""
-        given = [[_argument(a) for a in arguments], _argument(named)]
+        try:
+            given = [[_argument(a) for a in arguments], _argument(named)]
+        except TypeError as error:
+            self._program.limit = f"the tests pass what only their own process has: {error}"
+            raise
         try:
             answer = self._program.ask("call", self._number, given)
         except StopIteration as error:  # it would end a loop of the test
@@ -92,6 +105,17 @@ class RemoteObject:
         except AttributeError as error:
             raise TypeError(f"an object of the completion has no {name}") from error
         return method(*arguments)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if isinstance(other, RemoteObject) and "instance" in (self._role, other._role):
+            self._program.limit = (
+                "the tests compare two objects of the program, whose `==` stays in its own process"
+            )
+        return False
+
+    __hash__ = object.__hash__
 
     def __len__(self) -> int:
         return self._special("__len__")
@@ -156,6 +180,11 @@ def _replace_content(mine: Any, theirs: Any) -> None:
     elif isinstance(mine, dict | set) and type(mine) is type(theirs):
         mine.clear()
         mine.update(theirs)
+
+
+def came_from_program(error: BaseException) -> bool:
+    """Whether the completion raised the error, in its own process."""
+    return OF_PROGRAM in vars(error)
 
 
 def _error(name: str) -> type[Exception]:

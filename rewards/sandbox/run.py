@@ -12,16 +12,21 @@ import sys
 import sysconfig
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 SANDBOX_FOLDER = Path(__file__).parent
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")  # by name, as pip and Debian call them
-ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "HOME": "/tmp", "TMPDIR": "/tmp"}
+ENVIRONMENT = {
+    "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "HOME": "/tmp", "TMPDIR": "/tmp",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+}  # fmt: skip
 START_SECONDS = 10.0  # seconds that a process may take to begin; they are not the code's
+END_SECONDS = 10.0  # seconds that the kernel may take to end all processes of a program
 
 
 @dataclass(frozen=True)
@@ -59,19 +64,30 @@ def run_program(code: str, given: str, limits: SandboxLimits) -> ProgramResult:
         folder = enter(_folder(code))
         stdin = enter(_file(given.encode("utf-8", "surrogatepass")))
         stdout = enter(_file(b""))
-        process, control = enter(_started("program", folder, limits, stdin, stdout))
-        missing, _, ended = _read_control(control, limits.seconds)
-        status = process.wait() if ended else None
+        # the program, another user, may open them by their names in /dev as well
+        os.fchmod(stdin.fileno(), 0o444)
+        os.fchmod(stdout.fileno(), 0o666)
+        program = enter(_started("program", folder, limits, stdin, stdout))
+        missing, _, ended = _read_control(program.reports, limits.seconds)
+        status = program.process.wait() if ended else None
         stdout.seek(0)
         output = stdout.read(limits.written).decode("utf-8", "replace")
     return ProgramResult(status, output, missing)
 
 
-def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> tuple[list[bool], bool]:
-    """Run tests; returns whether each passes, and whether time ran out.
-
-    The Python tests run in a separate process, which calls the program's functions.
+class TestsRun(NamedTuple):
+    """passed    of each test
+    late      whether time ran out
+    limits    tests that did not pass, by number, which this judge cannot run for any program: why
     """
+
+    passed: list[bool]
+    late: bool
+    limits: dict[int, str]
+
+
+def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> TestsRun:
+    """Run Python tests in a separate process, which calls the program's functions."""
     ours, theirs = socket.socketpair()
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -81,24 +97,34 @@ def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> tuple[l
         null = subprocess.DEVNULL
         word = secrets.token_hex(16)
         questions = enter(_file(json.dumps([word, *tests]).encode()))
-        _, first = enter(_started("serve", folders[0], limits, null, null, theirs))
-        _, second = enter(_started("judge", folders[1], limits, questions, null, ours))
+        program = enter(_started("serve", folders[0], limits, null, null, theirs))
+        judge = enter(_started("judge", folders[1], limits, questions, null, ours))
         ours.close()  # only the processes hold the ends, so each learns when the other has ended
         theirs.close()
-        _read_control(first, None)
-        _, verdicts, ended = _read_control(second, limits.seconds)
-    passed = _verdicts(verdicts, word, len(tests))
-    return passed + [False] * (len(tests) - len(passed)), not ended
+        _read_control(program.reports, None)
+        _, verdicts, ended = _read_control(judge.reports, limits.seconds)
+        program.end()  # both at once
+        judge.end()
+    given = _verdicts(verdicts, word, len(tests))
+    passed = [verdict is True for verdict in given] + [False] * (len(tests) - len(given))
+    why = {number: verdict for number, verdict in enumerate(given) if isinstance(verdict, str)}
+    return TestsRun(passed, not ended, why)
 
 
-def _verdicts(written: bytes, word: str, most: int) -> list[bool]:
-    """The judge's verdicts, each a line with its secret word and 1 or 0. A line without this form
-    was written by other code, and verdicts after it do not count."""
-    found: list[bool] = []
-    for line in written.splitlines(keepends=True)[:most]:
-        if line not in (f"{word} {verdict}\n".encode() for verdict in (0, 1)):
-            break
-        found.append(line.endswith(b" 1\n"))
+def _verdicts(written: bytes, word: str, most: int) -> list[bool | str]:
+    """The judge's verdicts, each a line with its secret word and 1 or 0, or 2 and a reason. A line
+    without this form was written by other code, and verdicts after it do not count."""
+    found: list[bool | str] = []
+    for line in written.split(b"\n")[:-1][:most]:
+        start, reason = f"{word} 2 ".encode(), None
+        if line.startswith(start):
+            with suppress(ValueError):
+                reason = json.loads(line.removeprefix(start))
+        if not isinstance(reason, str):
+            if line not in (f"{word} {verdict}".encode() for verdict in (0, 1)):
+                break
+            reason = line.endswith(b" 1")
+        found.append(reason)
     return found
 
 
@@ -114,9 +140,8 @@ def weak_rows(
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(""))
         stdin = stack.enter_context(_file(json.dumps([list(row) for row in rows]).encode()))
-        audit = _started("audit", folder, limits, stdin, subprocess.DEVNULL)
-        _, control = stack.enter_context(audit)
-        _, lines, _ = _read_control(control, limits.seconds)
+        audit = stack.enter_context(_started("audit", folder, limits, stdin, subprocess.DEVNULL))
+        _, lines, _ = _read_control(audit.reports, limits.seconds)
     return [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
@@ -134,7 +159,7 @@ def _folder(code: str) -> Iterator[str]:
     """A folder with the code in it. It is removed with its content, whatever its permissions."""
     folder = tempfile.mkdtemp(prefix="flowrl-")
     try:
-        path = Path(folder, "code.py")
+        path = Path(folder, "program.py")
         path.write_text(code, encoding="utf-8", errors="surrogatepass")
         yield folder
     finally:
@@ -152,6 +177,39 @@ def package_folders() -> list[str]:
     return list(dict.fromkeys([*seen, *own]))
 
 
+@dataclass(frozen=True)
+class SandboxProcess:
+    """A keeper with its program. It reads `held`'s other end and writes what `reports` reads."""
+
+    process: "subprocess.Popen[bytes]"
+    held: int
+    reports: int
+
+    def end(self) -> None:
+        """Have the keeper end its program. A byte says so, since another process of the run may
+        hold a copy of the pipe."""
+        with suppress(BrokenPipeError):  # it has ended
+            os.write(self.held, b".")
+
+    def wait(self) -> None:
+        """Wait until all processes are gone: the keeper then closes its report file."""
+        until = time.monotonic() + END_SECONDS
+        while (left := until - time.monotonic()) > 0:
+            if not select.select([self.reports], [], [], left)[0]:
+                continue
+            if not os.read(self.reports, 2**16):
+                break
+        else:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            warnings.warn(
+                f"the sandbox's process {self.process.pid} did not end its program within "
+                f"{END_SECONDS:g} s and was killed",
+                stacklevel=2,
+            )
+        self.process.wait()
+
+
 @contextmanager
 def _started(
     role: str,
@@ -160,30 +218,29 @@ def _started(
     stdin: IO[bytes] | int,
     stdout: IO[bytes] | int,
     channel: socket.socket | None = None,
-) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    """A process and its report file; at the end the process is killed, with everything that it
-    started."""
+) -> Iterator[SandboxProcess]:
+    """A process and its report file; at the end the process has ended, with all that it started."""
     reports, control = os.pipe()
+    lifeline, held = os.pipe()
     settings: dict[str, Any] = {**asdict(limits), "folder": folder, "control": control}
+    settings |= {"lifeline": lifeline, "most_seconds": limits.seconds + 3 * START_SECONDS}
     settings["paths"] = package_folders()
     settings["channel"] = [] if channel is None else [channel.fileno()]
     command = [sys.executable, "-I", "-S", str(SANDBOX_FOLDER), role, json.dumps(settings)]
     process = subprocess.Popen(
-        command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, cwd=folder,
-        env=ENVIRONMENT, start_new_session=True, pass_fds=[control, *settings["channel"]],
+        command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, cwd=folder, env=ENVIRONMENT,
+        start_new_session=True, pass_fds=[control, lifeline, *settings["channel"]],
     )  # fmt: skip
     os.close(control)
+    os.close(lifeline)
+    started = SandboxProcess(process, held, reports)
     try:
-        yield process, reports
+        yield started
     finally:
+        started.end()
+        os.close(held)
+        started.wait()
         os.close(reports)
-        _kill(process)
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):  # if all of them have ended
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _read_control(control: int, seconds: float | None) -> tuple[tuple[str, ...], bytes, bool]:

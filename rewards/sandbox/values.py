@@ -1,17 +1,32 @@
 """Encode values as JSON that holds only data; the receiver rebuilds exact builtin types.
 
 Subclasses of builtin types (a Counter, a named tuple) travel as the builtin type, views of a
-dictionary and deques as lists, numpy's arrays and scalars as their numbers. Everything else stays
-in its process and is represented by a number.
+dictionary as lists, numpy's arrays and scalars as their numbers; deques, decimals, fractions, dates
+and times as themselves. Everything else stays in its process and is represented by a number.
 """
 
 import collections
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 CONTAINERS = (list, tuple, set, frozenset)
-LISTED = (type({}.keys()), type({}.values()), type({}.items()), collections.deque)
+LISTED = (type({}.keys()), type({}.values()), type({}.items()))
+OF_LIBRARY: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
+    ("decimal", "Decimal"): lambda value: [str(value)],
+    ("fractions", "Fraction"): lambda value: [f"{value.numerator}/{value.denominator}"],
+    ("datetime", "timedelta"): lambda value: [value.days, value.seconds, value.microseconds],
+    ("datetime", "datetime"): lambda value: [
+        *(value.year, value.month, value.day, value.hour, value.minute, value.second),
+        value.microsecond,
+    ],
+    ("datetime", "date"): lambda value: [value.year, value.month, value.day],
+    ("datetime", "time"): lambda value: [
+        *(value.hour, value.minute, value.second, value.microsecond),
+    ],
+}
+"""Types that travel, each with the arguments that make an equal value. Time zones do not."""
 
 
 def encode_value(value: Any, hold: Callable[[Any], Any]) -> Any:
@@ -22,17 +37,15 @@ def encode_value(value: Any, hold: Callable[[Any], Any]) -> Any:
         return {"int": hex(value)}
     if isinstance(value, float):
         return {"float": float.__repr__(value)}
-    if isinstance(value, complex):
-        return {"complex": [float.__repr__(value.real), float.__repr__(value.imag)]}
-    if isinstance(value, bytes | bytearray):
-        return {"bytes": value.hex()}
-    if isinstance(value, range):
-        return {"range": [value.start, value.stop, value.step]}
+    if (scalar := _encode_scalar(value)) is not None:
+        return scalar
     for kind in CONTAINERS:
         if isinstance(value, kind):
             return {kind.__name__: [encode_value(one, hold) for one in value]}
     if isinstance(value, LISTED):
         return {"list": [encode_value(one, hold) for one in value]}
+    if isinstance(value, collections.deque):
+        return {"deque": [encode_value(one, hold) for one in value]}
     if isinstance(value, dict):
         return {"dict": [[encode_value(k, hold), encode_value(v, hold)] for k, v in value.items()]}
     if _is_array(value) and value.dtype.kind in "biufc":
@@ -40,6 +53,19 @@ def encode_value(value: Any, hold: Callable[[Any], Any]) -> Any:
             return encode_value(value.item(), hold)
         return {"array": [value.dtype.str, encode_value(value.tolist(), hold)]}
     return hold(value)
+
+
+def _encode_scalar(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, complex):
+        return {"complex": [float.__repr__(value.real), float.__repr__(value.imag)]}
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": value.hex()}
+    if isinstance(value, range):
+        return {"range": [value.start, value.stop, value.step]}
+    own = type(value).__module__, type(value).__name__
+    if own in OF_LIBRARY and getattr(value, "tzinfo", None) is None:
+        return {".".join(own): OF_LIBRARY[own](value)}
+    return None
 
 
 def decode_value(
@@ -63,7 +89,11 @@ def decode_value(
             return plain(decoded(one) for one in inner)
     if kind == "array":
         return (array or plain_array)(inner[0], decoded(inner[1]))
+    module, _, name = kind.partition(".")
+    if (module, name) in OF_LIBRARY:
+        return getattr(importlib.import_module(module), name)(*map(_plain, inner))
     made: dict[str, Callable[[Any], Any]] = {
+        "deque": lambda items: collections.deque(decoded(one) for one in items),
         "int": lambda text: int(text, 16),
         "float": float,
         "complex": lambda pair: complex(float(pair[0]), float(pair[1])),
@@ -71,6 +101,12 @@ def decode_value(
         "range": lambda three: range(*three),
     }
     return made[kind](inner) if kind in made else held(value)
+
+
+def _plain(value: Any) -> Any:
+    if type(value) not in (int, str):
+        raise ValueError("the message is not an encoded value")
+    return value
 
 
 def _is_array(value: Any) -> bool:

@@ -2,6 +2,7 @@
 `run.py` runs them."""
 
 SANDBOX = "rewards/test_rewards_sandbox.py"
+ESCAPES = "rewards/test_sandbox_escapes.py"
 FORGED = f"{SANDBOX}::test_a_result_that_is_no_answer_passes_no_test"
 OPTIONS, SETTINGS = "settings/test_options.py", "settings/test_settings.py"
 ENVIRONMENT = "language/test_environment_run.py"
@@ -10,13 +11,17 @@ COLUMNS, FOLDERS = "run/test_unread_columns.py", "run/test_atomic.py"
 
 # fmt: off
 ROWS = (
-    ("verdict-word", "rewards/sandbox/run.py", 'if line not in (f"{word} {verdict}\\n".encode() for verdict in (0, 1)):',
-     'if not line.endswith((b" 0\\n", b" 1\\n")):', SANDBOX),
+    ("verdict-word", "rewards/sandbox/run.py", 'if line not in (f"{word} {verdict}".encode() for verdict in (0, 1)):',
+     'if not line.endswith((b" 0", b" 1")):', SANDBOX),
     ("verdict-random", "rewards/sandbox/run.py", "word = secrets.token_hex(16)", 'word = "0" * 32',
      f"{SANDBOX}::test_code_that_came_to_run_beside_the_judge_writes_no_verdict"),
-    ("verdict-rest", "rewards/sandbox/run.py", '            break\n        found.append(line.endswith(b" 1\\n"))',
-     '            continue\n        found.append(line.endswith(b" 1\\n"))',
+    ("verdict-rest", "rewards/sandbox/run.py", '                break\n            reason = line.endswith(b" 1")',
+     '                continue\n            reason = line.endswith(b" 1")',
      f"{SANDBOX}::test_verdicts_end_with_the_first_line_of_another_form"),
+    ("keeper-kills", "rewards/sandbox/keeper.py", "        os.kill(child, signal.SIGKILL)", "        os._exit(1)", ESCAPES),
+    ("keeper-waits", "rewards/sandbox/run.py", "        started.wait()\n", "        process.kill()\n", ESCAPES),
+    ("keeper-group", "rewards/sandbox/confine.py", "    os.setsid()  #", "    pass  #", ESCAPES),
+    ("timers", "rewards/sandbox/confine.py", "        limits[resource.RLIMIT_SIGPENDING] = MOST_PENDING\n", "", ESCAPES),
     ("judge-pickles", "rewards/sandbox/judge.py", "    sys.addaudithook(_refuse_pickles)\n", "", FORGED),
     ("judge-eval", "rewards/sandbox/judge.py", '{"eval": self._evaluated, "exec": _refuse_code}',
      '{"exec": _refuse_code}', FORGED),

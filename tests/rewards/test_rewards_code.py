@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from rewards import Samples, load
-from rewards.catalogue.code_tests import CodeTests, last_program, read_tests
+from rewards.answers.code_tests import read_tests
+from rewards.answers.programs import last_program
+from rewards.catalogue.code_tests import CodeTests
 from rewards.checks.self_test import Prompts, self_test
 from rewards.sandbox import run
 from rewards.sandbox.run import SandboxLimits
@@ -48,7 +50,7 @@ def test_scores_are_shares_or_all_or_nothing():
     assert got.tolist() == [1, pytest.approx(2 / 3), 0, 0, 0, 0]
     reward = loaded(kind="strict")
     assert reward(of(media, json.dumps(PLAIN))).tolist() == [1, 0, 0, 0, 0, 0]
-    assert reward.report() == {"late": 0, "without_code": 2}
+    assert reward.report() == {"late": 0, "without_code": 2, "unjudged": 0}
 
 
 def test_printed_output_is_compared_but_for_blanks_at_ends():
@@ -63,7 +65,21 @@ def test_printed_output_is_compared_but_for_blanks_at_ends():
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("```python\na\n```\nor\n```\nb\n```", "b\n"),
+        ("```python\na\n```\nor\n```python\nb\n```", "b\n"),
+        ("```python\na\n```\nprints\n```\nb()\n```", "a\n"),
+        ("```\na = 1\n```\nprints\n```\n5\n```", "a = 1\n"),
+        ("```\nprint(1)\n```\nprints\n```\nYes\n[1, 2]\n```", "print(1)\n"),
+        ("```\n5\n```\n```\nnot (python\n```", "not (python\n"),
+        ("```\na = 1\n```\n```json\n{}\n```\n```bash\npython a.py\n```", "a = 1\n"),
+        ("Draft:\n```python\na\n```\n</think>\n```Python3 title='x'\nb\n```", "b\n"),
+        ("1. So\n\n   ```python\n   if a:\n       b\n   ```\n", "if a:\n    b\n"),
+        ("- ```python\n  a\n  ```", "a\n"),
+        ("\t```py\n\ta\n\t```", "a\n"),
+        ("```python\r\na\r\nb\r\n```\r\n", "a\nb\n"),
+        ("```{.python}\na\n```", "a\n"),
+        ("```python\nx = '```'\n```", "x = '```'\n"),
+        ("```python\na\n`````", "a\n"),
+        ("an ```inline``` word\n```\na = 1\n```", "a = 1\n"),
         ("```python\na\n```\nruns:\n```text\nb\n```", "a\n"),
         ("~~~py\na\n~~~", "a\n"),
         ("````\n```\na\n```\n````", "```\na\n```\n"),
@@ -147,6 +163,17 @@ HONEST = {
     "arrays": ("import numpy as np\ndef f(n): return np.arange(n) / 2",
                "assert f(3).shape == (3,) and np.allclose(f(3), [0, 0.5, 1])"),
     "an own name of a module": ("def select(l): return l[0]", "assert select([3]) == 3"),
+    "decimals and fractions": ("from decimal import Decimal\nfrom fractions import Fraction\n"
+                               "def f(x): return [Decimal(x) / 4, Fraction(int(x), 4)]",
+                               "from decimal import Decimal as D\nfrom fractions import Fraction\n"
+                               "assert f(3) == [D('.75'), Fraction(3, 4)] == f(D(3))"),
+    "dates": ("import datetime as d\ndef f(x): return x + d.timedelta(1), d.time(1)\n"
+              "def g(): return d.datetime(2020, 1, 2, 3)",
+              "from datetime import date, datetime, time\n"
+              "assert f(date(2020, 2, 28)) == (date(2020, 2, 29), time(1))\n"
+              "assert g() == datetime(2020, 1, 2, 3)"),
+    "deques": ("from collections import deque\ndef f(d): d.rotate(1); return deque(d)",
+               "from collections import deque\nassert f(deque([1, 2])) == deque([2, 1])"),
     "numpy's numbers": ("import numpy as np\ndef f(x): return np.int64(x) + 1", "assert f(1) == 2"),
 }  # fmt: skip
 
@@ -183,6 +210,45 @@ WEAK = {
 }
 
 
+MEMBERS = {
+    "a number": "assert 5317 in f(2)",
+    "numbers": "r = f(2)\nassert 17 in r and -40 in r",
+    "a huge number": "assert 10**15 + 7 in f(2)",
+    "a number that the test computes": "assert sum(range(10**5)) in f(2)",
+    "a text": "assert 'seven' in f(2)",
+    "a number as a text": "assert '5317' in f(2)",
+    "digits of a result": "assert str(5317) in str(f(2))",
+    "digits in a result's text": "assert str(abs(-73)) in f(2)",
+    "a word": "w = 'ca' + 'ts'\nassert len('word') == 4 and w in f(2)",
+    "an item": "assert (1, 'x') in f(2)",
+    "a list among lists": "assert [1, 2] in f(2)",
+    "a subset": "assert {3, 4} <= set(f(2))",
+    "a subset of pairs": "assert set(f(2)) >= {(1, 2), (3, 4)}",
+    "any": "assert any(x == 5317 for x in f(2))",
+    "keys": "assert 'a' in f(2).keys() and f(2)['b']",
+    "counted": "assert f(2).count('seven') >= 1",
+    "found": "assert f(2).find('seven') >= 0",
+    "floats": "assert 2.5 in f(2)",
+    "bytes": "assert b'x' in f(2)",
+    "inside items": "assert all('x' in one for one in f(2))",
+}
+EXACT = {
+    "one text": "assert f() == 'seven'",
+    "one set": "assert f() == {'a'}",
+    "one list": "assert f() == ['a', 1]",
+    "one dictionary": "assert f() == {'a': 1}",
+    "membership in the test's": "assert f(2) in (3, 4)",
+    "a size": "r = f(2)\nassert 3 in r and len(r) == 1",
+}
+
+
+@pytest.mark.parametrize("test", [*MEMBERS.values(), *EXACT.values()], ids=[*MEMBERS, *EXACT])
+def test_a_container_of_everything_is_no_answer(test):
+    """Tests that ask whether something is in the result are told, tests of the result are not."""
+    how = run.weak_rows([[test]], 60.0, SandboxLimits())[0]
+    assert bool(how) == (test in MEMBERS.values()), how
+
+
 @pytest.mark.slow
 def test_rows_whose_tests_pass_for_anything_are_named():
     reward = loaded()
@@ -202,6 +268,150 @@ def test_rows_whose_tests_pass_for_anything_are_named():
 def test_settings_are_checked(settings):
     with pytest.raises(ValueError, match="code_tests: "):
         loaded(**settings)
+
+
+UNJUDGED = {
+    "a function": ("def f(g, x): return g(x)", "assert f(lambda x: x, 3) == 3", "pass what only"),
+    "a module that is not there": ("def f(x): return x",
+                                   "import not_installed\nassert f(3) == 3", "is not installed"),
+    "a class caught": ("class Bad(Exception): pass\ndef f(x): raise Bad(x)",
+                       "try:\n    f(1)\nexcept Bad:\n    pass", "catch Bad"),
+    "a class compared with": ("class A: pass\ndef f(x): return A()",
+                              "assert isinstance(f(1), A)", "compare with A"),
+    "a class inherited from": ("class A:\n    def f(s): return 3",
+                               "class B(A): pass\nassert B().f() == 3", "inherit from A"),
+    "objects compared": ("class P:\n    def __init__(s, x): s.x = x\n"
+                         "    def __eq__(s, o): return s.x == o.x\ndef f(x): return P(x)",
+                         "assert f(1) == P(1)", "compare two objects"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNJUDGED)
+def test_what_the_judge_cannot_run_is_unscored_with_a_reason(name):
+    code, test, why = UNJUDGED[name]
+    reward = loaded(seconds=20.0)
+    with pytest.warns(UserWarning, match=f"a sample is unscored, since .*{why}"):
+        assert reward(of([block(code)], [test])).isnan().all()
+    assert reward.report()["unjudged"] == 1
+    with pytest.warns(
+        UserWarning, match=rf"no program can win 1 of the first 1 rows: row 1 .*{why}"
+    ):
+        reward.check_prompts(["p"], [{"tests": [test], "reference": code}])
+
+
+def test_a_program_cannot_make_its_own_failure_the_judges():
+    """It raises the judge's errors, and returns what the judge cannot compare."""
+    codes = [
+        "def f(x): raise ModuleNotFoundError('x', name='x')",
+        "import nothing_like_this\ndef f(x): return x",
+        "def f(x): return lambda: 3",
+        "def f(x): raise TypeError('a function cannot be passed to the completion')",
+        "def f(x): return 'x' * 2**25",
+        "class A: pass\ndef f(x): return A()",
+        "def g(x): return x",
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scores = loaded(seconds=20.0)(of([block(code) for code in codes], ["assert f(2) == 3"]))
+    assert scores.tolist() == [0] * len(codes)
+
+
+def test_a_row_says_whether_it_can_be_won():
+    reward = loaded(seconds=20.0)
+    pairs = [{"input": "2 3", "output": "5"}]
+    adds = "print(sum(map(int, input().split())))"
+    rows = [
+        {"tests": PLAIN, "reference": "def f(x): return x + 1"},
+        {"tests": PLAIN, "reference": ["def f(x): return x", block("def f(x): return x + 1")]},
+        {"tests": json.dumps(pairs), "reference": json.dumps([adds])},
+        {"tests": PLAIN},
+        {"tests": None, "reference": "x"},
+        {"tests": pairs, "reference": "print(6)"},
+        {"tests": [*PLAIN, "assert f(1) == 7"], "reference": "def f(x): return x + 1"},
+    ]
+    got = [one.answer for one in reward.winnable(["p"] * len(rows), rows)]
+    assert got == ["yes", "yes", "yes", "unknown", "unknown", "no", "no"]
+    assert reward.winnable(["p"], rows[6:])[0].why == "its reference fails test 4"
+    with pytest.warns(UserWarning, match=r"win 2 of the first 7 rows: row 6 .'p'.*row 7"):
+        reward.check_prompts(["p"] * len(rows), rows)
+
+
+CALLS = {
+    "APPS": ({"fn_name": "add", "inputs": [[2, 3], [1, -1]], "outputs": [5, [0]]}, ""),
+    "APPS, a wrapped list": ({"fn_name": "add", "inputs": [[[1], [2]]], "outputs": [[[1, 2]]]}, ""),
+    "APPS, a list": ({"fn_name": "add", "inputs": [[[1], [2]]], "outputs": [[1, 2]]}, ""),
+    "LiveCodeBench, by its starter": (
+        [{"input": "2\n3", "output": "5", "testtype": "functional"}],
+        "class Solution:\n    def add(self, a: int, b: int) -> int:\n        ",
+    ),
+    "LiveCodeBench, by its metadata": (
+        [{"input": "[2]\n[3]\n", "output": "[2, 3]", "testtype": "functional"}],
+        '{"func_name": "add"}',
+    ),
+    "pytest functions": (
+        "from solution import add\n\ndef test_two():\n    assert add(2, 3) == 5\n\n"
+        "def test_lists():\n    assert add([2], [3]) == [2, 3]\n", ""),
+    "a name of its own": ("import solution as s\nfrom solution import add as plus\n"
+                          "assert plus(2, 3) == 5 == s.add(1, 4)", ""),
+    "all names": ("from solution import *\nassert add(2, 3) == 5", ""),
+}  # fmt: skip
+ADDS = "def add(a, b):\n    return a + b"
+METHOD = "class Solution:\n    def add(self, a, b):\n        return a + b"
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("as_text", [False, True], ids=["values", "JSON"])
+def test_functions_are_called_in_the_forms_of_data_sets(name, as_text):
+    tests, names = CALLS[name]
+    codes = [ADDS] if isinstance(tests, str) else [ADDS, METHOD]
+    wrong = [code.replace("a + b", "b") for code in codes] + ["def other(): pass", "print(5)"]
+    given = json.dumps(tests) if as_text and not isinstance(tests, str) else tests
+    samples = of([block(code) for code in codes + wrong], given)
+    rows = [{**row, "names": names} for row in samples.meta]
+    reward = loaded(function="names", kind="strict", seconds=20.0)
+    scores = reward(replace(samples, meta=rows))
+    assert scores.tolist() == [1] * len(codes) + [0] * len(wrong)
+
+
+def test_a_function_with_a_name_of_the_library_is_the_programs():
+    """`gcd` and `sum` are Python's too; a program without them has not solved the row."""
+    for name in ("gcd", "sum"):
+        tests = {"fn_name": name, "inputs": [[[4, 6]]], "outputs": [10]}
+        samples = of([block(f"def {name}(l): return l[0] + l[1]"), block("x = 1")], tests)
+        assert loaded(seconds=20.0)(samples).tolist() == [1, 0]
+
+
+def test_lines_as_lists_and_columns_inside_columns():
+    ground = {"inputs": [["2", "1 2"]], "outputs": [["3"]]}
+    code = "input()\nprint(sum(map(int, input().split())))"
+    samples = of([block(code), block("print(4)")], None)
+    meta = [{"reward_model": {"ground_truth": json.dumps(ground)}}] * 2
+    reward = loaded(column="reward_model.ground_truth", seconds=20.0)
+    assert reward(replace(samples, meta=meta)).tolist() == [1, 0]
+
+
+UNREADABLE = {
+    "functional without a name": ([{"input": "1", "output": "1", "testtype": "functional"}],
+                                  "nothing names the function"),
+    "both kinds": ([{"input": "1", "output": "1", "testtype": kind}
+                    for kind in ("stdin", "functional")],
+                   "for all"),
+    "counts": ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+    "no pair": ({"inputs": [], "outputs": []}, "every program would pass"),
+    "no list": ({"fn_name": "f", "inputs": ["1"], "outputs": [1]}, "lists of arguments"),
+    "no name": ({"fn_name": "f(", "inputs": [[1]], "outputs": [1]}, "not the name"),
+    "a fixture": ("def test_a(tmp_path): assert f(1)", "needs pytest"),
+    "a decorator": ("import pytest\n@pytest.mark.parametrize('x', [1])\ndef test_a(x): assert f(x)",
+                    "needs pytest"),
+    "neither": ("[1", "neither JSON"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_tests_of_no_form_are_refused_with_their_reason(name):
+    tests, why = UNREADABLE[name]
+    with pytest.raises(ValueError, match=rf"row 1 \(prompt 'p'\): tests: .*{why}"):
+        loaded()(of(["x"], tests))
 
 
 def test_tests_of_both_forms_are_read():

@@ -38,6 +38,29 @@ RIGHT = [
     (r"\boxed{[1, 2)}", r"[1,2)"),
     ("so 72", "He sold 48 + 24.\n#### 72"),
     (r"first \boxed{3}, no: \boxed{4}, 5 apples. \boxed{4}", "4"),
+    (r"\boxed{6} \boxed{7}", "7"),
+    (r"<think>\boxed{5}</think> \boxed{7}", "7"),
+    (r"\boxed{6}. Wait, that is wrong. \boxed{7}", "7"),
+    (r"\boxed{6} and \boxed{", "6"),
+    (r"$6$ and then \[ x = 7 \] since 8 > 7", "7"),
+    ("it costs $5, and $7 in all", "7"),
+    ("6, no: 7", "7"),
+    (r"\boxed{\frac{\sqrt{2}}{\sqrt{\frac{16}{2}}}}", r"\frac{1}{2}"),
+    (r"\boxed 7", "7"),
+    (r"\fbox{7}", "7"),
+    (r"\boxed{18.90}", r"\$18.90"),
+    (r"\boxed{\$18.9}", r"\$18.90"),
+    ("it costs $18.90", r"\$18.90"),
+    (r"\boxed{32348}", r"\$32,\!348"),
+    (r"\boxed{32{,}348}", "32348"),
+    (r"\boxed{\frac13}", r"0.\overline{3}"),
+    (r"\boxed{0.1\overline{6}}", r"\frac{1}{6}"),
+    (r"\boxed{12:00}", "12:00"),
+    (r"\boxed{evelyn}", r"\text{Evelyn}"),
+    (r"\boxed{\text{C}}", "C"),
+    (r"\boxed{90}", r"90^\circ"),
+    (r"\boxed{7}", r"Since 3 + 4 = 7, it is $\boxed{7}$."),
+    (r"\boxed{7}", r"so $x = 7$"),
 ]
 WRONG = [
     (r"\boxed{\frac{1}{3}}", "0.5"),
@@ -45,7 +68,15 @@ WRONG = [
     ("", "7"),
     (r"\boxed{", "7"),
     ("6 or 8", "7"),
-    (r"\boxed{6} \boxed{7}", "7"),
+    (r"\boxed{7} \boxed{6}", "7"),
+    (r"\boxed{7}. No: \boxed{6}.", "7"),
+    (r"<think>\boxed{7}</think> \boxed{6}", "7"),
+    ("$7$, so $6$", "7"),
+    ("7, so 6", "7"),
+    (r"\boxed{12:01}", "12:00"),
+    (r"\boxed{Edward}", r"\text{Evelyn}"),
+    (r"\boxed{18.9} 3 \boxed{1890}", r"\$18.90"),
+    (r"\boxed{0.3}", r"0.\overline{3}"),
     (r"\boxed{(1, 2)}", "[1,2)"),
     (r"\boxed{6 \text{ or } 7}", "7"),
     ("🎈 $\\undefined{{$", "7"),
@@ -58,6 +89,33 @@ def test_answers_are_the_same_in_any_form_and_no_others_are(reward):
     assert got.tolist() == [1.0] * len(RIGHT) + [0.0] * len(WRONG)
 
 
+# in the forms of MATH-500, AIME, Minerva, OlympiadBench and college_math, with other content
+OWN = [
+    *(r"\$18.90", r"\$36", r"\$32,\!348", "12:00", r"0.\overline{3}", r"0.0\overline{45}", "1,000"),
+    *(
+        r"\text{(C)}",
+        r"90^\circ",
+        r"90^{\circ}",
+        r"\left( 3, \frac{\pi}{2} \right)",
+        "p - q",
+        "204",
+    ),
+    *(r"\text{Evelyn}", "6 - 5i", r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", "x^3+3x-6", "even"),
+    *(r"(-\infty,-5] \cup [5,\infty)", r"5.4 \text{ cents}", r"1\frac{1}{2}", "2516_8", r"16\%"),
+    *(r"11,\! 111", r"\text{June 20}", r"a=1 \text{ or } a=-2", "3, 5, 7", "1:2", "x=5", "B, C"),
+    *(r"4:30 \text{ p.m.}", "[-2,7]", r"\dfrac 59", r"\frac43", r"10 \text{ cm}^2", "y = 2x + 3"),
+    *(r"\infty", r"1.5\times10^{-3}", r"\log_2 3", "yes", "$2$", r"$\frac{1}{2}$", r"\pm 2", "025"),
+    *("1.2e-3", r"\frac{m g}{k}", r"$x^{2}+y^{2}=1$", r"\arcsin{10/13}", "A", r"\mathrm{True}"),
+]
+
+
+def test_right_answers_equal_themselves(reward):
+    rows = [{"answer": gold} for gold in OWN]
+    assert [one.answer for one in reward.winnable([""] * len(OWN), rows)] == ["yes"] * len(OWN)
+    texts = [gold if gold[0] == "$" else rf"\boxed{{{gold}}}" for gold in OWN]
+    assert reward(of(texts, OWN)).tolist() == [1.0] * len(OWN)
+
+
 def test_only_a_box_counts_where_boxes_are_asked_for():
     reward = load("math_answer", find="boxed", processes=1)
     texts = [r"\boxed{7}", "The answer is 7.", "$7$", r"7 \boxed{8}"]
@@ -67,17 +125,23 @@ def test_only_a_box_counts_where_boxes_are_asked_for():
     reward.workers.close()
 
 
-def test_a_right_answer_that_cannot_be_read_names_its_row_before_anything_is_scored(reward):
-    with pytest.raises(ValueError, match=r"row 2 \(prompt 'p'\): .*'\?\?\?'"):
-        reward(of(["7", "7"], ["7", "???"]))
+def test_a_right_answer_that_nothing_matches_is_told_before_a_run_and_unscored_in_it(reward):
+    with pytest.warns(UserWarning, match=r"row 2 \(prompt 'p'\): .*'\?\?\?' contains no answer"):
+        assert reward(of(["7", "???"], ["7", "???"])).isnan().tolist() == [False, True]
+    assert reward.report() == {"late": 0.0, "unreadable": 1.0}
     rows = Prompts(("a", "b", "c"), [{"answer": "1"}, {"answer": "2"}, {"answer": ""}], "text")
     with pytest.raises(ValueError, match=r"row 3 \(prompt 'c'\)"):
         self_test("math_answer", reward, rows)
+    many = [{"answer": "1"}] * 400 + [{"answer": r"\boxed{ }"}]
+    with pytest.raises(ValueError, match="row 401"):
+        reward.check_prompts(["p"] * 401, many)
     with pytest.raises(ValueError, match="no prompt has a column 'answer'"):
         self_test("math_answer", reward, Prompts(("a",), [{"truth": 1}], "text"))
     with pytest.raises(ValueError, match="no prompt has a column 'answer'"):
         reward(Samples(["7"], ["p"], torch.zeros(1, dtype=torch.long)))
     assert reward(of(["7", "7"], ["7", None])).isnan().tolist() == [False, True]
+    got = reward.winnable(["p"] * 3, [{"answer": "7"}, {"answer": None}, {"answer": "$$"}])
+    assert [one.answer for one in got] == ["yes", "unknown", "no"]
 
 
 def test_what_takes_for_ever_scores_nothing_and_the_next_is_scored():
@@ -85,7 +149,8 @@ def test_what_takes_for_ever_scores_nothing_and_the_next_is_scored():
     tower = r"\boxed{9^{9^{9^{9}}} - 9^{9^{9^{9}}} + 7}"
     got = reward(of(["7", tower, "7"], ["7"] * 3))
     assert got.tolist() == [1, 0, 1]
-    assert reward.report() == {"late": 1.0} and reward.report() == {"late": 0.0}
+    assert reward.report() == {"late": 1.0, "unreadable": 0.0}
+    assert reward.report()["late"] == 0
     reward.workers.close()
 
 
@@ -98,10 +163,12 @@ def test_right_answers_have_more_time_than_completions(monkeypatch):
 
     monkeypatch.setattr(workers.Workers, "ask", ask)
     reward = load("math_answer", seconds=0.5)
-    assert reward(of(["7"], ["7"])).tolist() == [1]
+    assert reward(of(["6 + 1 = 8"], ["7"])).tolist() == [1]
     assert asked == [(False, math_answer.READING), (True, None)]
+    with pytest.warns(UserWarning, match=r"row 2 .*'8' could not be read within 60 s"):
+        assert reward(of(["7", "8"], ["7", "8"])).isnan().tolist() == [False, True]
     with pytest.raises(ValueError, match=r"row 2 .*'8' could not be read within 60 s"):
-        reward(of(["7", "8"], ["7", "8"]))
+        reward.check_prompts(["p"] * 2, [{"answer": "7"}, {"answer": "8"}])
 
 
 def test_any_thread_may_ask(reward):

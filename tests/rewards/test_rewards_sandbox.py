@@ -233,7 +233,7 @@ def test_what_does_not_end_or_fit_is_stopped(name):
 
 def test_tests_before_one_that_hangs_count():
     code = "def f(x):\n    while x == -1: pass\n    return x + 1"
-    assert run.run_tests(code, PLAIN, SMALL) == ([True, False, False], True)
+    assert run.run_tests(code, PLAIN, SMALL) == ([True, False, False], True, {})
 
 
 def test_output_is_cut_and_a_script_is_stopped():

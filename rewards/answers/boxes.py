@@ -1,0 +1,124 @@
+r"""The mathematical answer in a text: the last box, else the last formula, else the last number;
+and the forms in which data sets write right answers.
+"""
+
+import re
+from collections.abc import Iterator
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+_FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)"
+    r"|(?<![\\$])\$(?![\s$])((?:\\.|[^$\\\n])*?(?:\\.|[^$\\\s]))\$(?![\d$])",
+    re.DOTALL,
+)
+_DIGITS = r"\d(?:[\d,]*\d)?(?:\.\d+)?|\.\d+"
+_NUMBER = re.compile(
+    rf"(?<![\w.])[-+]?\$?(?:{_DIGITS})(?:\s*/\s*\d+)?(?:\s?\\?%)?(?!\w)|(?:{_DIGITS})"
+)
+
+
+def boxes(text: str) -> Iterator[str]:
+    r"""The contents of all \boxed{...} and \fbox{...} in order, with balanced braces; also of
+    \boxed 7, up to the next space or dollar. Empty and unclosed ones are left out."""
+    for match in _BOX.finditer(text):
+        rest = text[match.end() :]
+        if rest.startswith("{"):
+            end = _closing(rest)
+            content = rest[1:end] if end else ""
+        else:
+            content = re.split(r"[\s$\\{}]", rest, maxsplit=1)[0] if match[0][-1:].isspace() else ""
+        if content.strip():
+            yield content.strip()
+
+
+def _closing(text: str) -> int | None:
+    """The place of the brace that closes the first one."""
+    depth, place = 0, 0
+    while place < len(text):
+        if text[place] == "\\":
+            place += 1  # an escaped brace is a character
+        elif text[place] in "{}":
+            depth += 1 if text[place] == "{" else -1
+            if depth == 0:
+                return place
+        place += 1
+    return None
+
+
+def last_box(text: str) -> str | None:
+    found = list(boxes(text))
+    return found[-1] if found else None
+
+
+def last_answer(text: str, boxed: bool) -> str | None:
+    """The answer of a completion as TeX; `boxed`: in a box only. None if there is none."""
+    box = last_box(text)
+    if box is not None or boxed:
+        return box
+    formulas = [next(filter(None, match.groups())) for match in _FORMULA.finditer(text)]
+    if formulas:
+        return formulas[-1].strip()
+    numbers = [match[0] for match in _NUMBER.finditer(text)]
+    return numbers[-1].strip() if numbers else None
+
+
+def right_answer(text: str) -> str:
+    """A right answer as TeX, from the forms of data sets: a solution with a box, a text that ends
+    with `#### 72`, a single formula, or bare."""
+    box = last_box(text)
+    if box is not None:
+        return box
+    last = text.rpartition("####")[2].strip()
+    formula = _FORMULA.fullmatch(last)
+    if formula:
+        return next(filter(None, formula.groups())).strip()
+    if any(sign in last for sign in ("$$", r"\(", r"\[")) or re.search(r"(?<!\\)\$[^$]+\$", last):
+        return last_answer(last, False) or last
+    return last
+
+
+DASHES: dict[int, str] = dict.fromkeys(
+    (0x2212, 0x2013), "-"
+)  # the minus sign and the dash of printed texts
+_SPACING = re.compile(r"\\[,!;: ]|\\q?quad\b|~|\\(?:left|right|displaystyle)(?![a-zA-Z])")
+_GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_REPEATING = re.compile(
+    r"(?<![\d.])(\d*)\.(\d*)(?:\\overline|\\bar|\\dot)\s*(?:\{\s*(\d+)\s*\}|(\d))(?![\d.])"
+)
+
+
+def simplified(answer: str) -> str:
+    r"""TeX that means the same and has fewer forms: without dollar signs of money, spacing and
+    commas between thousands; 0.\overline{3} is a fraction."""
+    text = answer.replace(r"\$", "").replace(r"\text{\$}", "").strip().strip("$")
+    text = text.replace("{,}", ",").translate(DASHES)
+    text = re.sub(r"(?<=\d),\\!(?=\d{3})", ",", text)
+    text = _SPACING.sub(" ", text)
+    text = re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", text)
+    text = re.sub(r"\\(?:textbf|textit|mathrm|mathbf|mbox)(?=\s*\{)", r"\\text", text)
+    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "", text)
+    text = _REPEATING.sub(_fraction, text)
+    text = " ".join(text.split()).rstrip(".").strip()
+    return text.replace(",", "") if _GROUPED.fullmatch(text) else text
+
+
+def _fraction(match: re.Match[str]) -> str:
+    whole, before, cycle = match[1] or "0", match[2], match[3] or match[4]
+    below = (10 ** len(cycle) - 1) * 10 ** len(before)
+    above = int(whole + before + cycle) - int(whole + before)
+    return rf"\frac{{{above}}}{{{below}}}"
+
+
+def same_text(answer: str, right: str) -> bool:
+    """Whether two answers are equal but for case, spaces, \\text and what `simplified` leaves."""
+    return _bare(answer) == _bare(right)
+
+
+def has_content(answer: str) -> bool:
+    """Whether there is anything that could be right: a letter, a digit or a symbol of TeX."""
+    return any(sign.isalnum() for sign in _BOX.sub("", _bare(answer)))
+
+
+def _bare(answer: str) -> str:
+    text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", simplified(answer))
+    return "".join(text.split()).casefold()

@@ -1,0 +1,195 @@
+"""Tests of programs in the forms of data sets.
+
+Python                     `test_list` of MBPP; texts of pytest functions, which import what they
+                           test from `solution` (KodCode): the judge has such a module
+{input, output}            pairs; LiveCodeBench's with `testtype`
+{inputs, outputs}          APPS, TACO and verl's copies of them; with `fn_name`, arguments and
+                           results of a function
+"""
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tests:
+    """The tests of a row, all of one kind: Python, or pairs of input and output."""
+
+    python: tuple[str, ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()
+
+
+def read_tests(given: Any, function: str | None = None) -> Tests:
+    """Read the tests from a cell. `function`: the one that pairs of arguments and a result are
+    about, where the tests do not name it. ValueError if the cell has no tests or another form."""
+    if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
+        given = _loaded(given)
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, Mapping) and {"inputs", "outputs"} <= given.keys():
+        return _columns(given)
+    if not isinstance(given, Sequence) or not given:
+        raise ValueError("tests must be a non-empty list of Python code or of {input, output}")
+    if all(isinstance(test, str) for test in given):
+        return Tests(python=tuple(_of_python(test) for test in given))
+    if all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in given):
+        return _pairs(given, function)
+    raise ValueError("tests must be all Python, or all {input, output}")
+
+
+def _loaded(text: str) -> Any:
+    """JSON, or Python that begins with a bracket as JSON does."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        try:
+            compile(text, "test", "exec")
+        except (SyntaxError, ValueError):
+            raise ValueError(f"it is neither JSON ({error}) nor Python") from error
+        return text
+
+
+def _columns(given: Mapping[str, Any]) -> Tests:
+    inputs, outputs = given["inputs"], given["outputs"]
+    if len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
+    if not inputs:
+        raise ValueError("inputs and outputs are empty, so every program would pass")
+    name = given.get("fn_name") or given.get("func_name")
+    if name is None:
+        return Tests(
+            pairs=tuple((_text(i), _text(o)) for i, o in zip(inputs, outputs, strict=True))
+        )
+    calls = zip(inputs, outputs, strict=True)
+    return Tests(python=tuple(_call(str(name), _arguments(i), o, True) for i, o in calls))
+
+
+def _pairs(given: Sequence[Mapping[str, Any]], function: str | None) -> Tests:
+    kinds = {str(test.get("testtype") or "stdin") for test in given}
+    if kinds == {"stdin"}:
+        return Tests(pairs=tuple((_text(test["input"]), _text(test["output"])) for test in given))
+    if kinds != {"functional"}:
+        raise ValueError(f"testtype must be stdin or functional for all, not {sorted(kinds)}")
+    if not function:
+        raise ValueError(
+            "testtype is functional, but nothing names the function to call: name the column that "
+            "has it with `function` (LiveCodeBench: metadata or starter_code)"
+        )
+    python = []
+    for test in given:
+        lines = [line for line in str(test["input"]).split("\n") if line.strip()]
+        arguments, wanted = [json.loads(line) for line in lines], json.loads(str(test["output"]))
+        python.append(_call(function, arguments, wanted, False))
+    return Tests(python=tuple(python))
+
+
+def _text(value: Any) -> str:
+    """Input or output as one text: some rows list its lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _arguments(given: Any) -> list[Any]:
+    if not isinstance(given, list | tuple):
+        raise ValueError(f"inputs of a function must be lists of arguments, not {given!r:.40}")
+    return [_numbered(one) for one in given]
+
+
+def _numbered(value: Any) -> Any:
+    """JSON turns the keys of {1: 2} into texts; where all are numbers, they are numbers again."""
+    if isinstance(value, dict) and value and all(k.lstrip("-").isdigit() for k in value):
+        return {int(k): v for k, v in value.items()}
+    return value
+
+
+def _call(name: str, arguments: Sequence[Any], wanted: Any, wrapped: bool) -> str:
+    """Python that calls the function, or the method of that name of a class `Solution`, and
+    compares the result: sequences as lists. `wrapped`: the result may stand in a list of its own,
+    as APPS writes it."""
+    if not name.isidentifier():
+        raise ValueError(f"{name!r} is not the name of a function")
+    wants = [_numbered(wanted)]
+    if wrapped and isinstance(wanted, list) and len(wanted) == 1:
+        wants.append(_numbered(wanted[0]))
+    return (
+        "try:\n"
+        "    from solution import Solution\n"
+        f"    called = Solution().{name}\n"
+        "except (ImportError, AttributeError):\n"
+        f"    from solution import {name} as called\n"
+        "def plain(value):\n"
+        "    if isinstance(value, (list, tuple)):\n"
+        "        return [plain(one) for one in value]\n"
+        "    return value\n"
+        f"assert plain(called(*{_literal(list(arguments))})) in {_literal(wants)}"
+    )
+
+
+def _literal(value: Any) -> str:
+    """The value as Python; infinities and NaN too, which JSON's reader accepts."""
+    return repr(_written(value)).replace("'<inf>'", "float('inf')").replace(
+        "'<-inf>'", "float('-inf')"
+    ).replace("'<nan>'", "float('nan')")  # fmt: skip
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return f"<{value}>"
+    if isinstance(value, list | tuple):
+        return [_written(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _written(one) for key, one in value.items()}
+    return value
+
+
+def function_name(given: Any) -> str | None:
+    """The function that a row is about: its name, JSON or a mapping with `func_name` or `fn_name`,
+    or code that begins the program, whose only function counts (in a class, its first method)."""
+    if isinstance(given, Mapping):
+        return given.get("func_name") or given.get("fn_name")
+    if not isinstance(given, str) or not given.strip():
+        return None
+    if given.strip().isidentifier():
+        return given.strip()
+    if given.lstrip().startswith("{"):
+        return function_name(json.loads(given))
+    return _first_function(given)
+
+
+def _first_function(code: str) -> str | None:
+    """A starter may end with the head of a function, which is no whole program yet."""
+    for tail in ("", "\n        pass", "\n    pass"):
+        try:
+            tree = ast.parse(code.rstrip() + tail)
+        except SyntaxError:
+            continue
+        bodies = [one.body for one in tree.body if isinstance(one, ast.ClassDef)]
+        inside = [part for body in bodies for part in body if isinstance(part, ast.FunctionDef)]
+        named = [part.name for part in inside if not part.name.startswith("__")]
+        return next(
+            iter(named or [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]), None
+        )
+    return None
+
+
+def _of_python(test: str) -> str:
+    """Python that judges by itself: functions that pytest would call are called."""
+    if not test.strip():
+        raise ValueError("a test is empty, so every program would pass it")
+    compile(test, "test", "exec")
+    tree = ast.parse(test)
+    called = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    calls = ""
+    for part in tree.body:
+        if not isinstance(part, ast.FunctionDef) or not part.name.startswith("test_"):
+            continue
+        if part.name not in called:
+            if part.decorator_list or part.args.args:
+                raise ValueError(
+                    f"{part.name} needs pytest (it has a decorator or a fixture), which does not "
+                    "run here: write its cases as calls"
+                )
+            calls += f"\n{part.name}()"
+    return test + calls

@@ -1,0 +1,70 @@
+"""The program in a text: its fenced blocks (CommonMark), and which of them counts."""
+
+import ast
+import re
+import textwrap
+import warnings
+from dataclasses import dataclass
+
+PYTHON = ("python", "python3", "py")
+_OPENS = re.compile(r"^(\s*(?:[-*+]\s+|\d+[.)]\s+)?)(`{3,}|~{3,})[ \t]*\{?\.?(\w*)([^\n]*)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A closed fenced block: its language in lower case, empty if it has none, and its content."""
+
+    language: str
+    content: str
+
+
+def fenced_blocks(text: str) -> list[Block]:
+    """All closed blocks in order. They may stand in a list, where they are indented; the content
+    loses what its fence is indented by. Lines may end with CRLF."""
+    found: list[Block] = []
+    fence, language, indent, lines = "", "", 0, list[str]()
+    for line in text.replace("\r\n", "\n").split("\n"):
+        if fence:
+            if _closes(line, fence):
+                content = "".join(f"{one}\n" for one in lines)
+                found.append(Block(language, textwrap.dedent(content) if indent else content))
+                fence, lines = "", []
+            else:
+                lines.append(line[min(indent, len(line) - len(line.lstrip())) :])
+        elif (opens := _OPENS.match(line)) and not ("`" in opens[2] and "`" in opens[4]):
+            before, fence, language = opens[1], opens[2], opens[3].lower()
+            indent = len(before)
+    return found
+
+
+def _closes(line: str, fence: str) -> bool:
+    bare = line.strip()
+    return len(bare) >= len(fence) and set(bare) == {fence[0]}
+
+
+def last_program(text: str) -> str | None:
+    """The last block that says it is Python; if none does, the last one without a language that has
+    a statement in it, since a sample of the output stands in such a block too, else the last one
+    without a language. None if there is no such block, or it is not closed."""
+    blocks = fenced_blocks(text)
+    named = [block.content for block in blocks if block.language in PYTHON]
+    bare = [block.content for block in blocks if not block.language]
+    for blocks_of in (named, [one for one in bare if _does_something(one)], bare):
+        if blocks_of:
+            return blocks_of[-1]
+    return None
+
+
+def _does_something(code: str) -> bool:
+    """Whether it is Python that is more than values: `5` and `[1, 2]` are values."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    acts = (ast.Call, ast.Await, ast.Yield, ast.NamedExpr)
+    return any(
+        not isinstance(part, ast.Expr) or any(isinstance(one, acts) for one in ast.walk(part))
+        for part in tree.body
+    )

@@ -1,0 +1,93 @@
+"""The processes of ours that stand around untrusted code and end it.
+
+    keeper    outside of the code's namespaces, where no signal and no call of the code reaches it;
+              the run's process holds the other end of its pipe
+    process 1 of the code's own namespace of processes; when it ends, the kernel kills all others
+              there, of any session, group, parent or user, before anybody can wait for it
+
+Neither runs a line of the code, so nothing here needs the code's cooperation.
+"""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+WATCH_SECONDS = 0.02  # between two looks at the memory of all processes
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def keep_program(child: int, ready: int, settings: dict[str, Any]) -> NoReturn:
+    """Wait for the child, and exit with its code once it and all below it are gone.
+
+    The child is killed when the run's process says so or ends, when its time is over, or when
+    together its processes exceed their memory: resident pages, shared ones once per process. They
+    can be counted if the child says `1` through `ready`: its /proc is then visible here.
+    """
+    counted = os.read(ready, 1) == b"1"
+    memory, until = settings["memory"], time.monotonic() + settings["most_seconds"]
+
+    def late_or_large() -> bool:
+        return time.monotonic() > until or (counted and resident_bytes() > memory)
+
+    ended = _wait(child, settings["lifeline"], late_or_large)
+    if ended is None:
+        os.kill(child, signal.SIGKILL)  # nobody has waited for it, so the number is still its own
+        ended = os.waitpid(child, 0)[1]
+    _leave(ended)
+
+
+def reap(child: int, keeper: int) -> NoReturn:
+    """Be process 1: wait for all that end here, and end with the child, or with the keeper, whose
+    end closes the other end of its file. Signals of its own namespace that it does not handle do
+    not reach it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ended = _wait(child, keeper, lambda: False)
+    _leave(signal.SIGKILL if ended is None else ended)
+
+
+def _wait(child: int, file: int, over: Callable[[], bool]) -> int | None:
+    """The child's status when it ends; None as soon as `file` can be read or `over` is true."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    while True:
+        while (ended := _ended())[0]:
+            if ended[0] == child:
+                return ended[1]
+        if over():
+            return None
+        ready = select.select([file, woken], [], [], WATCH_SECONDS)[0]
+        if file in ready:
+            return None
+        if woken in ready:
+            os.read(woken, 2**12)
+
+
+def _ended() -> tuple[int, int]:
+    """A child that has ended and its status; 0 for its number if none has."""
+    try:
+        return os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return 0, 0
+
+
+def _leave(status: int) -> NoReturn:
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def resident_bytes() -> int:
+    """Resident memory of all processes of the namespace but for process 1, which is ours."""
+    total = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            try:
+                with open(f"/proc/{name}/statm") as file:
+                    total += int(file.read().split()[1]) * PAGE
+            except OSError:
+                continue  # it has ended
+    return total
