@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from PIL import Image
-
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import Item
 from flowrl.evaluation.sources import IMAGE_SUFFIXES, MEDIA_SUFFIXES, MOVING, Source
 from flowrl.evaluation.tables import SUFFIXES, rows_of
+from rewards.perception.files import DAMAGE, opened_image_file
+from rewards.perception.moving import MEDIA_FORMATS
 
 Where = Literal["auto", "table", "metadata", "names"]
 
@@ -117,10 +117,10 @@ def embedded_prompt(path: Path) -> str | None:
     if path.suffix.lower() not in IMAGE_SUFFIXES | MOVING:
         return None
     try:
-        with Image.open(path) as image:
+        with path.open("rb") as file, opened_image_file(file, formats=MEDIA_FORMATS) as image:
             text = {k: v for k, v in image.info.items() if isinstance(v, str)}
             exif = image.getexif()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except DAMAGE:
         return None  # scoring reports it
     if parameters := text.get("parameters"):
         return re.split(r"\n(?:Negative prompt|Steps):", parameters)[0].strip() or None

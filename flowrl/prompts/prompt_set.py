@@ -236,6 +236,8 @@ def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def _whole(value: Any, folder: Path, levels: int = 2) -> Any:
     if isinstance(value, list | tuple) and levels:
         return [_whole(one, folder, levels - 1) for one in value]
+    if isinstance(value, Mapping) and isinstance(value.get("path"), str):
+        return {**value, "path": _whole(value["path"], folder)}
     piece = PIECE.fullmatch(value) if isinstance(value, str) else None
     if isinstance(value, str) and value and _is_file(folder / (piece[1] if piece else value)):
         return str((folder / value).absolute())  # whatever folder a later reader adds

@@ -10,8 +10,9 @@ from PIL import Image
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import LAYOUTS, ReadOptions, load_preferences, preference_label
-from flowrl.evaluation.sources import Source, read_media, spaced
+from flowrl.evaluation.sources import Source, read_media
 from flowrl.evaluation.tables import rows_of
+from rewards.perception.moving import spaced
 
 ANY = ReadOptions()
 
