@@ -118,6 +118,8 @@ def measure_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) 
         raise UserError(f"no sample can be read: {next(iter(gallery.broken.values()))}")
     resamples = Resamples.draw(preferences.clusters, given.resamples, given.level, given.seed)
     tree = results(preferences, outcomes, resamples, ties)
+    for sentence in gallery.refusals():
+        print(sentence)
     tree["dataset"]["broken"] = gallery.broken
     tree["sentences"] = sentences(tree)
     (out / "evaluation.json").write_text(json.dumps(plain(tree), indent=1) + "\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.prompts.files import one_value_per_key
+from flowrl.prompts.files import LINE_END, one_value_per_key, utf8_text
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
@@ -46,14 +46,14 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _text(path: Path, suffix: str) -> list[dict[str, Any]]:
-    text = path.read_text(encoding="utf-8-sig")
+    text = utf8_text(path.read_bytes())
     if suffix in (".csv", ".tsv"):
         return _cells(text, "\t" if suffix == ".tsv" else ",")
     if suffix == ".json":
         content = json.loads(text, object_pairs_hook=one_value_per_key)
         return content if isinstance(content, list) else []
     rows = []
-    for i, line in enumerate(text.split("\n")):  # splitlines would also split at U+2028 in a prompt
+    for i, line in enumerate(LINE_END.split(text)):
         try:
             row = [json.loads(line, object_pairs_hook=one_value_per_key)] if line.strip() else []
             rows.extend(row)
@@ -63,7 +63,7 @@ def _text(path: Path, suffix: str) -> list[dict[str, Any]]:
 
 
 def _cells(text: str, comma: str) -> list[dict[str, Any]]:
-    reader = csv.DictReader(io.StringIO(text), delimiter=comma)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=comma)
     names = [name for name in reader.fieldnames or () if name]
     if len({*names}) < len(names):
         raise ValueError("two columns have the same name")

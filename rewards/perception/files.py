@@ -154,7 +154,8 @@ def _decoded(file: IO[bytes], most_pixels: int, formats: Formats) -> Image.Image
 
 
 def header_size(path: Path, formats: Formats = FORMATS) -> tuple[int, int]:
-    """Height and width of the upright image, from its header (TIFF is decoded). Raises PIL's errors (DAMAGE)."""
+    """Height and width of the upright image, from its header (TIFF is decoded). Raises PIL's
+    errors (DAMAGE)."""
     with path.open("rb") as file, opened_image_file(file, formats=formats) as image:
         if image.format == "TIFF":  # PIL turns it when it is decoded, and some versions its size
             image.load()

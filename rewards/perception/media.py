@@ -60,14 +60,14 @@ def each_size(
 def each_video(
     name: str, samples: Samples, score: Callable[[Float[Tensor, "f 3 h w"]], Tensor], least: int
 ) -> Float[Tensor, " n"]:
-    """Call `score` once per video. ValueError for a video with fewer than `least` frames."""
+    """Call `score` once per video. WrongMedia for a video with fewer than `least` frames."""
     if not samples.prompts:
         return torch.zeros(0)
     expect(samples, name, "video")
     found = []
     for video in items(samples):
         if len(video) < least:
-            raise ValueError(
+            raise WrongMedia(
                 f"the reward {name!r} needs at least {least} frames, but a video has {len(video)}"
             )
         found.append(float(score(video.detach())))

@@ -93,6 +93,8 @@ def read_video_frames(file: Path | IO[bytes], most: int) -> Float[Tensor, "f 3 h
             )
     except FFmpegError as error:
         raise OSError(str(error)) from error
+    if len({frame.shape for frame in shown}) > 1:
+        raise OSError("its frames differ in size")
     return torch.stack(shown)
 
 

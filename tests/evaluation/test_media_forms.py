@@ -266,7 +266,7 @@ def test_numbers_without_a_white_are_refused(tmp_path):
 
 
 def test_frames_are_evenly_spaced_in_time():
-    """By hand: the frame that is shown at each time; rounded times of an even rate count as even."""
+    """By hand: the frame shown at each time; rounded times of an even rate count as even."""
     assert frames_in_time([0, 1, 2, 3, 4], 3) == [0, 2, 4]
     assert frames_in_time([0, 33, 67, 100, 133], 16) == [0, 1, 2, 3, 4]
     assert frames_in_time([5, 6, 7, 13], 16) == [0, 1, 2, 2, 2, 2, 2, 2, 3]

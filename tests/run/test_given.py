@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 
 from flowrl.losses.base import reduced
 from flowrl.run.experience.given import collect_given
+from flowrl.run.state.start_record import StartRecord, changes
 from flowrl.run.update.minibatches import share_of
 from flowrl.run.update.update import chunk_loss, denominators
+from flowrl.settings.read import run_from
 from samplers.noise import generator
 from tests.run.test_metrics_page import undocumented
 from tests.support import process_runs, runs, text_runs, tiny_lm
@@ -315,3 +317,33 @@ def test_a_resumed_run_makes_the_same_bits(pipeline, tmp_path, capsys) -> None:
     )
     assert all(torch.equal(left[name], right[name]) for name in left)
     assert not undocumented(whole)
+
+
+@pytest.mark.parametrize("kind", ["given", "columns", "none"])
+def test_a_run_that_began_with_another_reader_of_files_resumes_with_a_line(
+    pipeline, tmp_path, kind
+):
+    """Said where the run reads images or videos, and only there."""
+    tree = settings(pipeline, tmp_path, DPO, {}) if kind == "given" else None
+    if tree is None:
+        row = {"prompt": "a cat"} | ({"style": ["a.JPG#xywh=0,0,4,4"]} if kind == "columns" else {})
+        (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
+        tree = runs.tree(pipeline, tmp_path, {"name": "nft", "steps": 3})
+        tree["prompts"]["train"] = str(tmp_path / "p.jsonl")
+        tree["prompts"].pop("held_out", None)
+    run = run_from(tree, "test")
+    record = StartRecord.of(run, 1).state()
+    checkpoint = tmp_path / "000001"
+    checkpoint.mkdir()
+
+    def lines(record):
+        (checkpoint / "state.json").write_text(json.dumps({"origin": record}))
+        return changes(run, tmp_path, checkpoint, 1)
+
+    assert lines(record) == []
+    del record["media_reader"]  # as older versions wrote it
+    said = lines(record)
+    assert len(said) == (kind != "none")
+    assert all(
+        "which read some files otherwise" in line and "docs/data.md" in line for line in said
+    )

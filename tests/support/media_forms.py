@@ -53,7 +53,7 @@ def stored(light: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Form:
-    """A file's suffix and bytes, and the pixels [h w 3] (or frames [f h w 3]) in 0..1 that it shows,
+    """A file's suffix and bytes, and the pixels [h w 3] (or frames [f h w 3]) in 0..1 of it,
     within `near` of 255. `image` is what a door of single images reads of an animation."""
 
     suffix: str
@@ -120,7 +120,7 @@ def over_white(colours: np.ndarray, alpha: np.ndarray) -> np.ndarray:
 
 
 def ink_profile() -> bytes:
-    """A profile of CMYK whose full cyan is L* 60, a* -30, b* -40, and whose other inks are black."""
+    """A profile of CMYK: full cyan is L* 60, a* -30, b* -40, and the other inks are black."""
     lab = {0: (100, 0, 0), 8: (60, -30, -40)}
     corners = [lab.get(i, (0, 0, 0)) for i in range(16)]  # the first channel varies slowest
     table = b"".join(struct.pack("3B", round(L * 2.55), a + 128, b + 128) for L, a, b in corners)
@@ -149,7 +149,7 @@ def of_lab(*lab: float) -> np.ndarray:
     return stored(np.array(inverse) @ xyz)
 
 
-def image_forms() -> dict[str, Form]:  # noqa: PLR0915 a table
+def image_forms() -> dict[str, Form]:
     plain = scene()
     image, whole = Image.fromarray(plain), plain / 255
     gray = gray_of(plain)
@@ -438,7 +438,7 @@ MATRICES: dict[tuple[int, int, int, int], Callable[[np.ndarray], np.ndarray]] = 
 
 
 def edited(data: bytes, media_time: int, duration: int) -> bytes:
-    """A MP4 whose edit list begins at `media_time` (in the track's time scale), for `duration` ms."""
+    """A MP4 whose edit list begins at `media_time` (track's time scale), for `duration` ms."""
     made = bytearray(data)
     at = made.find(b"elst") + 12
     assert at > 12
