@@ -61,7 +61,7 @@ class Gallery:
     frames: int = 16
     broken: dict[str, str] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
-    _kept: dict[int, Tensor | None] = field(default_factory=dict)
+    _kept: dict[int, Tensor | str | None] = field(default_factory=dict)
     _bytes: int = 0
 
     def samples(self, rows: Sequence[int], change: Perturbation | None = None) -> Samples:
@@ -71,15 +71,16 @@ class Gallery:
         self.broken |= read.broken
         fresh = dict(zip(missing, read.media, strict=True))
         for row, media in fresh.items():
-            size = 0 if media is None else media.nbytes
+            size = media.nbytes if isinstance(media, Tensor) else len(media or "")
             if self._bytes + size <= CACHE:
                 self._kept[row], self._bytes = media, self._bytes + size
         media = [fresh[row] if row in fresh else self._kept[row] for row in rows]
         if change is not None:
-            media = [m if m is None else change(m, r) for m, r in zip(media, rows, strict=True)]
+            pairs = zip(media, rows, strict=True)
+            media = [change(m, row) if isinstance(m, Tensor) else m for m, row in pairs]
         chosen = [self.items[row] for row in rows]
         group = torch.tensor([item.group for item in chosen], dtype=torch.long)
-        shapes = {None if m is None else m.shape for m in media}
+        shapes = {m.shape if isinstance(m, Tensor) else None for m in media}
         stacked: Any = media if None in shapes or len(shapes) != 1 else torch.stack(media)  # type: ignore[arg-type]
         return Samples(stacked, [i.prompt for i in chosen], group, [i.meta for i in chosen])
 
@@ -165,15 +166,20 @@ def _note_refused(
 
 
 def _kinds(samples: Samples) -> list[list[int]]:
-    """Rows of images and rows of videos: a reward gets one kind per call. Unreadable samples go
-    with the first kind."""
+    """Rows of images, of videos and of texts: a reward gets one kind per call. Unreadable samples
+    go with the first kind."""
     if isinstance(samples.media, Tensor):
         return [list(range(len(samples.prompts)))]
     parts: dict[int, list[int]] = {}
-    first = next((m.ndim for m in samples.media if m is not None), 0)
+    first = next((_dimensions(m) for m in samples.media if m is not None), 0)
     for row, media in enumerate(samples.media):
-        parts.setdefault(first if media is None else media.ndim, []).append(row)
+        parts.setdefault(first if media is None else _dimensions(media), []).append(row)
     return list(parts.values())
+
+
+def _dimensions(media: Tensor | str) -> int:
+    """3 for an image, 4 for a video, 0 for a text."""
+    return media.ndim if isinstance(media, Tensor) else 0
 
 
 def _groups(samples: Samples, rows: Sequence[int]) -> list[list[int]]:
@@ -214,7 +220,8 @@ def verdicts(
     for part in watched(parts, len(first), name):
         rows = sorted({int(r) for i in part for r in (first[i], second[i])})
         samples = gallery.samples(rows)
-        kinds = {r: m.ndim for r, m in zip(rows, samples.media, strict=True) if m is not None}
+        pairs_of = zip(rows, samples.media, strict=True)
+        kinds = {row: _dimensions(m) for row, m in pairs_of if m is not None}
         for kind in dict.fromkeys(kinds.values()):  # a pair of an image and a video has no verdict
             alike = {row for row, own in kinds.items() if own == kind}
             chosen = [i for i in part if first[i] in alike and second[i] in alike]
@@ -339,7 +346,8 @@ def loaded(name: str, spec: RewardSpec, items: Sequence[Item]) -> tuple[Reward, 
 def tested(name: str, reward: Reward, items: Sequence[Item]) -> Reward:
     """Run a reward's self-test, which only warns, since nothing is trained."""
     shown = items[:4]
-    prompts = Prompts([item.prompt for item in shown], [item.meta for item in shown])
+    kind = "text" if shown and shown[0].source.text is not None else "image"
+    prompts = Prompts([item.prompt for item in shown], [item.meta for item in shown], kind=kind)
     try:
         self_test(name, reward, prompts)
     except ValueError as error:

@@ -32,12 +32,13 @@ MEDIA_SUFFIXES = IMAGE_SUFFIXES | MOVING | VIDEOS
 
 @dataclass(frozen=True)
 class Source:
-    """Source of one image or video. `name` is its name in reports."""
+    """Source of one image, video or text. `name` is its name in reports."""
 
     name: str
     path: Path | None = None
     data: bytes | None = field(default=None, repr=False)
     box: tuple[int, int, int, int] | None = None  # x, y, width, height in pixels
+    text: str | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, cell: Any, folder: Path, place: str) -> "Source":
@@ -61,14 +62,17 @@ class Source:
 
 
 def read_media(sources: Sequence[Source], frames: int = 16) -> Read:
-    """Read images [3 h w] and videos [f 3 h w] in 0..1, None for entries in `broken`.
+    """Read images [3 h w] and videos [f 3 h w] in 0..1, texts, and None for entries in `broken`.
 
     At most `frames` frames of a video or an animation are kept, evenly spaced in time, including
     the first and the last. What the pixels of each form of file are is in docs/data.md.
     """
-    media: list[Tensor | None] = []
+    media: list[Any] = []
     broken: dict[str, str] = {}
     for source in sources:
+        if source.text is not None:
+            media.append(source.text)
+            continue
         try:
             media.append(_read(source, frames))
         except DAMAGE as error:  # missing, cut off, no images, or absurdly large

@@ -40,7 +40,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         rows = _parquet(path) if suffix == ".parquet" else _text(path, suffix)
     except (ValueError, csv.Error) as error:  # json's and the decoder's errors are ValueErrors
         raise UserError(f"{path} cannot be read: {error}") from error
-    if not rows or not all(isinstance(row, dict) for row in rows):
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path}: no rows with named columns")
     return rows
 
@@ -51,7 +51,7 @@ def _text(path: Path, suffix: str) -> list[dict[str, Any]]:
         return _cells(text, "\t" if suffix == ".tsv" else ",")
     if suffix == ".json":
         content = json.loads(text, object_pairs_hook=one_value_per_key)
-        return content if isinstance(content, list) else []
+        return _only_list(content) if isinstance(content, dict) else content
     rows = []
     for i, line in enumerate(LINE_END.split(text)):
         try:
@@ -60,6 +60,17 @@ def _text(path: Path, suffix: str) -> list[dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"line {i + 1}: {error}") from error
     return rows
+
+
+def _only_list(content: dict[str, Any]) -> list[Any]:
+    """The table inside an object, such as {"pairs": [...]}; empty unless it is the only list of
+    objects."""
+    tables = [
+        value
+        for value in content.values()
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value)
+    ]
+    return tables[0] if len(tables) == 1 else []
 
 
 def _cells(text: str, comma: str) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts.chat import has_images, read_chat
+from flowrl.prompts.conversations import with_prompts_found
 from flowrl.prompts.files import read_rows
 from flowrl.prompts.source import DataSource, check_column
 from rewards.perception.files import PIECE
@@ -83,6 +84,8 @@ class PromptSet:
         `read`."""
         table, at = read_rows(data, place), f"{place}: {data.source}"
         column = data.column
+        if column == "prompt":
+            table = with_prompts_found(table, at)
         if data.source.lower().endswith(".txt") and column == "prompt":
             column = "text"
         if not table.rows:

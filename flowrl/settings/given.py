@@ -30,8 +30,7 @@ class GivenSettings(Settings):
     """Column of the images or videos, or of the completions of texts; null: image or video, or
     completion."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Additional names for columns, such as {chosen: response_a}, for all kinds except pairs of
-    images."""
+    """Additional names for columns, such as {chosen: response_a}."""
     layout: str | None = None
     """Layout of pairs of images, as in `flowrl evaluate-rewards`; null: determined by the
     columns."""

@@ -161,7 +161,10 @@ def test_what_is_wrong_is_named_with_its_row(tmp_path):
 
 def test_every_layout_is_told_from_the_others_by_its_columns():
     for name, layout in LAYOUTS.items():
+        if name == "texts":
+            continue  # has the columns of `chosen`, and is told by its cells
         others = [o for o, it in LAYOUTS.items() if set(it.columns) <= set(layout.columns)]
+        others.remove("texts") if "texts" in others else None
         assert others == [name]
 
 

@@ -79,10 +79,13 @@ def _pairs(given: GivenSettings) -> GivenFile:
             f"given.layout: {given.layout!r} is not known; use one of {', '.join(LAYOUTS)}"
         )
     folder = None if given.folder is None else find(given.folder)
+    choice = ReadOptions(given.layout, given.label, folder, columns=given.columns)
     try:
-        read = load_preferences(find(given.file), ReadOptions(given.layout, given.label, folder))
+        read = load_preferences(find(given.file), choice)
     except UserError as error:
         raise UserError(f"{GIVEN_FILE}: {error}") from error
+    if read.texts:
+        raise UserError(f"{GIVEN_FILE}: {given.file} has texts, but the run's model makes images")
     above = [(i, j, p) for i, j, p in zip(read.a, read.b, read.label, strict=True) if p != EVEN]
     if not above:
         raise UserError(f"{GIVEN_FILE}: {given.file}: all pairs are ties, which teach nothing")
