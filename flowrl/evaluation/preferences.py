@@ -218,13 +218,13 @@ LAYOUTS = {
         ("prompt", "generations", "ranking"), _ranked("generations"), "ranking", "generations"
     ),
     "imagereward_pairs": PreferenceLayout(("prompt", "img_better", "img_worse"), _better),
+    "hpdv2_hub": PreferenceLayout(("prompt", "image", "human_preference"), _hpdv2_hub),
     "hpdv2": PreferenceLayout(
         ("prompt", "image_path", "rank"), _ranked("image_path"), "rank", "image_path"
     ),
     "hpdv2_pairs": PreferenceLayout(
         ("prompt", "file_path", "human_preference"), _hpdv2_pairs("file_path")
     ),
-    "hpdv2_hub": PreferenceLayout(("prompt", "image", "human_preference"), _hpdv2_hub),
     "imagereward_db": PreferenceLayout(
         ("prompt", "image", "rank"), _ranked("image"), "rank", "image"
     ),

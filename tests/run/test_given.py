@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 
 from flowrl.losses.base import reduced
 from flowrl.run.experience.given import collect_given
+from flowrl.run.state import given_file
 from flowrl.run.state.start_record import StartRecord, changes
 from flowrl.run.update.minibatches import share_of
 from flowrl.run.update.update import chunk_loss, denominators
+from flowrl.settings.given import GivenSettings
 from flowrl.settings.read import run_from
 from samplers.noise import generator
 from tests.run.test_metrics_page import undocumented
@@ -347,3 +349,24 @@ def test_a_run_that_began_with_another_reader_of_files_resumes_with_a_line(
     assert all(
         "which read some files otherwise" in line and "docs/data.md" in line for line in said
     )
+
+
+@pytest.mark.parametrize("form", ["hh", "messages"])
+def test_conversations_are_given_texts(tmp_path, form):
+    """Pairs without a prompt share their beginning; supervised chats end with their completion."""
+    question, answers = "a red ball", ("two dogs", "a cat")
+    if form == "hh":
+        kind = "pairs"
+        row = {
+            side: f"\n\nHuman: {question}\n\nAssistant: {answer}"
+            for side, answer in zip(("chosen", "rejected"), answers, strict=True)
+        }
+    else:
+        kind = "texts"
+        turns = zip(("user", "assistant"), (question, answers[0]), strict=True)
+        row = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    given = GivenSettings(file=str(tmp_path / "t.jsonl"), kind=kind)
+    file = given_file._texts(given)
+    assert list(file.prompts.texts) == [question]
+    assert [item.sample for item in file.items] == list(answers[: file.group])
