@@ -143,18 +143,17 @@ def _number(cell: Any, place: str) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _hpdv2_pairs(media: str) -> Callable[[PreferenceRow, str, str], JudgedRow | None]:
-    def read(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow | None:
-        first, second = row["human_preference"]
-        return JudgedRow(row["prompt"], row[media], (1 + first - second) / 2)
-
-    return read
+def _hpdv2_pairs(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow | None:
+    first, second = row["human_preference"]
+    return JudgedRow(row["prompt"], row["file_path"], (1 + first - second) / 2)
 
 
 def _hpdv2_hub(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow | None:
-    """A pair of the training set, or the ranked images of the test set."""
-    read = _hpdv2_pairs("image") if row["human_preference"] else _ranked("image")
-    return read(row, "rank", place)
+    """A pair of the training set, or the ranked images of the test set, both as ranks."""
+    if not row["human_preference"]:
+        return _ranked("image")(row, "rank", place)
+    ranks = [2.0 - chosen for chosen in row["human_preference"]]
+    return JudgedRow(row["prompt"], row["image"], ranks=ranks)
 
 
 def _better(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow:
@@ -222,9 +221,7 @@ LAYOUTS = {
     "hpdv2": PreferenceLayout(
         ("prompt", "image_path", "rank"), _ranked("image_path"), "rank", "image_path"
     ),
-    "hpdv2_pairs": PreferenceLayout(
-        ("prompt", "file_path", "human_preference"), _hpdv2_pairs("file_path")
-    ),
+    "hpdv2_pairs": PreferenceLayout(("prompt", "file_path", "human_preference"), _hpdv2_pairs),
     "imagereward_db": PreferenceLayout(
         ("prompt", "image", "rank"), _ranked("image"), "rank", "image"
     ),
@@ -387,7 +384,7 @@ class ReadOptions:
     columns: Mapping[str, str] = field(default_factory=dict)  # a layout's column: the file's
 
 
-def renamed(rows: Sequence[Row], columns: Mapping[str, str], place: str) -> Sequence[Row]:
+def with_columns(rows: Sequence[Row], columns: Mapping[str, str], place: str) -> Sequence[Row]:
     """The rows with the columns of a layout under the names of the file, which may be nested.
     UserError for a column that no row has."""
     for name in columns.values():
@@ -397,7 +394,7 @@ def renamed(rows: Sequence[Row], columns: Mapping[str, str], place: str) -> Sequ
     return [{**row, **{new: cell(row, old) for new, old in columns.items()}} for row in rows]
 
 
-def gathered(
+def with_lists(
     rows: Sequence[Row], numbers: Sequence[str], samples: str, judgement: str, prompt: str
 ) -> tuple[Sequence[Row], Sequence[str]]:
     """Rows of lists, and their places: those of one prompt (and `prompt_id`) together, where rows
@@ -419,7 +416,7 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
     UserError: no such file or layout, a row without prompt, label or samples (with its number).
     """
     rows, folder = rows_of(source)
-    rows = renamed(rows, choice.columns, str(source))
+    rows = with_columns(rows, choice.columns, str(source))
     numbers = [f"row {i + 1}" for i in range(len(rows))]
     found = with_prompts_found(PromptRows(rows, numbers), str(source))
     rows, numbers = found.rows, found.places
@@ -440,7 +437,7 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
             f"{source}: layout {name} needs {', '.join(lacking)}; the file has {', '.join(columns)}"
         )
     prompt = PROMPT_COLUMN_OF.get(name, "prompt")
-    rows, numbers = gathered(rows, numbers, layout.samples, dimension, prompt)
+    rows, numbers = with_lists(rows, numbers, layout.samples, dimension, prompt)
     texts = list(dict.fromkeys(str(row.get(prompt)) for row in rows))
     wanted = set(texts)
     if choice.prompts is not None and choice.prompts < len(texts):

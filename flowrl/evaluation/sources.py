@@ -26,7 +26,7 @@ IMAGE_SUFFIXES = frozenset(
 )
 MOVING = frozenset((".gif",))
 VIDEOS = frozenset((".mp4", ".m4v", ".webm", ".mov", ".mkv", ".avi"))
-HEAD = 12  # bytes at a file's start that say whether it is a video
+FIRST_BYTES = 12  # bytes at a file's start that say whether it is a video
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | MOVING | VIDEOS
 
 
@@ -90,17 +90,17 @@ def _sentence(source: Source, error: BaseException) -> str:
 
 
 def _read(source: Source, frames: int) -> Tensor:
-    film = Path(source.name.partition("#")[0]).suffix.lower() in VIDEOS
+    by_name = Path(source.name.partition("#")[0]).suffix.lower() in VIDEOS
     if source.box is not None:
         assert source.path is not None
-        if film:
+        if by_name:
             raise ValueError("a part of a video cannot be read: name the whole file")
         left, top, width, height = source.box
         piece = f"{source.path}#xywh={left},{top},{width},{height}"
         return to_tensor(open_image_file(piece, formats=MEDIA_FORMATS))
     content = source.path if source.data is None else io.BytesIO(source.data)
     assert content is not None, source
-    if film or is_video(_head(content)):
+    if by_name or is_video(_head(content)):
         return read_video_frames(content, frames)
     if isinstance(content, io.BytesIO):
         return read_image_or_frames(content, frames)
@@ -110,6 +110,6 @@ def _read(source: Source, frames: int) -> Tensor:
 
 def _head(content: Path | io.BytesIO) -> bytes:
     if isinstance(content, io.BytesIO):
-        return content.getvalue()[:HEAD]
+        return content.getvalue()[:FIRST_BYTES]
     with content.open("rb") as file:
-        return file.read(HEAD)
+        return file.read(FIRST_BYTES)

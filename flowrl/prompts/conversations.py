@@ -47,7 +47,7 @@ def _answered(value: Any) -> bool:
 
 
 def _turns(text: str) -> tuple[str, list[dict[str, str]]]:
-    """What stands before the first turn, and the turns as messages."""
+    """The text before the first turn, and the turns as messages."""
     before, *rest = _TURN.split(text)
     roles, contents = rest[::2], rest[1::2]
     turns = zip(roles, contents, strict=True)

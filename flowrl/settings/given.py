@@ -62,5 +62,8 @@ def with_prompts(tree: Any) -> Any:
         return tree
     column = given.get("column") or prompts.get("column") or "prompt"
     column = "caption" if given.get("layout") == "pickapic" else column
+    names = given.get("columns")
+    if given.get("kind") == "pairs" and isinstance(names, Mapping):
+        column = names.get("prompt", column)
     source = {"source": given["file"], "column": column, "name": OF_GIVEN}
     return {**tree, "prompts": {**prompts, "train": source}}

@@ -55,14 +55,14 @@ def read_image_or_frames(
         count = getattr(image, "n_frames", 1) if image.format in _ANIMATED else 1
         if count == 1:
             return to_tensor(image)
-        apart = int(bool(image.info.get("default_image")))  # shown where nothing can be animated
+        first = int(bool(image.info.get("default_image")))  # shown where nothing can be animated
         ends = [0.0]
         for frame in ImageSequence.Iterator(image):
             frame.load()  # WebP's durations are known then
             ends.append(ends[-1] + (frame.info.get("duration") or _BROWSER_DELAY))
-        starts = [end - ends[apart] for end in ends[apart:-1]]
+        starts = [end - ends[first] for end in ends[first:-1]]
         frames = (frame.copy() for frame in ImageSequence.Iterator(image))
-        return torch.stack(_picked(frames, frames_in_time(starts, most), to_tensor, apart))
+        return torch.stack(_picked(frames, frames_in_time(starts, most), to_tensor, first))
 
 
 def read_video_frames(file: Path | IO[bytes], most: int) -> Float[Tensor, "f 3 h w"]:
@@ -99,7 +99,7 @@ def read_video_frames(file: Path | IO[bytes], most: int) -> Float[Tensor, "f 3 h
 
 
 def _decoded_frames(container: Any) -> Iterator[Any]:
-    stream = container.streams.best("video")  # not the cover of a song or a film
+    stream = container.streams.best("video")  # not a cover
     if stream is None:
         raise OSError("it has no video stream")
     for count, frame in enumerate(container.decode(stream)):

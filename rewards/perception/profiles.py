@@ -2,8 +2,8 @@
 
 An embedded ICC profile is applied (perceptual intent, as in browsers). A PNG without one may state
 its gamma and primaries instead (chunks gAMA and cHRM); they are turned into such a profile. A
-profile that moves no colour by more than SAME of 255 is sRGB under another name, and the pixels
-stay as they are.
+profile that moves no colour by more than SAME_COLOUR of 255 is sRGB under another name, and the
+pixels stay as they are.
 """
 
 import io
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageCms
 
-SAME = 2  # of 255
+SAME_COLOUR = 2  # of 255
 _LEVELS = tuple(range(0, 256, 15))  # of each channel, in the comparison with sRGB
 _MODES = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK", "LAB": "LAB"}  # of an ICC colour space
 _GRAY = ("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N", "I")
@@ -105,7 +105,7 @@ def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
     else:
         colours = wanted = np.array([[*product(_LEVELS, repeat=3)]], dtype=np.uint8)
     made = ImageCms.applyTransform(Image.fromarray(colours), transform)
-    return int(np.abs(np.asarray(made).astype(int) - wanted).max()) <= SAME
+    return int(np.abs(np.asarray(made).astype(int) - wanted).max()) <= SAME_COLOUR
 
 
 def _sound(primaries: Sequence[float]) -> bool:

@@ -39,8 +39,8 @@ def read_references(place: str, values: Sequence[Any]) -> list[Tensor | None]:
 
 
 def reference_key(value: Any) -> Hashable:
-    """What two cells with the same image share: its path, its bytes, or the image object; None for
-    an empty cell."""
+    """The same value for two cells with the same image: its path, its bytes, or the image object;
+    None for an empty cell."""
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, str | Path):

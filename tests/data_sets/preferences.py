@@ -1,6 +1,7 @@
 """Preference data sets: rows in the form of each, with content of our own and the right order.
 
-The better image is the brighter one, so that a reward of brightness agrees with every row. `source` is where the form was read. Not found, and so not here:
+The better image is the brighter one, so that a reward of brightness agrees with every
+row. `source` is where the form was read. Not found, and so not here:
 the training set of EditReward (its benchmark's forms are), Rapidata's videos, and the tasks of
 MMRB2 whose responses are not one image.
 """
@@ -59,8 +60,8 @@ FORMS: dict[str, PreferenceForm] = {
                 "rejected": f"{GREETING}\n\nHuman: {QUESTION}\n\nAssistant: {BAD}",
             },
         ],
-        "the authors' DPO loader (eric-mitchell/direct-preference-optimization): the prompt ends at "
-        "the last Assistant turn",
+        "the authors' DPO loader (eric-mitchell/direct-preference-optimization): the prompt ends "
+        "at the last Assistant turn",
         pairs=2,
     ),
     "UltraFeedback, binarized": PreferenceForm(
@@ -209,8 +210,8 @@ FORMS: dict[str, PreferenceForm] = {
         "chosen",
         "parquet",
         [{"prompt": PROMPT, "chosen": image(BETTER), "rejected": image(WORSE)}],
-        "a reader of data-is-better-together/open-image-preferences-v1-binarized: prompt, chosen and "
-        "rejected as images; its other columns are not known here",
+        "a reader of data-is-better-together/open-image-preferences-v1-binarized: prompt, chosen "
+        "and rejected as images; its other columns are not known here",
     ),
     "Rapidata": PreferenceForm(
         "rapidata",

@@ -97,7 +97,7 @@ def _picture(value: Any) -> Any:
 
 
 def _file(value: Any) -> ImageFile | None:
-    """Where the bytes of a cell's image are; None for other values. ValueError for a mapping that
+    """The path or the bytes of a cell's image; None for other values. ValueError for a mapping that
     has none."""
     if isinstance(value, Mapping):
         data, path = value.get("bytes"), value.get("path")
