@@ -16,9 +16,10 @@ from flowrl.errors import UserError
 from flowrl.prompts import IMAGE_COLUMNS
 from flowrl.settings.sections.data import IN_PYTHON, RewardSpec
 from rewards import Reward, Samples, load
+from rewards.perception.media import to_rgb
 from rewards.user_function import Own, function_settings, user_reward
 
-_PNG_MODES = ("1", "L", "LA", "P", "I", "I;16", "RGB", "RGBA")
+_GRAY_16 = ("I", "I;16")  # PIL's modes of a PNG with 16 bits
 _RELABEL = "give one another label: {'name': object, 'label': 'another'}"
 GivenReward = str | Mapping[str, Any] | Callable[..., Any]
 GivenPrompts = str | Path | Mapping[str, Any] | Iterable[str | Mapping[str, Any]]
@@ -228,7 +229,9 @@ def _saved_image(image: Image.Image, name: str, number: int, path: Path, at: str
         )
     folder = path.with_name(f"{path.stem}_images")
     folder.mkdir(exist_ok=True)
-    image = ImageOps.exif_transpose(image)  # as files are read
-    image = image if image.mode in _PNG_MODES else image.convert("RGB")
-    image.save(folder / f"{number:06d}_{name}.png")
+    try:  # as files are read
+        saved = ImageOps.exif_transpose(image) if image.mode in _GRAY_16 else to_rgb(image)
+    except ValueError as error:
+        raise UserError(f"{at}: row {number}, {name}: {error}") from error
+    saved.save(folder / f"{number:06d}_{name}.png")
     return f"{folder.name}/{number:06d}_{name}.png"

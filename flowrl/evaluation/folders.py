@@ -8,18 +8,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from PIL import Image
-
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import Item
 from flowrl.evaluation.sources import IMAGE_SUFFIXES, MEDIA_SUFFIXES, MOVING, Source
 from flowrl.evaluation.tables import SUFFIXES, rows_of
+from flowrl.prompts.files import utf8_text
+from rewards.perception.files import DAMAGE, opened_image_file
+from rewards.perception.moving import MEDIA_FORMATS
 
-Where = Literal["auto", "table", "metadata", "names"]
+Where = Literal["auto", "table", "captions", "metadata", "names"]
 
 FILE_COLUMNS = ("file", "file_name", "image", "video", "path")
 PROMPT_COLUMNS = ("prompt", "text", "caption")
 TABLES = ("prompts", "metadata")  # names of tables that need no option
+CAPTIONS = (".txt", ".caption")  # of files beside the images, as trainers of LoRAs read them
 DESCRIPTION, COMMENT = 0x010E, 0x9286  # EXIF
 
 
@@ -31,9 +33,10 @@ class FolderItems(NamedTuple):
 def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
     """All images and videos below `folder`, grouped by prompt.
 
-    auto uses a table if there is one (`prompts.jsonl`, `metadata.jsonl` or csv), otherwise the
-    files' metadata, otherwise their names. UserError: no folder, no images, a table without the
-    required columns, a file without metadata if `where` requires it.
+    auto uses a table if there is one (`prompts.jsonl`, `metadata.jsonl` or csv), otherwise for each
+    file its caption (`NAME.txt` or `NAME.caption` beside it), its metadata, or its name. UserError:
+    no folder, no images, a table without the required columns, a caption that is not UTF-8, a file
+    without a caption or metadata if `where` requires it.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
@@ -92,12 +95,42 @@ def _from_table(folder: Path, table: Path) -> list[tuple[Path, str, Mapping[str,
 
 def _of_file(path: Path, where: Where) -> tuple[str, str]:
     """The prompt of a file, and its origin."""
+    prompt = caption_beside(path) if where in ("auto", "captions") else None
+    if prompt is not None:
+        return prompt, "captions beside the files"
+    if where == "captions":
+        raise UserError(f"{path} has no caption beside it, such as {path.stem}.txt")
     prompt = embedded_prompt(path) if where != "names" else None
     if prompt is not None:
         return prompt, "the files' metadata"
     if where == "metadata":
         raise UserError(f"{path} has no prompt in its metadata; try --prompts-from names")
     return prompt_of_name(path), "file names"
+
+
+def caption_beside(path: Path) -> str | None:
+    """The text of `NAME.txt` or `NAME.caption` beside `NAME.png`, its lines joined; None without
+    one, and for a file without a word, such as the boxes of a detector.
+
+    Of AUTOMATIC1111's text, it is the part before the negative prompt. UserError, with the line,
+    for a file that is not UTF-8."""
+    for suffix in CAPTIONS:
+        file = path.with_suffix(suffix)
+        if not file.is_file():
+            continue
+        try:
+            text = utf8_text(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} cannot be read: {error}") from error
+        words = " ".join(_before_settings(text).split())
+        if any(letter.isalpha() for letter in words):
+            return words
+    return None
+
+
+def _before_settings(text: str) -> str:
+    """AUTOMATIC1111's text without its negative prompt and settings; other texts unchanged."""
+    return re.split(r"\n(?:Negative prompt|Steps):", text)[0]
 
 
 def prompt_of_name(path: Path) -> str:
@@ -117,13 +150,13 @@ def embedded_prompt(path: Path) -> str | None:
     if path.suffix.lower() not in IMAGE_SUFFIXES | MOVING:
         return None
     try:
-        with Image.open(path) as image:
+        with path.open("rb") as file, opened_image_file(file, formats=MEDIA_FORMATS) as image:
             text = {k: v for k, v in image.info.items() if isinstance(v, str)}
             exif = image.getexif()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except DAMAGE:
         return None  # scoring reports it
     if parameters := text.get("parameters"):
-        return re.split(r"\n(?:Negative prompt|Steps):", parameters)[0].strip() or None
+        return _before_settings(parameters).strip() or None
     if prompt := text.get("prompt"):
         return _of_graph(prompt) if prompt.lstrip().startswith("{") else prompt.strip()
     for description in (text.get("Description"), exif.get(DESCRIPTION)):

@@ -6,7 +6,7 @@ them.
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from rewards import Judge, Reward, Samples, check_reward, load, score_all
 from rewards.checks.self_test import Prompts, self_test
 from rewards.combine import judged
 from rewards.load import load_judge
+from rewards.perception.media import WrongMedia
 
 T = TypeVar("T")
 
@@ -50,12 +51,17 @@ class Cost(NamedTuple):
 
 @dataclass
 class Gallery:
-    """Samples of a data set, read on demand, and cached if they are few."""
+    """Samples of a data set, read on demand, and cached if they are few.
+
+    broken   files that are not readable, with the reasons
+    refused  by reward: the files of a kind that it does not score, such as videos, and its sentence
+    """
 
     items: Sequence[Item]
     frames: int = 16
-    broken: dict[str, str] = field(default_factory=dict)  # name: why it is not readable
-    _kept: dict[int, Tensor | None] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, dict[str, str]] = field(default_factory=dict)
+    _kept: dict[int, Tensor | str | None] = field(default_factory=dict)
     _bytes: int = 0
 
     def samples(self, rows: Sequence[int], change: Perturbation | None = None) -> Samples:
@@ -65,17 +71,32 @@ class Gallery:
         self.broken |= read.broken
         fresh = dict(zip(missing, read.media, strict=True))
         for row, media in fresh.items():
-            size = 0 if media is None else media.nbytes
+            size = media.nbytes if isinstance(media, Tensor) else len(media or "")
             if self._bytes + size <= CACHE:
                 self._kept[row], self._bytes = media, self._bytes + size
         media = [fresh[row] if row in fresh else self._kept[row] for row in rows]
         if change is not None:
-            media = [m if m is None else change(m, r) for m, r in zip(media, rows, strict=True)]
+            pairs = zip(media, rows, strict=True)
+            media = [change(m, row) if isinstance(m, Tensor) else m for m, row in pairs]
         chosen = [self.items[row] for row in rows]
         group = torch.tensor([item.group for item in chosen], dtype=torch.long)
-        shapes = {None if m is None else m.shape for m in media}
+        shapes = {m.shape if isinstance(m, Tensor) else None for m in media}
         stacked: Any = media if None in shapes or len(shapes) != 1 else torch.stack(media)  # type: ignore[arg-type]
         return Samples(stacked, [i.prompt for i in chosen], group, [i.meta for i in chosen])
+
+    def problem(self, name: str) -> str:
+        """Why a file has no score, or not of every reward; empty if it has."""
+        refused = (files[name] for files in self.refused.values() if name in files)
+        return "; ".join(dict.fromkeys([*filter(None, [self.broken.get(name)]), *refused]))
+
+    def refusals(self) -> list[str]:
+        """A sentence per reward that does not score some of the files."""
+        sentences = []
+        for reward, files in self.refused.items():
+            first, why = next(iter(files.items()))
+            rest = f" and {len(files) - 1} others" if len(files) > 1 else ""
+            sentences.append(f"not scored by {reward}: {first}{rest}: {why}")
+        return sentences
 
 
 def chunks(items: Sequence[Item], rows: Sequence[int], size: int) -> Iterator[list[int]]:
@@ -104,38 +125,81 @@ def scores(
     size: int,
     change: Perturbation | None = None,
 ) -> tuple[Float[np.ndarray, " n"], Cost]:
-    """Scores of these rows, NaN for unscored samples."""
+    """Scores of these rows, NaN for unscored samples: those that cannot be read, and those of a
+    kind that the reward does not score. UserError if it scores none of their kinds."""
     values = np.full(len(rows), np.nan)
     clock = Clock()
+    refused = dict[str, str]()
     at = {row: i for i, row in enumerate(rows)}
     for part in watched(list(chunks(gallery.items, rows, size)), len(rows), name):
         samples = gallery.samples(part, change)
-        for rows_ in _kinds(samples):
+        waiting = _kinds(samples)
+        while waiting:
+            rows_ = waiting.pop(0)
             some = samples if len(rows_) == len(part) else samples.take(rows_)
-            with clock.timing(len(rows_)), _errors_of(name):
-                result = score_all({name: reward}, some)
+            try:
+                with clock.timing(len(rows_)), _errors_of(name):
+                    result = score_all({name: reward}, some)
+            except _Refused as error:
+                groups = _groups(some, rows_)
+                if len(groups) > 1:  # one that is too short must not take the others with it
+                    waiting = [*groups, *waiting]
+                    continue
+                names = [gallery.items[part[row]].source.name for row in rows_]
+                refused |= dict.fromkeys(names, str(error))
+                continue
             column = torch.where(result.scored[:, 0], result.values[:, 0], torch.nan)
             values[[at[part[row]] for row in rows_]] = column.numpy()
+    _note_refused(name, gallery, rows, refused)
     return values, clock.cost
 
 
+def _note_refused(
+    name: str, gallery: Gallery, rows: Iterable[int], refused: Mapping[str, str]
+) -> None:
+    """Keep the refusals for the report. UserError if nothing else was there to score."""
+    unlike = {gallery.items[row].source.name for row in rows} - {*refused, *gallery.broken}
+    if refused and not unlike:
+        raise UserError(f"reward {name!r}: {next(iter(refused.values()))}")
+    if refused:
+        gallery.refused.setdefault(name, {}).update(refused)
+
+
 def _kinds(samples: Samples) -> list[list[int]]:
-    """Rows of images and rows of videos: a reward gets one kind per call. Unreadable samples go
-    with the first kind."""
+    """Rows of images, of videos and of texts: a reward gets one kind per call. Unreadable samples
+    go with the first kind."""
     if isinstance(samples.media, Tensor):
         return [list(range(len(samples.prompts)))]
     parts: dict[int, list[int]] = {}
-    first = next((m.ndim for m in samples.media if m is not None), 0)
+    first = next((_dimensions(m) for m in samples.media if m is not None), 0)
     for row, media in enumerate(samples.media):
-        parts.setdefault(first if media is None else media.ndim, []).append(row)
+        parts.setdefault(first if media is None else _dimensions(media), []).append(row)
     return list(parts.values())
+
+
+def _dimensions(media: Tensor | str) -> int:
+    """3 for an image, 4 for a video, 0 for a text."""
+    return media.ndim if isinstance(media, Tensor) else 0
+
+
+def _groups(samples: Samples, rows: Sequence[int]) -> list[list[int]]:
+    parts: dict[int, list[int]] = {}
+    for group, row in zip(samples.group.tolist(), rows, strict=True):
+        parts.setdefault(group, []).append(row)
+    return list(parts.values())
+
+
+class _Refused(Exception):
+    """A reward's refusal of samples of a kind that it does not score."""
 
 
 @contextmanager
 def _errors_of(name: str) -> Iterator[None]:
-    """Re-raise a reward's ValueError as a UserError that names it."""
+    """Re-raise a reward's ValueError as a UserError that names it, and a refusal as such."""
     try:
         yield
+    except WrongMedia as error:
+        raise _Refused(str(error)) from error
     except ValueError as error:
         raise UserError(f"reward {name!r}: {error}") from error
 
@@ -149,22 +213,31 @@ def verdicts(
 ) -> tuple[Float[np.ndarray, " p"], Cost]:
     """P(first preferred) for each pair of rows, NaN without a verdict."""
     first, second = pairs
+    refused = dict[str, str]()
     values = np.full(len(first), np.nan)
     clock = Clock()
     parts = [range(i, min(i + size, len(first))) for i in range(0, len(first), size)]
     for part in watched(parts, len(first), name):
         rows = sorted({int(r) for i in part for r in (first[i], second[i])})
         samples = gallery.samples(rows)
-        readable = {r for r, m in zip(rows, samples.media, strict=True) if m is not None}
-        chosen = [i for i in part if first[i] in readable and second[i] in readable]
-        if not chosen:
-            continue
-        kept = [k for k, row in enumerate(rows) if row in readable]
-        place = {rows[k]: i for i, k in enumerate(kept)}
-        a = torch.tensor([place[int(first[i])] for i in chosen])
-        b = torch.tensor([place[int(second[i])] for i in chosen])
-        with clock.timing(len(chosen)), _errors_of(name):
-            values[chosen] = judged(name, judge, samples.take(kept), a, b).numpy()
+        pairs_of = zip(rows, samples.media, strict=True)
+        kinds = {row: _dimensions(m) for row, m in pairs_of if m is not None}
+        for kind in dict.fromkeys(kinds.values()):  # a pair of an image and a video has no verdict
+            alike = {row for row, own in kinds.items() if own == kind}
+            chosen = [i for i in part if first[i] in alike and second[i] in alike]
+            if not chosen:
+                continue
+            kept = [k for k, row in enumerate(rows) if row in alike]
+            place = {rows[k]: i for i, k in enumerate(kept)}
+            a = torch.tensor([place[int(first[i])] for i in chosen])
+            b = torch.tensor([place[int(second[i])] for i in chosen])
+            try:
+                with clock.timing(len(chosen)), _errors_of(name):
+                    values[chosen] = judged(name, judge, samples.take(kept), a, b).numpy()
+            except _Refused as error:
+                names = [gallery.items[rows[k]].source.name for k in kept]
+                refused |= dict.fromkeys(names, str(error))
+    _note_refused(name, gallery, {int(r) for pair in pairs for r in pair}, refused)
     return values, clock.cost
 
 
@@ -273,7 +346,8 @@ def loaded(name: str, spec: RewardSpec, items: Sequence[Item]) -> tuple[Reward, 
 def tested(name: str, reward: Reward, items: Sequence[Item]) -> Reward:
     """Run a reward's self-test, which only warns, since nothing is trained."""
     shown = items[:4]
-    prompts = Prompts([item.prompt for item in shown], [item.meta for item in shown])
+    kind = "text" if shown and shown[0].source.text is not None else "image"
+    prompts = Prompts([item.prompt for item in shown], [item.meta for item in shown], kind=kind)
     try:
         self_test(name, reward, prompts)
     except ValueError as error:

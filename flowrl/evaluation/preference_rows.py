@@ -7,6 +7,10 @@ from typing import Any, NamedTuple
 PreferenceRow = Mapping[str, Any]
 
 
+class Answer(str):
+    """A sample that is a text, rather than the name of a file."""
+
+
 class JudgedRow(NamedTuple):
     """One row of a file: samples of one prompt with a label (for two samples) or ranks.
 
@@ -28,3 +32,4 @@ class PreferenceLayout:
         [PreferenceRow, str, str], JudgedRow | None
     ]  # row, dimension, place; None if there is no judgement
     dimension: str = ""  # the column with the labels, if there is a choice
+    samples: str = ""  # the column of a list of samples, which may also be one sample per row

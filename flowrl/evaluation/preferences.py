@@ -1,22 +1,37 @@
 """Preference data sets: human verdicts on pairs or rankings of samples, in several layouts.
 
 plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"
-chosen       prompt, chosen, rejected: the first is better
+chosen       prompt, chosen, rejected: the first is better; also the binarized form of
+             data-is-better-together/open-image-preferences-v1
+texts        the same, with texts or conversations: hh-rlhf (without a prompt), UltraFeedback. Known
+             by cells with spaces, and by lists of messages
+ratings      prompt, sample, rating: one sample, or a list of them, with a number each; higher is
+             better, and samples of one prompt are compared
 pickapic     caption, jpg_0, jpg_1, label_0; Pick-a-Pic, arXiv:2305.01569
 imagereward  prompt, generations, ranking; ImageReward's test set, arXiv:2304.05977
+imagereward_db    prompt, image, rank: ImageRewardDB's groups, and its single rows
+imagereward_pairs prompt, img_better, img_worse: its pairs
 hpdv2        prompt, image_path, rank; HPDv2's test set, arXiv:2306.09341
 hpdv2_pairs  prompt, file_path, human_preference; HPDv2's training set
+hpdv2_hub    prompt, image, human_preference: the same, as `datasets` loads it
+richhf       prompt, image, overall_score, artifact_score; RichHF-18K, arXiv:2312.10240: ratings
+rapidata     prompt, image1, image2, weighted_results_image1_preference and ..._image2_...: the
+             shares of votes; other dimensions are alignment and coherence
+mmrb2        prompt_content, response_a, response_b, human_preference; MMRB2, arXiv:2512.16899: its
+             tasks whose responses are one image (t2i, edit)
 genai        left_output_image, right_output_image, vote_type; GenAI-Bench, arXiv:2406.04485
 genai_video  left_video, right_video, vote_type
 videogen     prompt, path_A, path_B, and a column of A, B, same; VideoGen-RewardBench, 2501.13918
 HPDv3 and data sets of edits: `flowrl.evaluation.edit_preferences`
 
-The columns determine the layout. A row may have a `category`; rewards get all other columns
-unchanged. Rank 1 is the best; equal ranks are ties.
+The columns determine the layout. Where a layout has lists of samples, rows of single samples are
+taken together by their prompt. A column of judgements whose name contains `rank` is better if
+lower, another if higher. A row may have a `category`; rewards get all other columns unchanged. Rank
+1 is the best; equal ranks are ties.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -28,11 +43,16 @@ from jaxtyping import Float, Int
 from flowrl.errors import UserError
 from flowrl.evaluation.edit_preferences import EDIT_LAYOUTS, with_more
 from flowrl.evaluation.measure import Item
-from flowrl.evaluation.preference_rows import JudgedRow, PreferenceLayout, PreferenceRow
-from flowrl.evaluation.sources import Source
+from flowrl.evaluation.preference_rows import Answer, JudgedRow, PreferenceLayout, PreferenceRow
+from flowrl.evaluation.sources import MEDIA_SUFFIXES, Source
 from flowrl.evaluation.tables import rows_of
+from flowrl.prompts.chat import read_chat
+from flowrl.prompts.conversations import with_prompts_found
 from flowrl.prompts.prompt_set import PromptRow
+from flowrl.prompts.source import PromptRows, Row, check_column
+from rewards.types import cell
 
+_FILES = tuple(MEDIA_SUFFIXES)
 PREFERENCE_WORDS = {
     "a": 1.0, "left": 1.0, "leftvote": 1.0, "b": 0.0, "right": 0.0, "rightvote": 0.0, "tie": 0.5,
     "same": 0.5, "tievote": 0.5, "bothbad_vote": 0.5,
@@ -62,6 +82,31 @@ def _chosen(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow:
     return JudgedRow(row["prompt"], (row["chosen"], row["rejected"]), 1.0)
 
 
+def _texts(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow:
+    """Two answers, each a text or a conversation whose last message it is."""
+    prompt = row["prompt"]
+    if isinstance(prompt, list):
+        prompt = read_chat(prompt, f"{place}, prompt", True, lambda image: image)
+    answers = [_answer(row[side], f"{place}, {side}") for side in ("chosen", "rejected")]
+    return JudgedRow(prompt, answers, 1.0)
+
+
+def _answer(value: Any, place: str) -> Answer:
+    if isinstance(value, list) and value and isinstance(value[-1], Mapping):
+        value = value[-1].get("content")
+    if not isinstance(value, str):
+        raise UserError(f"{place}: {value!r:.50} is no text, and no list of messages")
+    return Answer(value)
+
+
+def _holds_text(value: Any) -> bool:
+    """Whether a cell of chosen or rejected is an answer rather than the name of a file."""
+    if isinstance(value, list):
+        return True
+    named = isinstance(value, str) and value.partition("#")[0].lower().endswith(_FILES)
+    return isinstance(value, str) and not named and any(map(str.isspace, value))
+
+
 def _pickapic(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
     if row.get("has_label") is False:
         return None
@@ -70,19 +115,90 @@ def _pickapic(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | Non
     )
 
 
-def _ranked(media: str, ranks: str) -> Callable[[PreferenceRow, str, str], JudgedRow | None]:
-    def read(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow | None:
-        given = row[ranks]
+def _ranked(media: str) -> Callable[[PreferenceRow, str, str], JudgedRow | None]:
+    def read(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
+        given = row[dimension]
         if not isinstance(given, list) or len(given) != len(row[media]):
-            raise UserError(f"{place}: {ranks} and {media} must be two lists of equal length")
-        return JudgedRow(row["prompt"], row[media], ranks=[float(rank) for rank in given])
+            raise UserError(f"{place}: {dimension} and {media} must be two lists of equal length")
+        judged = [(m, _number(n, place)) for m, n in zip(row[media], given, strict=True)]
+        kept = [(m, number) for m, number in judged if number is not None]
+        values = [number for _, number in kept]
+        if "rank" not in dimension.lower():  # ratings: rank 1 has none above it
+            values = [1.0 + sum(other > value for other in values) for value in values]
+        return JudgedRow(row["prompt"], [m for m, _ in kept], ranks=values)
 
     return read
+
+
+def _number(cell: Any, place: str) -> float | None:
+    """A rank or rating; None for an empty cell."""
+    if cell is None or cell == "":
+        return None
+    try:
+        value = float(cell)
+    except (TypeError, ValueError):
+        value = math.inf
+    if math.isinf(value):
+        raise UserError(f"{place}: {cell!r:.50} is no rank or rating: expected a number")
+    return None if math.isnan(value) else value
 
 
 def _hpdv2_pairs(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow | None:
     first, second = row["human_preference"]
     return JudgedRow(row["prompt"], row["file_path"], (1 + first - second) / 2)
+
+
+def _hpdv2_hub(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow | None:
+    """A pair of the training set, or the ranked images of the test set, both as ranks."""
+    if not row["human_preference"]:
+        return _ranked("image")(row, "rank", place)
+    ranks = [2.0 - chosen for chosen in row["human_preference"]]
+    return JudgedRow(row["prompt"], row["image"], ranks=ranks)
+
+
+def _better(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow:
+    return JudgedRow(row["prompt"], (row["img_better"], row["img_worse"]), 1.0)
+
+
+def _rapidata(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
+    """The share of the votes, weighted by the voters' reliability, that the first image has."""
+    other = dimension.replace("image1", "image2")
+    if other == dimension or other not in row:
+        raise UserError(
+            f"{place}: {dimension} has no column for the second image; use one such as "
+            "weighted_results_image1_preference"
+        )
+    first, second = (_number(row[name], place) for name in (dimension, other))
+    if first is None or second is None or first + second <= 0:
+        return None
+    return JudgedRow(row["prompt"], (row["image1"], row["image2"]), first / (first + second))
+
+
+def _mmrb2(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
+    shown, texts = _parts(row["prompt_content"], place)
+    media = []
+    for side in ("response_a", "response_b"):
+        images, _ = _parts(row[side].get("response_content"), place)
+        if len(images) != 1:
+            raise UserError(
+                f"{place}: {side} has {len(images)} images, and a sample is one: only the tasks "
+                "t2i and edit can be read"
+            )
+        media += images
+    more = {"source": shown[0]} if len(shown) == 1 else {}
+    label = preference_label(row[dimension], place)
+    return JudgedRow("\n".join(texts), media, label, more=more)
+
+
+def _parts(content: Any, place: str) -> tuple[list[Any], list[str]]:
+    """Images and texts of a list of parts, each a kind and a value."""
+    if not isinstance(content, list) or not all(
+        isinstance(part, list) and len(part) == 2 and part[0] in ("image", "text")
+        for part in content
+    ):
+        raise UserError(f"{place}: expected a list of parts such as [image, PATH] or [text, WORDS]")
+    images, texts = ([value for kind, value in content if kind == k] for k in ("image", "text"))
+    return images, texts
 
 
 def _sides(left: str, right: str) -> Callable[[PreferenceRow, str, str], JudgedRow | None]:
@@ -98,10 +214,33 @@ def _sides(left: str, right: str) -> Callable[[PreferenceRow, str, str], JudgedR
 LAYOUTS = {
     "pickapic": PreferenceLayout(("caption", "jpg_0", "jpg_1", "label_0"), _pickapic, "label_0"),
     "imagereward": PreferenceLayout(
-        ("prompt", "generations", "ranking"), _ranked("generations", "ranking")
+        ("prompt", "generations", "ranking"), _ranked("generations"), "ranking", "generations"
     ),
-    "hpdv2": PreferenceLayout(("prompt", "image_path", "rank"), _ranked("image_path", "rank")),
+    "imagereward_pairs": PreferenceLayout(("prompt", "img_better", "img_worse"), _better),
+    "hpdv2_hub": PreferenceLayout(("prompt", "image", "human_preference"), _hpdv2_hub),
+    "hpdv2": PreferenceLayout(
+        ("prompt", "image_path", "rank"), _ranked("image_path"), "rank", "image_path"
+    ),
     "hpdv2_pairs": PreferenceLayout(("prompt", "file_path", "human_preference"), _hpdv2_pairs),
+    "imagereward_db": PreferenceLayout(
+        ("prompt", "image", "rank"), _ranked("image"), "rank", "image"
+    ),
+    "richhf": PreferenceLayout(
+        ("prompt", "image", "overall_score", "artifact_score"),
+        _ranked("image"),
+        "overall_score",
+        "image",
+    ),
+    "rapidata": PreferenceLayout(
+        ("prompt", "image1", "image2", "weighted_results_image1_preference"),
+        _rapidata,
+        "weighted_results_image1_preference",
+    ),
+    "mmrb2": PreferenceLayout(
+        ("prompt_content", "response_a", "response_b", "human_preference"),
+        _mmrb2,
+        "human_preference",
+    ),
     "genai": PreferenceLayout(
         ("left_output_image", "right_output_image", "vote_type"),
         _sides("left_output_image", "right_output_image"),
@@ -115,6 +254,10 @@ LAYOUTS = {
     ),
     "plain": PreferenceLayout(("prompt", "a", "b", "label"), _plain, "label"),
     "chosen": PreferenceLayout(("prompt", "chosen", "rejected"), _chosen),
+    "texts": PreferenceLayout(("prompt", "chosen", "rejected"), _texts),
+    "ratings": PreferenceLayout(
+        ("prompt", "sample", "rating"), _ranked("sample"), "rating", "sample"
+    ),
     **EDIT_LAYOUTS,
 }
 
@@ -122,6 +265,7 @@ PROMPT_COLUMN_OF = {  # the others: prompt
     "pickapic": "caption",
     "editscore_bench": "instruction",
     "editreward_bench": "instruction",
+    "mmrb2": "prompt_content",
 }
 
 
@@ -139,6 +283,11 @@ class Preferences:
     cluster: Int[np.ndarray, " p"]  # the prompt's number
     rank: Float[np.ndarray, " n"] | None  # 1 is best, if whole groups were ordered
     unlabelled: int = 0  # rows without a judgement
+
+    @property
+    def texts(self) -> bool:
+        """Whether the samples are texts, of which there are no edits and no images."""
+        return self.items[0].source.text is not None
 
     @property
     def clusters(self) -> int:
@@ -162,7 +311,12 @@ class _Builder:
         if not isinstance(judged.prompt, str) or not judged.prompt.strip():
             raise UserError(f"{place}: the prompt is empty")
         row = with_more(row, judged, folder, place)
-        sources = [Source.of(m, folder, f"{place}, {i + 1}") for i, m in enumerate(judged.media)]
+        sources = [
+            Source(f"{place}, {i + 1}", text=str(m))
+            if isinstance(m, Answer)
+            else Source.of(m, folder, f"{place}, {i + 1}")
+            for i, m in enumerate(judged.media)
+        ]
         number = self.prompts.setdefault(judged.prompt, len(self.prompts))
         group = len(self.ranks) if judged.ranks else number
         meta = PromptRow({k: v for k, v in row.items() if not isinstance(v, bytes)}, place)
@@ -181,7 +335,7 @@ class _Builder:
     def finish(self, name: str, layout: str, unlabelled: int) -> Preferences:
         """Build the data set, with contiguous groups and each sample once."""
         keys = [
-            (item.group, item.source.name if item.source.data is None else item.source.data)
+            (item.group, item.source.text or item.source.data or item.source.name)
             for item in self.items
         ]
         if self.ranks:
@@ -205,12 +359,17 @@ class _Builder:
         )
 
 
-def layout_of(columns: Sequence[str], place: str) -> str:
+def layout_of(columns: Sequence[str], place: str, named: Iterable[str] = ()) -> str:
+    """The layout of a table: one that has all `named` columns, if there are some. UserError if
+    none fits."""
     for name, layout in LAYOUTS.items():
-        if set(layout.columns) <= set(columns):
+        if set(layout.columns) <= set(columns) and set(named) <= set(layout.columns):
             return name
     wanted = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
-    raise UserError(f"{place}: the columns {', '.join(columns)} match no known layout ({wanted})")
+    raise UserError(
+        f"{place}: the columns {', '.join(columns)} match no known layout ({wanted}); name them "
+        "with --columns (given.columns), such as prompt=caption,chosen=best,rejected=other"
+    )
 
 
 @dataclass(frozen=True)
@@ -222,6 +381,33 @@ class ReadOptions:
     images: Path | None = None  # the folder of relative paths; the file's folder if None
     prompts: int | None = None  # at most so many, drawn by the seed
     seed: int = 0
+    columns: Mapping[str, str] = field(default_factory=dict)  # a layout's column: the file's
+
+
+def with_columns(rows: Sequence[Row], columns: Mapping[str, str], place: str) -> Sequence[Row]:
+    """The rows with the columns of a layout under the names of the file, which may be nested.
+    UserError for a column that no row has."""
+    for name in columns.values():
+        check_column(rows, name, place, "--columns")
+    if not columns:
+        return rows
+    return [{**row, **{new: cell(row, old) for new, old in columns.items()}} for row in rows]
+
+
+def with_lists(
+    rows: Sequence[Row], numbers: Sequence[str], samples: str, judgement: str, prompt: str
+) -> tuple[Sequence[Row], Sequence[str]]:
+    """Rows of lists, and their places: those of one prompt (and `prompt_id`) together, where rows
+    have one sample each."""
+    if not samples or all(isinstance(row.get(samples), list) for row in rows):
+        return rows, numbers
+    groups: dict[Any, tuple[Row, str]] = {}
+    for row, number in zip(rows, numbers, strict=True):
+        key = str(row.get(prompt)), str(row.get("prompt_id"))
+        group, _ = groups.setdefault(key, ({**row, samples: [], judgement: []}, number))
+        group[samples].append(row.get(samples))
+        group[judgement].append(row.get(judgement))
+    return [row for row, _ in groups.values()], [number for _, number in groups.values()]
 
 
 def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
@@ -230,12 +416,19 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
     UserError: no such file or layout, a row without prompt, label or samples (with its number).
     """
     rows, folder = rows_of(source)
+    rows = with_columns(rows, choice.columns, str(source))
+    numbers = [f"row {i + 1}" for i in range(len(rows))]
+    found = with_prompts_found(PromptRows(rows, numbers), str(source))
+    rows, numbers = found.rows, found.places
     columns = list(dict.fromkeys(key for row in rows[:50] for key in row))
     if choice.layout is not None and choice.layout not in LAYOUTS:
         raise UserError(
             f"--layout: {choice.layout!r} is not known; use one of {', '.join(LAYOUTS)}"
         )
-    name = choice.layout or layout_of(columns, str(source))
+    name = choice.layout or layout_of(columns, str(source), choice.columns)
+    pairs = ("chosen", "rejected")
+    if name == "chosen" and any(_holds_text(row.get(side)) for row in rows for side in pairs):
+        name = "texts" if choice.layout is None else name
     layout = LAYOUTS[name]
     dimension = choice.dimension or layout.dimension
     needed = (*layout.columns, *([dimension] if dimension else []))
@@ -244,16 +437,17 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
             f"{source}: layout {name} needs {', '.join(lacking)}; the file has {', '.join(columns)}"
         )
     prompt = PROMPT_COLUMN_OF.get(name, "prompt")
+    rows, numbers = with_lists(rows, numbers, layout.samples, dimension, prompt)
     texts = list(dict.fromkeys(str(row.get(prompt)) for row in rows))
     wanted = set(texts)
     if choice.prompts is not None and choice.prompts < len(texts):
         rng = np.random.default_rng([choice.seed, len(texts)])
         wanted = {texts[i] for i in rng.permutation(len(texts))[: choice.prompts]}
     builder, unlabelled = _Builder(), 0
-    for i, row in enumerate(rows):
+    for row, number in zip(rows, numbers, strict=True):
         if str(row.get(prompt)) not in wanted:
             continue
-        place = f"{source.name}, row {i + 1}"
+        place = f"{source.name}, {number}"
         judged = layout.read(row, dimension, place)
         if judged is None or len(judged.media) < 2:
             unlabelled += 1

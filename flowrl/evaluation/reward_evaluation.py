@@ -55,6 +55,9 @@ class EvaluateRewards:
     """The layout, if the columns do not determine it."""
     dimension: str | None = None
     """The column with labels, such as VQ in VideoGen-RewardBench."""
+    columns: tuple[str, ...] = ()
+    """The file's names of a layout's columns, such as
+    prompt=caption,chosen=best,rejected=other.image."""
     images: Path | None = None
     """The folder to which paths are relative; by default the table's folder."""
     prompts: int | None = None
@@ -95,7 +98,10 @@ def measure_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) 
     rewards = parse_specs(given.rewards, "--rewards")
     judges = parse_specs(given.judges, "--judges")
     _check(given, rewards, judges, objects)
-    choice = ReadOptions(given.layout, given.dimension, given.images, given.prompts, given.seed)
+    choice = ReadOptions(
+        given.layout, given.dimension, given.images, given.prompts, given.seed,
+        column_names(given.columns),
+    )  # fmt: skip
     preferences = load_preferences(find(str(given.dataset)), choice)
     ties = headline(preferences, given.ties)
     say = f"{preferences.name} ({preferences.layout}): {preferences.clusters} prompts, "
@@ -118,10 +124,30 @@ def measure_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) 
         raise UserError(f"no sample can be read: {next(iter(gallery.broken.values()))}")
     resamples = Resamples.draw(preferences.clusters, given.resamples, given.level, given.seed)
     tree = results(preferences, outcomes, resamples, ties)
+    for sentence in gallery.refusals():
+        print(sentence)
     tree["dataset"]["broken"] = gallery.broken
     tree["sentences"] = sentences(tree)
     (out / "evaluation.json").write_text(json.dumps(plain(tree), indent=1) + "\n")
     return Measured(out, tree, outcomes, preferences, gallery)
+
+
+def column_names(words: Sequence[str]) -> dict[str, str]:
+    """Parse `prompt=caption,chosen=best`. UserError for anything else, and for a name given
+    twice."""
+    names: dict[str, str] = {}
+    for word in ",".join(words).split(","):
+        new, mark, old = (part.strip() for part in word.partition("="))
+        if not word.strip():
+            continue
+        if not (mark and new and old):
+            raise UserError(
+                f"--columns: {word!r} is no NAME=COLUMN, such as prompt=caption,a=image_0,b=image_1"
+            )
+        if new in names:
+            raise UserError(f"--columns: {new} is given twice; keep one")
+        names[new] = old
+    return names
 
 
 def _check(
@@ -162,7 +188,7 @@ def score_pairs(
     p = preferences
     score, cost = scores(name, reward, gallery, range(len(p.items)), given.chunk)
     changed = {}
-    rows = robust_rows(p, given.robust, given.seed)
+    rows = [] if p.texts else robust_rows(p, given.robust, given.seed)
     for edit in EDITS if rows else ():
         scored = np.full(len(p.items), np.nan)
         how = change(EDITS[edit], given.seed)

@@ -37,7 +37,8 @@ class ScoreArguments:
     """A table with the columns file and prompt (rewards get all other columns); by default
     prompts.jsonl or metadata.jsonl in the folder."""
     prompts_from: Where = "auto"
-    """table, metadata (PNG text, EXIF) or names; auto tries them in this order."""
+    """table, captions (NAME.txt beside NAME.png), metadata (PNG text, EXIF) or names; auto tries
+    them in this order."""
     sheet: int = 96
     """Number of images on a contact sheet: the best, the worst and some in between. 0: no
     sheets."""
@@ -67,15 +68,25 @@ def score_folder(given: ScoreArguments) -> Path:
     gallery = Gallery(items, given.frames)
     values: dict[str, Column] = {}
     costs: dict[str, Cost] = {}
-    for name, spec in specs.items():
-        reward, _ = loaded(name, spec, items)
-        values[name], costs[name] = scores(name, reward, gallery, range(len(items)), given.chunk)
-    write(out, items, values, gallery.broken)
+    try:
+        for name, spec in specs.items():
+            reward, _ = loaded(name, spec, items)
+            every = range(len(items))
+            values[name], costs[name] = scores(name, reward, gallery, every, given.chunk)
+    except UserError as error:
+        if not values:
+            raise
+        write(out, items, values, gallery)
+        done = f"the scores of {', '.join(values)} are in {out / 'scores.csv'}"
+        raise UserError(f"{error}; {done}") from error
+    write(out, items, values, gallery)
     for name in values if given.sheet else ():
         contact_sheet(out / f"sheet_{_file(name)}.png", gallery, name, values[name], given.sheet)
     print(summary(values, costs))
     for why in gallery.broken.values():
         print(f"not scored: {why}")
+    for sentence in gallery.refusals():
+        print(sentence)
     print(f"table: {out / 'scores.csv'}" + (f"  sheets: {out}/sheet_*.png" if given.sheet else ""))
     return out
 
@@ -84,9 +95,7 @@ def _file(name: str) -> str:
     return "".join(c if c.isalnum() or c in ".-_" else "_" for c in name)
 
 
-def write(
-    out: Path, items: Sequence[Item], values: dict[str, Column], broken: dict[str, str]
-) -> None:
+def write(out: Path, items: Sequence[Item], values: dict[str, Column], gallery: Gallery) -> None:
     """Write scores.csv and scores.parquet: file, prompt, other columns, a column per reward (empty
     if unscored), and any problem with the file. A reward's column replaces a column of the same
     name."""
@@ -102,7 +111,7 @@ def write(
             table[column] = [_cell(item.meta.get(column)) for item in items]
     for name, column in values.items():
         table[name] = [None if np.isnan(score) else float(score) for score in column]
-    table["problem"] = [broken.get(item.source.name, "") for item in items]
+    table["problem"] = [gallery.problem(item.source.name) for item in items]
     listed, whole = out / "scores.csv", out / "scores.parquet"
     with removed_on_error(listed), listed.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")

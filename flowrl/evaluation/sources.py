@@ -6,32 +6,39 @@ A part of an image is written as a W3C media fragment: `sheet.png#xywh=64,0,32,3
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from PIL import Image, ImageSequence
 from torch import Tensor
 
 from flowrl.errors import UserError
-from rewards.perception.files import PIECE, Read
+from rewards.perception.files import DAMAGE, PIECE, Read, open_image_file
 from rewards.perception.media import to_tensor
+from rewards.perception.moving import (
+    MEDIA_FORMATS,
+    is_video,
+    read_image_or_frames,
+    read_video_frames,
+)
 
-IMAGE_SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"))
+IMAGE_SUFFIXES = frozenset(
+    (".png", ".apng", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".tif", ".tiff")
+)
 MOVING = frozenset((".gif",))
-VIDEOS = frozenset((".mp4", ".webm", ".mov", ".mkv", ".avi"))
+VIDEOS = frozenset((".mp4", ".m4v", ".webm", ".mov", ".mkv", ".avi"))
+FIRST_BYTES = 12  # bytes at a file's start that say whether it is a video
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | MOVING | VIDEOS
 
 
 @dataclass(frozen=True)
 class Source:
-    """Source of one image or video. `name` is its name in reports."""
+    """Source of one image, video or text. `name` is its name in reports."""
 
     name: str
     path: Path | None = None
     data: bytes | None = field(default=None, repr=False)
     box: tuple[int, int, int, int] | None = None  # x, y, width, height in pixels
+    text: str | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, cell: Any, folder: Path, place: str) -> "Source":
@@ -55,17 +62,20 @@ class Source:
 
 
 def read_media(sources: Sequence[Source], frames: int = 16) -> Read:
-    """Read images [3 h w] and videos [f 3 h w] in 0..1, None for entries in `broken`.
+    """Read images [3 h w] and videos [f 3 h w] in 0..1, texts, and None for entries in `broken`.
 
-    At most `frames` frames of a video are kept, evenly spaced, including the first and the last.
+    At most `frames` frames of a video or an animation are kept, evenly spaced in time, including
+    the first and the last. What the pixels of each form of file are is in docs/data.md.
     """
-    media: list[Tensor | None] = []
+    media: list[Any] = []
     broken: dict[str, str] = {}
     for source in sources:
+        if source.text is not None:
+            media.append(source.text)
+            continue
         try:
             media.append(_read(source, frames))
-        # PIL's errors for files that are missing, cut off, no images, or absurdly large
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except DAMAGE as error:  # missing, cut off, no images, or absurdly large
             media.append(None)
             broken[source.name] = _sentence(source, error)
     return Read(media, broken)
@@ -80,62 +90,26 @@ def _sentence(source: Source, error: BaseException) -> str:
 
 
 def _read(source: Source, frames: int) -> Tensor:
-    suffix = Path(source.name).suffix.lower()
-    content = source.path if source.data is None else io.BytesIO(source.data)
-    assert content is not None, source
-    if suffix in VIDEOS:
-        return _video(content, frames)
+    by_name = Path(source.name.partition("#")[0]).suffix.lower() in VIDEOS
     if source.box is not None:
         assert source.path is not None
-        x, y, width, height = source.box
-        sheet = _sheet(source.path)
-        if x + width > sheet.shape[2] or y + height > sheet.shape[1] or not width or not height:
-            raise ValueError(f"the piece lies outside the image of {list(sheet.shape[1:])} px")
-        return sheet[:, y : y + height, x : x + width].clone()
-    with Image.open(content) as image:
-        count = getattr(image, "n_frames", 1)  # PIL's own name for it; still formats have none
-        if count == 1:
-            return to_tensor(image)
-        at = spaced(count, frames)
-        return torch.stack(
-            [to_tensor(f.copy()) for i, f in enumerate(ImageSequence.Iterator(image)) if i in at]
-        )
+        if by_name:
+            raise ValueError("a part of a video cannot be read: name the whole file")
+        left, top, width, height = source.box
+        piece = f"{source.path}#xywh={left},{top},{width},{height}"
+        return to_tensor(open_image_file(piece, formats=MEDIA_FORMATS))
+    content = source.path if source.data is None else io.BytesIO(source.data)
+    assert content is not None, source
+    if by_name or is_video(_head(content)):
+        return read_video_frames(content, frames)
+    if isinstance(content, io.BytesIO):
+        return read_image_or_frames(content, frames)
+    with content.open("rb") as file:
+        return read_image_or_frames(file, frames)
 
 
-@lru_cache(maxsize=4)
-def _sheet(path: Path) -> Tensor:
-    with Image.open(path) as image:
-        return to_tensor(image)
-
-
-def _video(content: Any, frames: int) -> Tensor:
-    try:
-        import av  # type: ignore[import-not-found]
-        from av.error import FFmpegError  # type: ignore[import-not-found]
-    except ImportError as error:
-        raise OSError("videos need PyAV: pip install 'flowrl[video]'") from error
-    try:
-        opened: Any = av.open(content)  # its stubs do not tell reading from writing
-        with opened as container:
-            count = container.streams.video[0].frames  # 0 where the container does not say
-            at = spaced(count, frames) if count else None
-            kept = [
-                to_tensor(frame.to_image())
-                for i, frame in enumerate(container.decode(video=0))
-                if at is None or i in at
-            ]
-    except (FFmpegError, IndexError) as error:
-        raise OSError(str(error) or "it has no video stream") from error
-    if not kept:
-        raise OSError("it has no frames")
-    return torch.stack([kept[i] for i in sorted(spaced(len(kept), frames))])
-
-
-def spaced(count: int, most: int) -> set[int]:
-    """At most `most` evenly spaced indices below `count`, including both ends (or only the middle
-    one)."""
-    if count <= most:
-        return set(range(count))
-    if most == 1:
-        return {count // 2}
-    return {round(i * (count - 1) / (most - 1)) for i in range(most)}
+def _head(content: Path | io.BytesIO) -> bytes:
+    if isinstance(content, io.BytesIO):
+        return content.getvalue()[:FIRST_BYTES]
+    with content.open("rb") as file:
+        return file.read(FIRST_BYTES)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.prompts.files import one_value_per_key
+from flowrl.prompts.files import LINE_END, one_value_per_key, utf8_text
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
@@ -40,20 +40,20 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         rows = _parquet(path) if suffix == ".parquet" else _text(path, suffix)
     except (ValueError, csv.Error) as error:  # json's and the decoder's errors are ValueErrors
         raise UserError(f"{path} cannot be read: {error}") from error
-    if not rows or not all(isinstance(row, dict) for row in rows):
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path}: no rows with named columns")
     return rows
 
 
 def _text(path: Path, suffix: str) -> list[dict[str, Any]]:
-    text = path.read_text(encoding="utf-8-sig")
+    text = utf8_text(path.read_bytes())
     if suffix in (".csv", ".tsv"):
         return _cells(text, "\t" if suffix == ".tsv" else ",")
     if suffix == ".json":
         content = json.loads(text, object_pairs_hook=one_value_per_key)
-        return content if isinstance(content, list) else []
+        return _only_list(content) if isinstance(content, dict) else content
     rows = []
-    for i, line in enumerate(text.split("\n")):  # splitlines would also split at U+2028 in a prompt
+    for i, line in enumerate(LINE_END.split(text)):
         try:
             row = [json.loads(line, object_pairs_hook=one_value_per_key)] if line.strip() else []
             rows.extend(row)
@@ -62,8 +62,19 @@ def _text(path: Path, suffix: str) -> list[dict[str, Any]]:
     return rows
 
 
+def _only_list(content: dict[str, Any]) -> list[Any]:
+    """The table inside an object, such as {"pairs": [...]}; empty unless it is the only list of
+    objects."""
+    tables = [
+        value
+        for value in content.values()
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value)
+    ]
+    return tables[0] if len(tables) == 1 else []
+
+
 def _cells(text: str, comma: str) -> list[dict[str, Any]]:
-    reader = csv.DictReader(io.StringIO(text), delimiter=comma)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=comma)
     names = [name for name in reader.fieldnames or () if name]
     if len({*names}) < len(names):
         raise ValueError("two columns have the same name")

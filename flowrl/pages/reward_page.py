@@ -153,6 +153,8 @@ def wrong_pairs(
     """Each reward with the number of its verdicts that contradict people, and the most confident of
     them."""
     wrong = np.flatnonzero(np.nan_to_num(a.margin) * preferred(p.label) < 0)
+    if p.texts:  # the page shows images alone
+        return a.name, len(wrong), []
     order = wrong[np.argsort(-np.abs(a.margin[wrong]), kind="stable")][:most]
     return a.name, len(wrong), [_pair(a, p, gallery, int(i)) for i in order]
 

@@ -22,7 +22,7 @@ _MOST_FILES = 5_000  # of a folder
 _MOST_COLUMNS = 1_000
 _MOST_ROWS = 20_000_000
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
-_LINE_END = re.compile(r"\r\n|\r|\n")  # not those of str.splitlines, which are in prompts
+LINE_END = re.compile(r"\r\n|\r|\n")  # not those of str.splitlines, which are in prompts
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")  # JSON's
 _EXACT_DIGITS = 15  # of a float; with more it would be another number
 _NO_HUB_NAME = {".tsv", ".gz", ".zip", ".yaml", ".yml", ".xlsx", ".arrow", ".py", ".md"}
@@ -96,18 +96,26 @@ def _same_columns(rows: Sequence[Row], source: str, place: str) -> Sequence[Row]
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
-def _text(path: Path) -> str:
-    data = path.read_bytes()
+def utf8_text(data: bytes) -> str:
+    """Decode a file, with or without a byte order mark. ValueError names the line that is not
+    UTF-8, as in files of older Windows programs."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise _Damage(f"line {line} is not UTF-8; save the file as UTF-8") from error
+        line = len(LINE_END.split(data[: error.start].decode("latin-1")))
+        raise ValueError(f"line {line} is not UTF-8; save the file as UTF-8") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return utf8_text(path.read_bytes())
+    except ValueError as error:
+        raise _Damage(str(error)) from error
 
 
 def _lines(text: str) -> Iterable[tuple[str, str]]:
     """Lines with their places, with the ends of lines of any system. Blank lines are skipped."""
-    for number, line in enumerate(_LINE_END.split(text), 1):
+    for number, line in enumerate(LINE_END.split(text), 1):
         if line.strip():
             yield f"line {number}", line
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts.chat import has_images, read_chat
+from flowrl.prompts.conversations import with_prompts_found
 from flowrl.prompts.files import read_rows
 from flowrl.prompts.source import DataSource, check_column
 from rewards.perception.files import PIECE
@@ -83,6 +84,8 @@ class PromptSet:
         `read`."""
         table, at = read_rows(data, place), f"{place}: {data.source}"
         column = data.column
+        if column == "prompt":
+            table = with_prompts_found(table, at)
         if data.source.lower().endswith(".txt") and column == "prompt":
             column = "text"
         if not table.rows:
@@ -236,6 +239,8 @@ def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def _whole(value: Any, folder: Path, levels: int = 2) -> Any:
     if isinstance(value, list | tuple) and levels:
         return [_whole(one, folder, levels - 1) for one in value]
+    if isinstance(value, Mapping) and isinstance(value.get("path"), str):
+        return {**value, "path": _whole(value["path"], folder)}
     piece = PIECE.fullmatch(value) if isinstance(value, str) else None
     if isinstance(value, str) and value and _is_file(folder / (piece[1] if piece else value)):
         return str((folder / value).absolute())  # whatever folder a later reader adds

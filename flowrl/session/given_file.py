@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -18,6 +17,8 @@ from flowrl.prompts.prompt_set import PromptRow, resolved
 from flowrl.prompts.source import DataSource, check_column
 from flowrl.settings import Run
 from flowrl.settings.sections.given import GivenSettings
+from rewards.perception.files import DAMAGE, header_size
+from rewards.perception.moving import MEDIA_FORMATS
 from rewards.types import cell
 
 GIVEN_FILE = "given.file"
@@ -78,10 +79,13 @@ def _pairs(given: GivenSettings) -> GivenFile:
             f"given.layout: {given.layout!r} is not known; use one of {', '.join(LAYOUTS)}"
         )
     folder = None if given.folder is None else find(given.folder)
+    choice = ReadOptions(given.layout, given.label, folder, columns=given.columns)
     try:
-        read = load_preferences(find(given.file), ReadOptions(given.layout, given.label, folder))
+        read = load_preferences(find(given.file), choice)
     except UserError as error:
         raise UserError(f"{GIVEN_FILE}: {error}") from error
+    if read.texts:
+        raise UserError(f"{GIVEN_FILE}: {given.file} has texts, but the run's model makes images")
     above = [(i, j, p) for i, j, p in zip(read.a, read.b, read.label, strict=True) if p != EVEN]
     if not above:
         raise UserError(f"{GIVEN_FILE}: {given.file}: all pairs are ties, which teach nothing")
@@ -202,14 +206,13 @@ def _decoded_size(item: GivenItem) -> tuple[int, int]:
 
 
 def _header_size(item: GivenItem) -> tuple[int, int]:
-    """The size in a file's header; (0, 0) for videos and parts of files, whose size is not in the
-    header."""
+    """The upright size in a file's header; (0, 0) for videos and parts of files, whose size is not
+    in the header."""
     source = item.sample
     assert isinstance(source, Source)
     if source.path is None or source.box is not None:
         return 0, 0
     try:
-        with Image.open(source.path) as image:
-            return image.height, image.width
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return header_size(source.path, MEDIA_FORMATS)
+    except DAMAGE:
         return 0, 0  # a video: it is read when it is due

@@ -15,12 +15,14 @@ from typing import Any
 import rewards
 from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
+from flowrl.evaluation.sources import MEDIA_SUFFIXES
 from flowrl.models.description import local_folder
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection
 from flowrl.settings import Run
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.read import dump, run_from
+from rewards.perception.files import READER
 from samplers import Plan
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -41,6 +43,7 @@ class StartRecord:
     sources: dict[str, str]  # source file of a reward, recipe, part or environment -> digest
     shared_states: bool = False  # evaluated once and dealt together: older versions did not
     texts_by_length: bool = False  # in calls of the update: older versions took the order of draws
+    media_reader: int = 1  # the version by which files of images and videos are read
 
     @classmethod
     def of(cls, run: Run, processes: int) -> "StartRecord":
@@ -55,6 +58,7 @@ class StartRecord:
             sources=source_digests(run),
             shared_states=True,
             texts_by_length=True,
+            media_reader=READER,
         )
 
     @classmethod
@@ -116,12 +120,44 @@ def _moved(before: StartRecord | None, run: Run) -> Iterator[str]:
             "the checkpoint is from an older version: calls of the update now group texts of "
             "similar lengths, so results differ from those of an uninterrupted run by rounding"
         )
+    if (before is None or before.media_reader != READER) and _reads_media(run):
+        yield (
+            "the checkpoint is from an older version, which read some files otherwise: pixels now "
+            "follow colour profiles, and frames of videos their rotation, pixel aspect and times "
+            '(docs/data.md, "What the pixels of a file are"); results differ from those of an '
+            "uninterrupted run where the run's images and videos have them"
+        )
     plans = [plan for plan in run.algorithm().plans if isinstance(plan, Plan)]
     if not (before and before.shared_states) and any(plan.shares_states for plan in plans):
         yield (
             "the checkpoint is from an older version: samples that continue from the same state "
             "now stay in one optimizer step, so results differ from those of an uninterrupted run"
         )
+
+
+def _reads_media(run: Run) -> bool:
+    """Whether the run reads files of images or videos: given samples, or cells of its prompts."""
+    if run.given is not None and run.model.language is None:
+        return True
+    try:
+        return any(
+            _names_media(value)
+            for place in run.prompts.given
+            for row in run.prompts.read(place).meta
+            for value in row.values()
+        )
+    except UserError:  # the resume that follows names it
+        return True
+
+
+def _names_media(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_names_media, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_names_media, value))
+    if isinstance(value, str):
+        return value.partition("#")[0].lower().endswith(tuple(MEDIA_SUFFIXES))
+    return isinstance(value, bytes)
 
 
 def _settings(before: StartRecord, run: Run, folder: Path) -> Iterator[str]:

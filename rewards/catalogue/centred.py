@@ -9,8 +9,7 @@ per call.
     {name: centred, reward: {name: pickscore}, column: reference}
 """
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.combine import scored
-from rewards.perception.files import read_images
 from rewards.perception.media import expect
+from rewards.perception.references import read_references, reference_key
 from rewards.types import Reward, Samples, cell
 
 
@@ -49,8 +48,9 @@ class Centred:
         rows = torch.tensor([i for i, key in enumerate(keys) if key is not None])
         if len(rows) == 0:
             return found
-        given = [reference for _, reference in first]
-        media: Sequence[Any] = _reference_images(given) if kind == "image" else given
+        cells = [cell(samples.meta[row], self.column) for row in first.values()]
+        given = read_references("reference", cells) if kind == "image" else map(str, cells)
+        media: Sequence[Any] = list(given)
         references = Samples(
             media,
             [prompt for prompt, _ in first],
@@ -63,16 +63,9 @@ class Centred:
         return found
 
 
-def _reference_images(paths: Sequence[str]) -> list[Tensor | None]:
-    files = read_images(paths)
-    for sentence in files.broken.values():
-        warnings.warn(f"reference {sentence}", stacklevel=3)
-    return files.media
-
-
-def _key(prompt: str, meta: Mapping[str, Any], column: str) -> tuple[str, str] | None:
-    reference = cell(meta, column)
-    return None if reference is None else (prompt, str(reference))
+def _key(prompt: str, meta: Mapping[str, Any], column: str) -> tuple[str, Hashable] | None:
+    key = reference_key(cell(meta, column))
+    return None if key is None else (prompt, key)
 
 
 def load(reward: Reward, column: str = "reference") -> Reward:

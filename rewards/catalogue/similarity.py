@@ -5,7 +5,6 @@ A column of the prompt file names the reference file. kind clip compares CLIP's 
 the subject; DINO-I): both from DreamBooth, arXiv:2208.12242. 1 is the same image.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,10 +23,10 @@ from rewards.perception.embedding import (
     pil_images,
     transformers_towers,
 )
-from rewards.perception.files import read_images
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_pil
+from rewards.perception.references import read_references, reference_key
 from rewards.types import Inline, Reward, Samples, cell
 
 MODELS = {"clip": "openai/clip-vit-large-patch14", "dino": "facebook/dinov2-base"}
@@ -45,24 +44,19 @@ class Similarity:
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         score = torch.full((len(samples.prompts),), torch.nan)
-        paths = [cell(row, self.column) for row in samples.meta] or [None] * len(score)
-        named = [path for path in dict.fromkeys(paths) if path]
-        files = read_images(named)
-        for sentence in files.broken.values():
-            warnings.warn(f"similarity: {sentence}; its samples are unscored", stacklevel=2)
-        there = {
-            path: pixels
-            for path, pixels in zip(named, files.media, strict=True)
-            if pixels is not None
-        }
-        rows = [row for row, path in enumerate(paths) if path in there]
+        cells = [cell(row, self.column) for row in samples.meta] or [None] * len(score)
+        images = read_references("similarity:", cells)
+        keys = [reference_key(value) for value in cells]
+        pairs = zip(keys, images, strict=True)
+        there = {key: pixels for key, pixels in pairs if pixels is not None}
+        rows = [row for row, key in enumerate(keys) if key in there]
         if not rows:
             return score
         shown = [to_pil(pixels) for pixels in there.values()]
         references = in_batches(self.embed, shown, self.batch)
         own = in_batches(self.embed, pil_images(samples.take(rows)), self.batch)
-        place = {path: number for number, path in enumerate(there)}
-        score[rows] = (own * references[[place[paths[row]] for row in rows]]).sum(-1)
+        place = {key: number for number, key in enumerate(there)}
+        score[rows] = (own * references[[place[keys[row]] for row in rows]]).sum(-1)
         return score
 
 
@@ -91,7 +85,7 @@ def load(
     column: str = "reference",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """Load the reward. `column` holds the path of each prompt's reference image."""
+    """Load the reward. `column` holds each prompt's reference image: a path or its bytes."""
     model = model or MODELS[kind]
     if kind == "clip":
         embed = transformers_towers(model, common.place).images

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rewards.audio import Audio
 from rewards.perception.media import expect
-from rewards.perception.sound import expect_sound, windows
+from rewards.perception.sound import WrongMedia, expect_sound, windows
 from rewards.types import Reward, Samples
 
 LEAST = 4  # frames
@@ -37,7 +37,7 @@ class Synchrony:
     def score(self, video: Float[Tensor, "f 3 h w"], wave: Tensor, rate: int) -> Tensor:
         """The score of one sample, from its sound [t]. ValueError for fewer than 4 frames."""
         if len(video) < LEAST:
-            raise ValueError(f"synchrony needs at least {LEAST} frames, not {len(video)}")
+            raise WrongMedia(f"synchrony needs at least {LEAST} frames, not {len(video)}")
         frames = video.detach().double().cpu()
         change = (frames[1:] - frames[:-1]).abs().flatten(1).mean(1)
         onset, count = onsets(wave, rate, len(frames)), len(change)

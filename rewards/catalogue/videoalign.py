@@ -34,7 +34,7 @@ from rewards.judging.published_texts import PublishedText
 from rewards.perception.chat_frame import VIDEO
 from rewards.perception.embedding import in_batches
 from rewards.perception.hub import HubName, fetched, hub_reachable, model_path
-from rewards.perception.media import expect, items
+from rewards.perception.media import WrongMedia, expect, items
 from rewards.perception.qwen import (
     QwenBackbone,
     QwenSettings,
@@ -126,7 +126,7 @@ def frame_places(total: int, video_fps: float, data: DataFields) -> list[int]:
     """Indices of the frames to show: an even number of them, including the first and the last."""
     most = min(MOST_FRAMES, total) // 2 * 2
     if most < 2:
-        raise ValueError(f"videoalign: a video needs at least 2 frames, not {total}")
+        raise WrongMedia(f"videoalign: a video needs at least 2 frames, not {total}")
     wanted = data.num_frames or min(max(total / video_fps * data.fps, LEAST_FRAMES), most)
     count = min(2 * round(wanted / 2), most)
     return torch.linspace(0, total - 1, count).round().long().tolist()

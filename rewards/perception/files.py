@@ -1,16 +1,19 @@
-"""Images from files. Unreadable files are reported; the others are read.
+"""Images from files, bytes and cells of tables. Unreadable files are reported; the others are read.
 
-A part of an image is written as a W3C media fragment: `sheet.png#xywh=64,0,32,32`.
+A part of an image is written as a W3C media fragment: `sheet.png#xywh=64,0,32,32`. What the pixels
+of a file are, `to_rgb` says; an animation's image is its first frame, and so is that of a camera's
+JPEG with a preview inside (MPO).
 """
 
 import re
-from collections.abc import Callable, Sequence
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from struct import error as StructError
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
@@ -21,7 +24,9 @@ PIECE = re.compile(r"(.+)#xywh=(?:pixel:)?(\d+),(\d+),(\d+),(\d+)")
 OPEN_SHEETS = 4  # sheets that stay decoded while pieces of them are read
 T = TypeVar("T")
 Stamp = tuple[int, int]
+Formats = tuple[str, ...]
 FORMATS = ("PNG", "JPEG", "WEBP")  # other readers of PIL start programs, or crash on damage
+READER = 2  # changes where a file's pixels are read otherwise than before; in the record of a run
 MOST_FILE_PIXELS = 2**26  # 8192 x 8192: 67 million
 # PIL raises all of these for damaged files: SyntaxError for chunks of a PNG, the others for lengths
 # and numbers in headers and metadata
@@ -40,6 +45,7 @@ DAMAGE = (
     Image.DecompressionBombError,
     Image.DecompressionBombWarning,
 )
+_ORIENTATION_TAG, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF, where width and height change
 _ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # already applied
 
 
@@ -68,8 +74,11 @@ def read_images(paths: Sequence[str | Path]) -> Read:
     return Read(media, broken)
 
 
-def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Image.Image:
-    """The decoded, upright image of a PNG, JPEG or WebP file, with at most `most_pixels`.
+def open_image_file(
+    path: str | Path, most_pixels: int = MOST_FILE_PIXELS, formats: Formats = FORMATS
+) -> Image.Image:
+    """The decoded, upright image of a PNG, JPEG or WebP file, with at most `most_pixels`. Its
+    colours are as stored: `to_rgb` and `to_tensor` convert them.
 
     ValueError, one sentence with the path, if the file is missing, empty, too large, damaged or of
     another format, and for a part outside its image. The size is checked before any pixel is
@@ -77,8 +86,27 @@ def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Im
     """
     if match := PIECE.fullmatch(str(path)):
         x, y, width, height = map(int, match.groups()[1:])
-        return _piece(str(path), match[1], (x, y, x + width, y + height), most_pixels)
-    return _read(path, lambda file: _decoded(file, most_pixels))
+        sheet = _sheet(match[1], most_pixels, formats, file_stamp(path))
+        return _piece(str(path), sheet, (x, y, x + width, y + height))
+    return _read(path, lambda file: _decoded(file, most_pixels, formats), formats)
+
+
+def open_image_cell(value: Any) -> Image.Image:
+    """The image of a table's cell: a path or a part of a file, bytes, the mapping {bytes, path}
+    that `datasets` stores, or an image from Python. ValueError for anything else, and for a file
+    that `open_image_file` refuses."""
+    if isinstance(value, Mapping):
+        data, path = value.get("bytes"), value.get("path")
+        if isinstance(data, bytes):
+            return open_image_bytes(data, str(path or "bytes"))
+        value = path
+    if isinstance(value, bytes):
+        return open_image_bytes(value, "bytes")
+    if isinstance(value, str | Path):
+        return open_image_file(value)
+    if isinstance(value, Image.Image):
+        return value
+    raise ValueError(f"{reprlib.repr(value)} is not an image: expected a path, or {{bytes, path}}")
 
 
 def check_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> None:
@@ -87,10 +115,10 @@ def check_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> N
     if PIECE.fullmatch(str(path)):
         open_image_file(path, most_pixels)
     else:
-        _read(path, lambda file: _opened(file, most_pixels).close())
+        _read(path, lambda file: opened_image_file(file, most_pixels).close())
 
 
-def _read(path: str | Path, read: Callable[[IO[bytes]], T]) -> T:
+def _read(path: str | Path, read: Callable[[IO[bytes]], T], formats: Formats = FORMATS) -> T:
     """Read an image's file; errors are ValueErrors with the path."""
     try:
         with open(path, "rb") as file:
@@ -99,7 +127,8 @@ def _read(path: str | Path, read: Callable[[IO[bytes]], T]) -> T:
         raise ValueError(f"{path}: {_absence(str(path))}") from error
     except UnidentifiedImageError as error:
         empty = Path(path).stat().st_size == 0
-        what = "an empty file" if empty else "not a PNG, JPEG or WebP image"
+        known = ("PNG, JPEG or WebP", " or ".join(formats))[formats != FORMATS]
+        what = "an empty file" if empty else f"not a {known} image"
         raise ValueError(f"{path}: {what}") from error
     except DAMAGE as error:
         raise _unreadable(path, error) from error
@@ -108,7 +137,7 @@ def _read(path: str | Path, read: Callable[[IO[bytes]], T]) -> T:
 def open_image_bytes(data: bytes, name: str, most_pixels: int = MOST_FILE_PIXELS) -> Image.Image:
     """Decode an image from bytes, like `open_image_file`; ValueErrors begin with `name`."""
     try:
-        return _decoded(BytesIO(data), most_pixels)
+        return _decoded(BytesIO(data), most_pixels, FORMATS)
     except UnidentifiedImageError as error:
         what = "not a PNG, JPEG or WebP image" if data else "an empty file"
         raise ValueError(f"{name}: {what}") from error
@@ -116,19 +145,32 @@ def open_image_bytes(data: bytes, name: str, most_pixels: int = MOST_FILE_PIXELS
         raise _unreadable(name, error) from error
 
 
-def _opened(file: IO[bytes], most_pixels: int) -> Image.Image:
-    """An image of a known format and size, not decoded yet."""
-    image = Image.open(file, formats=FORMATS)
+def opened_image_file(
+    file: IO[bytes], most_pixels: int = MOST_FILE_PIXELS, formats: Formats = FORMATS
+) -> Image.Image:
+    """An image of a known format and size, not decoded yet. Raises PIL's errors (DAMAGE), and
+    ValueError for more pixels."""
+    image = Image.open(file, formats=formats)
     if image.width * image.height > most_pixels:
         raise ValueError(f"{image.width} x {image.height} pixels; the limit is {most_pixels}")
     return image
 
 
-def _decoded(file: IO[bytes], most_pixels: int) -> Image.Image:
-    with _opened(file, most_pixels) as image:
+def _decoded(file: IO[bytes], most_pixels: int, formats: Formats) -> Image.Image:
+    with opened_image_file(file, most_pixels, formats) as image:
         upright = ImageOps.exif_transpose(image)
         upright.info = {k: v for k, v in upright.info.items() if k not in _ORIENTATION}
         return upright
+
+
+def header_size(path: Path, formats: Formats = FORMATS) -> tuple[int, int]:
+    """Height and width of the upright image, from its header (TIFF is decoded). Raises PIL's
+    errors (DAMAGE)."""
+    with path.open("rb") as file, opened_image_file(file, formats=formats) as image:
+        if image.format == "TIFF":  # PIL turns it when it is decoded, and some versions its size
+            image.load()
+        turned = image.getexif().get(_ORIENTATION_TAG) in _SIDEWAYS
+        return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def file_stamp(path: str | Path) -> Stamp | None:
@@ -142,8 +184,7 @@ def file_stamp(path: str | Path) -> Stamp | None:
     return found.st_mtime_ns, found.st_size
 
 
-def _piece(name: str, path: str, box: tuple[int, int, int, int], most_pixels: int) -> Image.Image:
-    sheet = _sheet(path, most_pixels, file_stamp(path))
+def _piece(name: str, sheet: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
     left, top, right, bottom = box
     if not (left < right <= sheet.width and top < bottom <= sheet.height):
         raise ValueError(
@@ -153,10 +194,10 @@ def _piece(name: str, path: str, box: tuple[int, int, int, int], most_pixels: in
 
 
 @lru_cache(OPEN_SHEETS)
-def _sheet(path: str, most_pixels: int, stamp: Stamp | None) -> Image.Image:
+def _sheet(path: str, most_pixels: int, formats: Formats, stamp: Stamp | None) -> Image.Image:
     """Decode a sheet, once for each `file_stamp`."""
     del stamp
-    return open_image_file(path, most_pixels)
+    return open_image_file(path, most_pixels, formats)
 
 
 def _absence(path: str) -> str:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from rewards.perception.profiles import has_profile, in_srgb
 from rewards.types import Kind, Samples
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
@@ -18,7 +19,11 @@ class WrongMedia(ValueError):
     """A reward was called with media that it cannot score, such as text instead of images."""
 
 
-_WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes of 16 bits a pixel
+WIDE_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes of 16 bits a pixel
+_APPLIED = (  # what `to_rgb` has applied, under PIL's names
+    *("icc_profile", "gamma", "chromaticity", "srgb", "transparency", "background"),
+    *("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"),
+)
 
 
 def expect(samples: Samples, name: str, *kinds: Kind) -> Kind:
@@ -55,14 +60,14 @@ def each_size(
 def each_video(
     name: str, samples: Samples, score: Callable[[Float[Tensor, "f 3 h w"]], Tensor], least: int
 ) -> Float[Tensor, " n"]:
-    """Call `score` once per video. ValueError for a video with fewer than `least` frames."""
+    """Call `score` once per video. WrongMedia for a video with fewer than `least` frames."""
     if not samples.prompts:
         return torch.zeros(0)
     expect(samples, name, "video")
     found = []
     for video in items(samples):
         if len(video) < least:
-            raise ValueError(
+            raise WrongMedia(
                 f"the reward {name!r} needs at least {least} frames, but a video has {len(video)}"
             )
         found.append(float(score(video.detach())))
@@ -77,20 +82,38 @@ def to_pil(pixels: Float[Tensor, "3 h w"]) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert to an upright image with 8 bits per channel. Gray becomes three equal channels,
-    transparent parts become white."""
+    """Convert to an upright sRGB image with 8 bits per channel: the reading of every image here
+    (the table in docs/data.md).
+
+    Gray becomes three equal channels, transparent parts become white, colour profiles are applied.
+    The result says nothing more of its colours or orientation. ValueError for pixels that are
+    floating-point numbers, whose white is not known.
+    """
     image = ImageOps.exif_transpose(image)
-    if image.mode in _WIDE:
+    if image.mode in WIDE_MODES:
         return to_pil(_wide(image))
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-    return image.convert("RGB")
+    if image.mode == "F":
+        raise ValueError(
+            "its pixels are floating-point numbers, whose white is not known: save it with 8 or 16 "
+            "bits"
+        )
+    clear = image.has_transparency_data
+    layer = image.convert("RGBA") if clear else image
+    # the colours of gray with alpha are gray, as its profile expects
+    colours = layer.getchannel("R") if clear and image.mode in ("LA", "La", "L") else layer
+    colours.info = {name: value for name, value in image.info.items() if name != "transparency"}
+    made = in_srgb(colours)
+    if clear:
+        made = made.convert("RGBA")
+        made.putalpha(layer.getchannel("A"))
+        made = Image.alpha_composite(Image.new("RGBA", made.size, "white"), made).convert("RGB")
+    made.info = {name: value for name, value in made.info.items() if name not in _APPLIED}
+    return made
 
 
 def to_tensor(image: Image.Image) -> Float[Tensor, "3 h w"]:
     """Convert to floats in 0..1 like `to_rgb`, but without rounding 16-bit gray."""
-    if image.mode in _WIDE:
+    if image.mode in WIDE_MODES:
         return _wide(ImageOps.exif_transpose(image))
     image = to_rgb(image)
     flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
@@ -98,8 +121,18 @@ def to_tensor(image: Image.Image) -> Float[Tensor, "3 h w"]:
 
 
 def _wide(image: Image.Image) -> Float[Tensor, "3 h w"]:
-    """Gray of 16 bits, as floats in 0..1."""
+    """Gray of 16 bits, as floats in 0..1. With a profile it is rounded to 8 bits first."""
     import numpy as np
 
-    gray = torch.from_numpy(np.asarray(image).astype(np.float32)) / 65535
-    return gray.clamp(0, 1).expand(3, -1, -1).clone()
+    stored = np.asarray(image)
+    gray = torch.from_numpy(stored.astype(np.float32)) / 65535
+    if has_profile(image):
+        rounded = Image.fromarray((gray.clamp(0, 1) * 255).round().byte().numpy())
+        rounded.info = {name: v for name, v in image.info.items() if name != "transparency"}
+        made = to_tensor(rounded)
+    else:
+        made = gray.clamp(0, 1).expand(3, -1, -1).clone()
+    clear = image.info.get("transparency")
+    if isinstance(clear, int):  # of a PNG: this gray is transparent
+        made[:, torch.from_numpy(stored == clear)] = 1.0
+    return made

@@ -2,37 +2,52 @@
 
 import reprlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL.Image import Image
 from torch import Tensor
 
-from rewards.perception.files import read_images
+from rewards.perception.files import open_image_cell
 from rewards.perception.media import to_tensor
 from rewards.types import Samples, cell
 
 
 def column_images(reward: str, samples: Samples, column: str) -> list[Tensor | None]:
-    """Image [3 h w] from each sample's column, a path or a PIL image; None, with a warning, if it
-    cannot be read. ValueError, naming the column, for anything else."""
+    """Image [3 h w] from each sample's column, a cell of `open_image_cell`; None, with a warning,
+    if it cannot be read. ValueError, naming the column, for anything else."""
     values = [cell(row, column) for row in samples.meta] or [None] * len(samples.prompts)
     for value in values:
         _check_image(reward, column, value)
-    named = [path for path in dict.fromkeys(_path(value) for value in values) if path]
-    files = read_images(named)
-    for sentence in files.broken.values():
-        warnings.warn(f"{reward}: {sentence}; its samples are unscored", stacklevel=2)
-    found = dict(zip(named, files.media, strict=True))
-    return [
-        to_tensor(value) if isinstance(value, Image) else found.get(_path(value))
-        for value in values
-    ]
+    return read_references(f"{reward}:", values)
 
 
-def _path(value: Any) -> str:
-    return "" if value is None or isinstance(value, Image) else str(value)
+def read_references(place: str, values: Sequence[Any]) -> list[Tensor | None]:
+    """Image [3 h w] of each cell; None for an empty cell and, with a warning that begins with
+    `place`, for one that cannot be read. Equal cells are read once."""
+    found: dict[Hashable, Tensor | None] = {None: None}
+    keys = [reference_key(value) for value in values]
+    for key, value in zip(keys, values, strict=True):
+        if key not in found:
+            try:
+                found[key] = to_tensor(open_image_cell(value))
+            except ValueError as error:
+                warnings.warn(f"{place} {error}; its samples are unscored", stacklevel=2)
+                found[key] = None
+    return [found[key] for key in keys]
+
+
+def reference_key(value: Any) -> Hashable:
+    """The same value for two cells with the same image: its path, its bytes, or the image object;
+    None for an empty cell."""
+    if isinstance(value, Mapping):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, str | Path):
+        return str(value) or None
+    if value is None or isinstance(value, bytes):
+        return value
+    return type(value).__name__, id(value)
 
 
 def check_image_column(
@@ -49,7 +64,8 @@ def check_image_column(
 
 
 def _check_image(place: str, column: str, value: Any) -> None:
-    if value is not None and not isinstance(value, str | Path | Image):
+    inner = value.get("bytes") or value.get("path") if isinstance(value, Mapping) else value
+    if value is not None and not isinstance(inner, str | Path | Image | bytes):
         raise ValueError(
             f"{place}: the column {column!r} must name one image, not {reprlib.repr(value)}"
         )

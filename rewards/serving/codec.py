@@ -7,6 +7,7 @@ import base64
 import binascii
 import importlib.util
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -17,6 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from rewards.perception.media import to_pil, to_tensor
+from rewards.perception.moving import pixel_aspect, shown_frame
 
 MOST_PIXELS = 2**24  # of one image: 4096 x 4096
 FRAMES_PER_SECOND = 8  # an MP4 must have a rate; nothing depends on it
@@ -52,11 +54,11 @@ def _bytes(text: str) -> bytes:
 def decode_image(text: str) -> Tensor:
     """Decode an image to 8-bit pixels [3 h w]. ValueError if it is damaged or too large."""
     with opened_image(text) as image:
-        return _bytes_of(image)
+        return _rounded(to_tensor(image))
 
 
-def _bytes_of(image: Image.Image) -> Tensor:
-    return to_tensor(image).mul_(255).round_().to(torch.uint8)
+def _rounded(pixels: Tensor) -> Tensor:
+    return pixels.mul_(255).round_().to(torch.uint8)
 
 
 @contextmanager
@@ -92,25 +94,30 @@ def encode_mp4(frames: Tensor) -> str:
 def decode_mp4(text: str) -> Tensor:
     """Decode a video to 8-bit pixels [f 3 h w]. ValueError if it is damaged."""
     frames: list[Tensor] = []
-    pixels = 0
+    pixels = Fraction(0)
     with opened_mp4(text) as container:
         most = announced_pixels(container)
+        aspect = pixel_aspect(container.streams.video[0])
         for frame in container.decode(video=0):
-            pixels += frame.width * frame.height
+            pixels += frame.width * frame.height * max(aspect, 1 / aspect)
             if pixels > most:
                 raise ValueError("a video with more pixels than its header states")
-            frames.append(_bytes_of(frame.to_image()))
+            try:
+                frames.append(_rounded(shown_frame(frame, aspect)))
+            except OSError as error:
+                raise ValueError(f"a damaged video ({error})") from error
     if not frames:
         raise ValueError("a video without frames")
     return torch.stack(frames)
 
 
 def announced_pixels(container: Any) -> int:
-    """Number of pixels of all frames, from an MP4's header."""
+    """Number of square pixels of all frames, from an MP4's header."""
     stream = container.streams.video[0]
     if stream.frames < 1:
         raise ValueError("an MP4 whose header does not state the number of frames")
-    return stream.width * stream.height * stream.frames
+    aspect = pixel_aspect(stream)
+    return math.ceil(stream.width * stream.height * stream.frames * max(aspect, 1 / aspect))
 
 
 @contextmanager

@@ -203,3 +203,78 @@ def test_cells_that_a_spreadsheet_takes_for_formulas_are_text(tmp_path):
     assert [cell for cell in row.values() if cell[:1] in ("=", "@", "+", "-")] == []
     assert "'=cmd.png" in row.values() and "'@SUM(A1)" in row.values() and row["plain"] == "a = b"
     assert float(row["brightness"]) == pytest.approx(0.2, abs=1e-6)
+
+
+def film(path, frames: int = 3) -> None:
+    stills = [Image.new("RGB", (6, 4), (40 * i,) * 3) for i in range(frames)]
+    stills[0].save(path, save_all=True, append_images=stills[1:])
+
+
+def test_a_file_of_another_kind_is_unscored_by_those_that_refuse_it(tmp_path, capsys):
+    """One animation among images ends nothing, and one too short for a reward of motion neither."""
+    save(tmp_path / "a.png", 51)
+    film(tmp_path / "b.gif"), film(tmp_path / "c.gif", 2)
+    names = "brightness,jpeg,smoothness"
+    assert runs.flowrl("score", tmp_path, "--rewards", names, "--chunk", 100) == 0
+    said = capsys.readouterr().out
+    rows = {row["file"]: row for row in table(tmp_path / "scores")}
+    scored = {name: [bool(row[r]) for r in names.split(",")] for name, row in rows.items()}
+    assert scored == {
+        "a.png": [True, True, False], "b.gif": [True, False, True], "c.gif": [True, False, False]
+    }  # fmt: skip
+    assert "not scored by jpeg: b.gif and 1 others: the reward 'jpeg' scores images" in said
+    assert "needs at least 3 frames, but a video has 2" in rows["c.gif"]["problem"]
+    assert "scores videos; it was given images" in rows["a.png"]["problem"]
+    (tmp_path / "a.png").unlink()
+    assert runs.flowrl("score", tmp_path, "--rewards", "jpeg") == 2
+    assert "reward 'jpeg': the reward 'jpeg' scores images" in capsys.readouterr().err
+
+
+def test_an_error_of_one_reward_keeps_the_scores_of_the_others(tmp_path, capsys):
+    save(tmp_path / "a.png", 51)
+    code = "def wrong(samples):\n    raise ValueError('no weights today')\n"
+    (tmp_path / "own.py").write_text(code)
+    own = f"{tmp_path / 'own.py'}:wrong"
+    assert runs.flowrl("score", tmp_path, "--rewards", f"brightness,{own}") == 2
+    said = capsys.readouterr().err
+    assert "no weights today" in said and "the scores of brightness are in" in said
+    assert float(table(tmp_path / "scores")[0]["brightness"]) == pytest.approx(0.2)
+
+
+def test_captions_beside_the_files(tmp_path):
+    for name in ("IMG_1.png", "IMG_2.jpg", "IMG_3.png", "IMG_4.png", "a_dog.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    (tmp_path / "IMG_1.txt").write_text("a red fox,\r\nin snow\n", encoding="utf-8-sig")
+    (tmp_path / "IMG_2.caption").write_text("a cat")
+    (tmp_path / "IMG_3.txt").write_text("0 0.5 0.5 0.1 0.1\n")  # a detector's boxes
+    (tmp_path / "IMG_4.txt").write_text("a hat\nNegative prompt: blur\nSteps: 20")
+    found = find_items(tmp_path, None, "auto")
+    prompts = {item.source.name: item.prompt for item in found.items}
+    assert prompts == {
+        "IMG_1.png": "a red fox, in snow", "IMG_2.jpg": "a cat", "IMG_3.png": "IMG",
+        "IMG_4.png": "a hat", "a_dog.png": "a dog",
+    }  # fmt: skip
+    assert found.origin == "prompts from captions beside the files (3), file names (2)"
+    names = {item.prompt for item in find_items(tmp_path, None, "names").items}
+    assert names == {"IMG", "a dog"}
+    with pytest.raises(UserError, match=r"a_dog.png has no caption beside it, such as a_dog.txt"):
+        (tmp_path / "IMG_3.txt").write_text("a tree")
+        find_items(tmp_path, None, "captions")
+    (tmp_path / "IMG_1.txt").write_bytes("one\rtwo\nthe painter\x92s house".encode("latin-1"))
+    with pytest.raises(UserError, match=r"IMG_1.txt cannot be read: line 3 is not UTF-8; save"):
+        find_items(tmp_path, None, "auto")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_tables_name_the_line_that_is_not_utf8_and_keep_unusual_letters(tmp_path, form):
+    save(tmp_path / "1.png", 102)
+    unusual = "a fox\u2028on\u0085white\x0b"
+    row = json.dumps({"file": "1.png", "prompt": unusual}, ensure_ascii=False)
+    lines = {"jsonl": row, "csv": f'file,prompt\r\n1.png,"{unusual}"'}[form]
+    (tmp_path / f"prompts.{form}").write_bytes(lines.encode() + b"\r\n")
+    (item,) = find_items(tmp_path, None, "auto").items
+    assert item.prompt == unusual
+    (tmp_path / f"prompts.{form}").write_bytes(lines.encode() + b"\r\n1.png,\x92\r\n")
+    place = lines.count("\r\n") + 2
+    with pytest.raises(UserError, match=f"line {place} is not UTF-8; save the file as UTF-8"):
+        find_items(tmp_path, None, "auto")

@@ -10,8 +10,9 @@ from PIL import Image
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import LAYOUTS, ReadOptions, load_preferences, preference_label
-from flowrl.evaluation.sources import Source, read_media, spaced
+from flowrl.evaluation.sources import Source, read_media
 from flowrl.evaluation.tables import rows_of
+from rewards.perception.moving import spaced
 
 ANY = ReadOptions()
 
@@ -160,7 +161,10 @@ def test_what_is_wrong_is_named_with_its_row(tmp_path):
 
 def test_every_layout_is_told_from_the_others_by_its_columns():
     for name, layout in LAYOUTS.items():
+        if name == "texts":
+            continue  # has the columns of `chosen`, and is told by its cells
         others = [o for o, it in LAYOUTS.items() if set(it.columns) <= set(layout.columns)]
+        others.remove("texts") if "texts" in others else None
         assert others == [name]
 
 

@@ -1,5 +1,6 @@
 """Every reward without weights keeps the contract; what does not is found; the self-test too."""
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from rewards.load import names
 from rewards.perception.files import read_images
 from rewards.perception.media import WrongMedia, each_size, to_pil, to_tensor
 from tests.support.reward_contract import (
+    ODD,
     check_contract,
     damaged,
     images,
@@ -25,6 +27,7 @@ from tests.support.reward_contract import (
     videos,
 )
 
+ROOT = Path(rewards.__file__).parents[1]
 STILL = (images, mixed_images)
 MOVING = (*STILL, videos)
 VIDEO, SOUND = (videos,), (sounding,)
@@ -325,3 +328,21 @@ def test_rewards_stand_alone_and_import_nothing_heavy():
     )
     root = Path(rewards.__file__).parents[1]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+
+
+def test_the_page_names_every_image_reward_that_refuses_videos():
+    """Each file of the catalogue that expects images expects videos too, or stands in the page."""
+    page = (ROOT / "docs" / "rewards.md").read_text()
+    listed = page.partition("score videos too, frame by frame, but for ")[2].partition(", which")[0]
+    still = set()
+    for path in (ROOT / "rewards" / "catalogue").glob("*.py"):
+        code = path.read_text()
+        kinds = re.findall(r"expect\(\s*samples,\s*\"\w+\",([^)]*)\)", code)
+        if any('"image"' in kind and '"video"' not in kind for kind in kinds):
+            if not re.search(r"over_frames|OverFrames", code):
+                still.add(path.stem)
+    assert set(re.findall(r"`(\w+)`", listed)) == still
+    moving = videos(ODD)
+    for name in still & WITHOUT_WEIGHTS.keys() - {"centred"}:
+        with pytest.raises(WrongMedia):
+            load(name)(moving)

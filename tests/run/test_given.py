@@ -13,6 +13,10 @@ from safetensors.torch import load_file
 from flowrl.iteration.minibatches import share_of
 from flowrl.iteration.update import denominators
 from flowrl.losses.base import reduced
+from flowrl.session import given_file
+from flowrl.session.start_record import StartRecord, changes
+from flowrl.settings.read import run_from
+from flowrl.settings.sections.given import GivenSettings
 from samplers.noise import generator
 from tests.run.test_metrics_page import undocumented
 from tests.support import process_runs, runs, text_runs, tiny_lm
@@ -315,3 +319,54 @@ def test_a_resumed_run_makes_the_same_bits(pipeline, tmp_path, capsys) -> None:
     )
     assert all(torch.equal(left[name], right[name]) for name in left)
     assert not undocumented(whole)
+
+
+@pytest.mark.parametrize("kind", ["given", "columns", "none"])
+def test_a_run_that_began_with_another_reader_of_files_resumes_with_a_line(
+    pipeline, tmp_path, kind
+):
+    """Said where the run reads images or videos, and only there."""
+    tree = settings(pipeline, tmp_path, DPO, {}) if kind == "given" else None
+    if tree is None:
+        row = {"prompt": "a cat"} | ({"style": ["a.JPG#xywh=0,0,4,4"]} if kind == "columns" else {})
+        (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
+        tree = runs.tree(pipeline, tmp_path, {"name": "nft", "steps": 3})
+        tree["prompts"]["train"] = str(tmp_path / "p.jsonl")
+        tree["prompts"].pop("held_out", None)
+    run = run_from(tree, "test")
+    record = StartRecord.of(run, 1).state()
+    checkpoint = tmp_path / "000001"
+    checkpoint.mkdir()
+
+    def lines(record):
+        (checkpoint / "state.json").write_text(json.dumps({"origin": record}))
+        return changes(run, tmp_path, checkpoint, 1)
+
+    assert lines(record) == []
+    del record["media_reader"]  # as older versions wrote it
+    said = lines(record)
+    assert len(said) == (kind != "none")
+    assert all(
+        "which read some files otherwise" in line and "docs/data.md" in line for line in said
+    )
+
+
+@pytest.mark.parametrize("form", ["hh", "messages"])
+def test_conversations_are_given_texts(tmp_path, form):
+    """Pairs without a prompt share their beginning; supervised chats end with their completion."""
+    question, answers = "a red ball", ("two dogs", "a cat")
+    if form == "hh":
+        kind = "pairs"
+        row = {
+            side: f"\n\nHuman: {question}\n\nAssistant: {answer}"
+            for side, answer in zip(("chosen", "rejected"), answers, strict=True)
+        }
+    else:
+        kind = "texts"
+        turns = zip(("user", "assistant"), (question, answers[0]), strict=True)
+        row = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    given = GivenSettings(file=str(tmp_path / "t.jsonl"), kind=kind)
+    file = given_file._texts(given)
+    assert list(file.prompts.texts) == [question]
+    assert [item.sample for item in file.items] == list(answers[: file.group])

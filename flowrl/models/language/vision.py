@@ -10,7 +10,6 @@ rows. Models that need other columns are refused.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from flowrl.errors import UserError
 from flowrl.models.language.chat import chat_turns, prompt_place, rendered
 from flowrl.prompts.prompt_set import PromptRow
-from rewards.perception.files import open_image_bytes, open_image_file
+from rewards.perception.files import open_image_cell
 from rewards.perception.media import to_rgb
 from samplers.host import uploaded
 
@@ -170,20 +169,11 @@ def row_images(row: Mapping[str, Any], at: str) -> list[Image.Image]:
 
 
 def opened(value: Any, at: str) -> Image.Image:
-    """Open an image in RGB: a path, a PIL image, or parquet's form {bytes, path}."""
+    """Open an image in RGB: a path, bytes, a PIL image, or parquet's form {bytes, path}."""
     try:
-        if isinstance(value, Mapping):
-            data, path = value.get("bytes"), value.get("path")
-            if isinstance(data, bytes):
-                return to_rgb(open_image_bytes(data, str(path or "bytes")))
-            value = path
-        if isinstance(value, str | Path):
-            return to_rgb(open_image_file(value))
+        return to_rgb(open_image_cell(value))
     except ValueError as error:
         raise UserError(f"{at}: {error}") from error
-    if isinstance(value, Image.Image):
-        return to_rgb(value)
-    raise UserError(f"{at}: {value!r:.50} is not an image: expected a path, or {{bytes, path}}")
 
 
 def _placed(

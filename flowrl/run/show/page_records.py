@@ -6,7 +6,7 @@
 import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -48,7 +48,8 @@ from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from flowrl.settings.checks.unlike import unlike_training
 from rewards import Samples, Scores
-from rewards.perception.files import read_images
+from rewards.perception.files import open_image_cell
+from rewards.perception.media import to_tensor
 from samplers.completions import TextPlan
 from samplers.picture import describe_plan, describe_text_plan
 
@@ -283,12 +284,12 @@ def images_of_row(row: Mapping[str, Any], side: int) -> list[GivenImage]:
     """Copies of the images, but not videos, in a prompt's row."""
     found: list[GivenImage] = []
     for name, value in row.items():
-        paths = [value] if isinstance(value, str) else value
-        if not isinstance(paths, list) or not IMAGE_COLUMNS.fullmatch(name) or "video" in name:
+        if not IMAGE_COLUMNS.fullmatch(name) or "video" in name:
             continue
-        images = read_images([path for path in paths if isinstance(path, str)]).media
-        copies = [small_copy(image, side) for image in images if image is not None]
-        found += [GivenImage(name, copy.url, copy.width, copy.height) for copy in copies]
+        for each in value if isinstance(value, list) else [value]:
+            with suppress(ValueError):  # no image, or one that cannot be read
+                copy = small_copy(to_tensor(open_image_cell(each)), side)
+                found.append(GivenImage(name, copy.url, copy.width, copy.height))
     return found[:MOST_GIVEN]
 
 

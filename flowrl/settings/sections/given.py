@@ -30,8 +30,7 @@ class GivenSettings(Settings):
     """Column of the images or videos, or of the completions of texts; null: image or video, or
     completion."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Additional names for columns, such as {chosen: response_a}, for all kinds except pairs of
-    images."""
+    """Additional names for columns, such as {chosen: response_a}."""
     layout: str | None = None
     """Layout of pairs of images, as in `flowrl evaluate-rewards`; null: determined by the
     columns."""
@@ -63,5 +62,8 @@ def with_prompts(tree: Any) -> Any:
         return tree
     column = given.get("column") or prompts.get("column") or "prompt"
     column = "caption" if given.get("layout") == "pickapic" else column
+    names = given.get("columns")
+    if given.get("kind") == "pairs" and isinstance(names, Mapping):
+        column = names.get("prompt", column)
     source = {"source": given["file"], "column": column, "name": OF_GIVEN}
     return {**tree, "prompts": {**prompts, "train": source}}

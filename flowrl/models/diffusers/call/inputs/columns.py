@@ -28,6 +28,7 @@ OPEN_IMAGES = 256  # images that stay open
 RATIOS = tuple(Fraction(*sides) for sides in ((1, 1), (2, 1), (1, 2), (4, 3), (3, 4)))
 
 Extra = Mapping[str, Any]
+ImageFile = str | tuple[bytes, str]  # a path; or bytes, and their name in messages
 
 
 def images(names: Iterable[str]) -> list[str]:
@@ -85,51 +86,60 @@ def _value(name: str, value: Any, place: str) -> Any:
 
 
 def _picture(value: Any) -> Any:
-    """The image or images of a cell: a path, several paths, or parquet's form {bytes, path}. Other
-    values, such as images from Python, are returned unchanged."""
+    """The image or images of a cell: a path, bytes, or parquet's form {bytes, path}, or several of
+    them. Other values, such as images from Python, are returned unchanged."""
+    if isinstance(value, list | tuple):
+        files = [_file(each) for each in value]
+        known = [file for file in files if file is not None]
+        return open_images(tuple(known)) if len(known) == len(files) else value
+    file = _file(value)
+    return value if file is None else _opened(file, *_stamps([file]))
+
+
+def _file(value: Any) -> ImageFile | None:
+    """The path or the bytes of a cell's image; None for other values. ValueError for a mapping that
+    has none."""
     if isinstance(value, Mapping):
         data, path = value.get("bytes"), value.get("path")
         if isinstance(data, bytes):
-            return _from_bytes(data, str(path or "bytes"))
+            return data, str(path or "bytes")
         value = path
         if not isinstance(path, str):
             raise ValueError("not an image: expected a path, or {bytes, path}")
-    if isinstance(value, str | Path):
-        return open_image(str(value))
-    if isinstance(value, list | tuple) and all(isinstance(path, str) for path in value):
-        return open_images(tuple(value))
-    return value
+    if isinstance(value, bytes):
+        return value, "bytes"
+    return str(value) if isinstance(value, str | Path) else None
+
+
+def _stamps(files: Sequence[ImageFile]) -> tuple[Stamp | None, ...]:
+    return tuple(file_stamp(file) if isinstance(file, str) else None for file in files)
 
 
 def open_image(path: str) -> Image.Image:
     """Open an image. The same path returns the same object, by which rows are grouped, until the
     file changes.
 
-    Transparent parts become white, as for rewards and the page of a run.
+    Its pixels are those that rewards and the page of a run see (`to_rgb`).
     Raises ValueError, one sentence with the path, for a file that `open_image_file` refuses.
     """
     return _opened(path, file_stamp(path))
 
 
-def open_images(paths: tuple[str, ...]) -> list[Image.Image]:
-    return _all_opened(paths, tuple(map(file_stamp, paths)))
+def open_images(files: tuple[ImageFile, ...]) -> list[Image.Image]:
+    return _all_opened(files, _stamps(files))
 
 
 @lru_cache(OPEN_IMAGES)
-def _opened(path: str, stamp: Stamp | None) -> Image.Image:
+def _opened(file: ImageFile, stamp: Stamp | None) -> Image.Image:
     del stamp
-    return to_rgb(open_image_file(path))
+    return to_rgb(open_image_file(file) if isinstance(file, str) else open_image_bytes(*file))
 
 
 @lru_cache(OPEN_IMAGES)
-def _from_bytes(data: bytes, name: str) -> Image.Image:
-    return to_rgb(open_image_bytes(data, name))
-
-
-@lru_cache(OPEN_IMAGES)
-def _all_opened(paths: tuple[str, ...], stamps: tuple[Stamp | None, ...]) -> list[Image.Image]:
-    del stamps
-    return [open_image(path) for path in paths]
+def _all_opened(
+    files: tuple[ImageFile, ...], stamps: tuple[Stamp | None, ...]
+) -> list[Image.Image]:
+    return [_opened(file, stamp) for file, stamp in zip(files, stamps, strict=True)]
 
 
 def by_image(extras: Sequence[Extra], together: Sequence[str] = ()) -> list[list[int]]:
