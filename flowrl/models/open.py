@@ -177,7 +177,6 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
 
 
 def _language(run: Run, device: torch.device) -> "CausalPolicy":
-    from flowrl.models.language.environment import Replies
     from flowrl.models.language.head import float32_head
     from flowrl.models.language.policy import CausalPolicy
     from flowrl.models.language.steps import Steps
@@ -198,8 +197,7 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
         system=m.system, stop=m.stop, temperature=run.evaluate.temperature, template=m.template
     )
     if m.environment is not None:
-        stop = tuple(policy.stop), policy.stop_texts
-        policy.environment = Replies(m.environment, policy.tokenizer, *stop, m.template)
+        policy.reply_by(m.environment)
     if m.steps is not None:
         policy.steps = Steps(m.steps.separator, m.steps.most, policy.tokenizer)
     return policy

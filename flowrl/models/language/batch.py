@@ -37,6 +37,7 @@ class TextBatch:
     answers        the environment that replies between turns; None: a single turn
     images         the images of each prompt; empty if no prompt has images
     cut            cuts completions into steps; None: one step
+    template       arguments of the chat template
     """
 
     model: Any
@@ -54,6 +55,7 @@ class TextBatch:
     cut: Steps | None = None
     calls: Callable[..., Any] = directly
     meter: Meter = field(default_factory=Meter)
+    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def policy(self) -> ScoringPolicy:
@@ -134,8 +136,21 @@ class TextBatch:
         return [self.stop_texts.before(text) if cut else text for text, cut in pairs]
 
     def beginnings(self, rollout: TextRollout, media: Sequence[str]) -> list[list[str]]:
-        """The text of each sample up to the end of each of its turns or steps."""
-        return beginnings(rollout, media, self.tokenizer)
+        """The text of each sample up to the end of each of its turns, without the stop token or
+        text there, or of its steps."""
+        return beginnings(rollout, media, self._decoded if self.answers is None else self._turns)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def _turns(self, ids: Sequence[int]) -> str:
+        """The text of turns, the last of which has ended."""
+        if ids[-1] in self.stop:
+            return self._decoded(ids[:-1])
+        text = self._decoded(ids)
+        return text if self.stop_texts is None else self.stop_texts.before(text)
 
     def information(
         self, rollout: TextRollout, asked: Information, meta: Sequence[Mapping[str, Any]], rows: int

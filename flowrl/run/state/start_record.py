@@ -16,6 +16,8 @@ import rewards
 from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
 from flowrl.models.description import local_folder
+from flowrl.models.language.older_ends import changed_ends
+from flowrl.models.open import place as place_of_model
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection
 from flowrl.settings import Run
@@ -41,6 +43,7 @@ class StartRecord:
     sources: dict[str, str]  # source file of a reward, recipe, part or environment -> digest
     shared_states: bool = False  # evaluated once and dealt together: older versions did not
     texts_by_length: bool = False  # in calls of the update: older versions took the order of draws
+    turns_by_template: bool = False  # where turns end: older versions asked the tokenizer
 
     @classmethod
     def of(cls, run: Run, processes: int) -> "StartRecord":
@@ -55,6 +58,7 @@ class StartRecord:
             sources=source_digests(run),
             shared_states=True,
             texts_by_length=True,
+            turns_by_template=True,
         )
 
     @classmethod
@@ -116,12 +120,22 @@ def _moved(before: StartRecord | None, run: Run) -> Iterator[str]:
             "the checkpoint is from an older version: calls of the update now group texts of "
             "similar lengths, so results differ from those of an uninterrupted run by rounding"
         )
+    if not (before and before.turns_by_template):
+        yield from _ends(run)
     plans = [plan for plan in run.algorithm().plans if isinstance(plan, Plan)]
     if not (before and before.shared_states) and any(plan.shares_states for plan in plans):
         yield (
             "the checkpoint is from an older version: samples that continue from the same state "
             "now stay in one optimizer step, so results differ from those of an uninterrupted run"
         )
+
+
+def _ends(run: Run) -> Iterator[str]:
+    """Lines about tokens that end turns otherwise than in an older version."""
+    for each in (run, run.before):
+        if each is not None and each.model.language is not None:
+            given = each.given is not None and each.given.kind != "images"
+            yield from changed_ends(place_of_model(each.model.language), each.model, given)
 
 
 def _settings(before: StartRecord, run: Run, folder: Path) -> Iterator[str]:
