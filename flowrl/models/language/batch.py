@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.credit.process import Information
-from flowrl.media.statistics import Statistics, text_statistics
+from flowrl.media.statistics import Statistics, WeightedMean, text_statistics
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.language.environment import Conversation
 from flowrl.models.language.generation import Generation
@@ -166,9 +166,9 @@ class TextBatch:
         of turns whose state another turn of the same draw shares; `steps` per sample if they are
         cut."""
         found = text_statistics(media, rollout.prompt, rollout.lengths, rollout.stopped)
-        tokens = max(int(rollout.lengths.sum()), 1)
-        means = found.means
-        means["surprise"] = -float(rollout.logp.double().sum()) / tokens
+        tokens, means = int(rollout.lengths.sum()), found.means
+        surprise = -float(rollout.logp.double().sum()) / max(tokens, 1)
+        means["surprise"] = WeightedMean.of(surprise, tokens)
         if rollout.exists is not None and rollout.states is not None:
             means["turns"] = 1 + float(rollout.last.double().mean())
             means["met"] = _met(rollout.states, rollout.exists, rollout.plan.group)
@@ -177,8 +177,9 @@ class TextBatch:
         return found.named("text/")
 
 
-def _met(states: Int[Tensor, "n k"], exists: Bool[Tensor, "n k"], group: int) -> float:
+def _met(states: Int[Tensor, "n k"], exists: Bool[Tensor, "n k"], group: int) -> WeightedMean:
     draw = (torch.arange(len(states)) // group)[:, None].expand_as(states)
     pairs = torch.stack([draw[exists], states[exists]], 1)
     _, place, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)
-    return float((counts[place] > 1).cpu().double().mean())
+    shared = (counts[place] > 1).cpu().double()
+    return WeightedMean.of(float(shared.mean()), len(shared))

@@ -93,7 +93,7 @@ class CausalPolicy:
         self.stop_texts: StopTexts | None = None
         text = model.config.get_text_config().to_dict()
         self.context: int | None = text.get("max_position_embeddings")
-        self._separate_head = has_separate_head(model, [1, 2, 3])
+        self._separate_head = has_separate_head(model)
         # not every call has images: their part is gathered with what is outside of blocks
         self.calls = GatheredCalls(model, model if vision is None else model.get_decoder())
 
