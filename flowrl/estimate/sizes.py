@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from flowrl.errors import UserError
 from flowrl.models.description import Description, describe
@@ -105,7 +106,8 @@ def rows_per_state(described: Description, guidance: GuidanceScale) -> int:
 def _language(described: Description, length: int) -> Sizes:
     model: Any = described.language_model()
     head = model.get_output_embeddings()
-    targets = [x for x in model.modules() if isinstance(x, nn.Linear) and x is not head]
+    linears = [x for x in model.modules() if isinstance(x, nn.Linear | Conv1D)]
+    targets = [x for x in linears if x is not head]
     trained = _count(model)
     repeated = model.get_decoder() if reads_images(model.config) else model
     sizes = Sizes(trained, {}, _ends(targets), PROMPT + length, **_work(repeated))
@@ -167,12 +169,12 @@ def _count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _ends(linears: Iterable[nn.Linear]) -> int:
-    return sum(linear.in_features + linear.out_features for linear in linears)
+def _ends(linears: Iterable[nn.Linear | Conv1D]) -> int:
+    return sum(sum(linear.weight.shape) for linear in linears)
 
 
-def _weights(linears: Iterable[nn.Linear]) -> int:
-    return sum(linear.in_features * linear.out_features for linear in linears)
+def _weights(linears: Iterable[nn.Linear | Conv1D]) -> int:
+    return sum(linear.weight.numel() for linear in linears)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

@@ -28,14 +28,34 @@ class Statistics(NamedTuple):
         return Statistics(means, {f"{prefix}{name}": c for name, c in self.columns.items()})
 
 
+class WeightedMean(float):
+    """A mean over other things than samples, such as tokens, with their number `count`."""
+
+    count: int
+
+    @classmethod
+    def of(cls, value: float, count: int) -> "WeightedMean":
+        made = cls(value)
+        made.count = count
+        return made
+
+
 def merged_means(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """Combine the means of all processes, weighted by their numbers of samples. Since all groups
-    have the same size, this also weights pairs within groups correctly."""
+    """Combine the means of all processes, weighted by their numbers of samples, or by its own count
+    where a mean is a `WeightedMean`. Since all groups have the same size, this also weights pairs
+    within groups correctly."""
     if len(parts) == 1:
         return dict(parts[0][0])
-    total = sum(count for _, count in parts)
     names = dict.fromkeys(name for means, _ in parts for name in means)
-    return {name: sum(means[name] * n for means, n in parts) / total for name in names}
+    return {name: _merged([(means[name], n) for means, n in parts]) for name in names}
+
+
+def _merged(parts: Sequence[tuple[float, int]]) -> float:
+    own = [(value, value.count if isinstance(value, WeightedMean) else n) for value, n in parts]
+    total = sum(count for _, count in own)
+    mean = sum(value * count for value, count in own) / max(total, 1)
+    weighted = any(isinstance(value, WeightedMean) for value, _ in parts)
+    return WeightedMean.of(mean, total) if weighted else mean
 
 
 def image_statistics(media: Tensor, group: Tensor) -> Statistics:

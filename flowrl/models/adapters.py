@@ -18,6 +18,7 @@ from peft import (
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save_file
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from flowrl.errors import UserError
 from flowrl.paths import find
@@ -135,13 +136,14 @@ def linear_targets(
     outside: str | None = None,
 ) -> list[str]:
     """Name endings of the linear layers that get an adapter; None means all but the head.
-    `outside`: a regular expression of names to exclude.
+    `outside`: a regular expression of names to exclude. GPT-2's linear layers are `Conv1D`, with
+    transposed weights.
 
     UserError for a target that matches no layer."""
     linears = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, nn.Linear | Conv1D)
         and module is not head
         and (outside is None or not re.fullmatch(outside, name))
     ]

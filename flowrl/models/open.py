@@ -177,7 +177,6 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
 
 
 def _language(run: Run, device: torch.device) -> "CausalPolicy":
-    from flowrl.models.language.environment import Replies
     from flowrl.models.language.head import float32_head
     from flowrl.models.language.policy import CausalPolicy
     from flowrl.models.language.steps import Steps
@@ -198,13 +197,7 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
         system=m.system, stop=m.stop, temperature=run.evaluate.temperature, template=m.template
     )
     if m.environment is not None:
-        policy.environment = Replies(
-            m.environment,
-            policy.tokenizer,
-            stop=tuple(policy.stop),
-            stop_texts=policy.stop_texts,
-            template=m.template,
-        )
+        policy.reply_by(m.environment)
     if m.steps is not None:
         policy.steps = Steps(m.steps.separator, m.steps.most, policy.tokenizer)
     return policy
@@ -229,6 +222,7 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     from accelerate import PartialState
 
     from flowrl.models.language.served_adapters import Adapters, InStep, Weights
+    from flowrl.models.language.served_owner import ServerOwner
     from flowrl.models.language.server import CompletionsServer
     from rewards.serving.client import Client
     from rewards.serving.requests import Patience
@@ -247,15 +241,18 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     except ValueError as error:
         raise UserError(f"model.server: {error}") from error
     vllm = s.engine == "vllm"
-    admin = client if vllm else Client(client.url.removesuffix("/v1"), s.token, patience)
-    prefix = "" if vllm else f"{s.model}:"
-    main, folder = PartialState().is_main_process, folder / "served"
+    main, served = PartialState().is_main_process, folder / "served"
+    beside = Client(client.url.removesuffix("/v1"), s.token, patience)
+    owner = ServerOwner(beside, s.model, folder, s.sync == "weights", main)
     kept: InStep | None = None
     if s.sync == "lora":
-        kept = Adapters(policy.model, folder, client, admin, prefix, main)
+        prefix = "" if vllm else f"{s.model}:"
+        kept = Adapters(policy.model, served, client, client if vllm else beside, prefix, main)
     elif s.sync == "weights":
-        beside = Client(client.url.removesuffix("/v1"), s.token, patience)
-        kept = Weights(policy.model, folder, s.model, beside, main)
+        assert run.model.language is not None
+        base = place(run.model.language)
+        base = str(Path(base).absolute()) if Path(base).is_dir() else base
+        kept = Weights(policy.model, served, s.model, beside, owner, base, main)
     algorithm = run.algorithm()
     (plan, *_) = algorithm.plan([0.0] * (algorithm.steps + 1), 0, 0)
     assert isinstance(plan, TextPlan)
@@ -266,7 +263,9 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
         policy.model.config.get_text_config().vocab_size,
         plan.temperature,
         kept,
-        s.requests == "group",
+        grouped=s.requests == "group",
+        owner=owner,
+        quantized=s.quantized,
     )
 
 

@@ -17,6 +17,7 @@ from flowrl.models.diffusers.media_encoder import MediaEncoder
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.given_texts import check_length, completion_rows
+from flowrl.models.language.turns import turn_template
 from flowrl.prompts import Draws
 from flowrl.prompts.row_sizes import unsized
 from flowrl.session.given_file import (
@@ -167,7 +168,8 @@ class GivenSamples:
             batch = self.open_batch(shown)
             for item in self.file.items if self.settings.fit == "exact" else ():
                 check_length(batch, str(item.sample), batch.steps, item.place)
-            return said
+            otherwise = turn_template(batch.tokenizer, batch.template).given_otherwise()
+            return said if otherwise is None else [*said, otherwise]
         batch = self.open_batch(shown[:1])
         encode = self.kept.encode(batch)
         items = list(dict.fromkeys(item for row in shown for item in self.file.rows[row]))

@@ -17,6 +17,8 @@ from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
 from flowrl.evaluation.sources import MEDIA_SUFFIXES
 from flowrl.models.description import local_folder
+from flowrl.models.language.older_ends import changed_ends
+from flowrl.models.open import place as place_of_model
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection
 from flowrl.settings import Run
@@ -44,6 +46,7 @@ class StartRecord:
     shared_states: bool = False  # evaluated once and dealt together: older versions did not
     texts_by_length: bool = False  # in calls of the update: older versions took the order of draws
     media_reader: int = 1  # the version by which files of images and videos are read
+    turns_by_template: bool = False  # where turns end: older versions asked the tokenizer
 
     @classmethod
     def of(cls, run: Run, processes: int) -> "StartRecord":
@@ -59,6 +62,7 @@ class StartRecord:
             shared_states=True,
             texts_by_length=True,
             media_reader=READER,
+            turns_by_template=True,
         )
 
     @classmethod
@@ -127,6 +131,8 @@ def _moved(before: StartRecord | None, run: Run) -> Iterator[str]:
             '(docs/data.md, "What the pixels of a file are"); results differ from those of an '
             "uninterrupted run where the run's images and videos have them"
         )
+    if not (before and before.turns_by_template):
+        yield from _ends(run)
     plans = [plan for plan in run.algorithm().plans if isinstance(plan, Plan)]
     if not (before and before.shared_states) and any(plan.shares_states for plan in plans):
         yield (
@@ -158,6 +164,14 @@ def _names_media(value: Any) -> bool:
     if isinstance(value, str):
         return value.partition("#")[0].lower().endswith(tuple(MEDIA_SUFFIXES))
     return isinstance(value, bytes)
+
+
+def _ends(run: Run) -> Iterator[str]:
+    """Lines about tokens that end turns otherwise than in an older version."""
+    for each in (run, run.before):
+        if each is not None and each.model.language is not None:
+            given = each.given is not None and each.given.kind != "images"
+            yield from changed_ends(place_of_model(each.model.language), each.model, given)
 
 
 def _settings(before: StartRecord, run: Run, folder: Path) -> Iterator[str]:

@@ -20,8 +20,8 @@ CREDITED = f"{JOINT}::test_credit_of_a_collect_equals_plain_loops"
 ROWS = (
     ("given-better-first", "flowrl/session/given_samples.py", "each = [1.0, -1.0] if group == 2",
      "each = [-1.0, 1.0] if group == 2", "run/test_given.py"),
-    ("given-end", "flowrl/models/language/given_texts.py", "return [*ids, *ends][:length]",
-     "return [*ids][:length]", "run/test_given.py"),
+    ("given-end", "flowrl/models/language/turns.py", "return [*self.tokens(text), *closing]",
+     "return [*self.tokens(text)]", "run/test_given.py"),
     ("given-label", "flowrl/session/given_file.py", "(int(i), int(j)) if p > EVEN else (int(j), int(i))",
      "(int(i), int(j))", "run/test_given_mistakes.py"),
     ("gate-direction", PROXIES, "more = count * whole - torch.stack(others).sum(0)", "more = torch.stack(others).sum(0) - count * whole", DOUBTED),

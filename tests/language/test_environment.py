@@ -184,7 +184,7 @@ def test_a_later_turn_has_noise_of_its_own(tmp_path):
 
 def test_a_reply_is_a_turn_of_the_chat_template(tmp_path):
     policy = made(tmp_path, chat=True)
-    assert policy.tokenizer.decode(policy.environment.encode("hi")) == " <pad>:hi a:"
+    assert policy.tokenizer.decode(policy.environment.encode("hi", [1])) == " <pad>:hi a:"
     found, batch = rollout(policy)
     whole = policy.tokenizer.decode(found.ids[int(found.from_environment.sum(1).argmax())])
     assert "<end> <pad>:hi  a:" in whole or "<end> <pad>:dig  a:" in whole
@@ -199,7 +199,7 @@ def test_a_template_s_own_end_of_a_turn_is_not_said_twice(tmp_path):
         "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}<end>:{% endfor %}"
         "{% if add_generation_prompt %}a:{% endif %}"
     )
-    assert policy.tokenizer.decode(policy.environment.encode("hi")) == ":<pad>:hi<end>:a:"
+    assert policy.tokenizer.decode(policy.environment.encode("hi", [1])) == ":<pad>:hi<end>:a:"
     policy.tokenizer.chat_template = (
         "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}"
         "{% endif %}{{ m['content'] }}{% endfor %}"

@@ -135,5 +135,5 @@ def test_an_environment_replies_where_a_turn_ended_at_a_stop_text(tmp_path):
         "{{ m['content'] }} ", "{{ m['content'] }}<end> "
     )
     tokens = made.tokenizer
-    assert replies.encode("hi") == tokens(" u:hi<end> a:").input_ids
-    assert replies.encode("hi", by_token=False) == tokens("<end> u:hi<end> a:").input_ids
+    assert replies.encode("hi", [made.stop[0]]) == tokens(" u:hi<end> a:").input_ids
+    assert replies.encode("hi", tokens("cab").input_ids) == tokens("<end> u:hi<end> a:").input_ids

@@ -17,6 +17,7 @@ from tests.support.runs import flowrl, write
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
+    monkeypatch.setattr("flowrl.models.language.served_check.COMPARED_TOKENS", 24)
     monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
     monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 3.0)
 
@@ -95,7 +96,7 @@ def test_a_run_that_stops_takes_its_adapter_away_with_it(model, tmp_path, ends):
             settings["rewards"] = [{"name": f"{tmp_path / 'own.py'}:late"}]
             settings["train"]["self_test"] = "off"
         else:
-            server.trouble = [200] * 12 + [503] * 99
+            server.trouble = [200] * 30 + [503] * 99
         folder = tmp_path / "run"
         assert flowrl("train", write(settings, tmp_path), "--folder", folder) == 3
         assert server.bodies and "load" in words(server) and not server.loaded

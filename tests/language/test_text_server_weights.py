@@ -20,6 +20,7 @@ from tests.support.iterations import collect, iterate
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
+    monkeypatch.setattr("flowrl.models.language.served_check.COMPARED_TOKENS", 24)
     monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
     monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 3.0)
 

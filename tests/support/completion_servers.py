@@ -4,8 +4,10 @@ the answers that vLLM 0.32 was heard to give, and those that SGLang 0.5.23 gives
 It can be told to serve other weights, to leave things out, and to fail.
 """
 
+import copy
 import json
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,6 +46,8 @@ class CompletionsServer:
     ailing  statuses that the next loads of an adapter are answered with
     raw_answers bytes, with further headers, that the next requests are answered with
     forgets how many requests it answers before it is started anew, once
+    change  changes the model when it is loaded: another precision, other weights
+    mute    it does not say whose weights it holds
     """
 
     source: Path
@@ -57,6 +61,8 @@ class CompletionsServer:
     ailing: list[int] = field(default_factory=list)
     raw_answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     forgets: int | None = None
+    change: Callable[[Any], Any] = lambda model: model
+    mute: bool = False
     version: str = "default"
     loaded: dict[str, Any] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -64,7 +70,7 @@ class CompletionsServer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> "CompletionsServer":
-        self.base = AutoModelForCausalLM.from_pretrained(self.source).eval()
+        self.base = self.load(self.source)
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.http.daemon_threads = True
         threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
@@ -100,7 +106,10 @@ class CompletionsServer:
         """Started anew, it has no adapters, and its first weights."""
         self.loaded.clear()
         self.version = "default"
-        self.base = AutoModelForCausalLM.from_pretrained(self.source).eval()
+        self.base = self.load(self.source)
+
+    def load(self, source: Path | str) -> Any:
+        return self.change(AutoModelForCausalLM.from_pretrained(source).eval())
 
     def reload(self, path: str, body: dict[str, Any]) -> str:
         """vLLM's development paths."""
@@ -108,7 +117,7 @@ class CompletionsServer:
         if path == "/collective_rpc":
             assert body["method"] == "reload_weights"
             at = body["kwargs"]["weights_path"]
-            self.base = AutoModelForCausalLM.from_pretrained(at).eval()
+            self.base = self.load(at)
         elif path == "/update_weight_version":
             self.version = body["new_version"]
         return "{}"
@@ -134,7 +143,7 @@ class CompletionsServer:
         ailing = self.ailing.pop(0) if self.ailing else None
         if ailing:
             raise Gone(ailing, "LoRA rank 2 is greater than max_lora_rank 1.")
-        base = AutoModelForCausalLM.from_pretrained(self.source)
+        base = copy.deepcopy(self.base)
         self.loaded[name] = PeftModel.from_pretrained(base, body["lora_path"]).eval()
         if ailing == 0:
             raise Gone(0)
@@ -182,10 +191,14 @@ def _handler(server: CompletionsServer) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *_: object) -> None: ...
 
         def do_GET(self) -> None:
+            if self.path == "/weight_info" and server.mute:
+                self.reply(404, "{}")
+                return
             if self.path == "/weight_info":
                 self.reply(200, json.dumps({"weight_version": server.version}))
                 return
-            names = [{"id": name} for name in ("tiny", *server.loaded)]
+            names = [{"id": "tiny", "root": str(server.source)}]
+            names += [{"id": name, "root": "an adapter's folder"} for name in server.loaded]
             self.reply(200, json.dumps({"data": names}))
 
         def do_POST(self) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.credit.process import Information
-from flowrl.media.statistics import Statistics, text_statistics
+from flowrl.media.statistics import Statistics, WeightedMean, text_statistics
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.language.environment import Conversation
 from flowrl.models.language.generation import Generation
@@ -37,6 +37,7 @@ class TextBatch:
     answers        the environment that replies between turns; None: a single turn
     images         the images of each prompt; empty if no prompt has images
     cut            cuts completions into steps; None: one step
+    template       arguments of the chat template
     """
 
     model: Any
@@ -54,6 +55,7 @@ class TextBatch:
     cut: Steps | None = None
     calls: Callable[..., Any] = directly
     meter: Meter = field(default_factory=Meter)
+    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def policy(self) -> ScoringPolicy:
@@ -134,8 +136,21 @@ class TextBatch:
         return [self.stop_texts.before(text) if cut else text for text, cut in pairs]
 
     def beginnings(self, rollout: TextRollout, media: Sequence[str]) -> list[list[str]]:
-        """The text of each sample up to the end of each of its turns or steps."""
-        return beginnings(rollout, media, self.tokenizer)
+        """The text of each sample up to the end of each of its turns, without the stop token or
+        text there, or of its steps."""
+        return beginnings(rollout, media, self._decoded if self.answers is None else self._turns)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def _turns(self, ids: Sequence[int]) -> str:
+        """The text of turns, the last of which has ended."""
+        if ids[-1] in self.stop:
+            return self._decoded(ids[:-1])
+        text = self._decoded(ids)
+        return text if self.stop_texts is None else self.stop_texts.before(text)
 
     def information(
         self, rollout: TextRollout, asked: Information, meta: Sequence[Mapping[str, Any]], rows: int
@@ -151,9 +166,9 @@ class TextBatch:
         of turns whose state another turn of the same draw shares; `steps` per sample if they are
         cut."""
         found = text_statistics(media, rollout.prompt, rollout.lengths, rollout.stopped)
-        tokens = max(int(rollout.lengths.sum()), 1)
-        means = found.means
-        means["surprise"] = -float(rollout.logp.double().sum()) / tokens
+        tokens, means = int(rollout.lengths.sum()), found.means
+        surprise = -float(rollout.logp.double().sum()) / max(tokens, 1)
+        means["surprise"] = WeightedMean.of(surprise, tokens)
         if rollout.exists is not None and rollout.states is not None:
             means["turns"] = 1 + float(rollout.last.double().mean())
             means["met"] = _met(rollout.states, rollout.exists, rollout.plan.group)
@@ -162,8 +177,9 @@ class TextBatch:
         return found.named("text/")
 
 
-def _met(states: Int[Tensor, "n k"], exists: Bool[Tensor, "n k"], group: int) -> float:
+def _met(states: Int[Tensor, "n k"], exists: Bool[Tensor, "n k"], group: int) -> WeightedMean:
     draw = (torch.arange(len(states)) // group)[:, None].expand_as(states)
     pairs = torch.stack([draw[exists], states[exists]], 1)
     _, place, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)
-    return float((counts[place] > 1).cpu().double().mean())
+    shared = (counts[place] > 1).cpu().double()
+    return WeightedMean.of(float(shared.mean()), len(shared))

@@ -6,6 +6,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from flowrl.errors import UserError
+from flowrl.models.language.turns import turn_template
 from flowrl.prompts import Chat, has_images
 
 
@@ -20,7 +21,7 @@ def chat_tokens(
     """
     if has_images(prompt):
         raise images_refused(prompt)
-    turns = chat_turns(prompt, system)
+    turns = turn_template(tokenizer, template).messages(chat_turns(prompt, system))
     found: Any = rendered(tokenizer, turns, prompt, template, tokenize=True, return_dict=True)
     return found["input_ids"]
 

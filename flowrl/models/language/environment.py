@@ -11,10 +11,10 @@ from jinja2 import TemplateError
 
 from flowrl.errors import UserError
 from flowrl.models.language.stop_texts import StopTexts
+from flowrl.models.language.turns import TurnTemplate, turn_template
 from flowrl.settings import EnvironmentSettings
 from samplers.dialogue import EnvironmentReply, state_id
 
-TURN = "the turn before"  # placeholder for the model's turn while a reply is rendered
 KEYS = ("reply", "state", "reward")  # of a mapping that the function returns
 
 
@@ -39,7 +39,11 @@ class Replies:
                 "model.environment: no token ends a turn of this model; add a stop token to "
                 "model.stop"
             )
-        self.encode("a reply")
+        self.encode("a reply", self.stop[:1] or (0,))
+
+    @property
+    def turns(self) -> TurnTemplate:
+        return turn_template(self.tokenizer, self.template)
 
     @cached_property
     def function(self) -> Callable[..., Any]:
@@ -48,49 +52,46 @@ class Replies:
     def to(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> "Conversation":
         return Conversation(self, prompts, meta or [{} for _ in prompts])
 
-    def described(self) -> str:
+    def described(self) -> list[str]:
+        """Sentences for the start: who replies, and what the model sees otherwise than in its
+        template."""
         place = f"as the {self.how.role}'s turns" if self.tokenizer.chat_template else "as text"
-        return f"{self.how.name} answers {place}: up to {self.how.turns} turns of the model"
+        said = f"{self.how.name} answers {place}: up to {self.how.turns} turns of the model"
+        return [said, *self.turns.rewritten(self.how.role, self.stop)]
 
     def said(self, turn: Sequence[int]) -> str:
         """Text of a turn, without the stop token or text at its end."""
-        by_token = turn[-1] in self.stop
+        text = self._decoded(turn)
+        return text if turn[-1] in self.stop else text.removesuffix(self._ending(text))
+
+    def _ending(self, text: str) -> str:
+        """The stop text that ended a turn, and what its last token adds."""
+        return "" if self.stop_texts is None else text[len(self.stop_texts.before(text)) :]
+
+    def _decoded(self, turn: Sequence[int]) -> str:
         (text,) = self.tokenizer.batch_decode(
-            [turn[:-1] if by_token else turn],
+            [turn[:-1] if turn[-1] in self.stop else turn],
             skip_special_tokens=True,
             clean_up_tokenization_spaces=False,
         )
-        return text if by_token or self.stop_texts is None else self.stop_texts.before(text)
+        return text
 
-    def encode(self, reply: str, by_token: bool = True) -> list[int]:
-        """Tokens between the end of the model's turn and the start of its next turn. `by_token`:
-        the turn already includes its stop token.
+    def encode(self, reply: str, turn: Sequence[int]) -> list[int]:
+        """Tokens between the end of the model's `turn` and the start of its next turn.
 
         The template renders a whole conversation, and its end is taken, so that sampled tokens are
-        never tokenized again.
+        never tokenized again. Its end of a turn is left out where the model has written it, and
+        only there: a turn that ended at a token or text of model.stop gets it.
         """
-        if self.tokenizer.chat_template is None:
-            return list(self.tokenizer(reply, add_special_tokens=False).input_ids)
-        turns = [("user", "a prompt"), ("assistant", TURN), (self.how.role, reply)]
+        by_token = turn[-1] in self.stop
+        said = "" if by_token else self._ending(self._decoded(turn))
         try:
-            whole = self.tokenizer.apply_chat_template(
-                [{"role": role, "content": content} for role, content in turns],
-                add_generation_prompt=True,
-                tokenize=False,
-                **self.template,
-            )
-        except TemplateError as error:
+            return self.turns.reply(reply, self.how.role, turn[-1] if by_token else None, said)
+        except (TemplateError, TypeError) as error:
             raise UserError(
                 f"model.environment: the chat template allows no {self.how.role} turn after the "
                 f"model's ({error}); set model.environment.role"
             ) from error
-        _, turn, rest = whole.partition(TURN)
-        if not turn:
-            raise UserError("model.environment: the chat template leaves out the model's turns")
-        ends = (self.tokenizer.decode([i]) for i in self.stop)
-        if by_token:
-            rest = next((rest.removeprefix(end) for end in ends if rest.startswith(end)), rest)
-        return list(self.tokenizer(rest, add_special_tokens=False).input_ids)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Conversation:
         reply, state, reward = answer
         if reply is None:
             return EnvironmentReply((), 0, reward)
-        if not (ids := self.by.encode(reply, said[-1][-1] in self.by.stop)):
+        if not (ids := self.by.encode(reply, said[-1])):
             raise UserError(
                 f"model.environment: {how.name} returned {reply!r}, which has no tokens; "
                 "return None to end the text"

@@ -202,6 +202,8 @@ class Generation:
             pad_token_id=0,  # tokens after a stop token are never read
         )
         cache, most = tokens.cache, tokens.ids.shape[1] + length
+        if cache is None:
+            _forget_states(self.model, len(tokens.ids))
         if cuts and cache is None:
             cache = growing_cache(self.model, most)
         cached = {} if cache is None else {"past_key_values": cache}
@@ -274,6 +276,14 @@ def _image_inputs(
 ) -> dict[str, Tensor]:
     starts = [width - len(context) for context in contexts] if images else []
     return call_inputs(images, starts, width, model)
+
+
+def _forget_states(model: Any, rows: int) -> None:
+    """Reset the states that a recurrent model keeps between calls (RecurrentGemma): it does so
+    itself only for prompts of several tokens."""
+    reset: Any = getattr(model.base_model, "_setup_cache", None)
+    if model._is_stateful and reset is not None:
+        reset(model.config, rows, model.device, model.dtype)
 
 
 @contextmanager

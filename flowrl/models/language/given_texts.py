@@ -1,6 +1,8 @@
 """Given completions as the tokens that the model would have sampled."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -8,24 +10,28 @@ from jaxtyping import Float, Int
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import TokenRows
 from flowrl.models.language.batch import TextBatch
+from flowrl.models.language.turns import turn_template
+
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
-def completion_tokens(batch: TextBatch, text: str, length: int) -> list[int]:
-    """Tokens of a completion and its end token, as `batch` would have sampled them.
+def completion_tokens(
+    batch: TextBatch, text: str, length: int, template: Mapping[str, Any] = NO_ARGUMENTS
+) -> list[int]:
+    """Tokens of a completion with its end, as the model would have sampled them from `batch`.
 
-    The end token is the tokenizer's if the model stops at it, otherwise the first stop token. A
+    The chat template decides what the turn begins and ends with
+    (`flowrl.models.language.turns.TurnTemplate.completion`; `template` are its arguments). Without
+    one, the end is the tokenizer's if the model stops at it, otherwise the first stop token. A
     completion of more than `length` tokens is cut to `length`, without an end token.
     """
-    ids = list(batch.tokenizer(text, add_special_tokens=False).input_ids)
-    own = batch.tokenizer.eos_token_id
-    ends = [own] if own in batch.stop else list(batch.stop[:1])
-    return [*ids, *ends][:length]
+    return turn_template(batch.tokenizer, template).completion(text, batch.stop)[:length]
 
 
 def check_length(batch: TextBatch, text: str, length: int, place: str) -> None:
     """UserError, beginning with `place`, for an empty completion or one with more than `length`
     tokens."""
-    count = len(completion_tokens(batch, text, 10**9))
+    count = len(completion_tokens(batch, text, 10**9, batch.template))
     if not batch.tokenizer(text, add_special_tokens=False).input_ids:
         raise UserError(f"{place}: the completion {text!r:.50} has no tokens")
     if count > length:
@@ -42,7 +48,7 @@ def completion_rows(
     advantage: Float[torch.Tensor, " b"],
 ) -> TokenRows:
     """Rows of given completions: all of their tokens are in the loss, at temperature 1."""
-    ids = [completion_tokens(batch, text, batch.steps) for text in texts]
+    ids = [completion_tokens(batch, text, batch.steps, batch.template) for text in texts]
     lengths = torch.tensor([len(each) for each in ids])
     width = int(lengths.max())
     padded = torch.tensor([[*each, *[0] * (width - len(each))] for each in ids])

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
+from transformers.pytorch_utils import Conv1D
 
 from flowrl.errors import UserError
 from flowrl.models.adapters import (
@@ -38,10 +39,12 @@ def add_text_lora(
             "the model already has adapters: call add_lora once, on a model without any"
         )
     model.requires_grad_(False)
+    ends = linear_targets(model, targets, model.get_output_embeddings(), outside)
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # type: ignore[arg-type]
-        target_modules=linear_targets(model, targets, model.get_output_embeddings(), outside),
+        target_modules=ends,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         exclude_modules=outside,
         init_lora_weights="gaussian",
         task_type="CAUSAL_LM",

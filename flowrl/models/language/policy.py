@@ -32,6 +32,7 @@ from flowrl.models.language.steps import Steps
 from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy, has_separate_head
 from flowrl.models.language.trial_calls import trial_sampling, trial_training
+from flowrl.models.language.turns import turn_template
 from flowrl.models.language.vision import (
     PromptImages,
     Vision,
@@ -47,6 +48,7 @@ from flowrl.models.quantization import (
 )
 from flowrl.models.shards import GatheredCalls
 from flowrl.prompts import Chat
+from flowrl.settings import EnvironmentSettings
 from flowrl.settings.model.quantization import Quantization
 from rewards.perception.hub import of_network
 from samplers.completions import Completions
@@ -87,11 +89,11 @@ class CausalPolicy:
         self.packing: Packing | None = None  # of texts that begin alike, in evaluations
         self._published = model.generation_config
         model.generation_config = GenerationConfig()
-        self.stop = self._own_stop()
+        self.stop = self._ends(self._own_stop())
         self.stop_texts: StopTexts | None = None
         text = model.config.get_text_config().to_dict()
         self.context: int | None = text.get("max_position_embeddings")
-        self._separate_head = has_separate_head(model, [1, 2, 3])
+        self._separate_head = has_separate_head(model)
         # not every call has images: their part is gathered with what is outside of blocks
         self.calls = GatheredCalls(model, model if vision is None else model.get_decoder())
 
@@ -155,7 +157,8 @@ class CausalPolicy:
                 raise UserError(
                     f"model.{name}: this tokenizer has no chat template; remove the setting"
                 )
-        long = []
+        self.template = template or {}
+        self.stop, long = self._ends(self.stop), []
         for text in stop:
             ids = self.tokenizer(text, add_special_tokens=False).input_ids
             if not text or not ids:
@@ -165,7 +168,18 @@ class CausalPolicy:
             else:
                 long.append(text)
         self.stop_texts = StopTexts(tuple(long), self.tokenizer) if long else None
-        self.system, self.temperature, self.template = system, temperature, template or {}
+        self.system, self.temperature = system, temperature
+
+    def reply_by(self, how: EnvironmentSettings) -> None:
+        """Let an environment reply between the model's turns, which end before its role."""
+        self.stop = self._ends(self.stop, how.role)
+        stop = tuple(self.stop), self.stop_texts
+        self.environment = Replies(how, self.tokenizer, *stop, self.template)
+
+    def _ends(self, stop: Sequence[int], role: str = "user") -> list[int]:
+        """Stop tokens, with the one that ends the model's turn in its chat template."""
+        end = turn_template(self.tokenizer, self.template).end_before(role)
+        return sorted({*stop} if end is None else {*stop, end})
 
     def _own_stop(self) -> list[int]:
         published = self._published.eos_token_id
@@ -198,7 +212,7 @@ class CausalPolicy:
         return TextBatch(
             self.model, self.tokenizer, contexts, self.stop, steps, self._separate_head,
             self.rows_per_call, self.server, answers, self.stop_texts, self.packing, images,
-            self.steps, self.calls,
+            self.steps, self.calls, template=self.template,
         )  # fmt: skip
 
     def _read(
@@ -284,7 +298,7 @@ class CausalPolicy:
         if self.packing is not None:
             sentences.append(prove_packing(every, steps))
         if self.environment is not None:
-            sentences.append(self.environment.described())
+            sentences += self.environment.described()
         if self.server is not None:
             sentences += self.server.proofs(every, steps)
         return sentences

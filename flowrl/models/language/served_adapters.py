@@ -6,9 +6,10 @@ wait. Names come from the weights' values, so that processes agree on them witho
 
 import hashlib
 import shutil
+import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,12 +18,14 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.adapters import save_adapters
+from flowrl.models.language.served_owner import COMING_SUFFIX, SENT_PREFIX, ServerOwner
 from flowrl.models.shards import is_apart, is_sharded, local_shard
 from rewards.serving.client import Client
 from rewards.serving.requests import Patience
 
 HASTY = Patience(timeout=30.0, tries=1)  # a server that is down must not delay the end of a run
 HEAD_START = 30.0  # seconds that the other processes leave to the main one
+OWN_VERSION = "default"  # vLLM's name of the weights that it was started with
 SUMMED = 2**22  # numbers of a checksum at a time
 
 
@@ -43,7 +46,9 @@ class InStep(Protocol):
         """Whether the answers since `current` come from these weights."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> bool:
+        """Leave the server. Whether it has its own weights again."""
+        ...
 
 
 @dataclass
@@ -87,11 +92,12 @@ class Adapters:
     def held(self) -> bool:
         return True  # a server without the adapter refuses its name
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Unload and delete all adapters of the run."""
         if self.main:
             self._sweep()
         self.loaded, self._digest = None, b""
+        return True
 
     def _load(self, digest: bytes) -> str:
         """Load the current weights and return the adapter's name; the main process deletes earlier
@@ -126,13 +132,13 @@ class Adapters:
     def _stem(self) -> str:
         """Prefix of this run's adapter names, since another run may use the server too."""
         at = str(self.folder.absolute()).encode()
-        return f"flowrl-{hashlib.blake2b(at, digest_size=4).hexdigest()}"
+        return f"{SENT_PREFIX}{hashlib.blake2b(at, digest_size=4).hexdigest()}"
 
     def _sweep(self, but: str | None = None) -> None:
         """Unload and delete the run's adapters, including those of a killed run. Errors are
         ignored: the server may not have these adapters, or may be down, which the next request
         reports."""
-        for path in sorted(self.folder.glob("flowrl-*")):
+        for path in sorted(self.folder.glob(f"{SENT_PREFIX}*")):
             if path.name != but:
                 with suppress(ValueError):
                     self.admin.tell("/unload_lora_adapter", {"lora_name": path.name}, HASTY)
@@ -150,6 +156,8 @@ class Weights:
 
     name   the server's name of the model
     admin  client for the paths outside /v1
+    owner  the run's lease on the server
+    base   the model's own folder or name, for a server that does not say what it was started with
     main   whether this process saves and loads
     """
 
@@ -157,6 +165,8 @@ class Weights:
     folder: Path
     name: str
     admin: Client
+    owner: ServerOwner
+    base: str
     main: bool = True
     loaded: str | None = None
     _stamp: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -183,11 +193,31 @@ class Weights:
         except ValueError:
             return True
 
-    def close(self) -> None:
-        """Delete the files; the server keeps its weights."""
+    def close(self) -> bool:
+        """Give the server its own weights back, and delete the files. A server that is gone, or was
+        restarted, has them."""
+        given_back = True
         if self.main:
+            given_back = self._give_back()
             shutil.rmtree(self.folder, ignore_errors=True)
         self.loaded, self._stamp = None, []
+        return given_back
+
+    def _give_back(self) -> bool:
+        """Let the server read its own weights. False, with a line, if it cannot."""
+        if not self.owner.ours(self.owner.version()):
+            return True
+        base = self.owner.base() or self.base
+        try:
+            self._read(base, OWN_VERSION, replace(self.admin.patience, tries=1))
+        except ValueError as error:
+            print(
+                f"model.server: it still has the run's weights, since it could not read {base} "
+                f"({error}): restart it before another run uses it",
+                file=sys.stderr,
+            )
+            return False
+        return True
 
     def _version(self) -> Any:
         found = self.admin.get("/weight_info")
@@ -195,7 +225,8 @@ class Weights:
 
     def _load(self) -> str:
         """Load the current weights unless the server has them; returns their name."""
-        name = f"flowrl-{checksum(self.model)}"
+        self.owner.take()
+        name = f"{SENT_PREFIX}{checksum(self.model)}"
         path = self.folder.absolute() / name
 
         def there() -> bool:
@@ -208,19 +239,31 @@ class Weights:
         if not path.is_dir():
             self.model.save_pretrained(path, state_dict=gathered_state(self.model))
         try:
-            how = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
-            self.admin.tell("/collective_rpc", how)
-            self.admin.tell("/reset_prefix_cache", {})
-            self.admin.tell("/update_weight_version", {"new_version": name})
+            self._read(str(path), name, self.admin.patience)
         except ValueError as error:
             raise UserError(
                 f"model.server.sync: {error}; the server must be a vLLM of 0.32 or newer, started "
                 f"with VLLM_SERVER_DEV_MODE=1, and see {path}; or set model.server.sync: none"
             ) from error
-        for former in self.folder.glob("flowrl-*"):
+        for former in self.folder.glob(f"{SENT_PREFIX}*"):
             if former.name != name:
                 shutil.rmtree(former, ignore_errors=True)
         return name
+
+    def _read(self, source: str, version: str, patience: Patience) -> None:
+        """Let the server read weights in place, and name them. ValueError if it cannot.
+
+        Before the first weights of a run it says that they are coming, so that a run that is killed
+        meanwhile leaves no weights without a name.
+        """
+        if not (self.owner.version() or "").startswith(SENT_PREFIX):
+            self.admin.tell(
+                "/update_weight_version", {"new_version": version + COMING_SUFFIX}, patience
+            )
+        how = {"method": "reload_weights", "kwargs": {"weights_path": source}}
+        self.admin.tell("/collective_rpc", how, patience)
+        self.admin.tell("/reset_prefix_cache", {}, patience)
+        self.admin.tell("/update_weight_version", {"new_version": version}, patience)
 
 
 def gathered_state(model: Any) -> dict[str, Tensor] | None:

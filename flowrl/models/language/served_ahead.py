@@ -79,8 +79,9 @@ class Loaded:
     def held(self) -> bool:
         return self.kept.held()
 
-    def close(self) -> None:
-        """The server's weights are those of `kept`."""
+    def close(self) -> bool:
+        """The server's weights are those of `kept`, which leaves it."""
+        return True
 
 
 def key_of(asked: TokenRequest) -> bytes:

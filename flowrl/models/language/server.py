@@ -13,18 +13,17 @@ import torch
 from pydantic import ValidationError
 
 from flowrl.errors import UserError
-from flowrl.likelihoods.rows import TokenRows
 from flowrl.models.language.completion_answers import CompletionAnswer, CompletionChoice
 from flowrl.models.language.served_adapters import InStep, served
 from flowrl.models.language.served_ahead import AnswersAhead, Loaded, Recording
+from flowrl.models.language.served_check import Comparison, Gap, quantization_in, server_gap
+from flowrl.models.language.served_owner import ServerOwner
 from flowrl.models.language.token_scores import ScoringPolicy
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Malformed
-from samplers.completions import TextPlan, TextRollout
+from samplers.completions import TextPlan
 from samplers.generate import TokenRequest, Writer, WrittenTokens
 
-PROMPTS, TOKENS = 8, 8  # of the comparison with the model at the start
-ANOTHER = 1.0  # mean |log p| difference per token, in nats, of another model
 SURE = 1e-3  # a server's log-probability of a sure token may be this far above 0
 STRIDE = 0x9E3779B1  # odd: requests of one key with unlike `first` get unlike seeds
 PLAIN_SAMPLING: Mapping[str, Any] = {  # servers default to the model's generation settings
@@ -54,6 +53,8 @@ class CompletionsServer:
     temperature  of training: the server's log-probabilities must include it
     adapters     keeps the server at the current weights; None: the server keeps its own weights
     grouped      one request for all completions of a context, with the first one's seed
+    owner        says whose the server is; None: nobody asks
+    quantized    how the server's weights are quantized; None: as its name says, if it does
     ahead        the answers of later iterations
     """
 
@@ -64,6 +65,8 @@ class CompletionsServer:
     temperature: float
     adapters: InStep | None
     grouped: bool = False
+    owner: ServerOwner | None = None
+    quantized: str | None = None
     ahead: AnswersAhead = field(default_factory=AnswersAhead)
 
     @property
@@ -97,12 +100,13 @@ class CompletionsServer:
         return self._part(drawn)
 
     def close(self) -> None:
-        """Remove the run's adapters from the server."""
+        """Remove the run's adapters from the server, or give it its own weights back."""
         if self.ahead.running:
             self.client.cancel()
         self.ahead.thread.shutdown(cancel_futures=True)
-        if self.adapters is not None:
-            self.adapters.close()
+        given_back = self.adapters is None or self.adapters.close()
+        if self.owner is not None:
+            self.owner.release(given_back)
 
     def _outcomes(self, asked: TokenRequest, again: bool = True) -> list[DrawnTokens | Failure]:
         """One outcome per row. `again`: reload the adapter and retry if the server restarted."""
@@ -250,7 +254,6 @@ class CompletionsServer:
     def proofs(self, reader: ScoringPolicy, steps: int) -> list[str]:
         """Check that the server runs, serves the model, loads adapters, and agrees on
         log-probabilities with the reader, whose contexts are all prompts."""
-        contexts = reader.contexts
         try:
             known = served(self.client)
         except ValueError as error:
@@ -262,47 +265,42 @@ class CompletionsServer:
                 f"model.server.model: {self.client.url} serves {', '.join(known) or 'nothing'}, "
                 f"not {self.model}"
             )
-        spread = [i * len(contexts) // min(PROMPTS, len(contexts)) for i in range(PROMPTS)]
-        some = [contexts[i] for i in spread[: len(contexts)]]
-        writer = Writer(self, some, tuple(range(len(some))), 0, 0)
-        plan = TextPlan(min(TOKENS, steps), (1,), temperature=self.temperature)
-        rollout = writer.write(plan)
-        return self._compared(replace(reader, contexts=some), rollout)
+        if self.owner is not None:
+            self.owner.take()
+        drawn = Comparison.drawn(self, reader, steps, self.temperature)
+        return self._compared(drawn, self.quantized or quantization_in(self.model))
 
-    def _compared(self, reader: ScoringPolicy, rollout: TextRollout) -> list[str]:
-        """Compare log-probabilities with the model's own. UserError for another model's."""
-        differences = self._differences(reader, rollout, self.temperature)
-        mean = float(differences.mean())
-        if (
-            self.temperature != 1
-            and float(self._differences(reader, rollout, 1.0).mean()) < mean / 2
-        ):
+    def _compared(self, drawn: Comparison, kind: str | None) -> list[str]:
+        """Compare log-probabilities with the model's own. UserError for other weights."""
+        found = server_gap(drawn, self.temperature, kind)
+        if self.temperature != 1 and not found.same:
+            plain = Gap.between(drawn.ours(1.0), drawn.theirs)
+            if plain.mean < found.gap.mean / 2:
+                raise UserError(
+                    "model.server: its log-probabilities ignore the temperature, but training "
+                    f"samples at {self.temperature:g}; start vLLM with --logprobs-mode "
+                    "processed_logprobs, or set recipe.temperature: 1"
+                )
+        if self.exact and not found.same:
             raise UserError(
-                "model.server: its log-probabilities ignore the temperature, but training "
-                f"samples at {self.temperature:g}; start vLLM with --logprobs-mode "
-                "processed_logprobs, or set recipe.temperature: 1"
+                f"model.server: its log-probabilities differ from the model's own by {found}. More "
+                f"than {found.times:g} times this noise is another model, or weights that an "
+                "earlier run has left: restart it with the weights of model.language"
+                + ("" if kind else "; if it is quantized, set model.server.quantized")
             )
-        if self.exact and not mean < ANOTHER:
-            raise UserError(
-                f"model.server: its log-probabilities differ from the model's own by {mean:.2f} "
-                "nats per token: does it serve another model?"
+        sentences = [
+            f"{self.client.url} samples completions; its log-probabilities differ from the model's "
+            f"by {found}"
+        ]
+        if kind is not None:
+            sentences.append(
+                f"the server's weights are quantized ({kind}): samples are off-policy by what "
+                f"rounding changes, up to {found.times:g} times the noise"
             )
-        sentence = (
-            f"{self.client.url} samples completions; its log-probabilities differ from the "
-            f"model's by {mean:.1e} on average, {float(differences.max()):.1e} at most"
-        )
-        own = "the server keeps its own weights, so samples become more off-policy during training"
-        return [sentence] if self.exact else [sentence, own]
-
-    @staticmethod
-    @torch.no_grad()
-    def _differences(
-        reader: ScoringPolicy, rollout: TextRollout, temperature: float
-    ) -> torch.Tensor:
-        """|difference| of each token's log-probability from the model's, in nats."""
-        blank = torch.zeros_like(rollout.logp)
-        rows = TokenRows(
-            rollout.prompt, blank, rollout.written, None, rollout.ids, rollout.lengths,
-            temperature, None,
-        )  # fmt: skip
-        return (reader(rows).logp.cpu() - rollout.logp).abs()[rollout.written]
+        if not self.exact:
+            far = "" if found.same else ", and they are not those of the model now"
+            sentences.append(
+                f"the server keeps its own weights{far}, so samples become more off-policy during "
+                "training"
+            )
+        return sentences

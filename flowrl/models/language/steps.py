@@ -77,19 +77,15 @@ def point_ends(rollout: TextRollout) -> Int[Tensor, "n k"]:
     return found.scatter(1, rollout.last[:, None], rollout.ends[:, None])
 
 
-def beginnings(rollout: TextRollout, media: Sequence[str], tokenizer: Any) -> list[list[str]]:
-    """The text of each sample up to the end of each of its turns or steps; the last is all of
-    it."""
+def beginnings(
+    rollout: TextRollout, media: Sequence[str], decoded: Callable[[Sequence[int]], str]
+) -> list[list[str]]:
+    """The text of each sample up to the end of each of its turns or steps; the last is all of it.
+    `decoded`: the text of tokens up to such an end."""
     rows = []
     points = zip(integer_rows(rollout.ids), point_ends(rollout).tolist(), media, strict=True)
     for (ids, ends, whole), last in zip(points, integers(rollout.last), strict=True):
-        parts = [
-            tokenizer.decode(
-                ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-            for end in ends[:last]
-        ]
-        rows.append([*parts, whole])
+        rows.append([*(decoded(ids[:end]) for end in ends[:last]), whole])
     return rows
 
 

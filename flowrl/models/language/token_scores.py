@@ -179,13 +179,31 @@ def padded_texts(texts: Sequence[Sequence[int]], device: torch.device) -> Int[Te
     return uploaded(torch.tensor(padded, dtype=torch.int64), device).view(len(texts), width)
 
 
+TRIED_TOKENS = 32  # tokens of the trial, spread over the vocabulary
+LARGE_LOGIT = 1e3  # the largest logit of the trial: a cap of logits shows only where they are large
+
+
 @torch.no_grad()
-def has_separate_head(model: Any, ids: Sequence[int]) -> bool:
-    """Whether the logits are just the head applied to the last hidden states."""
+def has_separate_head(model: Any) -> bool:
+    """Whether the logits are just the head applied to the last hidden states: by a trial with the
+    head's own logits, and with the same made large by a factor, so that caps (Gemma 2) show."""
     head = model.get_output_embeddings()
     if head is None:
         return False
-    given = torch.tensor([list(ids)], device=head.weight.device)
-    logits = model(input_ids=given, use_cache=False).logits
-    own = head(model.base_model(input_ids=given, use_cache=False)[0])
-    return own.shape == logits.shape and torch.allclose(own, logits, rtol=1e-4, atol=1e-4)
+    size = model.get_input_embeddings().weight.shape[0]
+    spread = torch.linspace(0, size - 1, min(TRIED_TOKENS, size), device=head.weight.device)
+    given, factor = spread.long()[None], 1.0
+
+    def grown(_module: Any, _inputs: Any, logits: Tensor) -> Tensor:
+        return logits * factor
+
+    with head.register_forward_hook(grown):
+        for _ in range(2):
+            logits = model(input_ids=given, use_cache=False).logits.float()
+            own = head(model.base_model(input_ids=given, use_cache=False)[0]).float()
+            same = own.shape == logits.shape
+            if not same or not torch.allclose(own, logits, rtol=1e-4, atol=1e-4 * factor):
+                return False
+            shown = own[own > torch.finfo(torch.float16).min]  # not those that a hook has excluded
+            factor = LARGE_LOGIT / max(float(shown.abs().max()), 1e-6)
+    return True

@@ -117,8 +117,8 @@ class ModelSettings(Settings):
     template: dict[str, Any] = Field(default_factory=dict)
     """Additional arguments of the chat template, such as {enable_thinking: false} for Qwen3."""
     stop: tuple[str, ...] = ()
-    """Texts that end a completion, besides the language model's own stop tokens. Rewards see the
-    text before them."""
+    """Texts that end a completion, besides the language model's own stop tokens and the end of a
+    turn in its chat template. Rewards see the text before them."""
     server: Server | None = None
     """Server that generates the completions for training and its evaluations; null: the model."""
     rewriter: RewriterSettings | None = None

@@ -36,7 +36,7 @@ class Server(Settings):
     """A server with OpenAI's completions API that accepts and returns token ids: vLLM or SGLang."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = dict.fromkeys(
-        ("url", "token", "timeout", "tries", "in_flight", "requests"), OnResume.FREE
+        ("url", "token", "timeout", "tries", "in_flight", "requests", "quantized"), OnResume.FREE
     )
     url: str
     """Address, such as http://localhost:8000/v1."""
@@ -48,6 +48,9 @@ class Server(Settings):
     """lora: the server loads every new adapter. weights: it reads all weights from files, in place
     (vLLM). none: it keeps its weights, so that samples are off-policy, and the model itself
     generates the evaluations' completions."""
+    quantized: Literal["fp8", "int8", "int4"] | None = None
+    """How the server's weights are quantized, which has a bound of its own at the start; null: as
+    the model's name there says (AWQ, GPTQ, FP8, ...), if it does."""
     requests: Literal["row", "group"] = "row"
     """row: a separate request and seed for each completion. group: one request for all completions
     of a prompt, whose tokens then depend on which completions share a request."""

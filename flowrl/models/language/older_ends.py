@@ -1,0 +1,74 @@
+"""Name the rules on the ends of turns that changed for a run of an older version.
+
+Older versions took the tokenizer's end for the end of a turn (`flowrl.models.language.turns`).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from flowrl.models.language.turns import ANSWERED, ASKED, TurnTemplate, turn_template
+from flowrl.settings.model.environment import EnvironmentSettings
+from flowrl.settings.model.model import ModelSettings
+
+OLDER = "the checkpoint is from an older version: "
+
+
+def changed_ends(source: str, model: ModelSettings, given: bool) -> Iterator[str]:
+    """A sentence for each rule that gives this run other tokens now. `given`: it trains on given
+    texts."""
+    file = {} if model.gguf_file is None else {"gguf_file": model.gguf_file}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **file)
+    except (OSError, ValueError):  # what loads the model next says why
+        return
+    turns = turn_template(tokenizer, model.template)
+    role = "user" if model.environment is None else model.environment.role
+    before, end = _stop(tokenizer, source, model.stop, file), turns.end_before(role)
+    if end is None:
+        return
+    shown, after = tokenizer.decode([end]), sorted({*before, end})
+    if end not in before:
+        yield (
+            f"{OLDER}completions now also end at {shown!r}, the end of a turn in the chat template"
+        )
+    if given and _given(tokenizer, before) != turns.completion(ANSWERED[0], after):
+        yield (
+            f"{OLDER}given texts now begin and end as the chat template writes the model's turn, "
+            f"with {shown!r}, not with the tokenizer's end"
+        )
+    if model.environment is not None and _other_replies(turns, model.environment, before):
+        yield (
+            f"{OLDER}a turn that ends otherwise than with {shown!r} now gets this end of the chat "
+            "template before a reply"
+        )
+
+
+def _stop(tokenizer: Any, source: str, texts: Sequence[str], file: dict[str, str]) -> list[int]:
+    """The tokens at which the older version stopped."""
+    try:
+        published = GenerationConfig.from_pretrained(source)
+    except OSError:
+        config = AutoConfig.from_pretrained(source, **file)
+        published = GenerationConfig.from_model_config(config)
+    ends: Any = published.eos_token_id
+    own = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id}
+    single = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    return sorted({i for i in own if i is not None} | {ids[0] for ids in single if len(ids) == 1})
+
+
+def _given(tokenizer: Any, stop: Sequence[int]) -> list[int]:
+    own = tokenizer.eos_token_id
+    text = tokenizer(ANSWERED[0], add_special_tokens=False).input_ids
+    return [*text, *([own] if own in stop else list(stop[:1]))]
+
+
+def _other_replies(turns: TurnTemplate, how: EnvironmentSettings, stop: Sequence[int]) -> bool:
+    try:
+        whole = turns.reply(ASKED[1], how.role, None)
+    except (TemplateError, TypeError):  # the start says so
+        return False
+    older = whole[1:] if whole[:1] and whole[0] in stop else whole
+    return any(turns.reply(ASKED[1], how.role, last) != older for last in stop)
