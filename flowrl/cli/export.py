@@ -30,7 +30,8 @@ from flowrl.run.save import checkpoint
 from flowrl.run.state.learner import load_policy
 from flowrl.settings import Run
 from flowrl.settings.arguments import ExportArguments, KeyFormat
-from flowrl.settings.read import run_of
+from flowrl.settings.read import open_folder
+from flowrl.settings.trust import SAMPLED
 
 CONVERTED: tuple[KeyFormat, ...] = ("comfyui", "kohya")
 MERGED = "merged"  # the folder of the whole model
@@ -38,7 +39,12 @@ MERGED = "merged"  # the folder of the whole model
 
 def export_run(given: ExportArguments) -> None:
     """Write the files, upload them if requested, and print their location."""
-    run = run_of(given.run, given.trust, rewards=False)
+    opened = open_folder(given.run, given.trust, SAMPLED)
+    with opened.limited():
+        _export(given, opened.run)
+
+
+def _export(given: ExportArguments, run: Run) -> None:
     weights = _weights(given)
     if given.push_to_hub is not None:
         check_upload(given.push_to_hub)
@@ -197,7 +203,7 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
 
     UserError, which says that the local files are complete, if the hub or the network fails.
     """
-    api = HfApi()
+    api = HfApi(token=get_token())  # the user names the repository, whatever the folder may do
     try:
         url = api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(

@@ -20,6 +20,7 @@ from flowrl.prompts.chat import has_images, read_chat
 from flowrl.prompts.files import read_rows
 from flowrl.prompts.source import DataSource, check_column
 from rewards.perception.files import PIECE
+from rewards.rights import NotGranted, Right, need
 from rewards.types import cell
 from samplers.noise import generator
 
@@ -97,10 +98,13 @@ class PromptSet:
         ]
         named = [{new: cell(row, old) for new, old in data.columns.items()} for row in table.rows]
         rows = zip(table.rows, named, table.places, strict=True)
-        meta = tuple(
-            PromptRow(resolved({**row, **new}, folder), f"{at}, {where}")
-            for row, new, where in rows
-        )
+        try:
+            meta = tuple(
+                PromptRow(resolved({**row, **new}, folder), f"{at}, {where}")
+                for row, new, where in rows
+            )
+        except NotGranted as error:
+            raise UserError(f"{at}: {error}") from error
         return cls(tuple(texts), meta)
 
     @classmethod
@@ -237,7 +241,12 @@ def _whole(value: Any, folder: Path, levels: int = 2) -> Any:
     if isinstance(value, list | tuple) and levels:
         return [_whole(one, folder, levels - 1) for one in value]
     piece = PIECE.fullmatch(value) if isinstance(value, str) else None
-    if isinstance(value, str) and value and _is_file(folder / (piece[1] if piece else value)):
+    if (
+        isinstance(value, str)
+        and value
+        and _is_file(file := folder / (piece[1] if piece else value))
+    ):
+        need(Right.FILES, value, path=file)
         return str((folder / value).absolute())  # whatever folder a later reader adds
     return value
 

@@ -6,6 +6,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import RewardSpec
+from flowrl.settings.own_parts import is_code
 from flowrl.settings.run import Run
 from flowrl.settings.train import StatesSettings
 from rewards.checks.differentiable import GRADED, Differentiable, never_graded, no_gradient
@@ -29,7 +30,7 @@ def check_own_gradients(run: Run) -> None:
         return
     place, specs = _followed(run, algorithm)
     for spec in specs:
-        if ".py:" in spec.name and not isinstance(user_function_of(spec.name), Differentiable):
+        if is_code(spec.name) and not isinstance(user_function_of(spec.name), Differentiable):
             raise UserError(f"{place}: {no_gradient(spec.label)}")
 
 

@@ -31,13 +31,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rewards.perception.media import expect
+from rewards.rights import Right, TestColumn, WholeIsolation, need
 from rewards.sandbox import run
 from rewards.sandbox.run import SandboxLimits
 from rewards.types import Reward, Samples, cell
@@ -247,13 +248,13 @@ def start_sandbox(limits: SandboxLimits, isolation: Literal["best", "full"]) -> 
 
 def load(
     kind: Literal["graded", "strict"] = "graded",
-    column: str = "tests",
+    column: TestColumn = "tests",
     seconds: float = 5.0,
     memory: int = 512,
     processes: int = 32,
     output: int = 4,
     parallel: int = 4,
-    isolation: Literal["best", "full"] = "full",
+    isolation: Annotated[Literal["best", "full"], WholeIsolation] = "full",
 ) -> Reward:
     """kind       the share of tests passed, or 1 only for all of them
     column     holds a list of tests, or its JSON text
@@ -274,5 +275,8 @@ def load(
             f"least 64 MB; got {seconds}, {processes}, {output}, {parallel} and {memory}"
         )
     limits = SandboxLimits(seconds, memory * 2**20, output * 2**20, processes=processes)
+    need(Right.CODE, column, f"code_tests, which runs the tests of the column {column},")
+    if isolation != "full":
+        need(Right.CODE, isolation, f"code_tests, isolation: {isolation}")
     start_sandbox(limits, isolation)
     return CodeTests(kind, column, limits, parallel)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rewards.rights import Address, Variable, WrittenFile
 from rewards.serving import wire
 from rewards.serving.client import Client
 from rewards.serving.codec import ImageFormat, VideoFormat
@@ -130,15 +131,15 @@ class ServerSettings:
     at_once: maximum number of requests in flight. log: a file with one JSON line per request.
     """
 
-    url: str
-    key: str | None = None
+    url: Address
+    key: Variable | None = None
     batch: OneOrMore = 16
     pictures: ImageFormat = "png"
     videos: VideoFormat = "frames"
     timeout: float = 60.0
     tries: int = 7
     at_once: int = 8
-    log: str | None = None
+    log: WrittenFile | None = None
 
     def open(self, does: str) -> RemoteReward:
         """ValueError unless the URL is a reward server with our format that supports `does`."""

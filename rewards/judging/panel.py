@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.judging import chat
+from rewards.rights import Address, Variable, WrittenFile
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Patience
 from rewards.types import Kind, OneOrMore, Samples
@@ -149,9 +150,9 @@ class PanelSettings:
     maximum number of requests in flight. log: a file with one JSON line per request.
     """
 
-    url: str
+    url: Address
     model: str
-    key: str | None = None
+    key: Variable | None = None
     votes: OneOrMore = 1
     frames: OneOrMore = 8
     media: Kind = "image"
@@ -159,7 +160,7 @@ class PanelSettings:
     timeout: float = 120.0
     tries: int = 7
     at_once: int = 64
-    log: str | None = None
+    log: WrittenFile | None = None
 
     def open(self) -> Panel:
         """ValueError unless a server answers and has this model."""

@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rewards.rights import Right, need
 from rewards.serving.answers import parse_answer, retry_seconds, token_counts
 from rewards.serving.in_flight import InFlight
 from rewards.serving.requests import Again, Ask, Failure, Malformed, Patience, Refused, Unparsable
@@ -73,6 +74,11 @@ class Client:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url: {self.url!r} must begin with http:// or https://")
+        need(Right.NETWORK, self.url)
+        if self.key is not None:
+            need(Right.VARIABLES, self.key, f"the environment variable {self.key}")
+        if self.log is not None:
+            need(Right.FILES, self.log, path=Path(self.log))
         self.url = self.url.rstrip("/")
         if self.key is not None and not os.environ.get(self.key):
             raise ValueError(
