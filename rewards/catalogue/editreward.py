@@ -96,8 +96,8 @@ class EditReward:
 def load(
     checkpoint: ReadFile,
     base: HubName = "Qwen/Qwen2.5-VL-7B-Instruct",
-    following: str | None = None,
-    quality: str | None = None,
+    following: ReadFile | None = None,
+    quality: ReadFile | None = None,
     kind: Pooling = "mean",
     column: str = "source",
     common: Inline[QwenSettings] = QwenSettings(),

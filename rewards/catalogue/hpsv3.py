@@ -66,7 +66,7 @@ class Hpsv3:
 def load(
     checkpoint: ReadFile | None = None,
     base: HubName = "Qwen/Qwen2-VL-7B-Instruct",
-    instruction: str | None = None,
+    instruction: ReadFile | None = None,
     frames: Frames = "all",
     aggregate: Aggregate = "mean",
     common: Inline[QwenSettings] = QwenSettings(),

@@ -205,8 +205,8 @@ def load(
 
     condition: words by which tokens of the prompt are selected. `batch` has no effect.
     """
+    need(Right.FILES, checkpoint, path=Path(checkpoint))
     file, folder, place = Path(checkpoint), model_path(clip), common.place
-    need(Right.FILES, checkpoint, path=file)
     if not file.is_file():
         raise ValueError(f"mps: no such file: {checkpoint}")
     pickled = file.suffix != ".safetensors"

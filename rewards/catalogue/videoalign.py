@@ -210,7 +210,7 @@ def load(
     kind: VideoPart = "overall",
     checkpoint: ReadFile | None = None,
     base: HubName | None = None,
-    instruction: str | None = None,
+    instruction: ReadFile | None = None,
     normalise: bool = True,
     common: Inline[QwenSettings] = QwenSettings(),
 ) -> Reward:
