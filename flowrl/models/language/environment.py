@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError
-
 from flowrl.errors import UserError
 from flowrl.models.language.stop_texts import StopTexts
 from flowrl.settings import EnvironmentSettings
@@ -79,7 +77,7 @@ class Replies:
                 tokenize=False,
                 **self.template,
             )
-        except TemplateError as error:
+        except Exception as error:  # the model's own template, which may raise anything
             raise UserError(
                 f"model.environment: the chat template allows no {self.how.role} turn after the "
                 f"model's ({error}); set model.environment.role"
