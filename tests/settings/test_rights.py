@@ -3,6 +3,7 @@ they are used; and what is recorded of a folder."""
 
 import json
 import os
+import shutil
 import socket
 import threading
 from contextlib import suppress
@@ -11,14 +12,18 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
+from transformers import AutoTokenizer
 
 from flowrl.cli.restarts import trust_of
 from flowrl.cli.rights import print_rights
 from flowrl.errors import UserError
-from flowrl.paths import own_runs
+from flowrl.models.language.chat import rendered
+from flowrl.models.language.policy import CausalPolicy
+from flowrl.paths import PROJECT, own_runs
 from flowrl.prompts import PromptSet
 from flowrl.run.show.track import open_trackers
 from flowrl.settings import Run, trust
+from flowrl.settings.checks import check_language
 from flowrl.settings.data import PromptFiles
 from flowrl.settings.read import dump, open_folder, read_run, run_from
 from flowrl.settings.trust import ALL_PARTS, EVALUATED, SAMPLED
@@ -27,6 +32,7 @@ from rewards.catalogue.unified_reward import _read
 from rewards.judging.checkpoint_question import CheckpointQuestion
 from rewards.judging.published_texts import PublishedText
 from rewards.load import own_name
+from rewards.perception.chat_frame import templated
 from rewards.perception.files import open_image_file
 from rewards.perception.hub import weights_file
 from rewards.rights import Limits, NotGranted, Right, limited
@@ -522,3 +528,46 @@ def test_words_of_trust():
     assert trust_of(["--resume", "x"]) is False
     assert trust_of(["--trust"]) is True
     assert trust_of(["--trust=code,network"]) == "code,network"
+
+
+def _demo_model(folder: Path, file: str, **changes: Any) -> Path:
+    """A copy of a demo's language model, with changes to one of its files."""
+    shutil.copytree(PROJECT / "flowrl/demo/sums-lm", folder)
+    whole = json.loads((folder / file).read_text()) | changes
+    (folder / file).write_text(json.dumps(whole))
+    (folder / "theirs.py").write_text("raise SystemExit('imported')")
+    return folder
+
+
+OWN_CODE = {
+    "config.json": {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}},
+    "tokenizer_config.json": {
+        "tokenizer_class": "Theirs",
+        "auto_map": {"AutoTokenizer": ["theirs.Theirs", None]},
+    },
+}
+
+
+@pytest.mark.parametrize("file", OWN_CODE)
+def test_code_in_a_model_folder_is_refused_in_a_sentence(file, tmp_path, capsys):
+    model = _demo_model(tmp_path / "model", file, **OWN_CODE[file])
+    with pytest.raises(UserError, match="code of its own"):
+        CausalPolicy.load(str(model))
+    if file == "config.json":
+        with pytest.raises(UserError, match="code of its own"):
+            check_language(str(model), None)
+    assert "y/N" not in capsys.readouterr().out
+
+
+TEMPLATES = ['{% include "x" %}', "{{ 1 / 0 }}", "{{ messages + 1 }}", "{{ messages | nothing }}"]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_that_raises_is_a_sentence(template):
+    tokenizer = AutoTokenizer.from_pretrained(PROJECT / "flowrl/demo/sums-lm")
+    tokenizer.chat_template = template
+    turns = [{"role": "user", "content": "a"}]
+    with pytest.raises(UserError, match="the chat template of model.language"):
+        rendered(tokenizer, turns, "a", {}, tokenize=False, return_dict=False)
+    with pytest.raises(ValueError, match="the chat template of .*sums-lm cannot write a turn"):
+        templated(tokenizer, turns, tokenize=False)
