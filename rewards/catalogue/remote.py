@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rewards.rights import Address, Variable, WrittenFile
 from rewards.serving import wire
+from rewards.serving.bounded import EXAMPLE_BYTES
 from rewards.serving.client import Client
 from rewards.serving.codec import ImageFormat, VideoFormat
 from rewards.serving.requests import Ask, Failure, Malformed, Patience
@@ -39,14 +40,15 @@ class RemoteReward:
 
     def examples(self) -> Samples | None:
         """Examples of the served reward, if it has any."""
-        known = self.client.get("/examples")
+        known = self.client.get("/examples", EXAMPLE_BYTES)
         if known is None:
             return None
         return wire.decode_samples(wire.WireSamples.model_validate(known))
 
     def _ask(self, path: str, samples: Samples, **more: list[int]) -> Ask:
         body = wire.encode_samples(samples, self.pictures, self.videos) | more
-        return Ask(path, body, {"path": path, "values": len(more.get("a", samples.prompts))})
+        values = len(more.get("a", samples.prompts))
+        return Ask(path, body, {"path": path, "values": values}, values)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rewards.judging import chat
 from rewards.rights import Address, Variable, WrittenFile
+from rewards.serving.bounded import tokens_asked
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Patience
 from rewards.types import Kind, OneOrMore, Samples
@@ -91,7 +92,8 @@ class Panel:
                     sampling |= {"seed": seed + vote}
                 fixed = {"model": self.model, "messages": messages}
                 request = {**fixed, **sampling, **body, **self.body}
-                asks.append(Ask("/chat/completions", request, {"question": place, "vote": vote}))
+                note = {"question": place, "vote": vote}
+                asks.append(Ask("/chat/completions", request, note, tokens_asked(request)))
         return asks
 
     def values(
