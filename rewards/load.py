@@ -31,7 +31,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from rewards.checks.settings import call_with, function_parameters, settings_of
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
-from rewards.rights import CODE_FILE, Names, Right, inside, limits, marks, need, texts
+from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
 from rewards.types import Judge, Reward
 from rewards.user_function import (
     OwnJudge,
@@ -89,7 +89,7 @@ def own_name(name: Any) -> OwnName | None:
 
 
 def names() -> list[str]:
-    """Names of all rewards: every module of the catalogue is one."""
+    """Mark of all rewards: every module of the catalogue is one."""
     return sorted(module.name for module in pkgutil.iter_modules(REWARD_FOLDERS))
 
 
@@ -282,11 +282,12 @@ def _imported(own: OwnName) -> ModuleType:
 
 
 class Thing(NamedTuple):
-    """What a reward's settings name: `at` is the setting, `mark` says which right it needs."""
+    """One of the things that a reward's settings name: `at` is the setting, `mark` says which right
+    it needs."""
 
     at: str
     value: str
-    mark: Names
+    mark: Mark
 
 
 def things_named(
@@ -309,14 +310,14 @@ def things_named(
         kind, place = _nested(annotation), f"{at}.{setting}"
         if kind is None:
             for mark in marks(annotation):
-                yield from (Thing(place, text, mark) for text in texts(value))
+                yield from (Thing(place, text, mark) for text in texts_in(value))
         elif setting in settings:
             for spec in _specs(place, _unnamed(place, value, annotation), kind):
                 yield from things_named(*spec, place, "judge" if kind is Judge else "load")
 
 
 def _named_within(value: Any, at: str) -> Iterator[Thing]:
-    """What settings of a user's function may name: files of code, and other rewards."""
+    """List what settings of a user's function may name: files of code, and other rewards."""
     if isinstance(value, Mapping):
         if isinstance(value.get("name"), str) and own_name(value["name"]) is None:
             yield from things_named(*_spec(value), at)

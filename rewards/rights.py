@@ -22,7 +22,7 @@ _OWN = tuple(_PROJECT / name for name in ("flowrl", "rewards", "samplers", "conf
 
 
 class Right(StrEnum):
-    """What a folder may use beyond its own files."""
+    """A kind of use beyond a folder's own files."""
 
     CODE = "code"
     NETWORK = "network"
@@ -45,7 +45,7 @@ class NotGranted(ValueError):
 
 
 @dataclass(frozen=True)
-class Names:
+class Mark:
     """The mark of a setting that names something.
 
     right  the right that it needs
@@ -73,23 +73,21 @@ class Names:
         return not inside(path, folder)
 
 
-Address = Annotated[str, Names(Right.NETWORK, "an address")]
-Variable = Annotated[str, Names(Right.VARIABLES, "an environment variable")]
-CODE_FILE = Names(Right.CODE, "a file of code")
+Address = Annotated[str, Mark(Right.NETWORK, "an address")]
+Variable = Annotated[str, Mark(Right.VARIABLES, "an environment variable")]
+CODE_FILE = Mark(Right.CODE, "a file of code")
 Account = Annotated[
-    str, Names(Right.ACCOUNTS, "a tracker", plain=lambda text: text in LOCAL_TRACKERS)
+    str, Mark(Right.ACCOUNTS, "a tracker", plain=lambda text: text in LOCAL_TRACKERS)
 ]
 KernelName = Annotated[
-    str, Names(Right.CODE, "kernels on the hub", plain=lambda t: "/" not in t and "hub" not in t)
+    str, Mark(Right.CODE, "kernels on the hub", plain=lambda t: "/" not in t and "hub" not in t)
 ]
-ReadFile = Annotated[str, Names(Right.FILES, "a file to read", path=True)]
-ReadSource = Annotated[str, Names(Right.FILES, "a file to read", path=True, hub=True)]
-WrittenFile = Annotated[str, Names(Right.FILES, "a file to write", path=True)]
-TestColumn = Annotated[str, Names(Right.CODE, "a column of Python tests, which run")]
-NameInFolder = Annotated[
-    str, Names(Right.FILES, "a file to read", plain=lambda text: is_bare(text))
-]
-WholeIsolation = Names(Right.CODE, "less isolation", plain=lambda text: text == "full")
+ReadFile = Annotated[str, Mark(Right.FILES, "a file to read", path=True)]
+ReadSource = Annotated[str, Mark(Right.FILES, "a file to read", path=True, hub=True)]
+WrittenFile = Annotated[str, Mark(Right.FILES, "a file to write", path=True)]
+TestColumn = Annotated[str, Mark(Right.CODE, "a column of Python tests, which run")]
+NameInFolder = Annotated[str, Mark(Right.FILES, "a file to read", plain=lambda text: is_bare(text))]
+WholeIsolation = Mark(Right.CODE, "less isolation", plain=lambda text: text == "full")
 
 
 def is_bare(text: str) -> bool:
@@ -97,24 +95,24 @@ def is_bare(text: str) -> bool:
     return bool(_BARE.fullmatch(text))
 
 
-def marks(annotation: Any) -> Iterator[Names]:
+def marks(annotation: Any) -> Iterator[Mark]:
     """The marks within an annotation."""
-    yield from (mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Names))
+    yield from (mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Mark))
     for part in get_args(annotation):
         yield from marks(part)
 
 
-def texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """The texts in a setting's value, which is a text, or a list or mapping of them."""
     if isinstance(value, bytes):  # a setting's type makes a text of it
         yield value.decode(errors="replace")
     elif isinstance(value, str | Path):
         yield str(value)
     elif isinstance(value, dict):
-        yield from texts(list(value.values()))
+        yield from texts_in(list(value.values()))
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from texts(each)
+            yield from texts_in(each)
 
 
 def inside(path: Path, folder: Path) -> bool:
@@ -156,11 +154,11 @@ def limits() -> Limits | None:
 
 
 def need(right: Right, thing: str, what: str = "", path: Path | None = None) -> None:
-    """NotGranted if the settings in use need a right for a thing that they do not have.
+    """NotGranted if the settings in use do not have the right that this needs.
 
     thing  as it is written in the settings
     what   a clause for the message
-    path   of a thing that is a file: within the folder or within flowrl it needs no right
+    path   of a file: within the folder or within flowrl it needs no right
     """
     if _limits is None or right in _limits.granted or (right, thing) in _limits.own:
         return

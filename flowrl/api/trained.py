@@ -29,7 +29,7 @@ from flowrl.settings import PromptFiles, RewardSpec, Run
 from flowrl.settings.model import GuidanceScale
 from flowrl.settings.read import OpenedFolder, dump, open_folder, run_from, run_of
 from flowrl.settings.short_forms import REWARDS
-from flowrl.settings.trust import SAMPLED, Trust
+from flowrl.settings.trust import SAMPLED_PARTS, Trust
 from rewards import Reward, Samples
 
 
@@ -59,13 +59,13 @@ class TrainedRun:
         """Open the folder of an earlier run. `rewards` are objects that its file cannot name;
         `trust` grants a folder from elsewhere all that it asks for, or the rights that it names,
         such as "code,network". UserError for a folder without a run."""
-        run_of(Path(folder), trust, SAMPLED)
+        run_of(Path(folder), trust, SAMPLED_PARTS)
         return cls(Path(folder), Live(GivenRewards.of(rewards, "rewards").objects))
 
     @property
     def settings(self) -> Run:
         """All settings, as in run.yaml."""
-        return self._opened(SAMPLED).run
+        return self._opened(SAMPLED_PARTS).run
 
     def _opened(self, parts: frozenset[str]) -> OpenedFolder:
         return open_folder(self.folder, parts=parts)
@@ -123,7 +123,7 @@ class TrainedRun:
         check_counts("sample", {"count": count, "steps": steps})
         changed = {} if guidance is None else {"guidance": {"sample": guidance}}
         with untouched():
-            opened = self._opened(SAMPLED)
+            opened = self._opened(SAMPLED_PARTS)
             with opened.limited():
                 run = _with_model(opened.run, changed)
                 chosen = with_rows(run, texts)
@@ -153,7 +153,7 @@ class TrainedRun:
         """
         check_counts("evaluate", {"samples": samples, "steps": steps})
         with untouched():
-            own = SAMPLED if prompts is not None else SAMPLED | {"prompts"}
+            own = SAMPLED_PARTS if prompts is not None else SAMPLED_PARTS | {"prompts"}
             opened = self._opened(own)
             run, e = opened.run, opened.run.evaluate
             with opened.limited() if prompts is None else nullcontext():
@@ -175,7 +175,7 @@ class TrainedRun:
         """Evaluation rewards by label, loaded: the given ones, or the run's. `of_sets`: each scores
         its own data sets alone."""
         if not given:
-            opened = self._opened(SAMPLED | {*REWARDS})
+            opened = self._opened(SAMPLED_PARTS | {*REWARDS})
             kept = {} if of_sets else {"sets": ()}
             specs = [spec.model_copy(update=kept) for spec in opened.run.judges]
             with opened.limited():

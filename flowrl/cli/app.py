@@ -17,7 +17,6 @@ from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import supervised
 from flowrl.errors import Stopped, UserError
 from flowrl.paths import find
-from rewards.rights import NotGranted
 
 _HELP = ("-h", "--help", "help")
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
@@ -77,9 +76,6 @@ def exit_code(words: list[str]) -> int:
     except UserError as error:
         print(f"flowrl: {error}", file=sys.stderr)
         return 3 if isinstance(error, Stopped) else 2
-    except NotGranted as error:  # where no caller has a sentence of its own
-        print(f"flowrl: {error}", file=sys.stderr)
-        return 2
     except OSError as error:
         why = _of_the_disk(error)
         if why is None:

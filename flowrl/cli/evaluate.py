@@ -67,12 +67,12 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     with nullcontext() if specs else chosen.limited():
         rewards = load_rewards(_fitting(specs or run.judges, not own_prompts))
     with chosen.limited() if own_prompts else nullcontext():
-        _evaluate(given, chosen, Evaluated(suite, prompts, rewards, e))
+        _evaluate(given, chosen, EvaluationInput(suite, prompts, rewards, e))
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """What is evaluated: prompts, rewards by label and settings; `suite` if the prompts are one."""
+class EvaluationInput:
+    """Prompts, rewards by label, and settings of an evaluation; `suite` if the prompts are one."""
 
     suite: Suite | None
     prompts: PromptSet
@@ -80,7 +80,7 @@ class Evaluated:
     settings: EvaluateSettings
 
 
-def _evaluate(given: EvaluateArguments, chosen: GivenModel, what: Evaluated) -> None:
+def _evaluate(given: EvaluateArguments, chosen: GivenModel, what: EvaluationInput) -> None:
     run, suite, prompts, rewards, e = (
         chosen.run,
         what.suite,

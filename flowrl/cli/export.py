@@ -31,7 +31,7 @@ from flowrl.run.state.learner import load_policy
 from flowrl.settings import Run
 from flowrl.settings.arguments import ExportArguments, KeyFormat
 from flowrl.settings.read import open_folder
-from flowrl.settings.trust import SAMPLED
+from flowrl.settings.trust import SAMPLED_PARTS
 
 CONVERTED: tuple[KeyFormat, ...] = ("comfyui", "kohya")
 MERGED = "merged"  # the folder of the whole model
@@ -39,12 +39,14 @@ MERGED = "merged"  # the folder of the whole model
 
 def export_run(given: ExportArguments) -> None:
     """Write the files, upload them if requested, and print their location."""
-    opened = open_folder(given.run, given.trust, SAMPLED)
+    opened = open_folder(given.run, given.trust, SAMPLED_PARTS)
     with opened.limited():
-        _export(given, opened.run)
+        out = _export(given, opened.run)
+    if given.push_to_hub is not None:  # named by the user, whatever the folder may do
+        print(f"uploaded: {upload(out, given.push_to_hub, private=given.private)}")
 
 
-def _export(given: ExportArguments, run: Run) -> None:
+def _export(given: ExportArguments, run: Run) -> Path:
     weights = _weights(given)
     if given.push_to_hub is not None:
         check_upload(given.push_to_hub)
@@ -67,8 +69,7 @@ def _export(given: ExportArguments, run: Run) -> None:
         written = _write(given, run, weights, forms, denoisers, out)
     for path in written:
         print(path)
-    if given.push_to_hub is not None:
-        print(f"uploaded: {upload(out, given.push_to_hub, private=given.private)}")
+    return out
 
 
 def _write(
@@ -203,7 +204,7 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
 
     UserError, which says that the local files are complete, if the hub or the network fails.
     """
-    api = HfApi(token=get_token())  # the user names the repository, whatever the folder may do
+    api = HfApi()
     try:
         url = api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(

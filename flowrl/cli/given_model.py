@@ -25,8 +25,8 @@ from flowrl.settings.checks import check_hub
 from flowrl.settings.own_parts import is_code
 from flowrl.settings.read import check_plan, open_folder, override, run_from
 from flowrl.settings.short_forms import REWARDS
-from flowrl.settings.trust import EVALUATED, SAMPLED
-from rewards.rights import Limits, limited
+from flowrl.settings.trust import EVALUATED_PARTS, SAMPLED_PARTS, within
+from rewards.rights import Limits
 
 WEIGHT_FOLDERS = ("adapter", "pipeline", "model", "weights")  # of the last weights
 Model = Policy | RewrittenPolicy
@@ -93,7 +93,7 @@ class GivenModel:
 
     def limited(self) -> AbstractContextManager[None]:
         """A context in which the run's settings are used."""
-        return limited(self.limits)
+        return within(self.limits)
 
     @classmethod
     def of(
@@ -181,9 +181,9 @@ class GivenModel:
 def _parts(given: SampleArguments | EvaluateArguments) -> frozenset[str]:
     """The sections of a run file that the command uses."""
     if isinstance(given, SampleArguments):
-        return SAMPLED
+        return SAMPLED_PARTS
     own = {"prompts"} if given.prompts or given.suite else set[str]()
-    return EVALUATED - own - (set(REWARDS) if given.rewards else set())
+    return EVALUATED_PARTS - own - (set(REWARDS) if given.rewards else set())
 
 
 def model_run(source: str, adapter: Path | None) -> Run:

@@ -7,7 +7,7 @@ import yaml
 
 from flowrl.errors import UserError
 from flowrl.settings.read import rights_of
-from flowrl.settings.trust import Asked
+from flowrl.settings.trust import Need
 from rewards.rights import MEANINGS, Right
 
 
@@ -47,7 +47,7 @@ class _Lines:
             found.setdefault(text, []).append((section, line))
         return cls(found)
 
-    def find(self, need: Asked) -> int | None:
+    def find(self, need: Need) -> int | None:
         """The line with the value, in the section that asks for it if there are several."""
         known = self.texts.get(need.value, [])
         own = [line for section, line in known if need.at.startswith(section)]

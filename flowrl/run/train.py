@@ -33,7 +33,7 @@ from flowrl.run.update.lesson import Lesson
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import Run
 from flowrl.settings.read import dump, read_run
-from flowrl.settings.trust import renew
+from flowrl.settings.trust import record_again
 
 
 @dataclass
@@ -113,7 +113,7 @@ def keep_settings(session: Session) -> None:
     path = session.folder / "run.yaml"
     if not path.exists() or dump(read_run(path)) != dump(session.run):
         record.replace(path, yaml.safe_dump(dump(session.run), sort_keys=False))
-        renew(session.folder, dump(session.run))
+        record_again(session.folder, dump(session.run))
 
 
 @dataclass(frozen=True)

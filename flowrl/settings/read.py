@@ -42,17 +42,18 @@ from flowrl.settings.short_forms import spelled_out
 from flowrl.settings.strict_yaml import read_yaml, short_repr
 from flowrl.settings.trust import (
     ALL_PARTS,
-    Asked,
+    Need,
     Trust,
     asked,
     asked_by_recipe,
     granted,
-    keep,
+    not_granted,
+    record_granted,
     recorded,
-    refusal,
-    refused,
+    refusal_of,
     trusted_rights,
     used_by,
+    within,
 )
 from rewards.rights import Limits, Right, inside, limited
 
@@ -102,7 +103,7 @@ class OpenedFolder:
 
     def limited(self) -> AbstractContextManager[None]:
         """A context in which the folder's settings are used."""
-        return limited(self.limits)
+        return within(self.limits)
 
 
 def run_of(folder: Path, trust: Trust = False, parts: Collection[str] = ALL_PARTS) -> Run:
@@ -130,14 +131,14 @@ def open_folder(
     limits = _check_granted(folder, needs, trust, parts)
     record = recorded(folder)
     if trust or (record is not None and record.things is None):
-        keep(folder, needs, limits)
+        record_granted(folder, needs, limits)
     with limited(limits):
         run = run_from(tree, source)
     return OpenedFolder(folder, run, limits, frozenset(need.thing for need in needs))
 
 
-def rights_of(folder: Path) -> tuple[Sequence[Asked], Sequence[Asked]]:
-    """What a run's folder asks for, and the part that is not granted. Imports nothing that it
+def rights_of(folder: Path) -> tuple[Sequence[Need], Sequence[Need]]:
+    """List what a run's folder asks for, and the part that is not granted. Imports nothing that it
     names. UserError for settings that are invalid."""
     tree, source, outside = _tree_of(folder, trust=True)
     try:
@@ -146,16 +147,16 @@ def rights_of(folder: Path) -> tuple[Sequence[Asked], Sequence[Asked]]:
         raise UserError(f"{source}: {explain(error)}") from error
     except ValueError as error:
         raise UserError(f"{source}: {error}") from error
-    return needs, refused(needs, granted(folder, needs))
+    return needs, not_granted(needs, granted(folder, needs))
 
 
 def _check_granted(
-    folder: Path, needs: Sequence[Asked], trust: Trust, parts: Collection[str]
+    folder: Path, needs: Sequence[Need], trust: Trust, parts: Collection[str]
 ) -> Limits | None:
     used = used_by(needs, parts)
     limits = granted(folder, used, trust)
-    if lacking := refused(used, limits):
-        raise UserError(refusal(folder, lacking))
+    if lacking := not_granted(used, limits):
+        raise UserError(refusal_of(folder, lacking))
     return limits
 
 
@@ -168,17 +169,17 @@ def _as_begun(tree: Any) -> Any:
     return {**tree, "model": {**model, "lora": {**lora, "dtype": "float32"}}}
 
 
-def _tree_of(folder: Path, trust: Trust) -> tuple[Any, str, Sequence[Asked]]:
+def _tree_of(folder: Path, trust: Trust) -> tuple[Any, str, Sequence[Need]]:
     """The settings in a run's folder, their source, and what a base outside of it asks for.
     UserError for such a base of a folder without the right to it."""
     file = folder / "run.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
-    outside = list[Asked]()
+    outside = list[Need]()
 
     def check(base: Path) -> None:
         if not inside(base, folder):
-            outside.append(Asked(Right.FILES, BASE_KEY, str(base.resolve()), "a file to read"))
+            outside.append(Need(Right.FILES, BASE_KEY, str(base.resolve()), "a file to read"))
             _check_granted(folder, outside, trust, ALL_PARTS)
 
     return *with_base(read_yaml(file), file, check=check), outside

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,20 +25,29 @@ from flowrl.settings.older_names import renewed
 from flowrl.settings.run import Run
 from flowrl.settings.short_forms import REWARDS, spelled_out
 from rewards.load import own_name, things_named
-from rewards.rights import CODE_FILE, Limits, Names, Right, marks, rights_named, texts
+from rewards.rights import (
+    CODE_FILE,
+    Limits,
+    Mark,
+    NotGranted,
+    Right,
+    limited,
+    marks,
+    rights_named,
+    texts_in,
+)
 
 STATE_VARIABLE = "FLOWRL_STATE"
 Trust = bool | str | Collection[str]
-Part = str  # a section of a run file
-ALL_PARTS: frozenset[Part] = frozenset(Run.model_fields)
-SAMPLED: frozenset[Part] = frozenset(("recipe", "model"))
-EVALUATED: frozenset[Part] = SAMPLED | {"prompts", *REWARDS}
+ALL_PARTS: frozenset[str] = frozenset(Run.model_fields)
+SAMPLED_PARTS: frozenset[str] = frozenset(("recipe", "model"))
+EVALUATED_PARTS: frozenset[str] = SAMPLED_PARTS | {"prompts", *REWARDS}
 ONLY_TRAINED = ("model.server", "model.rewriter.server")  # no other command connects to these
-BASE = "base"  # of a run.yaml, which every command reads
+BASE_PART = "base"  # of a run.yaml, which every command reads
 _MOST_SHOWN = 5
 
 
-class Asked(NamedTuple):
+class Need(NamedTuple):
     """Something that a folder's settings name and for which they need a right."""
 
     right: Right
@@ -53,7 +62,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a folder that was begun or trusted here.
+    """Knowledge of a folder that was begun or trusted here.
 
     things   (right, text) that it may use; None: all that it asks for (recorded by a version that
              noted the path alone)
@@ -88,8 +97,8 @@ def trusted_rights(trust: Trust) -> frozenset[Right]:
         raise UserError(f"--trust: {error}") from error
 
 
-def asked(tree: Any, folder: Path) -> list[Asked]:
-    """What the settings of a folder ask for. Imports no file that they name.
+def asked(tree: Any, folder: Path) -> list[Need]:
+    """List what the settings of a folder ask for. Imports no file that they name.
 
     UserError or ValueError (pydantic's too) for settings that are invalid; those of the recipe are
     not checked, since that would import its parts.
@@ -106,14 +115,14 @@ def asked(tree: Any, folder: Path) -> list[Asked]:
     return list(dict.fromkeys(found))
 
 
-def asked_by_recipe(tree: Any, folder: Path) -> list[Asked]:
+def asked_by_recipe(tree: Any, folder: Path) -> list[Need]:
     """The part of `asked` that even invalid settings have: the recipe's code, which checking them
     would import."""
     recipe = tree.get("recipe") if isinstance(tree, Mapping) else None
     return list(_of_recipe(recipe, "recipe", folder))
 
 
-def _of_recipe(value: Any, at: str, folder: Path) -> Iterator[Asked]:
+def _of_recipe(value: Any, at: str, folder: Path) -> Iterator[Need]:
     """Code of the recipe and its parts, at any depth. It names nothing else."""
     if isinstance(value, Mapping):
         for key, each in value.items():
@@ -125,15 +134,15 @@ def _of_recipe(value: Any, at: str, folder: Path) -> Iterator[Asked]:
         yield from _of_texts([CODE_FILE], value, at, folder)
 
 
-def _of_section(value: Any, at: str, folder: Path) -> Iterator[Asked]:
-    """What a checked section asks for, by the marks of its settings."""
+def _of_section(value: Any, at: str, folder: Path) -> Iterator[Need]:
+    """List what a checked section asks for, by the marks of its settings."""
     if isinstance(value, RewardSpec):
         for thing in things_named(value.name, value.settings, at):
             yield from _of_texts([thing.mark], thing.value, thing.at, folder)
     elif isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
             inner, place = getattr(value, name), f"{at}.{field.alias or name}"
-            found = [*(m for m in field.metadata if isinstance(m, Names)), *marks(field.annotation)]
+            found = [*(m for m in field.metadata if isinstance(m, Mark)), *marks(field.annotation)]
             yield from _of_texts(found, inner, place, folder)
             yield from _of_section(inner, place, folder)
     elif isinstance(value, Mapping):
@@ -144,13 +153,13 @@ def _of_section(value: Any, at: str, folder: Path) -> Iterator[Asked]:
             yield from _of_section(each, f"{at}.{i}" if len(value) > 1 else at, folder)
 
 
-def _of_texts(found: Iterable[Names], value: Any, at: str, folder: Path) -> Iterator[Asked]:
+def _of_texts(found: Iterable[Mark], value: Any, at: str, folder: Path) -> Iterator[Need]:
     for mark in found:
-        for text in texts(value):
+        for text in texts_in(value):
             own = own_name(text) if mark is CODE_FILE else None
             ours = own is not None and own.ours
             if not ours and mark.needs(text, folder, _found):
-                yield Asked(mark.right, at, text, mark.what)
+                yield Need(mark.right, at, text, mark.what)
 
 
 def _found(text: str) -> Path:
@@ -161,10 +170,10 @@ def _found(text: str) -> Path:
         return Path(text.removeprefix(PACKAGE))
 
 
-def granted(folder: Path, needs: Iterable[Asked], trust: Trust = False) -> Limits | None:
+def granted(folder: Path, needs: Iterable[Need], trust: Trust = False) -> Limits | None:
     """The limits of a folder whose settings need this; None if it is the user's.
 
-    What is asked for and not granted is the caller's to refuse: see `refused`.
+    What is asked for and not granted is the caller's to refuse: see `not_granted`.
     """
     rights, record = trusted_rights(trust), recorded(folder)
     if rights == frozenset(Right):
@@ -179,32 +188,32 @@ def granted(folder: Path, needs: Iterable[Asked], trust: Trust = False) -> Limit
     return Limits(folder.resolve(), rights | frozenset(_whole(known, needs)), known)
 
 
-def _whole(known: Collection[tuple[Right, str]], needs: Iterable[Asked]) -> Iterator[Right]:
+def _whole(known: Collection[tuple[Right, str]], needs: Iterable[Need]) -> Iterator[Right]:
     """Rights of which everything that is needed now is known."""
     for right in {right for right, _ in known}:
         if all(each.thing in known for each in needs if each.right == right):
             yield right
 
 
-def refused(needs: Iterable[Asked], limits: Limits | None) -> list[Asked]:
-    """What the limits do not grant."""
+def not_granted(needs: Iterable[Need], limits: Limits | None) -> list[Need]:
+    """List what the limits do not grant."""
     if limits is None:
         return []
     return [n for n in needs if n.right not in limits.granted and n.thing not in limits.own]
 
 
-def used_by(needs: Iterable[Asked], parts: Collection[Part]) -> list[Asked]:
-    """What a command needs that uses these sections alone."""
+def used_by(needs: Iterable[Need], parts: Collection[str]) -> list[Need]:
+    """List what a command needs that uses these sections alone."""
     training = set(parts) == ALL_PARTS
     return [
         need
         for need in needs
-        if need.at.partition(".")[0] in (*parts, BASE)
+        if need.at.partition(".")[0] in (*parts, BASE_PART)
         and (training or not need.at.startswith(ONLY_TRAINED))
     ]
 
 
-def refusal(folder: Path, lacking: Sequence[Asked]) -> str:
+def refusal_of(folder: Path, lacking: Sequence[Need]) -> str:
     """One sentence that names what is asked for and how to grant it."""
     named = "; ".join(
         f"{need.right}: {need.value!r} ({need.at})"[:150] for need in lacking[:_MOST_SHOWN]
@@ -223,8 +232,18 @@ def refusal(folder: Path, lacking: Sequence[Asked]) -> str:
     )
 
 
+@contextmanager
+def within(limits: Limits | None) -> Iterator[None]:
+    """Limits while the body runs. UserError for what they do not grant."""
+    try:
+        with limited(limits):
+            yield
+    except NotGranted as error:
+        raise UserError(str(error)) from error
+
+
 def recorded(folder: Path) -> Record | None:
-    """What is recorded of a folder at this path, also by versions that noted the path alone."""
+    """Read the record of a folder at this path, also of versions that noted the path alone."""
     path = folder.resolve()
     if path in _remembered:
         return _remembered[path]
@@ -247,19 +266,19 @@ def remember(folder: Path, tree: Any) -> None:
     _record(folder, frozenset(need.thing for need in asked(tree, folder)), whole=True)
 
 
-def keep(folder: Path, needs: Sequence[Asked], limits: Limits | None) -> None:
+def record_granted(folder: Path, needs: Sequence[Need], limits: Limits | None) -> None:
     """Record what a folder was granted of all that it asks for."""
     record = recorded(folder)
-    things = {need.thing for need in needs if need not in refused(needs, limits)}
+    things = {need.thing for need in needs if need not in not_granted(needs, limits)}
     whole = limits is None
     if record is not None and record.things is not None and record.same_writers(folder):
         things |= record.things
-        whole = whole or (record.whole and not refused(needs, limits))
+        whole = whole or (record.whole and not not_granted(needs, limits))
     if things or whole:
         _record(folder, frozenset(things), whole)
 
 
-def renew(folder: Path, tree: Any) -> None:
+def record_again(folder: Path, tree: Any) -> None:
     """Record the changed settings of a run that goes on here, such as those of options."""
     record = recorded(folder)
     if record is not None:

@@ -10,7 +10,7 @@ VALUE_BYTES = 64  # of a number, or of a token with its probability, in JSON
 FIXED_BYTES = 2**16  # of everything around them, and of messages of errors
 LIST_BYTES = 2**20  # of a server's description and its list of models
 EXAMPLE_BYTES = 2**26  # of two samples, which may be videos
-MOST_TOKENS = 2**16  # of a completion whose request has no limit
+LONGEST_COMPLETION = 2**16  # of a completion whose request has no limit
 _PARTS = 4  # values of a candidate token: its text, its bytes, its probability and its name
 
 
@@ -23,7 +23,7 @@ def tokens_asked(body: Mapping[str, Any]) -> int:
     """Values in the answer to a request for completions: of each token, and of each candidate for
     its place."""
     most = body.get("max_completion_tokens") or body.get("max_tokens")
-    tokens = most if isinstance(most, int) and most > 0 else MOST_TOKENS
+    tokens = most if isinstance(most, int) and most > 0 else LONGEST_COMPLETION
     count, logprobs, top = (_number(body.get(name)) for name in ("n", "logprobs", "top_logprobs"))
     candidates = 1 + max(logprobs, top) if max(logprobs, top) else 0
     prompt = body.get("prompt")

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from flowrl.settings.run import Run
 from rewards.checks.settings import settings_of
 from rewards.load import MAKERS, names
-from rewards.rights import MEANINGS, Names, Right, marks
+from rewards.rights import MEANINGS, Mark, Right, marks
 
 ELSEWHERE = {  # what is no single setting
     Right.CODE: ("recipe (with its parts)", "names of rewards"),
@@ -24,7 +24,7 @@ class Marked(NamedTuple):
     reward: str
     setting: str
     annotation: Any
-    mark: Names | None
+    mark: Mark | None
 
 
 def run_settings(kind: type[BaseModel] = Run, at: str = "") -> Iterator[Marked]:
@@ -33,7 +33,7 @@ def run_settings(kind: type[BaseModel] = Run, at: str = "") -> Iterator[Marked]:
         place = f"{at}{field.alias or name}"
         if place == "recipe":
             continue
-        own = [m for m in field.metadata if isinstance(m, Names)]
+        own = [m for m in field.metadata if isinstance(m, Mark)]
         found = [*own, *marks(field.annotation)]
         inner = list(dict.fromkeys(_sections(field.annotation)))
         yield Marked("", place, field.annotation, found[0] if found else None)

@@ -201,7 +201,7 @@ def test_a_long_error_is_an_error():
         ({"max_tokens": 10}, 10),
         ({"max_tokens": 1, "logprobs": True, "top_logprobs": 20}, 85),
         ({"max_tokens": 10, "n": 4, "prompt": [1, 2, 3]}, 52),
-        ({}, bounded.MOST_TOKENS),
+        ({}, bounded.LONGEST_COMPLETION),
     ],
 )
 def test_what_completions_may_have(body, values):

@@ -27,7 +27,7 @@ from flowrl.settings import Run, trust
 from flowrl.settings.checks import check_language
 from flowrl.settings.data import PromptFiles
 from flowrl.settings.read import dump, open_folder, read_run, run_from
-from flowrl.settings.trust import ALL_PARTS, EVALUATED, SAMPLED
+from flowrl.settings.trust import ALL_PARTS, EVALUATED_PARTS, SAMPLED_PARTS
 from rewards import load
 from rewards.catalogue.unified_reward import _read
 from rewards.judging.checkpoint_question import CheckpointQuestion
@@ -249,7 +249,7 @@ def test_no_spelling_of_a_file_is_imported(place, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "parts", [SAMPLED, EVALUATED, ALL_PARTS], ids=["sample", "evaluate", "train"]
+    "parts", [SAMPLED_PARTS, EVALUATED_PARTS, ALL_PARTS], ids=["sample", "evaluate", "train"]
 )
 def test_a_command_asks_for_what_it_uses(parts, tmp_path):
     found = set[str]()
@@ -268,8 +268,8 @@ def test_a_command_asks_for_what_it_uses(parts, tmp_path):
             assert "--trust" in str(error)
             found.add(name)
     wanted = {
-        SAMPLED: {"sigmas"},
-        EVALUATED: {"sigmas", "rewards", "prompts"},
+        SAMPLED_PARTS: {"sigmas"},
+        EVALUATED_PARTS: {"sigmas", "rewards", "prompts"},
         ALL_PARTS: set(cases),
     }
     assert found == wanted[parts]
@@ -492,10 +492,10 @@ def test_a_base_outside_the_folder_is_not_read(tmp_path):
     (tmp_path / "other.yaml").write_text("train: {lr: 1.0e-5}\n")
     folder = put(tmp_path / "run", {**BASE, "base": "../other.yaml"})
     with pytest.raises(UserError, match="--trust=files"):
-        open_folder(folder, parts=SAMPLED)
+        open_folder(folder, parts=SAMPLED_PARTS)
     assert open_folder(folder, "files").run.train.lr == 1e-5
     put(folder, {"base": "configs/demo.yaml"})
-    assert open_folder(folder, parts=SAMPLED).run.recipe.name
+    assert open_folder(folder, parts=SAMPLED_PARTS).run.recipe.name
 
 
 def test_doctor_says_right_by_right_and_imports_nothing(tmp_path, capsys):
@@ -568,7 +568,7 @@ def test_a_template_that_raises_is_a_sentence(template):
     tokenizer = AutoTokenizer.from_pretrained(PROJECT / "flowrl/demo/sums-lm")
     tokenizer.chat_template = template
     turns = [{"role": "user", "content": "a"}]
-    with pytest.raises(UserError, match="the chat template of model.language"):
+    with pytest.raises(UserError, match=r"the chat template of model\.language"):
         rendered(tokenizer, turns, "a", {}, tokenize=False, return_dict=False)
     with pytest.raises(ValueError, match=r"the chat template of .*sums-lm cannot write a turn"):
         templated(tokenizer, turns, tokenize=False)
