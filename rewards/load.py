@@ -356,8 +356,9 @@ def _specs(place: str, value: Any, kind: Any) -> Iterator[tuple[str, Mapping[str
     for one in value if many else [value]:
         if one is None or callable(one):
             continue
-        named = isinstance(one, Mapping) and isinstance(one.get("name"), str)
-        if not isinstance(one, str) and not named:
+        if not isinstance(one, str) and not (
+            isinstance(one, Mapping) and isinstance(one.get("name"), str)
+        ):
             what = "judge" if kind is Judge else "reward"
             raise ValueError(f"{place} is a {what}, such as {{name: brightness}}, not {one!r}")
         yield _spec(one)

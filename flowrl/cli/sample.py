@@ -65,7 +65,7 @@ def _sample(
     chosen: GivenModel,
     prompts: PromptSet,
     specs: tuple[RewardSpec, ...],
-    rewards: Mapping[str, Reward],
+    rewards: dict[str, Reward],
     out: Path,
 ) -> None:
     run = chosen.run

@@ -110,7 +110,8 @@ def asked(tree: Any, folder: Path) -> list[Need]:
     for name, field in Run.model_fields.items():
         key = field.alias or name
         if name != "recipe" and key in whole:
-            section = TypeAdapter[Any](field.annotation).validate_python(whole[key])
+            kind: Any = field.annotation
+            section = TypeAdapter[Any](kind).validate_python(whole[key])
             found += _of_section(section, key, folder)
     return list(dict.fromkeys(found))
 
