@@ -204,6 +204,12 @@ CODE_PLACES = {
 }  # fmt: skip
 
 
+def test_a_name_in_a_file_has_one_grammar():
+    read = {name.format("e.py"): own_name(name.format("e.py")) for name in NAMES}
+    files = {name: (own.file, own.function) for name, own in read.items() if own is not None}
+    assert files == {" e.py:f": (" e.py", "f"), "e.py": ("e.py", None), "e.py:f": ("e.py", "f")}
+
+
 def spelt(value: Any, name: str) -> Any:
     if isinstance(value, dict):
         return {name if k == "NAME" else k: spelt(v, name) for k, v in value.items()}
