@@ -10,7 +10,8 @@ rewards.
 A user's reward needs no registration: `my_rewards.py:sharpness` is the function
 `sharpness(samples, setting=...) -> scores` of that file (`rewards.user_function` has the other
 signatures), and `my_rewards.py` is a file with `load`. A judge is a function
-`taste(samples, a, b, setting=...)`.
+`taste(samples, a, b, setting=...)`. `own_name` alone decides what is such a name, for everything
+that imports a file and for the check of rights before that.
 """
 
 import difflib
@@ -24,13 +25,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from rewards.checks.settings import call_with, function_parameters, settings_of
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
+from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
 from rewards.types import Judge, Reward
 from rewards.user_function import (
     OwnJudge,
@@ -47,10 +49,48 @@ NAMES_ELSEWHERE = {  # names elsewhere, without separators
 }  # fmt: skip
 MAKERS = ("load", "judge")  # functions of a reward's file
 Want = Literal["load", "judge"]
+_OWN_NAME = re.compile(r"([^\x00-\x1f\x7f]+\.py)(?::([^\W\d]\w*))?")
+
+
+class OwnName(NamedTuple):
+    """A name in a user's file; without a function, the file itself."""
+
+    file: str
+    function: str | None
+
+    @property
+    def path(self) -> Path:
+        """The file, or one that comes with flowrl, such as `flowrl/demo/maze.py`."""
+        path, project = Path(self.file).expanduser(), Path(__file__).parent.parent
+        first = path.parts[0]
+        if first == "configs" and not (project / first).is_dir():
+            project = project / "flowrl"  # as a wheel has them
+        beside = project / self.file
+        return beside if first in ("flowrl", "configs") and not path.is_file() else path
+
+    @property
+    def text(self) -> str:
+        """The name as it is written."""
+        return self.file if self.function is None else f"{self.file}:{self.function}"
+
+    @property
+    def ours(self) -> bool:
+        """Whether the file is part of flowrl, with all links resolved."""
+        return inside(self.path, OWN_FOLDER)
+
+
+OWN_FOLDER = Path(__file__).parent
+CodeName = Annotated[str, CODE_FILE]  # FILE.py:NAME
+
+
+def own_name(name: Any) -> OwnName | None:
+    """FILE.py or FILE.py:NAME; None for everything else, which is never imported as a file."""
+    match = _OWN_NAME.fullmatch(name) if isinstance(name, str) else None
+    return None if match is None else OwnName(match[1], match[2])
 
 
 def names() -> list[str]:
-    """Names of all rewards: every module of the catalogue is one."""
+    """Mark of all rewards: every module of the catalogue is one."""
     return sorted(module.name for module in pkgutil.iter_modules(REWARD_FOLDERS))
 
 
@@ -106,10 +146,10 @@ def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -
 
 def user_function_of(name: str) -> Callable[..., Any]:
     """Load the function named by `my_file.py:function`. ValueError if it does not exist."""
-    path, colon, function = name.rpartition(":")
-    if not (colon and path.endswith(".py")):
+    own = own_name(name)
+    if own is None or own.function is None:
         raise ValueError(f"{name!r} names no function; write FILE.py:FUNCTION")
-    return vars(_found(name)[0])[function]
+    return vars(_found(name)[0])[own.function]
 
 
 def own_settings(
@@ -184,34 +224,35 @@ def _parameters(name: str, want: Want) -> Mapping[str, inspect.Parameter]:
 
 def _found(name: str) -> tuple[ModuleType, str | None]:
     """The module of a reward, and the name of a user's function or None."""
-    stem, colon, function = name.rpartition(":")
-    path = stem if colon else name
-    if path.endswith(".py"):
-        module = _imported(_user_file(path))
-        wanted = [function] if colon else list(MAKERS)
+    if (own_file := own_name(name)) is not None:
+        path, function = own_file
+        module = _imported(own_file)
+        wanted = list(MAKERS) if function is None else [function]
         if not any(callable(vars(module).get(w)) for w in wanted):
             own = {k: v for k, v in vars(module).items() if inspect.getmodule(v) is module}
             here = [k for k, v in own.items() if inspect.isfunction(v) or inspect.isclass(v)]
             what = (
-                f"function or class {function!r}" if colon else f"'load'; name one: {path}:FUNCTION"
+                f"'load'; name one: {path}:FUNCTION"
+                if function is None
+                else f"function or class {function!r}"
             )
-            raise ValueError(f"{path} has no {what}" + _guess(function, here))
-        return module, function if colon else None
+            raise ValueError(f"{path} has no {what}" + _guess(function or "", here))
+        return module, function
     if name in names():
         return importlib.import_module(f"rewards.catalogue.{name}"), None
-    guess = f"; your own is named FILE.py:{function}" if colon else _guess(name, names())
+    last = name.rpartition(":")[2].strip() or "FUNCTION"
+    guess = f"; your own is named FILE.py:{last}" if ":" in name else _guess(name, names())
     raise ValueError(f"there is no reward {name!r}{guess}")
 
 
-def _user_file(name: str) -> Path:
-    """Path of a user's file, or of one of flowrl's demos such as `flowrl/demo/maze.py`."""
-    path = Path(name).expanduser()
-    beside = Path(__file__).parent.parent / name
-    return beside if name.startswith("flowrl/") and not path.is_file() else path
-
-
-def _imported(path: Path) -> ModuleType:
-    """Import a user's file as a module, once. Errors name the file and the line."""
+def _imported(own: OwnName) -> ModuleType:
+    """Import a user's file as a module, once. Errors name the file and the line. NotGranted for a
+    file of a folder from elsewhere without the right to code."""
+    path = own.path
+    if limits() is not None:  # what is checked is what runs, whatever becomes of a link
+        path = path.resolve()
+        if not inside(path, OWN_FOLDER):
+            need(Right.CODE, own.text)
     if not path.is_file():
         raise ValueError(f"no such file: {path}; paths are relative to {Path.cwd()}")
     name = "rewards_of_" + re.sub(r"\W", "_", str(path.resolve()))
@@ -241,6 +282,55 @@ def _imported(path: Path) -> ModuleType:
     return module
 
 
+class Thing(NamedTuple):
+    """One of the things that a reward's settings name: `at` is the setting, `mark` says which right
+    it needs."""
+
+    at: str
+    value: str
+    mark: Mark
+
+
+def things_named(
+    name: str, settings: Mapping[str, Any], at: str, want: Want = "load"
+) -> Iterator[Thing]:
+    """Everything that a reward names, its members included. Imports no user's file: in the
+    settings of a user's function, each text that could be a file's name counts as one.
+
+    ValueError for a member that is no reward, as `check_reward` raises.
+    """
+    if (own := own_name(name)) is not None:
+        if not own.ours:
+            yield Thing(f"{at}.name", name, CODE_FILE)
+        yield from _named_within(settings, at)
+        return
+    if name not in names():
+        return
+    for setting, parameter in _parameters(name, want).items():
+        value, annotation = settings.get(setting, parameter.default), parameter.annotation
+        kind, place = _nested(annotation), f"{at}.{setting}"
+        if kind is None:
+            for mark in marks(annotation):
+                yield from (Thing(place, text, mark) for text in texts_in(value))
+        elif setting in settings:
+            for spec in _specs(place, _unnamed(place, value, annotation), kind):
+                yield from things_named(*spec, place, "judge" if kind is Judge else "load")
+
+
+def _named_within(value: Any, at: str) -> Iterator[Thing]:
+    """List what settings of a user's function may name: files of code, and other rewards."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get("name"), str) and own_name(value["name"]) is None:
+            yield from things_named(*_spec(value), at)
+        for key, each in value.items():
+            yield from _named_within(each, f"{at}.{key}")
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _named_within(each, at)
+    elif (own := own_name(value)) is not None and not own.ours:
+        yield Thing(at, value, CODE_FILE)
+
+
 def _nested(annotation: Any) -> Any:
     """Reward or Judge if the annotation is one of them, several, or one or None; otherwise None."""
     if annotation in (Reward, Judge):
@@ -268,7 +358,9 @@ def _specs(place: str, value: Any, kind: Any) -> Iterator[tuple[str, Mapping[str
     for one in value if many else [value]:
         if one is None or callable(one):
             continue
-        if not isinstance(one, str) and not (isinstance(one, Mapping) and "name" in one):
+        if not isinstance(one, str) and not (
+            isinstance(one, Mapping) and isinstance(one.get("name"), str)
+        ):
             what = "judge" if kind is Judge else "reward"
             raise ValueError(f"{place} is a {what}, such as {{name: brightness}}, not {one!r}")
         yield _spec(one)
@@ -278,7 +370,10 @@ def _spec(one: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     if isinstance(one, str):
         return one, {}
     rest = {key: value for key, value in one.items() if key not in ("name", "settings")}
-    return one["name"], {**one.get("settings", {}), **rest}
+    inner = one.get("settings", {})
+    if not isinstance(inner, Mapping):
+        raise ValueError(f"{one['name']}: settings must be a mapping, not {inner!r:.80}")
+    return one["name"], {**inner, **rest}
 
 
 def _built(place: str, value: Any, annotation: Any) -> Any:

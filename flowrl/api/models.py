@@ -28,7 +28,7 @@ from flowrl.errors import UserError
 from flowrl.models.description import local_folder
 from flowrl.models.open import DTYPES
 from flowrl.paths import find
-from flowrl.settings.parts.own_parts import OWN_NAME
+from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.read import run_from
 
 STORAGE_HOOKS = ("group_offloading", "lazy_prefetch", "layer_execution", "layerwise_casting")
@@ -103,7 +103,7 @@ def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:
     """Settings of a user's own model; None for any other model. A module's weights are saved into
     `files`. UserError for a class that is not in an importable file, or whose arguments are
     unknown."""
-    if isinstance(model, str) and OWN_NAME.fullmatch(model):
+    if isinstance(model, str) and is_code(model):
         return {"own": model}
     if isinstance(model, Mapping) and "own" in model:
         return dict(model) | {"own": _own_named(model["own"])}

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -14,7 +15,7 @@ from PIL.Image import Image
 from flowrl.api.parts import GivenPrompts, GivenReward, GivenRewards, prompt_settings
 from flowrl.api.untouched import untouched
 from flowrl.cli.given_model import policy_of
-from flowrl.cli.sample import check_takes_image, with_rows
+from flowrl.cli.sample import check_takes_image, with_image, with_rows
 from flowrl.errors import UserError
 from flowrl.models.open import whole_at_evaluation
 from flowrl.prompts import PromptSet
@@ -26,7 +27,9 @@ from flowrl.session.live import NOTHING_LIVE, Live
 from flowrl.session.session import load_rewards
 from flowrl.settings import PromptFiles, RewardSpec, Run
 from flowrl.settings.model.model import GuidanceScale
-from flowrl.settings.read import dump, run_from, run_of
+from flowrl.settings.read import OpenedFolder, dump, open_folder, run_from, run_of
+from flowrl.settings.trust import SAMPLED_PARTS, Trust
+from flowrl.settings.words.short_forms import REWARDS
 from rewards import Reward, Samples
 
 
@@ -51,18 +54,21 @@ class TrainedRun:
 
     @classmethod
     def open(
-        cls, folder: str | Path, rewards: Sequence[GivenReward] = (), trust: bool = False
+        cls, folder: str | Path, rewards: Sequence[GivenReward] = (), trust: Trust = False
     ) -> "TrainedRun":
         """Open the folder of an earlier run. `rewards` are objects that its file cannot name;
-        `trust` allows code that the folder names if it was started elsewhere. UserError for a
-        folder without a run."""
-        run_of(Path(folder), trust, rewards=False)
+        `trust` grants a folder from elsewhere all that it asks for, or the rights that it names,
+        such as "code,network". UserError for a folder without a run."""
+        run_of(Path(folder), trust, SAMPLED_PARTS)
         return cls(Path(folder), Live(GivenRewards.of(rewards, "rewards").objects))
 
     @property
     def settings(self) -> Run:
         """All settings, as in run.yaml."""
-        return run_of(self.folder, rewards=False)
+        return self._opened(SAMPLED_PARTS).run
+
+    def _opened(self, parts: frozenset[str]) -> OpenedFolder:
+        return open_folder(self.folder, parts=parts)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -117,11 +123,15 @@ class TrainedRun:
         check_counts("sample", {"count": count, "steps": steps})
         changed = {} if guidance is None else {"guidance": {"sample": guidance}}
         with untouched():
-            run = _with_model(self.settings, changed)
-            chosen = with_rows(run, texts, image)
+            opened = self._opened(SAMPLED_PARTS)
+            with opened.limited():
+                run = _with_model(opened.run, changed)
+                chosen = with_rows(run, texts)
+                policy = policy_of(run, self.folder, weights)
             rows = tuple(range(len(texts)))
-            trial = Trial(chosen, rows, count, steps or run.evaluation_steps, seed)
-            policy = policy_of(run, self.folder, weights)
+            trial = Trial(
+                with_image(chosen, image), rows, count, steps or run.evaluation_steps, seed
+            )
             check_takes_image(policy, image)
             return draw_trial(policy, trial).samples
 
@@ -143,9 +153,11 @@ class TrainedRun:
         """
         check_counts("evaluate", {"samples": samples, "steps": steps})
         with untouched():
-            run = self.settings
-            held_out = self._held_out(run, prompts)
-            e = run.evaluate
+            own = SAMPLED_PARTS if prompts is not None else SAMPLED_PARTS | {"prompts"}
+            opened = self._opened(own)
+            run, e = opened.run, opened.run.evaluate
+            with opened.limited() if prompts is None else nullcontext():
+                held_out = self._held_out(run, prompts)
             trial = Trial.of(
                 held_out,
                 samples or e.samples,
@@ -154,16 +166,20 @@ class TrainedRun:
                 e.seed if seed is None else seed,
             )
             judges = self.judges(rewards, of_sets=prompts is None)
-            policy = whole_at_evaluation(policy_of(run, self.folder, weights), run)
-            return score_trial(judges, draw_trial(policy, trial), Attempts.of(e))
+            with opened.limited():
+                policy = whole_at_evaluation(policy_of(run, self.folder, weights), run)
+            with opened.limited() if prompts is None else nullcontext():
+                return score_trial(judges, draw_trial(policy, trial), Attempts.of(e))
 
     def judges(self, given: Sequence[GivenReward] = (), of_sets: bool = True) -> dict[str, Reward]:
         """Evaluation rewards by label, loaded: the given ones, or the run's. `of_sets`: each scores
         its own data sets alone."""
         if not given:
-            specs = run_of(self.folder).judges
+            opened = self._opened(SAMPLED_PARTS | {*REWARDS})
             kept = {} if of_sets else {"sets": ()}
-            return load_rewards([spec.model_copy(update=kept) for spec in specs], self.live)
+            specs = [spec.model_copy(update=kept) for spec in opened.run.judges]
+            with opened.limited():
+                return load_rewards(specs, self.live)
         read = GivenRewards.of(given, "rewards")
         specs = tuple(RewardSpec.model_validate(spec) for spec in read.specs)
         return load_rewards(specs, Live(read.objects))

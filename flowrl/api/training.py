@@ -21,7 +21,8 @@ from flowrl.session.given_check import check_given
 from flowrl.session.live import Callback, Live
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.file.inherit import read_tree
-from flowrl.settings.read import check_run, dump, run_from, run_of
+from flowrl.settings.read import OpenedFolder, check_run, dump, open_folder, run_from
+from flowrl.settings.trust import Trust
 
 PLACE = "flowrl.train"
 REWARD_PLACES = ("rewards", "held_out_rewards")
@@ -98,8 +99,8 @@ class Given:
             _section(tree, "model")["lora"] = self.lora
         _section(tree, "train").update(self.train)
 
-    def resume(self, folder: Path, trust: bool) -> tuple[Run, dict[str, Any]]:
-        """Settings of a resumed run, and rewards passed as objects."""
+    def resume(self, folder: Path, trust: Trust) -> tuple[OpenedFolder, dict[str, Any]]:
+        """The folder of a resumed run with its settings, and rewards passed as objects."""
         for name in ("model", "tokenizer", "prompts", "held_out", "recipe", "lora", "samples"):
             if getattr(self, name) is not None:
                 name = "given" if name == "samples" else name
@@ -107,7 +108,8 @@ class Given:
                     f"{PLACE}: a resumed run already has its {name}: leave {name} out, or start "
                     "a new run"
                 )
-        tree = dump(run_of(folder, trust))
+        opened = open_folder(folder, trust)
+        tree = dump(opened.run)
         _merge(tree, _tree(self.settings))
         self._lay_over(tree)
         objects = dict[str, Any]()
@@ -116,7 +118,9 @@ class Given:
             objects = read.joined(objects, place)
             for spec in read.specs:
                 _replace(tree, spec, folder)
-        return run_from(tree, PLACE), objects
+        with opened.limited():
+            run = run_from(tree, PLACE)
+        return opened.changed(run), objects
 
 
 def _replace(tree: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:
@@ -179,7 +183,7 @@ def train(  # noqa: PLR0913 one call has all of a run
     callbacks: Sequence[Callback] | Callback = (),
     folder: str | Path | None = None,
     resume: str | Path | None = None,
-    trust: bool = False,
+    trust: Trust = False,
 ) -> TrainedRun:
     """Train a model with rewards, or resume a run. Returns the finished run.
 
@@ -206,7 +210,8 @@ def train(  # noqa: PLR0913 one call has all of a run
     folder            the new run's folder; by default the next free one in `runs`
     resume            the folder of a run to resume; it takes rewards that no file can name,
                       iterations, lr, settings and callbacks
-    trust             run code that the resumed folder names, even if it was not started here
+    trust             grant a resumed folder that was not started here all that it asks for, or the
+                      rights that are named, such as "code,network": see SECURITY.md
 
     UserError, in one sentence, for settings that cannot work, before any weights load; Stopped for
     a run that ended early and can be resumed. Ctrl-C ends a run after its iteration, saves, and
@@ -229,12 +234,13 @@ def train(  # noqa: PLR0913 one call has all of a run
         else:
             if folder is not None:
                 raise UserError(f"{PLACE}: a resumed run already has a folder: leave `folder` out")
-            run, objects = arguments.resume(Path(resume), trust)
-            live = Live(objects, callbacks)
-            check_given(run)
-            check_run(run, objects)
-            check_rows(run)
-            result = starting.resume(run, Path(resume), live=live)
+            opened, objects = arguments.resume(Path(resume), trust)
+            run, live = opened.run, Live(objects, callbacks)
+            with opened.limited():
+                check_given(run)
+                check_run(run, objects)
+                check_rows(run)
+                result = starting.resume(run, Path(resume), live=live)
     if result.signal is not None:
         if result.main:
             print(f"saved; resume with: flowrl.train(resume={str(result.folder)!r})")

@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from flowrl.cli.installed import check_torchvision
-from flowrl.cli.restarts import FOLDER, RESUME, TRUST, resumed_by_launcher, split_keys
+from flowrl.cli.restarts import FOLDER, RESUME, grants, resumed_by_launcher, split_keys, trust_of
 from flowrl.cli.start_check import check_start
 from flowrl.errors import UserError
 from flowrl.paths import run_file
@@ -20,7 +20,8 @@ from flowrl.settings.command_line.arguments import (
     expanded,
     parse_arguments,
 )
-from flowrl.settings.read import check_plan, override, read_run, run_of
+from flowrl.settings.read import check_plan, open_folder, override, read_run
+from flowrl.settings.trust import Trust
 
 NO_CACHE = "--no-cache"
 
@@ -28,15 +29,15 @@ NO_CACHE = "--no-cache"
 def train_command(arguments: list[str]) -> int:
     """`train CONFIG [overrides]` or `train --resume RUN`."""
     cache = NO_CACHE not in arguments
-    words = [word for word in arguments if word not in (NO_CACHE, TRUST)]
+    words = [word for word in arguments if word != NO_CACHE and not grants(word)]
     own, rest = split_keys(words, (RESUME, FOLDER))
     if RESUME in own:
-        return _resume(expanded(own[RESUME]), rest, cache, TRUST in arguments)
+        return _resume(expanded(own[RESUME]), rest, cache, trust_of(arguments))
     if not rest or rest[0].startswith("-"):
         raise UserError("train: give a run file first, such as `flowrl train configs/demo.yaml`")
     path = run_file(rest[0])
     if FOLDER in own and resumed_by_launcher(expanded(own[FOLDER])):
-        return _resume(expanded(own[FOLDER]), rest[1:], cache, TRUST in arguments)
+        return _resume(expanded(own[FOLDER]), rest[1:], cache, trust_of(arguments))
     run = override(read_run(path), rest[1:])
     check_start(run)
     folder = expanded(own[FOLDER]) if FOLDER in own else None
@@ -50,15 +51,16 @@ def train_command(arguments: list[str]) -> int:
     return _finish(start(run, path.stem, folder, cache))
 
 
-def _resume(folder: Path, rest: Sequence[str], cache: bool, trust: bool) -> int:
+def _resume(folder: Path, rest: Sequence[str], cache: bool, trust: Trust) -> int:
     if rest and not rest[0].startswith("-"):
         raise UserError(f"train --resume takes a run's folder and options, not {rest[0]}")
-    run = override(run_of(folder, trust), rest)
-    check_start(run)
-    quiet()
-    from flowrl.cli.run_start import resume
+    opened = open_folder(folder, trust).overridden(rest)
+    with opened.limited():
+        check_start(opened.run)
+        quiet()
+        from flowrl.cli.run_start import resume
 
-    return _finish(resume(run, folder, cache))
+        return _finish(resume(opened.run, folder, cache))
 
 
 def _finish(result: "object") -> int:
@@ -236,10 +238,14 @@ def new(arguments: list[str]) -> int:
 
 
 def doctor(arguments: list[str]) -> int:
-    """`doctor`."""
+    """`doctor` or `doctor RUN`."""
     from flowrl.cli.doctor import Doctor, print_findings
 
     given = parse_arguments(Doctor, arguments, "doctor")
+    if given.folder is not None:
+        from flowrl.cli.rights import print_rights
+
+        return print_rights(given.folder)
     quiet()
     if given.device is not None:
         check_torchvision()
@@ -269,6 +275,7 @@ def quiet() -> None:
     """Silence libraries' progress bars and hints."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from diffusers.utils import logging as diffusers_logging
+    from transformers import dynamic_module_utils
     from transformers.utils import logging as transformers_logging
 
     diffusers_logging.set_verbosity_error()
@@ -276,3 +283,5 @@ def quiet() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
+    # A model with code of its own is refused; nobody is asked whether to run it.
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0

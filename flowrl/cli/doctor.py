@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from flowrl.cli import app
 from flowrl.cli.installed import torchvision_misfit
 from flowrl.paths import CACHE_VARIABLE, PROJECT, cache_folder
+from flowrl.settings.command_line.arguments import Word
 
 Verdict = Literal["ok", "note", "missing"]
 
@@ -64,8 +65,12 @@ class Finding(NamedTuple):
 @dataclass
 class Doctor:
     """Check Python, devices, memory, versions, extras, the hub and its cache, write access and
-    launchers. Exit code 1 if something that every run needs is missing."""
+    launchers. Exit code 1 if something that every run needs is missing. With a run's folder: which
+    rights its run.yaml asks for, and whether they are granted; exit code 1 if one is not. Nothing
+    that the folder names is imported."""
 
+    folder: Word[Path | None] = None
+    """A run's folder, whose rights are listed instead."""
     device: str | None = None
     """Test this device instead (cuda, cpu): proof, ratio, waits, speed and memory of short runs in
     a table. Exit code 1 if a check has failed, 2 if the device is missing."""

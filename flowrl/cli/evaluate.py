@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from flowrl.settings.checks.machine import check_texts
 from flowrl.settings.command_line.arguments import EvaluateArguments
 from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.words.sentences import plain_message
+from rewards import Reward
 from rewards.judging.tally import take_tallies
 from rewards.types import MediaForm
 
@@ -52,15 +54,40 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     chosen = GivenModel.of(given, options, "evaluate")
     run = chosen.run
     suite = None if given.suite is None else load_suite(given.suite)
-    prompts = evaluation_prompts(chosen, given, suite)
-    check_texts(prompts, run.model)
-    check_sizes(run, prompts)
+    own_prompts = suite is None and not given.prompts  # the run's, whose rows have its rights
+    with chosen.limited() if own_prompts else nullcontext():
+        prompts = evaluation_prompts(chosen, given, suite)
+        check_texts(prompts, run.model)
+        check_sizes(run, prompts)
     words = given.rewards or (suite.rewards if suite is not None else ())
     if not words and chosen.folder is None:
         raise UserError("evaluate: --model has no rewards: add some with --rewards")
     e = evaluation_settings(run, given)
     specs = tuple(parse_specs(words, "--rewards").values())
-    rewards = load_rewards(_fitting(specs or run.judges, suite is not None or bool(given.prompts)))
+    with nullcontext() if specs else chosen.limited():
+        rewards = load_rewards(_fitting(specs or run.judges, not own_prompts))
+    with chosen.limited() if own_prompts else nullcontext():
+        _evaluate(given, chosen, EvaluationInput(suite, prompts, rewards, e))
+
+
+@dataclass(frozen=True)
+class EvaluationInput:
+    """Prompts, rewards by label, and settings of an evaluation; `suite` if the prompts are one."""
+
+    suite: Suite | None
+    prompts: PromptSet
+    rewards: Mapping[str, Reward]
+    settings: EvaluateSettings
+
+
+def _evaluate(given: EvaluateArguments, chosen: GivenModel, what: EvaluationInput) -> None:
+    run, suite, prompts, rewards, e = (
+        chosen.run,
+        what.suite,
+        what.prompts,
+        what.rewards,
+        what.settings,
+    )
     opened: tuple[Any, Any] | None = None
     if run.model.own is not None:  # it alone knows its form
         opened = chosen.open()

@@ -30,7 +30,8 @@ from flowrl.session.atomic import CONTENTS
 from flowrl.session.learner import load_policy
 from flowrl.settings import Run
 from flowrl.settings.command_line.arguments import ExportArguments, KeyFormat
-from flowrl.settings.read import run_of
+from flowrl.settings.read import open_folder
+from flowrl.settings.trust import SAMPLED_PARTS
 
 CONVERTED: tuple[KeyFormat, ...] = ("comfyui", "kohya")
 MERGED = "merged"  # the folder of the whole model
@@ -38,7 +39,14 @@ MERGED = "merged"  # the folder of the whole model
 
 def export_run(given: ExportArguments) -> None:
     """Write the files, upload them if requested, and print their location."""
-    run = run_of(given.run, given.trust, rewards=False)
+    opened = open_folder(given.run, given.trust, SAMPLED_PARTS)
+    with opened.limited():
+        out = _export(given, opened.run)
+    if given.push_to_hub is not None:  # named by the user, whatever the folder may do
+        print(f"uploaded: {upload(out, given.push_to_hub, private=given.private)}")
+
+
+def _export(given: ExportArguments, run: Run) -> Path:
     weights = _weights(given)
     if given.push_to_hub is not None:
         check_upload(given.push_to_hub)
@@ -61,8 +69,7 @@ def export_run(given: ExportArguments) -> None:
         written = _write(given, run, weights, forms, denoisers, out)
     for path in written:
         print(path)
-    if given.push_to_hub is not None:
-        print(f"uploaded: {upload(out, given.push_to_hub, private=given.private)}")
+    return out
 
 
 def _write(

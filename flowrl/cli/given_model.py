@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ from flowrl.session.learner import load_models, load_policy
 from flowrl.settings import ModelSettings, RewardSpec, Run
 from flowrl.settings.checks.machine import check_hub
 from flowrl.settings.command_line.arguments import EvaluateArguments, SampleArguments
-from flowrl.settings.parts.own_parts import OWN_NAME
-from flowrl.settings.read import check_plan, opens_rewards, override, run_from, run_of
+from flowrl.settings.parts.own_parts import is_code
+from flowrl.settings.read import check_plan, open_folder, override, run_from
+from flowrl.settings.trust import EVALUATED_PARTS, SAMPLED_PARTS, within
+from flowrl.settings.words.short_forms import REWARDS
+from rewards.rights import Limits
 
 WEIGHT_FOLDERS = ("adapter", "pipeline", "model", "weights")  # of the last weights
 Model = Policy | RewrittenPolicy
@@ -75,7 +79,9 @@ class GivenModel:
     folder   the run's; None for a model without a run
     weights  a folder; None for the base's
     name     of the weights, in titles
-    judges   rewards of the run's evaluations; none of a run from elsewhere, or without a run
+    judges   rewards of the run's evaluations; none without a run, nor, where a command can do
+             without them, without the right to code
+    limits   of what the run's settings may use; None: they are the user's
     """
 
     run: Run
@@ -83,6 +89,11 @@ class GivenModel:
     weights: Path | None
     name: str
     judges: tuple[RewardSpec, ...] = ()
+    limits: Limits | None = None
+
+    def limited(self) -> AbstractContextManager[None]:
+        """A context in which the run's settings are used."""
+        return within(self.limits)
 
     @classmethod
     def of(
@@ -104,18 +115,18 @@ class GivenModel:
         if given.adapter is not None:
             raise UserError(f"{command}: --adapter needs --model; for a run use --weights FOLDER")
         folder = Path(given.run or "")
-        needs = command == "evaluate" and not given.rewards
-        run = override(run_of(folder, given.trust, needs), [*options, *words])
-        opens = opens_rewards(folder)
+        opened = open_folder(folder, given.trust, _parts(given)).overridden([*options, *words])
+        run, opens = opened.run, opened.opens_rewards or isinstance(given, EvaluateArguments)
         if not opens and not given.rewards:
             print(
-                f"{folder} was not started here, so its rewards are not loaded (use --trust to "
-                "load them)"
+                f"{folder} was not started here, so its rewards are not loaded (use --trust=code "
+                "to load them)"
             )
-        check_plan(run)
+        with opened.limited():
+            check_plan(run)
         weights = None if given.weights == "base" else weights_folder(folder, given.weights)
-        judges = run.judges if opens else ()
-        return cls(run, folder, weights, f"{folder.name}, {given.weights} weights", judges)
+        name = f"{folder.name}, {given.weights} weights"
+        return cls(run, folder, weights, name, run.judges if opens else (), opened.limits)
 
     def steps(self, policy: Model, given: int | None) -> int:
         """Number of steps: the given one, the run's, or the pipeline's default."""
@@ -135,8 +146,9 @@ class GivenModel:
     def open(self) -> tuple[Model, Model]:
         """Open the model with the base weights, and the same model at the evaluation's guidance
         and size."""
-        policy = load_models(self.run, device_of(self.run))
-        return policy, whole_at_evaluation(policy, self.run)
+        with self.limited():
+            policy = load_models(self.run, device_of(self.run))
+            return policy, whole_at_evaluation(policy, self.run)
 
     def ended_by_base(self, policy: Model, last: int, command: str) -> EvaluationSampler:
         """A policy whose last steps use the base weights. Prints a sentence about it.
@@ -154,7 +166,8 @@ class GivenModel:
             raise UserError(f"{command}: --base-steps needs trained weights besides the base model")
         base = None
         if self.run.model.lora is None:
-            other = load_policy(self.run, device_of(self.run))
+            with self.limited():
+                other = load_policy(self.run, device_of(self.run))
             base = evaluation_policy(other, self.run)
             assert isinstance(base, PipelinePolicy)
         steps = "step is" if last == 1 else f"{last} steps are"
@@ -165,12 +178,20 @@ class GivenModel:
         return HybridPolicy(policy, base, last)
 
 
+def _parts(given: SampleArguments | EvaluateArguments) -> frozenset[str]:
+    """The sections of a run file that the command uses."""
+    if isinstance(given, SampleArguments):
+        return SAMPLED_PARTS
+    own = {"prompts"} if given.prompts or given.suite else set[str]()
+    return EVALUATED_PARTS - own - (set(REWARDS) if given.rewards else set())
+
+
 def model_run(source: str, adapter: Path | None) -> Run:
     """Settings of a run for a model: defaults, without training."""
     if adapter is not None and not adapter.is_dir():
         raise UserError(f"--adapter: no folder {adapter}")
     model: dict[str, Any] = {"lora": None}
-    if OWN_NAME.fullmatch(source):
+    if is_code(source):
         model |= {"own": source, "lora": _text_adapter(adapter)}
         recipe, evaluate = {"name": "flow_grpo"}, {}
     elif is_pipeline(source):

@@ -85,7 +85,7 @@ def _entry(name: str, annotation: Any, default: Any, about: str | None) -> dict[
         "default": default if isinstance(default, str) else shown,
         "about": " ".join((about or "").split()),
         "choices": list(_choices(annotation)),
-        "flag": annotation is bool,
+        "flag": annotation in (bool, bool | str),
     }
 
 

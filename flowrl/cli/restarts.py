@@ -38,6 +38,17 @@ def split_keys(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, 
     return values, rest
 
 
+def grants(word: str) -> bool:
+    """Whether a word is --trust or --trust=RIGHTS."""
+    return word.partition("=")[0] == TRUST
+
+
+def trust_of(words: Sequence[str]) -> bool | str:
+    """The rights that the words grant: the last --trust counts."""
+    given = [word for word in words if grants(word)]
+    return (given[-1].partition("=")[2] or True) if given else False
+
+
 def resumed_by_launcher(folder: Path) -> bool:
     """Whether a launcher restarts this run in a folder that an earlier start created."""
     return os.environ.get(_AGAIN, "0") != "0" and (folder / "run.yaml").is_file()
@@ -116,7 +127,7 @@ class _Parent:
         return [
             RESUME,
             str(self.folder),
-            *(word for word in words if word in ("--no-cache", TRUST)),
+            *(word for word in words if word == "--no-cache" or grants(word)),
         ]
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:

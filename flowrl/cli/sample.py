@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,17 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     chosen = GivenModel.of(given, options, "sample")
     run = chosen.run
     sides = [name for name in ("height", "width") if getattr(given, name) is not None]
-    prompts = with_rows(run, given.prompts, given.image, sides)
+    with chosen.limited():
+        prompts = with_rows(run, given.prompts, None, sides)
+    prompts = with_image(prompts, given.image)
+    named = bool(specs)  # by the user
     specs = specs or chosen.judges
     _refuse(given, bool(specs))
     out = out or new_numbered((chosen.folder or Path()) / "samples", "sample")
     with removed_if_empty(out):
-        _sample(given, chosen, prompts, specs, out)
+        with nullcontext() if named else chosen.limited():
+            rewards = load_rewards(specs)
+        _sample(given, chosen, prompts, specs, rewards, out)
 
 
 def _sample(
@@ -60,19 +66,22 @@ def _sample(
     chosen: GivenModel,
     prompts: PromptSet,
     specs: tuple[RewardSpec, ...],
+    rewards: dict[str, Reward],
     out: Path,
 ) -> None:
     run = chosen.run
-    rewards = load_rewards(specs)
     base, policy = chosen.open()
     takes_image = check_takes_image(policy, given.image)
-    if takes_image and given.image is None and _rows_have_images(run):
+    with chosen.limited():
+        pictured = _rows_have_images(run)
+        trial_rows = _rows_by_prompt(run) if rewards or given.rewrite > 1 else {}
+    if takes_image and given.image is None and pictured:
         print("the run's prompts have images, but this command gives no image: add --image FILE")
     load_into(base, run, chosen.weights)
     steps = chosen.steps(policy, given.steps)
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
     if given.rewrite > 1:
-        known = with_known_rows(trial, run)
+        known = with_known_rows(trial, trial_rows)
         result = best_rewritings(policy, known, given.rewrite, rewards, specs)
     elif given.steer == "no" and given.optimise == "no":
         result = draw_trial(
@@ -93,7 +102,7 @@ def _sample(
     page = Page(result.samples, [None] * len(result.samples.prompts), chosen.name)
     _save_each(page, policy, out)  # before a reward is asked, which may fail
     if rewards:
-        page = _scored(page, rewards, run)
+        page = _scored(page, rewards, trial_rows)
     page = replace(page, samples=shown_by(policy, page.samples))
     whole = page.save(out, "grid")
     print(f"{len(page.scores)} samples in {out}; overview page: {whole}")
@@ -122,12 +131,13 @@ def _save_each(page: Page, policy: Policy | RewrittenPolicy, out: Path) -> None:
     replace(page, samples=shown_by(policy, page.samples)).save_each(out)
 
 
-def _scored(page: Page, rewards: Mapping[str, Reward], run: Run) -> Page:
+def _scored(
+    page: Page, rewards: Mapping[str, Reward], known: Mapping[str, Mapping[str, Any]]
+) -> Page:
     """The page with the scores of the first reward. Prompts get their rows from the run's prompt
     files. A reward's error is printed, and the samples stay unscored."""
-    prompts, known = page.samples.prompts, dict[str, Mapping[str, Any]]()
+    prompts = page.samples.prompts
     try:
-        known = _rows_by_prompt(run)
         rows = page.samples.meta or [{}] * len(prompts)
         meta = [{**known.get(str(p), {}), **row} for p, row in zip(prompts, rows, strict=True)]
         samples = replace(page.samples, meta=meta)
@@ -182,9 +192,9 @@ def best_rewritings(
     return TrialSamples(samples.take(best.tolist()), Statistics({}, {}))
 
 
-def with_known_rows(trial: Trial, run: Run) -> Trial:
+def with_known_rows(trial: Trial, known: Mapping[str, Mapping[str, Any]]) -> Trial:
     """The trial with the columns of the run's own prompts, since a reward may read them."""
-    known, prompts = _rows_by_prompt(run), trial.prompts
+    prompts = trial.prompts
     rows = tuple({**known.get(str(text), {}), "prompt": text} for text in prompts.texts)
     return replace(trial, prompts=replace(prompts, meta=rows))
 
@@ -232,10 +242,15 @@ def with_rows(
         rows = [row | size for row, size in zip(rows, own, strict=True)]
     if run.model.environment is not None:
         rows = _rows_of_run(run, texts, run.model.environment.name)
-    if image is not None:
-        whole = image if isinstance(image, Image) else _absolute(str(image))
-        rows = [row | {"image": whole} for row in rows]
-    return PromptSet(texts, tuple(rows))
+    return with_image(PromptSet(texts, tuple(rows)), image)
+
+
+def with_image(prompts: PromptSet, image: str | Path | Image | None) -> PromptSet:
+    """Prompts whose rows have this image, if there is one. UserError if it cannot be read."""
+    if image is None:
+        return prompts
+    whole = image if isinstance(image, Image) else _absolute(str(image))
+    return replace(prompts, meta=tuple({**row, "image": whole} for row in prompts.meta))
 
 
 def _rows_of_run(run: Run, texts: Sequence[str], environment: str) -> list[dict[str, Any]]:

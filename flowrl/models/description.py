@@ -25,7 +25,12 @@ from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
 from flowrl.models.open import place
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.settings import ModelSettings
-from flowrl.settings.checks.model_files import pipeline_index, read_json, safetensors_header
+from flowrl.settings.checks.model_files import (
+    check_no_own_code,
+    pipeline_index,
+    read_json,
+    safetensors_header,
+)
 
 CLIP_TOKENS = 77
 
@@ -85,6 +90,7 @@ class Description:
         if self.folder is not None and self.gguf is not None:
             return gguf_config(self.folder, self.gguf)
         if self.folder is not None:
+            check_no_own_code(self.folder, "model.language")
             return AutoConfig.from_pretrained(self.folder)
         own = dict(self.configs["model"])
         return AutoConfig.for_model(own.pop("model_type"), **own)

@@ -16,6 +16,7 @@ from typing import Any
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts.source import DataSource, PromptRows, Row, Selection, check_column
+from rewards.rights import NotGranted, Right, need
 
 _MOST_BYTES = 2**30
 _MOST_FILES = 5_000  # of a folder
@@ -38,6 +39,11 @@ def read_rows(data: DataSource, place: str) -> PromptRows:
     if not source.strip():
         raise UserError(f"{place}: the file name is empty")
     path = find(source)
+    if path.exists():
+        try:
+            need(Right.FILES, source, path=path)
+        except NotGranted as error:
+            raise UserError(f"{place}: {error}") from error
     if path.is_file():
         if wrong := data.unused("config", "split", "revision"):
             raise UserError(f"{place}: {source} is a file, which has no {wrong}: leave it out")

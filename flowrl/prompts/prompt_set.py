@@ -21,6 +21,7 @@ from flowrl.prompts.conversations import with_prompts_found
 from flowrl.prompts.files import read_rows
 from flowrl.prompts.source import DataSource, check_column
 from rewards.perception.files import PIECE
+from rewards.rights import NotGranted, Right, need
 from rewards.types import cell
 from samplers.noise import generator
 
@@ -100,10 +101,13 @@ class PromptSet:
         ]
         named = [{new: cell(row, old) for new, old in data.columns.items()} for row in table.rows]
         rows = zip(table.rows, named, table.places, strict=True)
-        meta = tuple(
-            PromptRow(resolved({**row, **new}, folder), f"{at}, {where}")
-            for row, new, where in rows
-        )
+        try:
+            meta = tuple(
+                PromptRow(resolved({**row, **new}, folder), f"{at}, {where}")
+                for row, new, where in rows
+            )
+        except NotGranted as error:
+            raise UserError(f"{at}: {error}") from error
         return cls(tuple(texts), meta)
 
     @classmethod
@@ -242,7 +246,12 @@ def _whole(value: Any, folder: Path, levels: int = 2) -> Any:
     if isinstance(value, Mapping) and isinstance(value.get("path"), str):
         return {**value, "path": _whole(value["path"], folder)}
     piece = PIECE.fullmatch(value) if isinstance(value, str) else None
-    if isinstance(value, str) and value and _is_file(folder / (piece[1] if piece else value)):
+    if (
+        isinstance(value, str)
+        and value
+        and _is_file(file := folder / (piece[1] if piece else value))
+    ):
+        need(Right.FILES, value, path=file)
         return str((folder / value).absolute())  # whatever folder a later reader adds
     return value
 

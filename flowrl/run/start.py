@@ -81,7 +81,7 @@ def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE)
 
     try:
         appear(chosen, write)
-        remember(chosen)
+        remember(chosen, yaml.safe_load(settings))
     except FileExistsError as error:
         if folder is None:
             return reserve(run, None, name, live)  # another run took the number in between

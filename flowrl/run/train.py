@@ -31,6 +31,7 @@ from flowrl.session.session import Session
 from flowrl.session.signals import Interrupt
 from flowrl.session.smaller_calls import explained
 from flowrl.settings.read import dump, read_run
+from flowrl.settings.trust import record_again
 
 
 @dataclass
@@ -113,6 +114,7 @@ def keep_settings(session: Session) -> None:
     path = session.folder / "run.yaml"
     if not path.exists() or dump(read_run(path)) != dump(session.run):
         record.replace(path, yaml.safe_dump(dump(session.run), sort_keys=False))
+        record_again(session.folder, dump(session.run))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ says which settings may change. Large files are sampled, so that the check reads
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from flowrl.prompts import DataSource, PromptSet, Selection
 from flowrl.settings import Run
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.read import dump, run_from
+from rewards.load import own_name
 from rewards.perception.files import READER
 from samplers import Plan
 
@@ -32,7 +32,6 @@ CONFIGURATIONS = (".json", ".txt", ".model", ".jinja")
 BLOCKS, BLOCK = 64, 2**12  # sampled blocks per file, and their bytes
 WHOLE = 2**25  # bytes: smaller files other than weights are read whole
 LONG = 60  # letters: longer values of settings are not printed
-SOURCE = re.compile(r"(.+\.py)(:\w+)?")
 
 
 @dataclass(frozen=True)
@@ -354,10 +353,10 @@ def files_named(value: Any, rewards_too: bool = True) -> Iterator[tuple[str, Pat
         elif isinstance(value, list | tuple):
             named += value
         elif isinstance(value, str):
-            match = SOURCE.fullmatch(value)
+            own = own_name(value)
             builtin = Path(rewards.__file__).parent / "catalogue" / f"{value}.py"
-            if match is not None:
-                yield match[1], find(match[1])
+            if own is not None:
+                yield own.file, own.path
             elif rewards_too and value.isidentifier() and builtin.is_file():
                 yield f"rewards/{value}.py", builtin
 

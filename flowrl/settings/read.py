@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +28,36 @@ from flowrl.settings.checks.machine import (
     check_workers,
 )
 from flowrl.settings.command_line.options import with_options
-from flowrl.settings.file.inherit import read_tree
+from flowrl.settings.file.inherit import read_tree, with_base
 from flowrl.settings.file.older_names import renewed
 from flowrl.settings.file.places import in_full
+from flowrl.settings.file.strict_yaml import read_yaml
 from flowrl.settings.model.environment import check_answers
 from flowrl.settings.parts.own_parts import RECIPE_PARTS, takes
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import RewardSpec
 from flowrl.settings.sections.recipe_kinds import recipe_kind
 from flowrl.settings.sections.run import Run
-from flowrl.settings.trust import check_trusted, remember, trusted
+from flowrl.settings.trust import (
+    ALL_PARTS,
+    Need,
+    Trust,
+    asked,
+    asked_by_recipe,
+    granted,
+    not_granted,
+    record_granted,
+    recorded,
+    refusal_of,
+    trusted_rights,
+    used_by,
+    within,
+)
 from flowrl.settings.words.names import BASE_KEY
 from flowrl.settings.words.sentences import explain
 from flowrl.settings.words.short_forms import spelled_out
 from flowrl.settings.words.values import short_repr
+from rewards.rights import Limits, Right, inside, limited
 
 _NAME = "--recipe.name"
 PART_SETTINGS = ("kernel", "solver", *RECIPE_PARTS)
@@ -54,14 +72,94 @@ def read_run(path: Path) -> Run:
     return run_from(*read_tree(path))
 
 
-def run_of(folder: Path, trust: bool = False, rewards: bool = True) -> Run:
-    """Settings of a run's folder. UserError for a folder from elsewhere that names code, unless
-    `trust` allows it; code of rewards only counts if the caller loads `rewards`."""
-    tree, source = _tree_of(folder)
-    if trust:
-        remember(folder)
-    check_trusted(folder, tree, rewards)
-    return run_from(_as_begun(tree), source)
+@dataclass(frozen=True)
+class OpenedFolder:
+    """A run's folder as it was read, once: its settings, and the limits of what they may use.
+
+    limits  None: the folder is the user's
+    asks    what its settings ask for
+    """
+
+    folder: Path
+    run: Run
+    limits: Limits | None
+    asks: frozenset[tuple[Right, str]]
+
+    @property
+    def opens_rewards(self) -> bool:
+        """Whether commands that need no rewards may open them."""
+        return self.limits is None or Right.CODE in self.limits.granted
+
+    def overridden(self, arguments: Sequence[str]) -> "OpenedFolder":
+        """With options such as `--train.lr 1e-4`. What they name is the user's."""
+        with self.limited():
+            run = override(self.run, arguments)
+        return self.changed(run)
+
+    def changed(self, run: Run) -> "OpenedFolder":
+        """With other settings, which the user gave."""
+        if self.limits is None:
+            return replace(self, run=run)
+        named = {need.thing for need in asked(dump(run), self.folder)} - self.asks
+        return replace(self, run=run, limits=replace(self.limits, own=self.limits.own | named))
+
+    def limited(self) -> AbstractContextManager[None]:
+        """A context in which the folder's settings are used."""
+        return within(self.limits)
+
+
+def run_of(folder: Path, trust: Trust = False, parts: Collection[str] = ALL_PARTS) -> Run:
+    """Settings of a run's folder: see `open_folder`."""
+    return open_folder(folder, trust, parts).run
+
+
+def open_folder(
+    folder: Path, trust: Trust = False, parts: Collection[str] = ALL_PARTS
+) -> OpenedFolder:
+    """Read the settings of a run's folder. UserError for a folder from elsewhere whose sections
+    `parts`, which the caller uses, ask for rights that neither `trust` nor a record grants."""
+    trusted_rights(trust)
+    tree, source, outside = _tree_of(folder, trust)
+    tree = _as_begun(tree)
+    try:
+        needs = asked(tree, folder)
+    except ValueError:  # an invalid section, which `run_from` explains
+        needs = asked_by_recipe(tree, folder)
+        _check_granted(folder, needs, trust, parts)
+        with limited(Limits(folder.resolve(), frozenset({Right.CODE} if needs else ()))):
+            run_from(tree, source)
+        raise
+    needs = [*outside, *needs]
+    limits = _check_granted(folder, needs, trust, parts)
+    record = recorded(folder)
+    if trust or (record is not None and record.things is None):
+        record_granted(folder, needs, limits)
+    with limited(limits):
+        run = run_from(tree, source)
+    return OpenedFolder(folder, run, limits, frozenset(need.thing for need in needs))
+
+
+def rights_of(folder: Path) -> tuple[Sequence[Need], Sequence[Need]]:
+    """List what a run's folder asks for, and the part that is not granted. Imports nothing that it
+    names. UserError for settings that are invalid."""
+    tree, source, outside = _tree_of(folder, trust=True)
+    try:
+        needs = [*outside, *asked(tree, folder)]
+    except ValidationError as error:
+        raise UserError(f"{source}: {explain(error)}") from error
+    except ValueError as error:
+        raise UserError(f"{source}: {error}") from error
+    return needs, not_granted(needs, granted(folder, needs))
+
+
+def _check_granted(
+    folder: Path, needs: Sequence[Need], trust: Trust, parts: Collection[str]
+) -> Limits | None:
+    used = used_by(needs, parts)
+    limits = granted(folder, used, trust)
+    if lacking := not_granted(used, limits):
+        raise UserError(refusal_of(folder, lacking))
+    return limits
 
 
 def _as_begun(tree: Any) -> Any:
@@ -73,16 +171,20 @@ def _as_begun(tree: Any) -> Any:
     return {**tree, "model": {**model, "lora": {**lora, "dtype": "float32"}}}
 
 
-def opens_rewards(folder: Path) -> bool:
-    """Whether rewards of a run's folder may be loaded."""
-    return trusted(folder, _tree_of(folder)[0])
-
-
-def _tree_of(folder: Path) -> tuple[Any, str]:
+def _tree_of(folder: Path, trust: Trust) -> tuple[Any, str, Sequence[Need]]:
+    """The settings in a run's folder, their source, and what a base outside of it asks for.
+    UserError for such a base of a folder without the right to it."""
     file = folder / "run.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
-    return read_tree(file, begun=True)
+    outside = list[Need]()
+
+    def check(base: Path) -> None:
+        if not inside(base, folder):
+            outside.append(Need(Right.FILES, BASE_KEY, str(base.resolve()), "a file to read"))
+            _check_granted(folder, outside, trust, ALL_PARTS)
+
+    return *with_base(read_yaml(file), file, check=check), outside
 
 
 def run_from(tree: Any, source: str) -> Run:

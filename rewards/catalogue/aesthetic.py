@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rewards.perception.embedding import Towers, in_batches, pil_images, transformers_towers
 from rewards.perception.hub import HubName, weights_file
 from rewards.perception.image_model import ImageModelSettings
+from rewards.rights import ReadFile
 from rewards.types import Inline, Reward, Samples
 
 REPOSITORY, FILE = "trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pth"
@@ -59,7 +60,7 @@ class Aesthetic:
 
 def load(
     model: HubName = "openai/clip-vit-large-patch14",
-    head: str | None = None,
+    head: ReadFile | None = None,
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
     """Load the reward. `head` is a file with the linear layers, by default from the hub."""

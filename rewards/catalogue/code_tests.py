@@ -38,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -48,6 +48,7 @@ from rewards.answers.code_tests import Tests, function_name, read_tests
 from rewards.answers.programs import last_program
 from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
+from rewards.rights import Right, TestColumn, WholeIsolation, need
 from rewards.sandbox import run
 from rewards.sandbox.run import SandboxLimits
 from rewards.types import Inline, Reward, Samples, cell
@@ -80,7 +81,7 @@ class TestColumns:
     reference  a program that wins, or a list of them: tried before a run
     """
 
-    column: str = "tests"
+    column: TestColumn = "tests"
     function: str = ""
     reference: str = "reference"
 
@@ -298,7 +299,7 @@ def load(
     processes: int = 32,
     output: int = 4,
     parallel: int = 4,
-    isolation: Literal["best", "full"] = "full",
+    isolation: Annotated[Literal["best", "full"], WholeIsolation] = "full",
 ) -> Reward:
     """kind       the share of tests passed, or 1 only for all of them
     seconds    wall-clock time for all Python tests of a sample, or for one input; after a test that
@@ -318,5 +319,9 @@ def load(
             f"least 64 MB; got {seconds}, {processes}, {output}, {parallel} and {memory}"
         )
     limits = SandboxLimits(seconds, memory * 2**20, output * 2**20, processes=processes)
+    tests = columns.column
+    need(Right.CODE, tests, f"code_tests, which runs the tests of the column {tests},")
+    if isolation != "full":
+        need(Right.CODE, isolation, f"code_tests, isolation: {isolation}")
     start_sandbox(limits, isolation)
     return CodeTests(kind, columns, limits, parallel)

@@ -42,6 +42,7 @@ from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_tensor
 from rewards.perception.plain_vit import PlainVit, blocks_in, vit_entries
 from rewards.perception.qwen import weights_of_file
+from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Reward
 
 BACKBONE = "checkpoints/dino_vitbase16_pretrain.pth"  # where their package keeps DINO's own file
@@ -135,13 +136,16 @@ def tower_of(file: Path, adapter: Mapping[str, Tensor], scale: float, place: Pla
 
 
 def load(
-    folder: str,
-    dino: str | None = None,
+    folder: ReadFile,
+    dino: ReadFile | None = None,
     column: str = "reference",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
     """Load the reward. `folder`: the unpacked zip; `dino`: DINO's backbone, if the folder has no
     file for it."""
+    for given in (folder, dino):
+        if given is not None:
+            need(Right.FILES, given, path=Path(given))
     if not Path(folder).is_dir():
         raise ValueError(f"dreamsim: no such folder: {folder}")
     kept, own = Path(folder) / BACKBONE, Path(folder) / f"{TOWERS[0]}_pretrain.pth"

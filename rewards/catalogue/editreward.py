@@ -32,6 +32,7 @@ from rewards.perception.media import expect, items, to_pil
 from rewards.perception.qwen import QwenBackbone, QwenSettings, Turn, image_patches
 from rewards.perception.references import check_image_column, column_images
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL, PIXELS, open_scalar_model
+from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Reward, Samples
 
 _SOURCE = "EditReward/dataset/prompts.py of github.com/TIGER-AI-Lab/EditReward"
@@ -93,10 +94,10 @@ class EditReward:
 
 
 def load(
-    checkpoint: str,
+    checkpoint: ReadFile,
     base: HubName = "Qwen/Qwen2.5-VL-7B-Instruct",
-    following: str | None = None,
-    quality: str | None = None,
+    following: ReadFile | None = None,
+    quality: ReadFile | None = None,
     kind: Pooling = "mean",
     column: str = "source",
     common: Inline[QwenSettings] = QwenSettings(),
@@ -107,6 +108,7 @@ def load(
     following, quality  files with the two instructions, or the authors' `prompts.py` for both
     column              column of the prompt file with the path of the source image
     """
+    need(Right.FILES, checkpoint, path=Path(checkpoint))
     files = [Path(checkpoint) / name for name in ("model.safetensors", "model.pth")]
     there = [file for file in files if file.is_file()]
     if not there:

@@ -30,6 +30,7 @@ from rewards.judging.panel import Messages, Panel, PanelSettings
 from rewards.judging.published_texts import PublishedText
 from rewards.perception.media import expect, items
 from rewards.perception.references import check_image_column, column_images
+from rewards.rights import ReadFile
 from rewards.serving.requests import Unparsable
 from rewards.types import Inline, Reward, Samples
 
@@ -121,8 +122,8 @@ class EditScore:
 
 def load(
     server: Inline[PanelSettings],
-    following: str | None = None,
-    quality: str | None = None,
+    following: ReadFile | None = None,
+    quality: ReadFile | None = None,
     kind: EditPart = "overall",
     column: str = "source",
     base: Literal["qwen2.5", "qwen3"] = "qwen2.5",

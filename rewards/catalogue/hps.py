@@ -28,6 +28,7 @@ from rewards.perception.hub import weights_file
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_tensor
 from rewards.perception.pixels import PixelPreparation
+from rewards.rights import NameInFolder, ReadFile, Right, is_bare, need
 from rewards.types import Inline, Reward
 
 REPOSITORY = "xswu/HPSv2"
@@ -67,13 +68,15 @@ def weights_of(version: str, checkpoint: str | None) -> dict[str, Any]:
 
 def load(
     version: Literal["v2.0", "v2.1"] = "v2.1",
-    checkpoint: str | None = None,
-    architecture: str = "ViT-H-14",
+    checkpoint: ReadFile | None = None,
+    architecture: NameInFolder = "ViT-H-14",
     kind: Literal["cosine", "percent"] = "cosine",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
     """Load the reward. `checkpoint` is a file with the weights, by default the hub's file for
     `version`."""
+    if not is_bare(architecture):
+        need(Right.FILES, architecture)
     open_clip = open_clip_library()
     model = open_clip.create_model(architecture, load_weights=False)
     model.load_state_dict(weights_of(version, checkpoint))

@@ -28,6 +28,7 @@ from rewards.perception.frames import Aggregate, Frames, OverFrames
 from rewards.perception.hub import HubName, model_path, weights_file
 from rewards.perception.qwen import QwenBackbone, QwenSettings, Turn, image_patches
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL, PIXELS, open_scalar_model
+from rewards.rights import ReadFile
 from rewards.types import Inline, Reward, Samples
 
 REPOSITORY, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
@@ -63,9 +64,9 @@ class Hpsv3:
 
 
 def load(
-    checkpoint: str | None = None,
+    checkpoint: ReadFile | None = None,
     base: HubName = "Qwen/Qwen2-VL-7B-Instruct",
-    instruction: str | None = None,
+    instruction: ReadFile | None = None,
     frames: Frames = "all",
     aggregate: Aggregate = "mean",
     common: Inline[QwenSettings] = QwenSettings(),

@@ -33,6 +33,7 @@ from rewards.perception.hub import HubName, model_path, weights_file
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_tensor
 from rewards.perception.pixels import PixelPreparation
+from rewards.rights import ReadFile
 from rewards.types import Inline, Reward, Samples
 
 REPOSITORY, FILE = "THUDM/ImageReward", "ImageReward.pt"
@@ -181,7 +182,7 @@ def _split(prompts: Sequence[str], size: int) -> list[Sequence[str]]:
 
 
 def load(
-    checkpoint: str | None = None,
+    checkpoint: ReadFile | None = None,
     tokenizer: HubName = "bert-base-uncased",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:

@@ -40,6 +40,7 @@ from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.pickled_module import tensors_of
 from rewards.perception.qwen import weights_of_file
+from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Reward, Samples, Share
 
 CONDITION = (
@@ -194,7 +195,7 @@ def clip_of(state: dict[str, Tensor], folder: str, place: str) -> Any:
 
 
 def load(
-    checkpoint: str,
+    checkpoint: ReadFile,
     clip: HubName = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
     threshold: Share = 0.3,
     condition: str = CONDITION,
@@ -204,6 +205,7 @@ def load(
 
     condition: words by which tokens of the prompt are selected. `batch` has no effect.
     """
+    need(Right.FILES, checkpoint, path=Path(checkpoint))
     file, folder, place = Path(checkpoint), model_path(clip), common.place
     if not file.is_file():
         raise ValueError(f"mps: no such file: {checkpoint}")

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.catalogue.sequence_classifier import label_index, limit_of
+from rewards.perception.chat_frame import templated
 from rewards.perception.embedding import DtypeName, Placement
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
@@ -98,8 +99,12 @@ class ProcessReward:
         else:
             turn = [{"role": "user", "content": prompt}]
             ids = list(
-                self.tokenizer.apply_chat_template(
-                    turn, tokenize=True, add_generation_prompt=True, return_dict=True
+                templated(
+                    self.tokenizer,
+                    turn,
+                    tokenize=True,
+                    add_generation_prompt=True,
+                    return_dict=True,
                 )["input_ids"]
             )
         places: list[int] = []

@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rewards.rights import Address, Variable, WrittenFile
 from rewards.serving import wire
+from rewards.serving.bounded import EXAMPLE_BYTES
 from rewards.serving.client import Client
 from rewards.serving.codec import ImageFormat, VideoFormat
 from rewards.serving.requests import Ask, Failure, Malformed, Patience
@@ -38,14 +40,15 @@ class RemoteReward:
 
     def examples(self) -> Samples | None:
         """Examples of the served reward, if it has any."""
-        known = self.client.get("/examples")
+        known = self.client.get("/examples", EXAMPLE_BYTES)
         if known is None:
             return None
         return wire.decode_samples(wire.WireSamples.model_validate(known))
 
     def _ask(self, path: str, samples: Samples, **more: list[int]) -> Ask:
         body = wire.encode_samples(samples, self.pictures, self.videos) | more
-        return Ask(path, body, {"path": path, "values": len(more.get("a", samples.prompts))})
+        values = len(more.get("a", samples.prompts))
+        return Ask(path, body, {"path": path, "values": values}, values)
 
 
 @dataclass(frozen=True)
@@ -130,15 +133,15 @@ class ServerSettings:
     at_once: maximum number of requests in flight. log: a file with one JSON line per request.
     """
 
-    url: str
-    key: str | None = None
+    url: Address
+    key: Variable | None = None
     batch: OneOrMore = 16
     pictures: ImageFormat = "png"
     videos: VideoFormat = "frames"
     timeout: float = 60.0
     tries: int = 7
     at_once: int = 8
-    log: str | None = None
+    log: WrittenFile | None = None
 
     def open(self, does: str) -> RemoteReward:
         """ValueError unless the URL is a reward server with our format that supports `does`."""

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rewards.perception.chat_frame import templated
 from rewards.perception.embedding import DtypeName, Placement
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
@@ -57,7 +58,7 @@ class SequenceClassifier:
         else:
             pairs = zip(("user", "assistant"), (prompt, text), strict=True)
             turns = [{"role": role, "content": content} for role, content in pairs]
-            given = self.tokenizer.apply_chat_template(turns, tokenize=True, return_dict=True)
+            given = templated(self.tokenizer, turns, tokenize=True, return_dict=True)
         row = {k: list(v) for k, v in given.items() if k in ("input_ids", "token_type_ids")}
         length = len(row["input_ids"])
         if self.most is not None and length > self.most:

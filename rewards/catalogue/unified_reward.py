@@ -31,6 +31,7 @@ from rewards.judging import answers, chat
 from rewards.judging.panel import AnswerReader, Messages, Panel, PanelSettings
 from rewards.perception.media import expect, items
 from rewards.perception.references import check_image_column, column_images
+from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Judge, Kind, Reward, Samples
 
 JPEG_QUALITY = 95
@@ -117,7 +118,7 @@ class UnifiedPreference:
 
 
 def load(
-    server: Inline[PanelSettings], question: str, axis: Axis = "all", column: str | None = None
+    server: Inline[PanelSettings], question: ReadFile, axis: Axis = "all", column: str | None = None
 ) -> Reward:
     """Load the reward. Scores are in 0..1: (x - 1) / 4, and (x - 1) / 9 for videos rated 1..10.
     `question` is a file."""
@@ -127,7 +128,7 @@ def load(
 
 def judge(
     server: Inline[PanelSettings],
-    question: str,
+    question: ReadFile,
     both_orders: bool = True,
     column: str | None = None,
 ) -> Judge:
@@ -139,6 +140,7 @@ def judge(
 
 def _read(question: str) -> str:
     path = Path(question)
+    need(Right.FILES, question, path=path)
     if not path.is_file():
         raise ValueError(
             f"unified_reward: question: no such file: {question}; copy the text from your "

@@ -37,6 +37,7 @@ from rewards.judging.checkpoint_question import CheckpointQuestion
 from rewards.judging.panel import LONG_ANSWER, Messages, Panel, PanelSettings
 from rewards.judging.tally import AnswerTally
 from rewards.perception.media import expect, items
+from rewards.rights import ReadFile
 from rewards.serving.requests import Malformed
 from rewards.types import Inline, Reward, Samples, cell
 
@@ -137,7 +138,7 @@ def _question(
 
 
 def load(
-    server: Inline[PanelSettings], question: str, image: Literal["first", "last"] = "first"
+    server: Inline[PanelSettings], question: ReadFile, image: Literal["first", "last"] = "first"
 ) -> Reward:
     """Load the reward. Scores are in 0..1. `question`: the authors' eval_common.py, or an older
     script of theirs.

@@ -45,6 +45,7 @@ from rewards.perception.qwen import (
     video_patches,
     weights_of_file,
 )
+from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Positive, Reward, Samples
 
 HUB_FOLDER = "KwaiVGI/VideoReward"
@@ -207,9 +208,9 @@ class VideoAlign:
 def load(
     video_fps: Positive,
     kind: VideoPart = "overall",
-    checkpoint: str | None = None,
+    checkpoint: ReadFile | None = None,
     base: HubName | None = None,
-    instruction: str | None = None,
+    instruction: ReadFile | None = None,
     normalise: bool = True,
     common: Inline[QwenSettings] = QwenSettings(),
 ) -> Reward:
@@ -257,6 +258,7 @@ def _named_base(name: str) -> str:
 
 def _folder(checkpoint: str | None) -> Path:
     if checkpoint is not None:
+        need(Right.FILES, checkpoint, path=Path(checkpoint))
         if not Path(checkpoint).is_dir():
             raise ValueError(f"videoalign: no such folder: {checkpoint}")
         return Path(checkpoint)

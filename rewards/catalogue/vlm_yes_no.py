@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from rewards.catalogue.vqascore import QUESTION
+from rewards.perception.chat_frame import templated
 from rewards.perception.embedding import Placement, complete, in_pair_batches
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
@@ -53,8 +54,11 @@ class YesNo:
     def _turn(self, prompt: str) -> str:
         text = self.question.replace("{prompt}", prompt.replace(self.processor.image_token, " "))
         parts = [{"type": "image"}, {"type": "text", "text": text}]
-        return self.processor.apply_chat_template(
-            [{"role": "user", "content": parts}], add_generation_prompt=True, tokenize=False
+        return templated(
+            self.processor,
+            [{"role": "user", "content": parts}],
+            add_generation_prompt=True,
+            tokenize=False,
         )
 
 

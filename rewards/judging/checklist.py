@@ -11,6 +11,7 @@ from torch import Tensor
 from rewards.judging import answers, chat
 from rewards.judging.panel import LONG_ANSWER, SHORT_ANSWER, Panel
 from rewards.perception.media import items
+from rewards.serving.bounded import tokens_asked
 from rewards.serving.requests import Ask, Failure
 from rewards.types import Kind, Samples
 
@@ -55,6 +56,7 @@ class Checklist:
                 "/chat/completions",
                 {**common, "messages": chat.user(chat.fill(chat.QUESTIONS, kind, prompt))},
                 {"checklist": prompt},
+                tokens_asked(common),
             )
             for prompt in new
         ]

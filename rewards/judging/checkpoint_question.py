@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 
+from rewards.rights import Right, need
+
 SCRIPTS = "eval/src/eval_common.py of github.com/CodeGoat24/UniGenBench at commit 49d0bce"
 BY_LANGUAGE = "LANG_CONFIGS"  # of that file: a table of each language's texts, by these keys
 DEFINITIONS, TEMPLATE = "explanation_dict", "system_prompt_template"
@@ -48,6 +50,7 @@ class CheckpointQuestion:
         """Read one question per language from the authors' file. ValueError if it holds no such
         question."""
         path = Path(given)
+        need(Right.FILES, given, path=path)
         if not path.is_file():
             raise ValueError(f"{reward}: question: no such file: {given}; use {SCRIPTS}")
         try:

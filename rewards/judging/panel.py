@@ -11,6 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.judging import chat
+from rewards.rights import Address, Variable, WrittenFile
+from rewards.serving.bounded import tokens_asked
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Patience
 from rewards.types import Kind, OneOrMore, Samples
@@ -90,7 +92,8 @@ class Panel:
                     sampling |= {"seed": seed + vote}
                 fixed = {"model": self.model, "messages": messages}
                 request = {**fixed, **sampling, **body, **self.body}
-                asks.append(Ask("/chat/completions", request, {"question": place, "vote": vote}))
+                note = {"question": place, "vote": vote}
+                asks.append(Ask("/chat/completions", request, note, tokens_asked(request)))
         return asks
 
     def values(
@@ -149,9 +152,9 @@ class PanelSettings:
     maximum number of requests in flight. log: a file with one JSON line per request.
     """
 
-    url: str
+    url: Address
     model: str
-    key: str | None = None
+    key: Variable | None = None
     votes: OneOrMore = 1
     frames: OneOrMore = 8
     media: Kind = "image"
@@ -159,7 +162,7 @@ class PanelSettings:
     timeout: float = 120.0
     tries: int = 7
     at_once: int = 64
-    log: str | None = None
+    log: WrittenFile | None = None
 
     def open(self) -> Panel:
         """ValueError unless a server answers and has this model."""

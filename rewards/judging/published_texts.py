@@ -14,6 +14,8 @@ from itertools import chain, permutations
 from pathlib import Path
 from typing import ClassVar
 
+from rewards.rights import Right, need
+
 MOST_TEXT_BYTES = 2**20
 FETCH_TIMEOUT = 30.0  # seconds without an answer
 
@@ -48,6 +50,7 @@ class PublishedText:
         if given is None:
             return self._fetched(reward, setting)
         path = Path(given)
+        need(Right.FILES, given, path=path)
         if not path.is_file():
             raise ValueError(f"{reward}: {setting}: no such file: {given}")
         return self._found(reward, setting, given, path.read_bytes())

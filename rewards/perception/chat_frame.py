@@ -2,6 +2,7 @@
 from Qwen's, and a reward's head was trained with its own."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ def chat_frame(who: str, base: str, tokenizer: Any) -> tuple[str, str]:
         )
     parts = [{"type": "image"}, {"type": "video"}, {"type": "text", "text": _PROBE}]
     turns = [{"role": "user", "content": parts}]
-    found = tokenizer.apply_chat_template(
-        turns, chat_template=template, tokenize=False, add_generation_prompt=True
+    found = templated(
+        tokenizer, turns, chat_template=template, tokenize=False, add_generation_prompt=True
     )
     before, there, after = found.partition(vision_block(IMAGE) + vision_block(VIDEO) + _PROBE)
     if not there:
@@ -38,6 +39,24 @@ def chat_frame(who: str, base: str, tokenizer: Any) -> tuple[str, str]:
             f"Qwen's: {found!r}"
         )
     return before, after
+
+
+def templated(templates: Any, turns: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+    """Write turns in the chat template of a tokenizer or processor. ValueError, with its name,
+    whatever the template raises."""
+    try:
+        return templates.apply_chat_template(turns, **options)
+    except Exception as error:  # the model's own template, which may raise anything
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ValueError(
+            f"the chat template of {_name_of(templates)} cannot write a turn ({why}): use a "
+            "model with another template"
+        ) from error
+
+
+def _name_of(templates: Any) -> str:
+    tokenizer = getattr(templates, "tokenizer", templates)  # of a processor
+    return str(tokenizer.name_or_path)
 
 
 def _processor_template(base: str) -> str | None:

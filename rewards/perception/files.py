@@ -19,6 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from rewards.perception.media import to_tensor
+from rewards.rights import Right, need
 
 PIECE = re.compile(r"(.+)#xywh=(?:pixel:)?(\d+),(\d+),(\d+),(\d+)")
 OPEN_SHEETS = 4  # sheets that stay decoded while pieces of them are read
@@ -120,6 +121,7 @@ def check_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> N
 
 def _read(path: str | Path, read: Callable[[IO[bytes]], T], formats: Formats = FORMATS) -> T:
     """Read an image's file; errors are ValueErrors with the path."""
+    need(Right.FILES, str(path), path=Path(path))
     try:
         with open(path, "rb") as file:
             return read(file)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+from rewards.rights import Right, need
+
 HUB_NAME = "a hub name or a folder"
 HubName = Annotated[str, HUB_NAME]  # marks settings that `check_hub_settings` looks up
 
@@ -73,6 +75,7 @@ def weights_file(who: str, setting: str, given: str | None, published: tuple[str
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     if given is not None:
+        need(Right.FILES, given, path=Path(given))
         if not Path(given).is_file():
             raise ValueError(f"{who}: no such file: {given}")
         return given

@@ -26,6 +26,10 @@ class ServerLimits:
     """Seconds that a request waits for others to join it."""
     body: int = 256 * 2**20
     """Maximum number of bytes of a request."""
+    flight: int = 512 * 2**20
+    """Maximum number of bytes of all requests that are being read or answered; further ones wait
+    to be read. One request of the largest size always fits. A body takes about three times its
+    size until it is answered."""
     queue: int = 1024
     """Maximum number of waiting requests; further ones get status 503 and may retry in a second."""
     pixels: int = 2**25
@@ -40,7 +44,7 @@ class ServerLimits:
     """Seconds in which a request must arrive as a whole."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "body", "queue", "pixels", "values", "connections"):
+        for name in ("batch", "body", "flight", "queue", "pixels", "values", "connections"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.wait < 0 or self.header_seconds <= 0 or self.body_seconds <= 0:

@@ -22,7 +22,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rewards.rights import Right, need
 from rewards.serving.answers import parse_answer, retry_seconds, token_counts
+from rewards.serving.bounded import LIST_BYTES, Body, most_bytes
 from rewards.serving.in_flight import InFlight
 from rewards.serving.requests import Again, Ask, Failure, Malformed, Patience, Refused, Unparsable
 
@@ -73,6 +75,11 @@ class Client:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url: {self.url!r} must begin with http:// or https://")
+        need(Right.NETWORK, self.url)
+        if self.key is not None:
+            need(Right.VARIABLES, self.key, f"the environment variable {self.key}")
+        if self.log is not None:
+            need(Right.FILES, self.log, path=Path(self.log))
         self.url = self.url.rstrip("/")
         if self.key is not None and not os.environ.get(self.key):
             raise ValueError(
@@ -83,20 +90,23 @@ class Client:
                 raise ValueError(f"{library} is not installed; pip install 'flowrl[remote]'")
         self._flight = InFlight(self.patience.at_once)
 
-    def get(self, path: str) -> Any:
-        """GET a JSON, retried for a few seconds. ValueError if there is no answer."""
+    def get(self, path: str, most: int = LIST_BYTES) -> Any:
+        """GET a JSON of at most `most` bytes, retried for a few seconds. ValueError if there is no
+        answer."""
         import httpx
 
         end = time.monotonic() + SECONDS_TO_CLOSE
         while True:
             try:
-                answer = self._answer("GET", path, None, SECONDS_TO_CLOSE)
+                answer = self._answer("GET", path, None, SECONDS_TO_CLOSE, most)
                 if answer.status_code in REFUSED_STATUSES:
                     raise ValueError(f"{self.url}{path}: {REFUSED_STATUSES[answer.status_code]}")
                 answer.raise_for_status()
                 return parse_answer(answer)
             except Malformed as error:
-                raise ValueError(f"the answer at {self.url}{path} is not JSON") from error
+                raise ValueError(
+                    f"the answer at {self.url}{path} is not JSON, or longer than {most} bytes"
+                ) from error
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 if time.monotonic() > end:
                     why = str(error) or type(error).__name__
@@ -104,22 +114,23 @@ class Client:
                 time.sleep(0.2)
 
     def _answer(
-        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float
+        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float, most: int
     ) -> "httpx.Response":
-        """One try. httpx.ReadTimeout if the answer is not complete after `seconds`; httpx's own
-        limit is on each part of a body, so a server that sends on and on would never reach it."""
+        """One try. Malformed for an answer of more than `most` bytes. httpx.ReadTimeout if it is
+        not complete after `seconds`; httpx's own limit is on each part of a body, so a server that
+        sends on and on would never reach it."""
         import httpx
 
-        end, url, parts = time.monotonic() + seconds, self.url + path, list[bytes]()
+        end, url = time.monotonic() + seconds, self.url + path
         given: dict[str, Any] = {"headers": self._headers, "timeout": seconds, "verify": self._tls}
         with httpx.stream(method, url, json=body, **given) as answer:
-            for part in answer.iter_bytes():
-                parts.append(part)
+            read = Body(answer.headers.get("Content-Encoding", ""), most)
+            for part in answer.iter_raw():
+                read.add(part)
                 if time.monotonic() > end:
                     why = f"the answer is not complete after {seconds:g} s"
                     raise httpx.ReadTimeout(why, request=answer.request)
-            whole = b"".join(parts)
-            return httpx.Response(answer.status_code, content=whole, request=answer.request)
+            return _plain(answer, read.whole())
 
     def tell(self, path: str, body: Mapping[str, Any], patience: Patience | None = None) -> str:
         """POST a request and return the answer's text. ValueError, with the reason, if there is no
@@ -134,8 +145,8 @@ class Client:
             if attempt > 0:
                 time.sleep(min(how.backoff * 2.0 ** (attempt - 1), LONGEST_WAIT))
             try:
-                answer = self._answer("POST", path, body, how.timeout)
-            except httpx.HTTPError as error:
+                answer = self._answer("POST", path, body, how.timeout, LIST_BYTES)
+            except (httpx.HTTPError, Malformed) as error:
                 why = str(error) or type(error).__name__
                 continue
             if answer.status_code < 300:
@@ -190,7 +201,10 @@ class Client:
 
     @property
     def _headers(self) -> dict[str, str]:
-        return {} if self.key is None else {"Authorization": f"Bearer {os.environ[self.key]}"}
+        plain = {"Accept-Encoding": "identity"}  # answers are short
+        if self.key is None:
+            return plain
+        return plain | {"Authorization": f"Bearer {os.environ[self.key]}"}
 
     async def _all(self, courses: Sequence[_Course[T]], read: Callable[[Ask, Any], T]) -> None:
         import httpx
@@ -239,11 +253,7 @@ class Client:
 
         try:
             async with asyncio.timeout(self.patience.timeout):
-                answer = await http.post(
-                    self.url + course.ask.path,
-                    json=course.ask.body,
-                    headers={"X-Request-Id": course.name},
-                )
+                answer = await self._received(http, course)
         except TimeoutError as error:
             raise Again("timeout") from error
         except httpx.TransportError as error:
@@ -256,6 +266,22 @@ class Client:
         course.tokens = (course.tokens[0] + spent[0], course.tokens[1] + spent[1])
         self._flight.add({"tokens_in": spent[0], "tokens_out": spent[1]})
         return body
+
+    async def _received(self, http: "httpx.AsyncClient", course: _Course[T]) -> "httpx.Response":
+        """One try of a request. Malformed for an answer of more than the bytes that what is asked
+        for may have."""
+        url, name = self.url + course.ask.path, {"X-Request-Id": course.name}
+        async with http.stream("POST", url, json=course.ask.body, headers=name) as answer:
+            encoding = answer.headers.get("Content-Encoding", "")
+            failed = answer.status_code >= 300
+            read = Body("" if failed else encoding, most_bytes(course.ask.values))
+            try:
+                async for part in answer.aiter_raw():
+                    read.add(part)
+            except Malformed:
+                if not failed:
+                    raise
+            return _plain(answer, b"".join(read.parts) if failed else read.whole())
 
     def _check(self, answer: "httpx.Response") -> None:
         code = answer.status_code
@@ -303,6 +329,15 @@ class Client:
 
 
 _jitter = random.Random()  # the global generator may belong to an experiment
+
+
+def _plain(answer: "httpx.Response", content: bytes) -> "httpx.Response":
+    """The answer with a body that has been read and decompressed."""
+    import httpx
+
+    gone = (b"content-encoding", b"content-length", b"transfer-encoding")
+    kept = [(name, value) for name, value in answer.headers.raw if name.lower() not in gone]
+    return httpx.Response(answer.status_code, headers=kept, content=content, request=answer.request)
 
 
 def _complete(work: Coroutine[Any, Any, None]) -> None:

@@ -53,6 +53,8 @@ class Ask:
     path: str
     body: Mapping[str, Any]
     note: Mapping[str, Any] = field(default_factory=dict)
+    values: int = 0
+    """Number of values that are asked for, which bounds the answer."""
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ import hmac
 import importlib.metadata
 import json
 import re
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -211,6 +212,10 @@ class RequestGate:
     app: "ASGIApp"
     token: str | None
     limits: ServerLimits
+    flight: "_Flight" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.flight = _Flight(max(self.limits.flight, self.limits.body))
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         from starlette.responses import JSONResponse
@@ -229,7 +234,64 @@ class RequestGate:
         if length.isdigit() and int(length) > self.limits.body:
             await JSONResponse({"detail": _large(self.limits.body)}, 413)(scope, receive, send)
             return
-        await self.app(scope, _Bounded(receive, self.limits), send)
+        sent = scope["method"] not in ("GET", "HEAD")
+        size = (
+            int(length) if length.isdigit() and b"content-length" in headers else self.limits.body
+        )
+        try:
+            async with self.flight.held(size if sent else 0, self.limits.body_seconds):
+                await self.app(scope, _Bounded(receive, self.limits), send)
+        except _Full:
+            detail, again = {"detail": "too many bytes are in flight"}, {"Retry-After": "1"}
+            await JSONResponse(detail, 503, again)(scope, receive, send)
+
+
+class _Full(Exception):
+    """The budget of bytes was not free in time."""
+
+
+class _Flight:
+    """Bytes of requests that are being read or answered, at most `most`; first come, first
+    served."""
+
+    def __init__(self, most: int) -> None:
+        self.free, self.waiting = most, deque[tuple[int, asyncio.Future[None]]]()
+
+    @asynccontextmanager
+    async def held(self, size: int, seconds: float) -> AsyncIterator[None]:
+        """Hold the bytes of a request. _Full if they are not free in time."""
+        await self._take(size, seconds)
+        try:
+            yield
+        finally:
+            self._give(size)
+
+    async def _take(self, size: int, seconds: float) -> None:
+        if not self.waiting and size <= self.free:
+            self.free -= size
+            return
+        turn = (size, asyncio.get_running_loop().create_future())
+        self.waiting.append(turn)
+        try:
+            async with asyncio.timeout(seconds):
+                await turn[1]
+        except BaseException as error:
+            if turn in self.waiting:
+                self.waiting.remove(turn)
+                self._give(0)  # the next ones may fit where this one did not
+            else:
+                self._give(size)  # it had been given them in the meantime
+            if isinstance(error, TimeoutError):
+                raise _Full from error
+            raise
+
+    def _give(self, size: int) -> None:
+        self.free += size
+        while self.waiting and self.waiting[0][0] <= self.free:
+            size, turn = self.waiting.popleft()
+            self.free -= size
+            if not turn.done():  # else it was cancelled just now, and gives them back itself
+                turn.set_result(None)
 
 
 class _Bounded:

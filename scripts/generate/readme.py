@@ -1,4 +1,4 @@
-"""Write the parts of pages that follow from the code: the table of words.
+"""Write the parts of pages that follow from the code: the tables of words and of rights.
 
     python scripts/generate/readme.py
 
@@ -8,6 +8,7 @@ of files is a page of the site alone (scripts/generate/site.py).
 
 import ast
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -59,8 +60,15 @@ def words() -> str:
     return words_table()
 
 
+def rights() -> str:
+    from scripts.generate.rights import table
+
+    return table()
+
+
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/coming_from.md": {"words": words},
+    "SECURITY.md": {"rights": rights},
 }
 
 
@@ -75,6 +83,7 @@ def written(page: str, text: str) -> str:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(PROJECT))
     for name in PARTS:
         page = PROJECT / name
         page.write_text(written(name, page.read_text()))

@@ -8,7 +8,6 @@ import yaml
 
 import flowrl
 from flowrl.errors import UserError
-from flowrl.settings import trust
 from tests.support import runs
 from tests.support.warm import small
 
@@ -97,30 +96,10 @@ def test_parts_of_the_recipe_are_not_imported_either(elsewhere, capsys, command,
 
 
 def test_python_asks_too(elsewhere):
-    with pytest.raises(UserError, match=r"trust=True"):
+    with pytest.raises(UserError, match=r"trust='code"):
         flowrl.train(resume=elsewhere)
     opened = flowrl.TrainedRun.open(elsewhere)
-    with pytest.raises(UserError, match=r"trust=True"):
+    with pytest.raises(UserError, match=r"trust='code"):
         opened.judges()
     assert not ran(elsewhere)
     assert flowrl.TrainedRun.open(elsewhere, trust=True).judges() and ran(elsewhere)
-
-
-def test_code_of_flowrl_is_no_code_from_elsewhere():
-    named = [
-        "configs/alarms/copies.py:alike",
-        "mine.py:f",
-        {"by": [("other.py",)]},
-        "shapes",
-        "a.pyc",
-    ]
-    assert list(trust.code_named(named)) == ["mine.py:f", "other.py"]
-
-
-def test_a_folder_that_cannot_remember_asks_again(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv(trust.STATE_VARIABLE, str(tmp_path / "file" / "inside"))
-    trust.remember(tmp_path / "run")
-    assert trust.begun_here(tmp_path / "run")
-    monkeypatch.setattr(trust, "_remembered", set())
-    assert not trust.begun_here(tmp_path / "run")

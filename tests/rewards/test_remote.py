@@ -30,7 +30,7 @@ from rewards.judging.pairs import PairBudget
 from rewards.load import load_judge
 from rewards.serving import codec, wire
 from rewards.serving.batching import Batcher, Job, ServerLimits, scoring
-from rewards.serving.server import Served
+from rewards.serving.server import Served, _Flight, _Full
 from rewards.types import reports
 from tests.support.servers import pictures, serving
 
@@ -408,6 +408,57 @@ def test_a_full_queue_asks_to_come_back():
     codes = {answer.status_code for answer in answers}
     assert codes == {200, 503}
     assert all(a.headers["Retry-After"] == "1" for a in answers if a.status_code == 503)
+
+
+def test_bytes_in_flight_stay_within_the_budget():
+    async def run() -> tuple[int, list[int]]:
+        flight, seen, order = _Flight(100), [0], list[int]()
+
+        async def one(number: int, size: int) -> None:
+            async with flight.held(size, 30):
+                seen.append(100 - flight.free)
+                order.append(number)
+                await asyncio.sleep(0.001 * (number % 3))
+
+        tasks = [
+            asyncio.create_task(one(i, size)) for i, size in enumerate([60, 50, 30, 100, 1] * 9)
+        ]
+        await asyncio.sleep(0.002)
+        for task in tasks[5:30:4]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert flight.free == 100 and not flight.waiting
+        assert order == sorted(order)
+        with pytest.raises(_Full):
+            async with flight.held(80, 1), flight.held(30, 0.01):
+                pass
+        assert flight.free == 100 and not flight.waiting
+        return max(seen), order
+
+    most, order = asyncio.run(run())
+    assert most <= 100 and len(order) >= 38
+
+
+def test_a_request_waits_for_the_bytes_of_others_and_is_then_told_to_come_back():
+    hold, body = threading.Event(), wire.encode_samples(pictures(1))
+
+    def reward(samples: Samples) -> torch.Tensor:
+        hold.wait(60)
+        return torch.ones(len(samples.prompts))
+
+    size = len(json.dumps(body)) + 100
+    limits = ServerLimits(batch=1, wait=0.0, body=size, flight=size, body_seconds=1.0)
+    with serving(Served.of("slow", {}, reward), limits) as url, ThreadPoolExecutor(2) as pool:
+        post = lambda: httpx.post(f"{url}/score", json=body, timeout=90)
+        asked = [pool.submit(post) for _ in range(2)]
+        end = time.monotonic() + 60
+        while not any(a.done() for a in asked) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert httpx.get(f"{url}/health").status_code == 200, "which has no body"
+        hold.set()
+        answers = [a.result() for a in asked]
+        assert sorted(a.status_code for a in answers) == [200, 503]
+        assert post().status_code == 200, "the bytes were given back"
 
 
 def test_the_self_test_uses_the_served_rewards_examples():

@@ -1,8 +1,11 @@
 """Answers that no server should send: asked again, and never a crash of the run."""
 
+import gzip
 import json
 import threading
 import time
+import tracemalloc
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +14,7 @@ import pytest
 
 pytest.importorskip("httpx")
 
-from rewards.serving import client, wire
+from rewards.serving import bounded, client, wire
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Malformed, Patience
 
@@ -148,3 +151,58 @@ def test_a_greeting_that_is_no_json_is_one_sentence():
     for body in (ODD["nested brackets"], b"\xff"):
         with answering((200, body, {})) as url, pytest.raises(ValueError, match="not JSON"):
             Client(url).get("/health")
+
+
+BOMB = zlib.compress(b"[" + b" " * 50_000_000 + b"]", 9)  # 50 kB
+OVERSIZED = {
+    "plain": (b" " * 2_000_000 + GOOD, {}),
+    "gzip": (gzip.compress(b" " * 50_000_000 + GOOD), {"Content-Encoding": "gzip"}),
+    "zlib": (BOMB, {"Content-Encoding": "deflate"}),
+    "another compression": (GOOD, {"Content-Encoding": "br"}),
+    "cut off": (gzip.compress(GOOD)[:-9], {"Content-Encoding": "gzip"}),
+}
+
+
+@pytest.mark.parametrize("kind", OVERSIZED)
+def test_an_answer_is_bounded_in_sent_and_in_decompressed_bytes(kind):
+    body, headers = OVERSIZED[kind]
+    tracemalloc.start()
+    try:
+        with answering((200, body, headers), (200, GOOD, {})) as url:
+            client = Client(url, patience=HASTY)
+            assert client.ask([Ask("/score", {}, values=1)], read) == [1.5]
+            assert client.report()["malformed"] == 1
+        with answering((200, body, headers)) as url:
+            with pytest.raises(ValueError, match="not JSON, or longer"):
+                Client(url).get("/health", 2**16)
+            with pytest.raises(ValueError, match="malformed"):
+                Client(url, patience=HASTY).tell("/score", {})
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_small_compressed_answer_is_read():
+    with answering((200, gzip.compress(GOOD), {"Content-Encoding": "gzip"})) as url:
+        client = Client(url, patience=HASTY)
+        assert client.ask([Ask("/score", {})], read) == [1.5]
+        assert client.get("/health") == json.loads(GOOD)
+
+
+def test_a_long_error_is_an_error():
+    why = pytest.raises(ValueError, match=r"refuses every request: status 400, x+$")
+    with answering((400, b"x" * 500_000, {})) as url, why:
+        Client(url, patience=HASTY).ask([Ask("/a", {})], read)
+
+
+@pytest.mark.parametrize(
+    ("body", "values"),
+    [
+        ({"max_tokens": 10}, 10),
+        ({"max_tokens": 1, "logprobs": True, "top_logprobs": 20}, 85),
+        ({"max_tokens": 10, "n": 4, "prompt": [1, 2, 3]}, 52),
+        ({}, bounded.LONGEST_COMPLETION),
+    ],
+)
+def test_what_completions_may_have(body, values):
+    assert bounded.tokens_asked(body) == values

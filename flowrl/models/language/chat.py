@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
-
 from flowrl.errors import UserError
 from flowrl.models.language.turns import turn_template
 from flowrl.prompts import Chat, has_images
@@ -67,7 +65,7 @@ def rendered(
             return_dict=return_dict,
             **template,
         )
-    except TemplateError as error:
+    except Exception as error:  # the model's own template, which may raise anything
         roles = ", ".join(turn["role"] for turn in turns)
         raise UserError(
             f"{prompt_place(prompt)}: the chat template of model.language rejects messages of "

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError
-
 from flowrl.errors import UserError
 from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.turns import TurnTemplate, turn_template
@@ -87,7 +85,7 @@ class Replies:
         said = "" if by_token else self._ending(self._decoded(turn))
         try:
             return self.turns.reply(reply, self.how.role, turn[-1] if by_token else None, said)
-        except (TemplateError, TypeError) as error:
+        except Exception as error:  # the model's own template, which may raise anything
             raise UserError(
                 f"model.environment: the chat template allows no {self.how.role} turn after the "
                 f"model's ({error}); set model.environment.role"

@@ -120,8 +120,10 @@ class CausalPolicy:
             elif quantized is not None:
                 config["quantization_config"] = configuration(quantized, transformers, dtype)
                 config["device_map"] = {"": str(device)}
-            tokenizer = AutoTokenizer.from_pretrained(source, **gguf)
-            found = AutoConfig.from_pretrained(source, **gguf)
+            # otherwise transformers asks on the terminal whether to run a model's own code
+            own_code = {"trust_remote_code": False}
+            tokenizer = AutoTokenizer.from_pretrained(source, **own_code, **gguf)
+            found = AutoConfig.from_pretrained(source, **own_code, **gguf)
             kind = model_class(found)
             with loading(quantized):
                 model, info = kind.from_pretrained(
@@ -130,7 +132,10 @@ class CausalPolicy:
         except Exception as error:
             if not isinstance(error, ValueError | ImportError) and not of_network(error):
                 raise
-            raise UserError(f"model.language: {source} cannot be loaded: {error}") from error
+            why = " ".join(str(error).split())[:300]
+            if "trust_remote_code" in str(error):
+                why = "it has code of its own (auto_map), which flowrl does not run"
+            raise UserError(f"model.language: {source} cannot be loaded: {why}") from error
         if missing := sorted(info["missing_keys"]):
             raise UserError(f"model.language: {source}: {lacks(missing, type(model).__name__)}")
         model.requires_grad_(False)

@@ -19,6 +19,7 @@ from flowrl.models.language.served_ahead import AnswersAhead, Loaded, Recording
 from flowrl.models.language.served_check import Comparison, Gap, quantization_in, server_gap
 from flowrl.models.language.served_owner import ServerOwner
 from flowrl.models.language.token_scores import ScoringPolicy
+from rewards.serving.bounded import tokens_asked
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Malformed
 from samplers.completions import TextPlan
@@ -116,7 +117,8 @@ class CompletionsServer:
         rooms, asks = asked.room.tolist(), list[Ask]()
         for first, count in self._requests(asked, rooms):
             body = self._body(name, asked.contexts[first], seeds[first], rooms[first], asked)
-            asks.append(Ask("/completions", body | {"n": count}, {"row": first}))
+            request = body | {"n": count}
+            asks.append(Ask("/completions", request, {"row": first}, tokens_asked(request)))
         try:
             found = self.client.ask(asks, self._read)
         except UserError:

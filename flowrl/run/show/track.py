@@ -27,6 +27,7 @@ from flowrl.run.show.mirror import DEADLINE, HURRIED, Mirror, MirroredTracker, o
 from flowrl.session.record import Terminal, replace
 from flowrl.settings import Run
 from flowrl.settings.read import dump
+from rewards.rights import LOCAL_TRACKERS, Right, need
 
 IDS = (
     "trackers.json"  # in the run's folder: ids of its runs in trackers, so that a resume finds them
@@ -64,6 +65,8 @@ def open_trackers(run: Run, folder: Path, accelerator: Accelerator, first: int) 
     Runs on the main process. UserError for a tracker that does not start.
     """
     path, track, mirror = folder / IDS, run.track, Mirror(Terminal(True).warn)
+    for name in set(track.trackers) - {*LOCAL_TRACKERS}:
+        need(Right.ACCOUNTS, name, f"the tracker {name}")
     before: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
     fresh_id = secrets.token_hex(4)
 

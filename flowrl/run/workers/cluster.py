@@ -17,6 +17,7 @@ from flowrl.run.workers.scoring import ReplicatedReward, ScoringWorker, first_li
 from flowrl.run.workers.transport import send_tensors_whole
 from flowrl.settings import Run
 from flowrl.settings.read import dump
+from rewards.rights import Right, need
 
 # Any: ray.init has a type for each of its options
 RAY_OPTIONS: dict[str, Any] = {
@@ -44,6 +45,8 @@ class Cluster:
         """Start or join Ray and start the replicas; returns the address and the namespace."""
         namespace = f"flowrl-{uuid.uuid4().hex}"
         address = self.run.workers.address or "local"  # Ray's None joins what it finds
+        if self.run.workers.address is not None:
+            need(Right.NETWORK, self.run.workers.address)
         if self.ours:
             try:
                 ray.init(address=address, namespace=namespace, **RAY_OPTIONS, **priority(address))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
+from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import RewardSpec
 from flowrl.settings.sections.run import Run
@@ -29,7 +30,7 @@ def check_own_gradients(run: Run) -> None:
         return
     place, specs = _followed(run, algorithm)
     for spec in specs:
-        if ".py:" in spec.name and not isinstance(user_function_of(spec.name), Differentiable):
+        if is_code(spec.name) and not isinstance(user_function_of(spec.name), Differentiable):
             raise UserError(f"{place}: {no_gradient(spec.label)}")
 
 

@@ -13,9 +13,9 @@ from flowrl.paths import find
 from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.checks.model_files import (
     PIPELINE_INDEX,
+    check_no_own_code,
     check_pipeline_files,
     check_weights,
-    read_json,
 )
 from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.sections.budget import BudgetSettings
@@ -281,7 +281,7 @@ def check_language(source: str, gguf_file: str | None) -> None:
     without whole weights."""
     _check_source(source, gguf_file or "config.json", "model.language", "transformers")
     if gguf_file is None and (folder := find(source)).is_dir():
-        read_json(folder / "config.json", "model.language")
+        check_no_own_code(folder, "model.language")
         check_weights(folder, "model.language")
 
 

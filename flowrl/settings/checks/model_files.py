@@ -45,6 +45,20 @@ def pipeline_index(folder: Path) -> dict[str, Any]:
     return index
 
 
+def check_no_own_code(folder: Path, place: str) -> None:
+    """UserError for a language model whose class is code in its own folder (`auto_map`), which is
+    never run. One that transformers has a class for too is loaded by that class."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = read_json(folder / "config.json", place)
+    if config.get("auto_map") and config.get("model_type") not in CONFIG_MAPPING:
+        raise UserError(
+            f"{place}: {folder} has code of its own (auto_map in its config.json), which flowrl "
+            f"does not run, and transformers has no model {config.get('model_type')!r:.80}: use a "
+            "model that transformers has, or wrap it as your own model (docs/own_models.md)"
+        )
+
+
 def check_pipeline_files(folder: Path) -> None:
     """UserError for a component of a pipeline whose files could not be loaded."""
     for name, value in pipeline_index(folder).items():

@@ -36,8 +36,9 @@ class TrainArguments:
     """Restart a training that dies, at most this many times without a new checkpoint."""
     no_cache: bool = False
     """Prove the model at the start even if a proof is cached."""
-    trust: bool = False
-    """Run code named in the run's folder, even if the folder was not started here."""
+    trust: bool | str = False
+    """Grant a folder that was not started here all that its run.yaml asks for, such as code, or
+    the rights that are named: --trust=code,network,variables,files,accounts. See SECURITY.md."""
 
 
 @dataclasses.dataclass
@@ -67,8 +68,9 @@ class SampleArguments:
     image: str | None = None
     """An image for all prompts: the image to edit, or a video's first frame. FILE, or a part of it,
     FILE#xywh=0,0,64,64."""
-    trust: bool = False
-    """Run code named in the run's folder, even if the folder was not started here."""
+    trust: bool | str = False
+    """Grant a folder that was not started here all that its run.yaml asks for, such as code, or
+    the rights that are named: --trust=code,network,variables,files,accounts. See SECURITY.md."""
     seed: int = 0
     out: Path | None = None
     """A new or empty folder for the samples; RUN/samples/sample-0001 if absent."""
@@ -115,8 +117,9 @@ class EvaluateArguments:
     """Use a prompt set with its own rewards: see `flowrl suites`."""
     weights: str = "last"
     """last, best, base, or a folder: an adapter's, or one in RUN/checkpoints."""
-    trust: bool = False
-    """Run code named in the run's folder, even if the folder was not started here."""
+    trust: bool | str = False
+    """Grant a folder that was not started here all that its run.yaml asks for, such as code, or
+    the rights that are named: --trust=code,network,variables,files,accounts. See SECURITY.md."""
     alone: bool = False
     """Do not evaluate the base model."""
     rewards: tuple[str, ...] = ()
@@ -187,8 +190,9 @@ class ExportArguments:
 
     run: Word[Path]
     """The run's folder."""
-    trust: bool = False
-    """Run code named in the run's folder, even if the folder was not started here."""
+    trust: bool | str = False
+    """Grant a folder that was not started here all that its run.yaml asks for, such as code, or
+    the rights that are named: --trust=code,network,variables,files,accounts. See SECURITY.md."""
     out: Path | None = None
     """A new or empty folder; RUN/export-0001 if absent."""
     weights: str = "last"

@@ -1,6 +1,6 @@
 """Run files that inherit another file's settings: `base: ../demo.yaml`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,27 @@ from flowrl.settings.words.values import short_repr
 _OWN = "configs/"  # begins the name of a file of flowrl
 
 
-def read_tree(path: Path, begun: bool = False) -> tuple[Any, str]:
+def read_tree(path: Path) -> tuple[Any, str]:
     """Read a file, with the settings of its base (and its base's base, and so on) below its own.
 
     Returns the settings and the names of the files, for messages. Mappings merge; every other
     value, including a list, replaces the base's; a recipe of another name replaces the base's,
     whose settings do not apply to it. `base` is relative to the file that contains it, or is
     `configs/...` of flowrl; other paths are also relative to that file, or else to the working
-    folder: see `flowrl.settings.file.places`. Paths of a run that was already started (`begun`)
-    stay as written. UserError, in one sentence that names every file involved, for a base that
-    cannot be read and for a circle of files.
+    folder: see `flowrl.settings.file.places`. UserError, in one sentence that names every file
+    involved, for a base that cannot be read and for a circle of files.
     """
-    tree = read_yaml(path)
-    return with_base(tree if begun else at_file(tree, path), path)
+    return with_base(at_file(read_yaml(path), path), path)
 
 
-def with_base(tree: Any, path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, str]:
-    """Merge the settings of a file (which may not exist yet) over its base's settings."""
+def with_base(
+    tree: Any,
+    path: Path,
+    above: tuple[Path, ...] = (),
+    check: Callable[[Path], None] = lambda _: None,
+) -> tuple[Any, str]:
+    """Merge the settings of a file (which may not exist yet) over its base's settings. `check`
+    is called with each base before it is read."""
     if not isinstance(tree, Mapping) or BASE_KEY not in tree:
         return tree, str(path)
     own = {key: value for key, value in tree.items() if key != BASE_KEY}
@@ -45,8 +49,9 @@ def with_base(tree: Any, path: Path, above: tuple[Path, ...] = ()) -> tuple[Any,
         raise UserError(
             f"{path}: base: the files refer to each other in a circle, {names}: remove one"
         )
+    check(base)
     try:
-        under, names = with_base(at_file(read_yaml(base), base), base, chain)
+        under, names = with_base(at_file(read_yaml(base), base), base, chain, check)
         if not isinstance(under, Mapping):
             raise UserError(f"{base}: expected settings, not {short_repr(under)}")
     except UserError as error:

@@ -8,8 +8,10 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.paths import CONFIGS_FOLDER, PACKAGE, own_file
-from flowrl.settings.trust import CODE, REWARD_SETTINGS
+from flowrl.settings.words.short_forms import REWARDS
+from rewards.load import own_name
 
+REWARD_SETTINGS = (*REWARDS, "way_rewards")  # its older name too
 PlaceOf = Callable[[str], str]  # of a relative path as it is written
 _PATHS = {
     ("prompts",),
@@ -111,8 +113,10 @@ def _is_path(value: str, at: tuple[str, ...]) -> bool:
 
 def _code(value: Any, place: PlaceOf) -> Any:
     """FILE.py or FILE.py:NAME with the full path of the file."""
-    match = CODE.fullmatch(value) if isinstance(value, str) else None
-    return value if match is None else _moved(match[1], place) + (match[2] or "")
+    own = own_name(value)
+    if own is None:
+        return value
+    return own._replace(file=_moved(own.file, place)).text
 
 
 def _moved(value: str, place: PlaceOf) -> str:

@@ -5,12 +5,13 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from flowrl.settings.base import Name, Settings
+from rewards.rights import ReadSource
 
 
 class Lora(Settings):
     """Adapters (low-rank updates) of linear layers."""
 
-    start: str | None = Field(default=None, alias="from")
+    start: ReadSource | None = Field(default=None, alias="from")
     """Adapters to start from: a file or a folder that the pipeline's load_lora_weights or peft
     reads, or a hub name. They have their own rank, alpha and targets, and are the policy `ref`."""
     rank: int = Field(default=16, ge=1)
@@ -43,7 +44,7 @@ class FrozenAdapter(Settings):
     """Existing adapters, merged into the base weights before anything else: a style, or a few-step
     student (Lightning, Hyper)."""
 
-    path: str
+    path: ReadSource
     """A .safetensors file or a folder for the pipeline's load_lora_weights, or a hub name."""
     scale: float = 1.0
     component: Literal["transformer_2"] | None = None

@@ -12,7 +12,7 @@ from flowrl.credit.turns import States
 from flowrl.errors import UserError
 from flowrl.prompts import PromptSet
 from flowrl.settings.base import Settings
-from rewards.load import user_function_of
+from rewards.load import CodeName, user_function_of
 from rewards.types import cell
 from rewards.user_function import has_mapping
 from samplers.completions import TextPlan
@@ -35,7 +35,7 @@ class EnvironmentSettings(Settings):
     reply, also if the reply is None, for recipes with turn-level returns.
     """
 
-    name: str
+    name: CodeName
     """FILE.py:FUNCTION, such as my_env.py:reply."""
     turns: int = Field(default=4, ge=1)
     """Maximum number of turns of the model. The recipe's length limits all turns and replies

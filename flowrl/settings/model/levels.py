@@ -8,11 +8,11 @@ from pydantic import Field
 
 from flowrl.errors import UserError
 from flowrl.settings.base import Settings
-from flowrl.settings.parts.own_parts import OWN_NAME
+from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.parts.trials import own_error
 from flowrl.settings.words.names import unknown_name
 from flowrl.settings.words.values import short_repr
-from rewards.load import user_function_of
+from rewards.load import CodeName, user_function_of
 
 
 class LevelShift(Settings):
@@ -27,7 +27,7 @@ class LevelShift(Settings):
         return tuple(self.shift * t / (1 + (self.shift - 1) * t) for t in even)
 
 
-Sigmas = LevelShift | tuple[float, ...] | str
+Sigmas = LevelShift | tuple[float, ...] | CodeName
 
 
 def checked_sigmas(value: Any) -> Any:
@@ -45,7 +45,7 @@ def checked_sigmas(value: Any) -> Any:
             )
         return {"shift": shift}
     if isinstance(value, str):
-        if not OWN_NAME.fullmatch(value):
+        if not is_code(value):
             raise ValueError(
                 f"expected {{shift: NUMBER}}, a list of levels or FILE.py:FUNCTION, not {value!r}"
             )

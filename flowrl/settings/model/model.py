@@ -13,6 +13,7 @@ from flowrl.settings.model.own_model import OwnModelSettings
 from flowrl.settings.model.quantization import Quantization
 from flowrl.settings.model.server import Server
 from flowrl.settings.words.short_forms import adapter_settings, guidance_settings, lora_settings
+from rewards.rights import KernelName, NameInFolder, ReadFile
 
 GuidanceScale = Annotated[float, Field(ge=0)] | Literal["none"] | None
 
@@ -50,7 +51,7 @@ class RewriterSettings(Settings):
     """As model.stop."""
     server: Server | None = None
     """As model.server."""
-    gguf_file: str | None = None
+    gguf_file: NameInFolder | None = None
     """As model.gguf_file."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     device: Literal["auto", "cpu"] = "auto"
@@ -108,9 +109,9 @@ class ModelSettings(Settings):
     """A folder with a transformers causal language model and its tokenizer, or a hub name."""
     own: OwnModelSettings | None = None
     """Your own model, FILE.py:NAME or {name: FILE.py:NAME, ...settings}."""
-    weights: str | None = None
+    weights: ReadFile | None = None
     """A safetensors file with the weights of `own`; null: the weights that it is created with."""
-    gguf_file: str | None = None
+    gguf_file: NameInFolder | None = None
     """The file with the weights in the folder of `language`, if they are GGUF."""
     system: str | None = None
     """System message for the chat template, for prompts without one of their own."""
@@ -176,7 +177,7 @@ class ModelSettings(Settings):
     """For a pipeline with two denoisers (Wan 2.2), keep the unused one on the CPU."""
     encodings: EncodingSettings = EncodingSettings()
     vae: Vae = Vae()
-    attention: str | None = None
+    attention: KernelName | None = None
     """Attention backend of diffusers (native, flash, flex, xformers, ...); for a language model,
     transformers' `attn_implementation` (sdpa, eager, flash_attention_2, ...)."""
     compile: bool | Literal["auto"] = False

@@ -8,9 +8,9 @@ from pydantic import ConfigDict, Field, model_validator
 
 from flowrl.errors import UserError
 from flowrl.settings.base import Settings
-from flowrl.settings.parts.own_parts import FILE_AND_NAME, OWN_NAME
+from flowrl.settings.parts.own_parts import FILE_AND_NAME, is_code
 from flowrl.settings.parts.trials import own_error
-from rewards.load import own_settings, user_function_of
+from rewards.load import CodeName, own_settings, user_function_of
 
 
 class OwnModelSettings(Settings):
@@ -19,7 +19,7 @@ class OwnModelSettings(Settings):
     arguments. See docs/own_models.md."""
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
-    name: str
+    name: CodeName
     settings: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -29,7 +29,7 @@ class OwnModelSettings(Settings):
         if not isinstance(value, Mapping):
             return value
         name = value.get("name")
-        if not isinstance(name, str) or not OWN_NAME.fullmatch(name):
+        if not is_code(name):
             raise ValueError(
                 f"your own model must be {FILE_AND_NAME} or {{name: {FILE_AND_NAME}, ...settings}}"
                 f", not {name!r}"

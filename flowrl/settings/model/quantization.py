@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.settings.base import OnResume, Settings
+from rewards.rights import ReadFile
 
 Backend = Literal["bitsandbytes", "torchao", "quanto", "gguf"]
 PIP_NAMES: Mapping[Backend, tuple[str, str]] = {  # module, and what pip installs
@@ -32,7 +33,7 @@ class Quantization(Settings):
     bits: Literal[4, 8] | None = None
     """Bits of a weight; of gguf, the file's. 4 bits are NF4 of bitsandbytes, and integers of the
     others."""
-    file: str | None = None
+    file: ReadFile | None = None
     """The .gguf file of the denoiser's weights, for gguf; everything else is read from
     `pipeline`."""
     components: tuple[str, ...] = ()

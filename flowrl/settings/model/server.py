@@ -12,6 +12,7 @@ from flowrl.losses.base import RatioLoss
 from flowrl.losses.token import VESPO
 from flowrl.losses.weights import Mismatch
 from flowrl.settings.base import OnResume, Settings
+from rewards.rights import Address, Variable
 from samplers.completions import TextPlan
 
 
@@ -38,7 +39,7 @@ class Server(Settings):
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = dict.fromkeys(
         ("url", "token", "timeout", "tries", "in_flight", "requests", "quantized"), OnResume.FREE
     )
-    url: str
+    url: Address
     """Address, such as http://localhost:8000/v1."""
     model: str
     """The server's name of the base model."""
@@ -54,7 +55,7 @@ class Server(Settings):
     requests: Literal["row", "group"] = "row"
     """row: a separate request and seed for each completion. group: one request for all completions
     of a prompt, whose tokens then depend on which completions share a request."""
-    token: str | None = None
+    token: Variable | None = None
     """Name of the environment variable with the server's API key."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds per attempt at a completion."""

@@ -14,7 +14,6 @@ losses), and required settings of the same name (the kernel and the group of a p
 
 import dataclasses
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,11 +32,10 @@ from flowrl.settings.parts.trials import try_kernel, try_solver
 from flowrl.settings.words.names import unknown_name
 from flowrl.settings.words.values import short_repr
 from rewards.checks.settings import function_parameters
-from rewards.load import own_settings, user_function_of
+from rewards.load import own_name, own_settings, user_function_of
 from samplers import Kernel, Planner, Solver
 from samplers.completions import TextPlanner
 
-OWN_NAME = re.compile(r".+\.py:\w+")
 FILE_AND_NAME = "FILE.py:NAME"
 OwnPart = Annotated[str | dict[str, Any], FILE_AND_NAME]
 
@@ -219,6 +217,12 @@ RECIPE_PARTS = {
 }  # what every recipe takes in place of its own
 
 
+def is_code(value: Any) -> bool:
+    """Whether a value is FILE.py:NAME."""
+    own = own_name(value)
+    return own is not None and own.function is not None
+
+
 def part_kind(annotation: Any) -> PartKind | None:
     """Kind of part that a parameter takes, if any."""
     members = get_args(annotation) or (annotation,)
@@ -245,9 +249,7 @@ def takes(annotation: Any, value: Any) -> bool:
 
 def is_own(value: Any) -> TypeGuard[str | Mapping[str, Any]]:
     """Whether a setting names a part in a user's file."""
-    return isinstance(value, Mapping) or (
-        isinstance(value, str) and bool(OWN_NAME.fullmatch(value))
-    )
+    return isinstance(value, Mapping) or (isinstance(value, str) and is_code(value))
 
 
 def named_part(value: Any, parameter: inspect.Parameter) -> bool:

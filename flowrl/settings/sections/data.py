@@ -19,6 +19,7 @@ from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection, on_hub
 from flowrl.settings.base import Settings
 from flowrl.settings.words.values import short_repr
+from rewards.rights import ReadSource, Right, allows
 
 _BOUNDS = {"min", "max"}
 IN_PYTHON = "python:"  # begins the name of a reward that no file can name
@@ -28,7 +29,7 @@ PromptPlace = Literal["train", "held_out"]
 class DataSet(Settings):
     """A data set of prompts: a file, a folder or a hub data set, and a selection of rows."""
 
-    source: str = Field(min_length=1)
+    source: ReadSource = Field(min_length=1)
     """A file (jsonl, json, csv, txt, parquet), a folder, or a hub name (owner/name)."""
     name: str = ""
     """Its name among several data sets, in the column `data_set`; by default the source."""
@@ -152,8 +153,11 @@ class PromptFiles(Settings):
         return any(on_hub(each.source) for each in getattr(self, place) or ())
 
     def on_disk(self, place: PromptPlace) -> bool:
-        """Whether all data sets are existing files or folders."""
-        return all(find(each.source).exists() for each in getattr(self, place) or ())
+        """Whether all data sets are existing files or folders that may be read."""
+        return all(
+            (path := find(each.source)).exists() and allows(Right.FILES, each.source, path)
+            for each in getattr(self, place) or ()
+        )
 
     def read(self, place: PromptPlace) -> PromptSet:
         """Read the prompts for training or evaluation. UserError, naming the place, if they cannot

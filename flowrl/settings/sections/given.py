@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from flowrl.settings.base import Settings
+from rewards.rights import ReadFile
 
 OF_GIVEN = "given"  # name of the data set of prompts that the file of given samples is
 GivenKind = Literal["pairs", "images", "texts"]
@@ -15,7 +16,7 @@ class GivenSettings(Settings):
     """Given samples, in place of generated samples or in addition to them: see
     docs/given_data.md."""
 
-    file: str = Field(min_length=1)
+    file: ReadFile = Field(min_length=1)
     """A file (jsonl, json, csv, tsv, parquet) or a folder of them. Paths in it are relative to its
     folder."""
     kind: GivenKind
@@ -36,7 +37,7 @@ class GivenSettings(Settings):
     columns."""
     label: str | None = None
     """Column of the labels of pairs of images; null: the layout's column."""
-    folder: str | None = None
+    folder: ReadFile | None = None
     """Folder to which paths of images are relative; null: the file's folder."""
     fit: Literal["exact", "crop"] = "exact"
     """For images of another size than the run's: raise an error, or scale and crop them at the

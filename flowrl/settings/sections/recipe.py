@@ -22,7 +22,6 @@ from flowrl.likelihoods.transition import Transition
 from flowrl.recipes import RECIPES
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.parts.own_parts import (
-    OWN_NAME,
     RECIPE_PARTS,
     checked_part,
     named_part,
@@ -33,7 +32,7 @@ from flowrl.settings.parts.own_parts import (
 from flowrl.settings.parts.trials import own_error
 from flowrl.settings.words.names import unknown_name
 from rewards.checks.settings import function_parameters
-from rewards.load import user_function_of
+from rewards.load import own_name, user_function_of
 
 _MOST = {"steps": 250, "group": 10_000, "roots": 1_000, "branch": 100, "length": 1_000_000}
 _MOST_OTHER = 10_000  # of a recipe's other integers
@@ -187,7 +186,7 @@ def recipe_function(name: Any) -> Callable[..., Algorithm]:
     """Recipe of this name, or the function FILE.py:FUNCTION. UserError if there is none."""
     if isinstance(name, str) and name in RECIPES:
         return RECIPES[name]
-    if isinstance(name, str) and (OWN_NAME.fullmatch(name) or name.endswith(".py")):
+    if isinstance(name, str) and own_name(name) is not None:
         try:
             return user_function_of(name)
         except ValueError as error:

@@ -13,6 +13,7 @@ from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
 from flowrl.settings.base import OnResume, Settings
+from rewards.rights import ReadFile
 
 ADAPTER_FILE, PIPELINE_FILE = "pytorch_lora_weights.safetensors", "model_index.json"
 
@@ -21,7 +22,7 @@ class TeacherSettings(Settings):
     """Weights to distil into the student (for the recipe opd)."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"column": OnResume.NEVER}
-    folders: dict[str, str] = Field(min_length=1)
+    folders: dict[str, ReadFile] = Field(min_length=1)
     """Task -> folder of its teacher: an adapter, or a pipeline of the same architecture, as saved
     by runs of flowrl (`runs/NAME/adapter`, `runs/NAME/pipeline`)."""
     column: str = "data_set"

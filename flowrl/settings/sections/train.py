@@ -5,8 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from flowrl.settings.base import Name, OnResume, Settings
+from flowrl.settings.base import WITHOUT_COMMAS, OnResume, Settings
 from flowrl.settings.model.model import GuidanceScale
+from rewards.rights import Account
 
 
 class ScheduleSettings(Settings):
@@ -201,7 +202,7 @@ class Checkpoint(Settings):
 class Track(Settings):
     """Trackers for the metrics, and samples to inspect."""
 
-    trackers: tuple[Name, ...] = Field(default=(), alias="with")
+    trackers: tuple[Annotated[Account, WITHOUT_COMMAS], ...] = Field(default=(), alias="with")
     """Trackers of accelerate: tensorboard, wandb, trackio, ..."""
     images: int = Field(default=16, ge=0)
     """Number of samples (images, videos or texts) of each evaluation to write to `samples/`."""

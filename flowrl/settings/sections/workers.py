@@ -13,6 +13,7 @@ from flowrl.losses.base import ClipsRatio, RatioLoss
 from flowrl.losses.weights import BehindClip, Decoupled
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.server import CorrectionSettings, corrected
+from rewards.rights import Address
 
 
 class ReplicaSettings(Settings):
@@ -57,7 +58,7 @@ class WorkerSettings(Settings):
     Every sampling process loads the other rewards itself."""
     gpus: float | None = Field(default=None, ge=0)
     """GPUs per sampling worker; null: one if the run uses CUDA, otherwise none."""
-    address: str | None = None
+    address: Address | None = None
     """A Ray cluster: `auto` for the cluster of this machine. null: a new one on this machine, which
     ends with the run."""
     limit: float = Field(default=900, gt=0)

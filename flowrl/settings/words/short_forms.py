@@ -1,13 +1,13 @@
 """Short forms of sections: `model: NAME`, `prompts: FILE`, `rewards: {pickscore: 1.0}`, `lora: 16`,
 `guidance: 4.5`."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.recipes import RECIPES, TEXT_RECIPES
+from rewards.load import own_name
 
 _PIPELINE, _LANGUAGE = "model_index.json", "config.json"
 REWARDS = ("rewards", "held_out_rewards", "intermediate_rewards")
@@ -31,7 +31,7 @@ def spelled_out(tree: Mapping[str, Any], recipe: Any = None) -> dict[str, Any]:
 def model_named(source: str, recipe: Any) -> dict[str, str]:
     """`{own: FILE.py:NAME}`, or `{pipeline: NAME}` or `{language: NAME}`, depending on the folder's
     content; for a hub name, depending on the recipe."""
-    if re.fullmatch(r".+\.py:\w+", source):
+    if (own := own_name(source)) is not None and own.function is not None:
         return {"own": source}
     folder = find(source)
     if folder.is_dir():
