@@ -495,10 +495,11 @@ def test_a_folder_that_cannot_remember_asks_again(tmp_path, monkeypatch):
 
 
 def test_a_base_outside_the_folder_is_not_read(tmp_path):
-    (tmp_path / "other.yaml").write_text("train: {lr: 1.0e-5}\n")
+    (tmp_path / "other.yaml").write_text("][ not YAML")  # which reading it would tell
     folder = put(tmp_path / "run", {**BASE, "base": "../other.yaml"})
     with pytest.raises(UserError, match="--trust=files"):
         open_folder(folder, parts=SAMPLED_PARTS)
+    (tmp_path / "other.yaml").write_text("train: {lr: 1.0e-5}\n")
     assert open_folder(folder, "files").run.train.lr == 1e-5
     put(folder, {"base": "configs/demo.yaml"})
     assert open_folder(folder, parts=SAMPLED_PARTS).run.recipe.name
