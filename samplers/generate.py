@@ -5,6 +5,7 @@ tensors are on the CPU: a sampler brings its tokens there once, and nothing here
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -156,7 +157,8 @@ class Draft(WrittenTokens):
 @dataclass(frozen=True)
 class Writer:
     """`contexts` are the draws' prompts. Noise is keyed by (seed, iteration, draw, plan's index,
-    segment or round of forks, node). The `environment` answers completions that have stopped."""
+    segment or round of forks, node). The `environment` answers completions that have stopped,
+    `at_once` of them side by side, in threads."""
 
     sampler: Sampler
     contexts: Sequence[Sequence[int]]
@@ -164,6 +166,7 @@ class Writer:
     seed: int
     iteration: int
     environment: Environment | None = None
+    at_once: int = 1
 
     @torch.no_grad()
     def write(self, plan: TextPlan, index: int = 0) -> TextRollout:
@@ -264,9 +267,11 @@ class Writer:
         each, before = len(draft.ids) // len(self.draws), draft.lengths
         replies, cut = dict[int, EnvironmentReply](), torch.zeros_like(live)
         rewards = torch.full((len(live),), torch.nan, dtype=torch.float64)
-        for row in integers(live.nonzero()[:, 0]):
+        rows = integers(live.nonzero()[:, 0])
+        turns = [own_turns(draft.ids[i], from_environment[i], int(before[i])) for i in rows]
+        asked = [row // each for row in rows]
+        for row, reply in zip(rows, self._replies(environment, asked, turns), strict=True):
             end = int(before[row])
-            reply = environment(row // each, own_turns(draft.ids[row], from_environment[row], end))
             if reply is not None and reply.reward is not None:
                 rewards[row] = reply.reward
             if reply is None or not reply.ids:
@@ -287,6 +292,18 @@ class Writer:
         places = torch.arange(draft.ids.shape[1])
         from_environment = (places >= before[:, None]) & (places < draft.lengths[:, None])
         return draft, from_environment, states, rewards
+
+    def _replies(
+        self,
+        environment: Environment,
+        prompts: Sequence[int],
+        turns: Sequence[Sequence[Sequence[int]]],
+    ) -> list[EnvironmentReply | None]:
+        """Replies to several rows, in their order."""
+        if self.at_once == 1:
+            return list(map(environment, prompts, turns))
+        with ThreadPoolExecutor(self.at_once) as threads:
+            return list(threads.map(environment, prompts, turns))
 
     def _fork(self, draft: Draft, plan: TextPlan, index: int) -> tuple[Draft, Tensor]:
         rule, draws = plan.forking, len(self.draws)

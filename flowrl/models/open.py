@@ -266,6 +266,7 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
         grouped=s.requests == "group",
         owner=owner,
         quantized=s.quantized,
+        patience=s.patience,
     )
 
 

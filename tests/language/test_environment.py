@@ -1,6 +1,7 @@
 """Texts of several turns: an environment answers, and only the model's own tokens are learned."""
 
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from flowrl.likelihoods.token import Token
 from flowrl.losses.ratio import Surrogate
 from flowrl.models.language.environment import Replies
 from flowrl.paths import PROJECT
+from flowrl.settings import EnvironmentSettings
 from samplers.completions import Completions
 from samplers.token_support import TokenSupport
 from tests.support.environments import META, PROMPTS, WARPED, by_hand, made, rollout, rows_of
@@ -212,6 +214,76 @@ def test_a_template_s_own_end_of_a_turn_is_not_said_twice(tmp_path):
         Replies(how, policy.tokenizer, (1,))
     with pytest.raises(UserError, match="no token ends a turn"):
         Replies(how, policy.tokenizer, ())
+
+
+FAILING = """
+def fails(prompt, meta, turns, every=2):
+    if len(turns[-1]) % every == 0:
+        raise ValueError("bad\\nand more")
+    return "hi"
+
+def flaky(prompt, meta, turns, tried={}):
+    key = prompt, tuple(turns)
+    tried[key] = tried.get(key, 0) + 1
+    if tried[key] < 3:
+        raise OSError("busy")
+    return "hi"
+"""
+
+
+def failing(tmp_path, name, **settings):
+    (tmp_path / "failing.py").write_text(FAILING)
+    made_policy = made(tmp_path)
+    how = EnvironmentSettings(name=f"{tmp_path / 'failing.py'}:{name}", turns=3, **settings)
+    made_policy.reply_by(how)
+    return made_policy
+
+
+def test_an_exception_is_a_reply_or_the_end_of_its_text_or_of_the_run(tmp_path):
+    with pytest.raises(UserError, match=r"fails failed after turn 1 .*ValueError: bad"):
+        rollout(failing(tmp_path, "fails"))
+    with pytest.warns(UserWarning, match="ValueError: bad; this is the reply"):
+        (tmp_path / "one").mkdir()
+        policy = failing(tmp_path / "one", "fails", errors="reply")
+        found, _ = rollout(policy)
+    told = policy.tokenizer("ValueError: bad").input_ids
+    rows = [
+        row[flags].tolist() for row, flags in zip(found.ids, found.from_environment, strict=True)
+    ]
+    assert any(told == row[: len(told)] for row in rows)
+    with pytest.warns(UserWarning, match="the text ends there"):
+        (tmp_path / "two").mkdir()
+        found, _ = rollout(failing(tmp_path / "two", "fails", errors="end"))
+    turns = 1 + found.last
+    assert (turns == 1).any() and (turns > 1).any()
+    assert found.stopped[turns == 1].any()
+
+
+def test_a_function_is_tried_again(tmp_path):
+    with pytest.raises(UserError, match="OSError: busy"):
+        rollout(failing(tmp_path, "flaky", tries=2))
+    (tmp_path / "more").mkdir()
+    found, _ = rollout(failing(tmp_path / "more", "flaky", tries=3))
+    assert found.from_environment.any()
+
+
+def test_rows_are_answered_side_by_side_with_the_same_bits(policy):
+    found, _ = rollout(policy)
+    function, running, most = policy.environment.function, [], []
+
+    def slow(*said):
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.002 * (len(most) % 4))
+        running.pop()
+        return function(*said)
+
+    policy.reply_by(policy.environment.how.model_copy(update={"at_once": 5}))
+    policy.environment.__dict__["function"] = slow
+    other, _ = rollout(policy)
+    assert 1 < max(most) <= 5
+    for name in ("ids", "lengths", "logp", "from_environment", "states"):
+        assert torch.equal(getattr(found, name), getattr(other, name))
 
 
 def test_the_example_of_the_documentation_answers():

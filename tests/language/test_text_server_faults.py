@@ -1,6 +1,8 @@
 """What a server of completions may do wrong, and settings that it cannot carry out: one sentence
 each."""
 
+import threading
+
 import pytest
 import torch
 
@@ -51,7 +53,8 @@ def early(choice):
         (put(logprobs=None), "no log-probabilities"),
         (short, "log-probabilities instead of 1 to 4"),
         *((said(value), f"gives {value!r} as the log-probability") for value in (5.0, "-1", True)),
-        (put(token_ids=[]), "an answer has 0 tokens"),
+        (put(token_ids=[]), "an answer has no whole text"),
+        (put(finish_reason="abort"), r"an answer has no whole text \(abort\)"),
         (put(token_ids=[99] * 4, logprobs={"token_logprobs": [-1.0] * 4}), "returned token 99"),
         (
             lambda choice: (early(choice), choice.update(finish_reason="stop")),
@@ -206,3 +209,40 @@ def test_the_fingerprint_is_of_adapters_and_sees_every_change(model, tmp_path):
     with torch.no_grad():
         list(policy.trainable().values())[-1].view(-1)[-1] += 1e-6
     assert fingerprint(policy.model) != first
+
+
+@pytest.mark.parametrize("spoiled", [put(token_ids=[]), put(finish_reason="abort")])
+def test_a_completion_that_was_broken_off_is_asked_for_again(model, tmp_path, spoiled):
+    with CompletionsServer(model) as server:
+        kept = opened(tree(server, tmp_path), tmp_path)
+        want, left = only(collect(kept, 0).rows), [1, 1, 1]
+
+        def spoil(choice):
+            if left:
+                left.pop()
+                spoiled(choice)
+
+        server.spoil = spoil
+        assert torch.equal(only(collect(kept, 0).rows).ids, want.ids) and not left
+
+
+def test_an_outage_is_waited_for(model, tmp_path, capsys):
+    """The server is gone for longer than all tries of a request, and has no adapters then."""
+    first = CompletionsServer(model)
+    with first:
+        kept = opened(tree(first, tmp_path, patience=60), tmp_path)
+        want = only(collect(kept, 0).rows)
+        port = first.http.server_address[1]
+
+    def again():
+        second = CompletionsServer(model, port=port)
+        second.__enter__()
+        back.append(second)
+
+    back: list[CompletionsServer] = []
+    timer = threading.Timer(4.0, again)
+    timer.start()
+    got = only(collect(kept, 0).rows)
+    assert torch.equal(got.ids, want.ids) and back[0].loaded
+    assert "waiting for it up to 60 s" in capsys.readouterr().err
+    back[0].__exit__()

@@ -63,6 +63,7 @@ class CompletionsServer:
     forgets: int | None = None
     change: Callable[[Any], Any] = lambda model: model
     mute: bool = False
+    port: int = 0
     version: str = "default"
     loaded: dict[str, Any] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -71,7 +72,7 @@ class CompletionsServer:
 
     def __enter__(self) -> "CompletionsServer":
         self.base = self.load(self.source)
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.http = ThreadingHTTPServer(("127.0.0.1", self.port), _handler(self))
         self.http.daemon_threads = True
         threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
@@ -236,7 +237,7 @@ def tree(
 ) -> dict[str, Any]:
     made = text_runs.tree(server.source, folder, recipe, lr=2e-2)
     made["model"]["lora"] = {"rank": 2, "alpha": 8} if server.lora else None
-    own = {"url": server.url, "model": "tiny", "tries": 3}
+    own = {"url": server.url, "model": "tiny", "tries": 3, "patience": 0.2}
     own |= {"engine": "sglang"} if server.sglang else {}
     made["model"]["server"] = own | {"sync": "lora" if server.lora else "none"} | settings
     return made

@@ -91,9 +91,9 @@ class TextBatch:
             for part in parts:
                 own = slice(part.first, part.first + len(part.draws))
                 sampler = self.sampler(each, self.images[own])
-                writer = Writer(
-                    sampler, self.contexts[own], part.draws, seed, iteration, self.answers
-                )
+                at_once = 1 if self.answers is None else self.answers.by.how.at_once
+                keys = part.draws, seed, iteration
+                writer = Writer(sampler, self.contexts[own], *keys, self.answers, at_once)
                 rollout = writer.write(each, index)
                 self.meter.add(int(rollout.own.sum()))
                 written.append(replace(rollout, prompt=rollout.prompt + part.first))

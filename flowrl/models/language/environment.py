@@ -1,8 +1,8 @@
 """Replies of a user's environment to a language model, as tokens after the model's turn."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -109,11 +109,10 @@ class Conversation:
         return state_id(self.prompts[prompt])
 
     def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> EnvironmentReply | None:
-        """Call the function. UserError if it raises, or returns a value that `read_reply`
-        refuses."""
-        how, texts = self.by.how, [self.by.said(turn) for turn in said]
-        with _named(how.name, self.prompts[prompt], len(said)):
-            found = self.by.function(self.prompts[prompt], self.meta[prompt], texts, **how.settings)
+        """Call the function. UserError if it returns a value that `read_reply` refuses, or raises
+        and `errors` is stop."""
+        how = self.by.how
+        found = self._found(prompt, [self.by.said(turn) for turn in said])
         if (answer := read_reply(found, how.name)) is None:
             return None
         reply, state, reward = answer
@@ -125,6 +124,27 @@ class Conversation:
                 "return None to end the text"
             )
         return EnvironmentReply(ids, state_id(state), reward)
+
+    def _found(self, prompt: int, texts: Sequence[str]) -> Any:
+        """The function's result, or what its exception becomes."""
+        how, own = self.by.how, (self.prompts[prompt], self.meta[prompt])
+        for left in reversed(range(how.tries)):
+            try:
+                return self.by.function(*own, list(texts), **how.settings)
+            except (Exception, SystemExit) as error:  # exit(0) would end the run as if it were done
+                if left:
+                    continue
+                where = f"{how.name} failed after turn {len(texts)} of the prompt {own[0]!r}"
+                if how.errors == "stop":
+                    raise UserError(
+                        f"model.environment: {where}: {type(error).__name__}: {error}"
+                    ) from error
+                first = "".join(str(error).splitlines()[:1])
+                text = f"{type(error).__name__}: {first}"
+                then = "this is the reply" if how.errors == "reply" else "the text ends there"
+                warnings.warn(f"model.environment: {where}: {text}; {then}", stacklevel=2)
+                return text if how.errors == "reply" else None
+        raise AssertionError("tries is at least 1")
 
 
 def read_reply(found: Any, name: str) -> tuple[str | None, str, float | None] | None:
@@ -153,15 +173,3 @@ def read_reply(found: Any, name: str) -> tuple[str | None, str, float | None] | 
     if not isinstance(state, str):
         raise UserError(f"model.environment: {name} must return a text as the state, not {state!r}")
     return reply, state, None if reward is None else float(reward)
-
-
-@contextmanager
-def _named(name: str, prompt: str, turns: int) -> Iterator[None]:
-    """Turn any error of the function into a UserError that names it, the prompt and the turn."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:  # exit(0) would end the run as if it were done
-        raise UserError(
-            f"model.environment: {name} failed after turn {turns} of the prompt {prompt!r}: "
-            f"{type(error).__name__}: {error}"
-        ) from error

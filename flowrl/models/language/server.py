@@ -5,6 +5,8 @@ text has another probability. The server returns log-probabilities, and their di
 trainer's is corrected in the loss (`flowrl.losses.weights.Mismatch`). m rows, u new tokens.
 """
 
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,10 +23,12 @@ from flowrl.models.language.served_owner import ServerOwner
 from flowrl.models.language.token_scores import ScoringPolicy
 from rewards.serving.bounded import tokens_asked
 from rewards.serving.client import Client
-from rewards.serving.requests import Ask, Failure, Malformed
+from rewards.serving.requests import Again, Ask, Failure, Malformed
 from samplers.completions import TextPlan
 from samplers.generate import TokenRequest, Writer, WrittenTokens
 
+ABSENT = ("unreachable", "timeout")  # reasons of failures of a server that is gone
+BROKEN_OFF = ("abort", "error")  # how a server ends completions that it did not complete
 SURE = 1e-3  # a server's log-probability of a sure token may be this far above 0
 STRIDE = 0x9E3779B1  # odd: requests of one key with unlike `first` get unlike seeds
 PLAIN_SAMPLING: Mapping[str, Any] = {  # servers default to the model's generation settings
@@ -56,6 +60,7 @@ class CompletionsServer:
     grouped      one request for all completions of a context, with the first one's seed
     owner        says whose the server is; None: nobody asks
     quantized    how the server's weights are quantized; None: as its name says, if it does
+    patience     seconds to wait for a server that does not answer
     ahead        the answers of later iterations
     """
 
@@ -68,6 +73,7 @@ class CompletionsServer:
     grouped: bool = False
     owner: ServerOwner | None = None
     quantized: str | None = None
+    patience: float = 0.0
     ahead: AnswersAhead = field(default_factory=AnswersAhead)
 
     @property
@@ -89,7 +95,11 @@ class CompletionsServer:
     def __call__(self, asked: TokenRequest) -> WrittenTokens:
         if (known := self.ahead.take(asked)) is not None:
             return known
+        self._wait()
         outcomes = self._outcomes(asked)
+        if any(isinstance(one, Failure) and one.reason in ABSENT for one in outcomes):
+            self._wait()
+            outcomes = self._outcomes(asked)  # the same requests have the same tokens
         drawn = [one for one in outcomes if not isinstance(one, Failure)]
         if len(drawn) < len(outcomes):
             failed = [one for one in outcomes if isinstance(one, Failure)]
@@ -99,6 +109,26 @@ class CompletionsServer:
                 f"{self.client.url} ({why})"
             )
         return self._part(drawn)
+
+    def _wait(self) -> None:
+        """Wait until the server lists its models, or until the patience is over: the requests say
+        what is wrong then."""
+        end, waits = time.monotonic() + self.patience, False
+        while True:
+            try:
+                served(self.client)
+                return
+            except ValueError as error:
+                if time.monotonic() > end:
+                    return
+                if not waits:
+                    print(
+                        f"model.server: {error}; waiting for it up to {self.patience:g} s "
+                        "(model.server.patience)",
+                        file=sys.stderr,
+                    )
+                waits = True
+                time.sleep(min(1.0, self.patience))
 
     def close(self) -> None:
         """Remove the run's adapters from the server, or give it its own weights back."""
@@ -193,6 +223,8 @@ class CompletionsServer:
                 "differently; it must accept token ids unchanged: switch off its templates and "
                 "special tokens"
             )
+        if choice.finish_reason in BROKEN_OFF or choice.ids == []:
+            raise Again("malformed", words=f"an answer has no whole text ({choice.finish_reason})")
         ids, logp = choice.ids, None if choice.logprobs is None else choice.logprobs.token_logprobs
         if ids is None:
             raise UserError(

@@ -46,6 +46,14 @@ class EnvironmentSettings(Settings):
     """The text that rewards score: all turns and replies, or the model's last turn."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Additional arguments of the function."""
+    errors: Literal["stop", "reply", "end"] = "stop"
+    """What an exception of the function becomes: the end of the run, a reply with its type and
+    first line, or the end of that text."""
+    tries: int = Field(default=1, ge=1)
+    """Calls of the function for one reply, while it raises exceptions."""
+    at_once: int = Field(default=1, ge=1)
+    """Texts whose replies are asked for side by side, in threads. Each text's replies come in
+    order, so the results do not depend on it."""
 
     def function(self) -> Callable[..., Any]:
         """Load the function. UserError if it is missing or does not take its arguments."""

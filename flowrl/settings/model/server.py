@@ -37,7 +37,8 @@ class Server(Settings):
     """A server with OpenAI's completions API that accepts and returns token ids: vLLM or SGLang."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = dict.fromkeys(
-        ("url", "token", "timeout", "tries", "in_flight", "requests", "quantized"), OnResume.FREE
+        ("url", "token", "timeout", "tries", "in_flight", "requests", "quantized", "patience"),
+        OnResume.FREE,
     )
     url: Address
     """Address, such as http://localhost:8000/v1."""
@@ -61,6 +62,8 @@ class Server(Settings):
     """Seconds per attempt at a completion."""
     tries: int = Field(default=7, ge=1)
     """Maximum attempts at a completion."""
+    patience: float = Field(default=600.0, ge=0)
+    """Seconds to wait for a server that does not answer at all, such as one that restarts."""
     in_flight: int = Field(default=64, ge=1)
     """Maximum number of requests at a time."""
     correction: CorrectionSettings = CorrectionSettings()
