@@ -12,10 +12,18 @@ from torch import Tensor
 from flowrl.credit.values import Context, Credit
 from flowrl.errors import UserError
 from flowrl.table import Column
+from samplers.untyped import integers
 
 PROMPT_ROWS: Column[Sequence[Mapping[str, Any]]] = Column(
     "rows of the prompt file", "prompt_rows", "whole"
 )
+
+
+def as_weight(value: object) -> float | None:
+    """A finite number of at least 0; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and value >= 0 else None
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class PromptWeight:
     def __call__(self, credit: Credit, context: Context) -> Credit:
         rows = context.needed(PROMPT_ROWS, "PromptWeight")
         assert context.prompts is not None, "the training loop sets the prompts of the draws"
-        weights = self.weights(rows, context.prompts.tolist())
+        weights = self.weights(rows, integers(context.prompts))
         each = weights.repeat_interleave(len(credit.value) // len(weights))
         return credit._replace(value=credit.value * each[:, None, None])
 
@@ -52,12 +60,12 @@ class PromptWeight:
         found: list[float] = []
         for row in draws:
             value = rows[row].get(self.column) if row < len(rows) else None
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0:
+            weight = as_weight(value)
+            if weight is None:
                 raise UserError(
                     f"PromptWeight: row {row + 1} of prompts.train has {value!r} in the column "
                     f"{self.column}: give every prompt a number of at least 0"
                 )
-            found.append(float(value))
+            found.append(weight)
         weights = torch.tensor(found, dtype=torch.float64)
         return weights / weights.mean().clamp(min=1e-12) if self.mean else weights

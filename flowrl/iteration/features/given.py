@@ -91,7 +91,8 @@ def draw_nothing(iteration: int) -> Drawn:
 
 def sample_nothing(drawn: Drawn) -> Sampled:
     unit = UnitSamples((), (), Statistics({}, {}), 0)
-    return Sampled(drawn, None, unit)
+    nothing: Any = None  # no prompt is encoded
+    return Sampled(drawn, nothing, unit)
 
 
 def score_nothing(samples: Sampled) -> Scored:

@@ -61,14 +61,14 @@ class CutUnits:
     inner: UnitStages
     encode: Encode
 
-    def __call__(self, whole: SamplingUnit) -> SampledUnit:
-        units = units_of(self.session, whole)
+    def __call__(self, unit: SamplingUnit) -> SampledUnit:
+        units = units_of(self.session, unit)
         if len(units) == 1:
-            made, scores = self.inner.both(whole)
+            made, scores = self.inner.both(unit)
             return _with_scores(made.batch, made.unit, scores)
         pairs = [(made.unit, scores) for made, scores in map(self.inner.both, units)]
         joined = joined_units(units, pairs, join_of(self.session))
-        return SampledUnit(self.encode(whole), joined)
+        return SampledUnit(self.encode(unit), joined)
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class SourcedUnits:
     encode: Encode
     clock: Clock
 
-    def __call__(self, whole: SamplingUnit) -> SampledUnit:
-        units = units_of(self.session, whole)
+    def __call__(self, unit: SamplingUnit) -> SampledUnit:
+        units = units_of(self.session, unit)
         made = self.source.samples(units, self.clock.seconds)
         if len(made) == 1:
-            return _with_scores(self.encode(whole), *made[0])
-        return SampledUnit(self.encode(whole), joined_units(units, made, join_of(self.session)))
+            return _with_scores(self.encode(unit), *made[0])
+        return SampledUnit(self.encode(unit), joined_units(units, made, join_of(self.session)))
 
 
 def _with_scores(batch: Batch, unit: UnitSamples, scores: UnitScores) -> SampledUnit:

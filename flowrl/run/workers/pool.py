@@ -204,17 +204,17 @@ class SamplingPool:
         """A unit with the scores of all rewards; media stay where they are until they are
         requested."""
         assert isinstance(made.found, tuple) and not isinstance(made.found, MadePrompts)
-        (found, known), names = made.found, tuple(self.session.rewards)
+        (found, scored), names = made.found, tuple(self.session.rewards)
         columns = zip(*(part for part, *_ in later.values()), strict=True) if later else None
-        scores = known.plans
+        scores = scored.plans
         if columns is not None:
             remote = [_scores(tuple(later), each) for each in columns]
             scores = tuple(
                 replace(joined_columns((here, more), names), intermediate=here.intermediate)
-                for here, more in zip(known.plans, remote, strict=True)
+                for here, more in zip(scored.plans, remote, strict=True)
             )
         found = replace(found, rollouts=tuple(all_states(each) for each in found.rollouts))
-        reports = dict(known.reports)
+        reports = dict(scored.reports)
         for _, report, _ in later.values():
             _add(reports, report)
         prompts, rows = self.session.prompts, known.units[place].rows
@@ -225,8 +225,8 @@ class SamplingPool:
         )
         if self.session.algorithm.reward_gradient:  # compared with the samples that it rebuilds
             samples = tuple(own() for own in bring)
-        known = replace(known, plans=scores, samples=samples, reports=reports)
-        return replace(found, samples=samples), known
+        scored = replace(scored, plans=scores, samples=samples, reports=reports)
+        return replace(found, samples=samples), scored
 
     def fetch(self, known: Flight[Any], place: int, plan: int) -> Samples:
         """The samples of a unit with their media, for a page or a tracker."""
