@@ -2,11 +2,11 @@
 
 A record of the plain path (samples, credit, rows) has a field for what every sample has. What only
 a feature knows, such as the gate of GARDO or the turns of a conversation, is a `Column` in the
-record's `Table`: the feature that owns it writes it, and whoever reads it names it. Taking,
+record's `Table`: the feature that owns it writes it, and a part that reads it names it. Taking,
 joining, gathering and moving walk all columns, so a new column is written in one place.
 
 tensordict does the same for tensors alone. It was not taken: its releases ask for one release of
-torch each, its entries have one leading size where ours have four forms, and a frozen field would
+torch each, its entries have one leading size where ours have three forms, and a frozen field would
 still have to hold what is not a tensor.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from samplers.token_support import TokenSupport, joined_column
 
 T = TypeVar("T")
-Form = Literal["whole", "draw", "sample", "row"]
+ColumnForm = Literal["whole", "sample", "row"]
 Leaf = Tensor | TokenSupport  # what has rows
 
 
@@ -28,14 +28,13 @@ class Column(Generic[T]):
     """A named column.
 
     name   unique among all columns
-    owner  the feature that writes it: a module of `flowrl.iteration.features`
-    form   what its leading size counts: draws (groups of samples that are compared), samples, or
-           rows of a loss; `whole` is one value for all
+    owner  the feature that it belongs to: a module of `flowrl.iteration.features`
+    form   what its leading size counts: samples, or rows of a loss; `whole` is one value for all
     """
 
     name: str
     owner: str
-    form: Form = "sample"
+    form: ColumnForm = "sample"
 
     def __str__(self) -> str:
         return self.name
@@ -50,7 +49,9 @@ class Table:
     def __getitem__(self, column: Column[T]) -> T:
         """The value of a column. KeyError, in a sentence, if its owner has not written it."""
         if column not in self.values:
-            raise KeyError(f"{column.name}: the feature {column.owner} writes it, and is not here")
+            raise KeyError(
+                f"{column.name}: a column of the feature {column.owner}, which is not here"
+            )
         return self.values[column]
 
     def get(self, column: Column[T], otherwise: T) -> T:
@@ -72,11 +73,7 @@ class Table:
     def without(self, column: Column[Any]) -> "Table":
         return Table({key: value for key, value in self.values.items() if key != column})
 
-    def of(self, *forms: Form) -> "Table":
-        """The columns of these forms."""
-        return Table({key: value for key, value in self.values.items() if key.form in forms})
-
-    def arranged(self, move: Callable[[Any], Any], *forms: Form) -> "Table":
+    def arranged(self, move: Callable[[Any], Any], *forms: ColumnForm) -> "Table":
         """Apply `move` to the tensors [n ...] of the columns of these forms; others stay."""
         if not self.values:
             return self

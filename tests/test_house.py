@@ -23,7 +23,8 @@ ROOT_FILES = {
     *{"mkdocs.yml", ".dockerignore", ".gitignore", ".pre-commit-config.yaml"},
     ".git-blame-ignore-revs",
 }
-PROTOCOL = {"load", "judge", "main"}  # what a reward's file offers; what a script starts with
+# what the files of rewards and of features offer; what a script starts with
+PROTOCOL = {"load", "judge", "main", "wrap", "wrap_unit"}
 
 
 def modules() -> Iterator[Path]:

@@ -158,7 +158,7 @@ def proof(trial: DeviceTrial) -> str:
 
 def ratio(trial: DeviceTrial) -> str:
     session = trial.session
-    floor = noise_floor(session.learner, first_rows(session))
+    floor = noise_floor(session.learner, rows_of_first_iteration(session))
     if floor is None:
         raise NotRun("the loss of this recipe computes old and new on the same rows")
     clip = vars(session.algorithm.loss).get("clip")
@@ -171,7 +171,7 @@ def ratio(trial: DeviceTrial) -> str:
     return f"{found}; clip range {least:g}"
 
 
-def first_rows(session: Session) -> TrainingRows:
+def rows_of_first_iteration(session: Session) -> TrainingRows:
     """The rows of a run's first iteration."""
     return open_stages(session, Progress()).collected(0)
 
@@ -251,7 +251,7 @@ def compiled(trial: DeviceTrial) -> str:
     if not has_triton():
         raise NotRun("torch finds no Triton for this device")
     session = trial.open(override(trial.run, ["--model.compile", "true"]), "compiled")
-    first = noise_floor(session.learner, first_rows(session))
+    first = noise_floor(session.learner, rows_of_first_iteration(session))
     kept = Opened(session)
     slow, *rest = [kept.turn() for _ in range(1 + trial.turns)]
     whole = statistics.median(trial.kept.turn() for _ in range(trial.turns))

@@ -17,7 +17,7 @@ from flowrl.credit.intermediate import reads_intermediate
 from flowrl.credit.trackers import NoTracker
 from flowrl.credit.uncompared import Uncompared
 from flowrl.credit.values import (
-    TURNS,
+    SAMPLE_TURNS,
     Context,
     Credit,
     Fusion,
@@ -55,7 +55,7 @@ class Sum:
             present = grouped.any(1).repeat_interleave(group, 0)
             mask = mask & (credit.mask | ~present).all(-1, keepdim=True)
         weights = context.weights.to(credit.value)
-        if TURNS not in context.table:
+        if SAMPLE_TURNS not in context.table:
             total = (credit.value * credit.mask) @ weights
         else:  # one product per turn, so that the bits do not depend on the number of turns
             parts = (credit.value * credit.mask).unbind(1)
@@ -314,7 +314,7 @@ class Estimator:
         credit = summed
         for transform in self.chain[first:]:
             credit = transform(credit, context)
-        if TURNS in context.table:
+        if SAMPLE_TURNS in context.table:
             credit = existing(credit, context)
         return credit.value[..., 0], credit.mask[..., 0]
 

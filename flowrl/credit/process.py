@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flowrl.credit.turns import Discount, States, Turns, WhitenTurns, turn_rewards
 from flowrl.credit.values import (
-    TURNS,
+    SAMPLE_TURNS,
     Context,
     Credit,
     Transform,
@@ -50,7 +50,7 @@ class GroupReturns:
     eps: float = 1e-4
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        exists = context.needed(TURNS, "GroupReturns").exists.cpu()
+        exists = context.needed(SAMPLE_TURNS, "GroupReturns").exists.cpu()
         credit, group = existing(credit, context), context.columns.group
         last = (torch.arange(exists.shape[1]) == exists.sum(1, keepdim=True) - 1)[..., None]
         reward = turn_rewards(credit, context) + credit.value * (last & self.outcome)
@@ -80,7 +80,7 @@ class MinReturns:
     outcome: bool = True
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        exists = context.needed(TURNS, "MinReturns").exists.cpu()
+        exists = context.needed(SAMPLE_TURNS, "MinReturns").exists.cpu()
         credit, group = existing(credit, context), context.columns.group
         known = _scored(credit, context) & credit.mask
         reward = turn_rewards(credit, context)

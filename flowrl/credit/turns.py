@@ -4,8 +4,9 @@ Like the transforms of `flowrl.credit.advantages`, they map credit [n, k, r] to 
 its mask. They read the `Context`, and raise an error that names a missing entry.
 
 Without any transform of this file a trajectory's outcome is compared once and credited to all its
-turns (AgentFlow's Flow-GRPO, arXiv:2510.05592): turns are decision points, and the column TURNS
-marks which of them a sample has. `Turns` compares each turn among the samples that have it.
+turns (AgentFlow's Flow-GRPO, arXiv:2510.05592): turns are decision points, and the column
+SAMPLE_TURNS marks which of them a sample has. `Turns` compares each turn among the samples that
+have it.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.credit.values import (
     NONE,
     REFERENCE,
-    TURNS,
+    SAMPLE_TURNS,
     Context,
     Credit,
     NodeLevel,
@@ -209,7 +210,7 @@ class Turns:
     """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        context.needed(TURNS, "Turns")
+        context.needed(SAMPLE_TURNS, "Turns")
         value, mask = existing(credit, context)
         return Credit((value + turn_rewards(credit, context)) * mask, mask)
 
@@ -256,7 +257,7 @@ class States:
     eps: float = 1e-6
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        states = context.needed(TURNS, "States").states.cpu()
+        states = context.needed(SAMPLE_TURNS, "States").states.cpu()
         scale = "group" if self.scale else None
         rule = Standardize(scale, correction=1, eps=self.eps)
         own = (turn_rewards(credit, context) * credit.mask).sum(1, keepdim=True)

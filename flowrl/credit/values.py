@@ -48,10 +48,10 @@ class TrackedStatistics(NamedTuple):
     gate: tuple[float, tuple[float, ...]] | None = None  # a `GateHistory` of `GateShare`
 
 
-TURNS: Column[SampleTurns] = Column("turns or steps of samples", "turns")
+SAMPLE_TURNS: Column[SampleTurns] = Column("turns or steps of samples", "turns")
 REFERENCE: Column[ReferenceRatios] = Column("divergences from the initial model", "reference")
 TRACKED: Column[TrackedStatistics] = Column("statistics of a tracker", "tracker", "whole")
-STEPS: Column[Tensor] = Column("steps of samples of several sizes", "sizes")
+SAMPLE_STEPS: Column[Tensor] = Column("steps of samples of several sizes", "sizes")
 """[n k 3]: std, h and slope (as in `Columns`) of each sample's own steps, where samples of several
 sizes have different noise levels."""
 
@@ -68,7 +68,7 @@ class Context:
     lengths  trained decisions of each sample: tokens, or noisy steps
     prompts  the prompt of each draw, as a row of the prompt set
     scores   of the samples, set by `Estimator`
-    table    columns of features: TURNS, REFERENCE, TRACKED, STEPS and a user's own
+    table    columns of features: SAMPLE_TURNS, REFERENCE, TRACKED, SAMPLE_STEPS and a user's own
     """
 
     columns: Columns
@@ -98,7 +98,7 @@ class Context:
         self, weigh: Callable[[Tensor, Tensor, Tensor], Float[Tensor, " k"]]
     ) -> Float[Tensor, "... k 1"]:
         """Weights of steps from their std, h and slope [k], for every sample or for all alike."""
-        if STEPS not in self.table:
+        if SAMPLE_STEPS not in self.table:
             std = torch.tensor(self.columns.std, dtype=torch.float64)
             h = torch.tensor(self.columns.h, dtype=torch.float64)
             slope = torch.tensor(self.columns.slope, dtype=torch.float64)
@@ -106,7 +106,7 @@ class Context:
         rows = [
             # samples that only fill up a group have no steps
             weigh(*own.unbind(-1)) if bool(own.any()) else torch.ones_like(own[:, 0])
-            for own in self.table[STEPS].unbind()
+            for own in self.table[SAMPLE_STEPS].unbind()
         ]
         return torch.stack(rows)[..., None]
 
@@ -303,9 +303,9 @@ def _by_path(values: Tensor, scored: Tensor, context: Context, beta: float) -> C
 def existing(credit: Credit, context: Context) -> Credit:
     """Mask the turns that a sample does not have. Credit per token stays unchanged, since all
     tokens exist."""
-    if TURNS not in context.table or of_tokens(credit, context):
+    if SAMPLE_TURNS not in context.table or of_tokens(credit, context):
         return credit
-    mask = credit.mask & context.table[TURNS].exists.cpu()[..., None]
+    mask = credit.mask & context.table[SAMPLE_TURNS].exists.cpu()[..., None]
     return Credit(credit.value * mask, mask)
 
 

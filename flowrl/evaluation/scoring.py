@@ -20,7 +20,7 @@ from flowrl.media import pictures
 from flowrl.paths import removed_on_error
 from flowrl.settings.command_line.arguments import Word
 
-Column = Float[np.ndarray, " n"]
+ScoreColumn = Float[np.ndarray, " n"]
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # begin a formula in a spreadsheet
 
@@ -66,7 +66,7 @@ def score_folder(given: ScoreArguments) -> Path:
     make_output_folder(out)
     print(f"{len(items)} files, {items[-1].group + 1} prompts; {inside.origin}")
     gallery = Gallery(items, given.frames)
-    values: dict[str, Column] = {}
+    values: dict[str, ScoreColumn] = {}
     costs: dict[str, Cost] = {}
     try:
         for name, spec in specs.items():
@@ -95,7 +95,9 @@ def _file(name: str) -> str:
     return "".join(c if c.isalnum() or c in ".-_" else "_" for c in name)
 
 
-def write(out: Path, items: Sequence[Item], values: dict[str, Column], gallery: Gallery) -> None:
+def write(
+    out: Path, items: Sequence[Item], values: dict[str, ScoreColumn], gallery: Gallery
+) -> None:
     """Write scores.csv and scores.parquet: file, prompt, other columns, a column per reward (empty
     if unscored), and any problem with the file. A reward's column replaces a column of the same
     name."""
@@ -131,7 +133,7 @@ def _cell(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def contact_sheet(path: Path, gallery: Gallery, name: str, column: Column, most: int) -> None:
+def contact_sheet(path: Path, gallery: Gallery, name: str, column: ScoreColumn, most: int) -> None:
     """Write a contact sheet, best first, of at most `most` samples: the first and last thirds show
     the two ends, and the rest is evenly spaced."""
     scored = np.flatnonzero(~np.isnan(column))
@@ -165,7 +167,7 @@ def thumbnail(image: torch.Tensor) -> torch.Tensor:
     return functional.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
 
 
-def summary(values: dict[str, Column], costs: dict[str, Cost]) -> str:
+def summary(values: dict[str, ScoreColumn], costs: dict[str, Cost]) -> str:
     """One line per reward: mean, spread and range of its scores, and its cost."""
     head = (
         "reward",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Clock:
+class PhaseClock:
     """Adds up the seconds of each phase until `taken` is read."""
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])

@@ -36,7 +36,7 @@ class SampleCredit:
 
 @dataclass(frozen=True)
 class CreditInput:
-    """What credit is computed from, for one plan.
+    """Inputs of the credit of one plan.
 
     scores  of all processes
     summed  their weighted sum: `Estimator.summed`

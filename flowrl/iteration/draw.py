@@ -9,16 +9,16 @@ from flowrl.session.session import Session
 
 @dataclass(frozen=True)
 class PlainDraw:
-    """Prompts in turn, in an order that the seed shuffles anew for every pass over them."""
+    """Prompts in turn, in an order that the seed shuffles for every pass over them."""
 
     session: Session
 
     def __call__(self, iteration: int) -> Drawn:
         session = self.session
         draws = session.prompts.draw(iteration, session.draw_count, session.run.train.seed, None)
-        return drawn(session, iteration, draws)
+        return draws_here(session, iteration, draws)
 
 
-def drawn(session: Session, iteration: int, draws: Draws) -> Drawn:
+def draws_here(session: Session, iteration: int, draws: Draws) -> Drawn:
     """These draws, sampled by the algorithm's own policy."""
     return Drawn.of(session.parallel, iteration, draws, session.algorithm.behaviour)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flowrl.iteration.records import TrainingRows
 from flowrl.likelihoods.rows import (
-    PLACE,
+    ROW_PLACE,
     Evaluation,
     Rows,
     TokenRows,
@@ -107,7 +107,7 @@ def shares_of(learner: Learner, made: TrainingRows, iteration: int) -> list[Chun
     device = next(iter(learner.policies.parameters.values())).device
     shares: list[Chunks] = [[] for _ in range(settings.updates)]
     for at, rows in enumerate(made.rows):
-        place, inputs = rows.table.get(PLACE, at), input_of(rows, unit)
+        place, inputs = rows.table.get(ROW_PLACE, at), input_of(rows, unit)
         dealt = assignment.steps(rows, inputs, made.draws, place, unit)
         for number, share in enumerate(shares):
             index = (dealt == number).nonzero()[:, 0]

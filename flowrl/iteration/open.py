@@ -1,8 +1,10 @@
 """A run's stages: the plain ones, wrapped in the features that its settings and parts ask for.
 
-A feature is a file of `flowrl.iteration.features`. Those of a unit of draws are shared by workers;
-those of whole iterations stand around them. The order below is that of the wrapping, the innermost
-first. A column that credit or the loss reads names its feature itself (`Column.owner`).
+A feature is a file of `flowrl.iteration.features`. Workers share the features of a unit of draws;
+the features of whole iterations stand around them. The order below is that of the wrapping, the
+innermost first: a tracker's statistics are of a budget's groups, so it stands within the budget; a
+gate compares all samples, so it stands outside. A column that credit or the loss reads names its
+feature itself (`Column.owner`); a feature that is opened by a column alone comes last.
 """
 
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from typing import Any, NamedTuple
 
 from flowrl.credit.choices import image_plans
 from flowrl.errors import UserError
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.credit import CreditStage, PlainEstimate
 from flowrl.iteration.draw import PlainDraw
 from flowrl.iteration.rows import RowStage
@@ -104,8 +106,8 @@ def feature(name: str) -> Any:
         ) from error
 
 
-def open_unit(session: Session, clock: Clock) -> UnitStages:
-    """How a unit of draws is sampled and scored, on whichever process."""
+def open_unit(session: Session, clock: PhaseClock) -> UnitStages:
+    """The sampling and scoring of a unit of draws, on any process."""
     stages = UnitStages(UnitSampler.plain(session, clock), UnitScorer(session, clock))
     for each in OF_UNITS:
         if each.needed(session):
@@ -114,8 +116,8 @@ def open_unit(session: Session, clock: Clock) -> UnitStages:
 
 
 def timed_units(session: Session) -> Callable[[dict[str, float]], UnitStages]:
-    """How a unit is sampled and scored, with its seconds added to a mapping by phase."""
-    return lambda seconds: open_unit(session, Clock(seconds))
+    """The sampling and scoring of a unit, with its seconds added to a mapping by phase."""
+    return lambda seconds: open_unit(session, PhaseClock(seconds))
 
 
 def open_stages(session: Session, progress: Progress, keep_values: bool = False) -> Stages:
@@ -124,11 +126,11 @@ def open_stages(session: Session, progress: Progress, keep_values: bool = False)
     `progress` is read and counted on by the update; `keep_values`: whether it keeps the values of
     all entries, for an observer.
     """
-    return wrapped(plain_stages(session, progress, Clock(), keep_values), session)
+    return wrapped(plain_stages(session, progress, PhaseClock(), keep_values), session)
 
 
 def plain_stages(
-    session: Session, progress: Progress, clock: Clock, keep_values: bool = False
+    session: Session, progress: Progress, clock: PhaseClock, keep_values: bool = False
 ) -> Stages:
     """The stages without features of whole iterations."""
     unit = open_unit(session, clock)

@@ -1,4 +1,4 @@
-"""What the stages of an iteration hand on, one record each.
+"""Records that the stages of an iteration hand on, one each.
 
 g draws of all processes, n samples of this process, k decision points, r rewards. A field is what
 every sample has; what only a feature knows is a column of a record's `table`.
@@ -27,7 +27,7 @@ ModelCall = Velocity | TokenPolicy  # what a likelihood evaluates: of images, of
 
 
 @dataclass(frozen=True)
-class Share:
+class DrawShare:
     """This process's part of some draws.
 
     count   draws of all processes
@@ -45,19 +45,19 @@ class Drawn:
     """The prompts of an iteration, of all processes, and this process's part of them.
 
     shares  one for each round of draws; a budget may draw several
-    by      the policy that samples; the algorithm's own is named too
+    by      name of the policy that samples
     """
 
     iteration: int
     draws: Draws
-    shares: tuple[Share, ...]
+    shares: tuple[DrawShare, ...]
     by: str
 
     @classmethod
     def of(cls, parallel: Parallel, iteration: int, draws: Draws, by: str) -> "Drawn":
         """One round of draws."""
         count = len(draws.ids)
-        return cls(iteration, draws, (Share(count, *parallel.share(count)),), by)
+        return cls(iteration, draws, (DrawShare(count, *parallel.share(count)),), by)
 
     @property
     def counts(self) -> bool:
@@ -213,13 +213,11 @@ class Updated:
     metrics  over all processes
     steps    number of optimizer steps, including skipped ones
     values   of all entries in the loss, if an observer shows them
-    table    what features did besides
     """
 
     metrics: dict[str, float]
     steps: int
     values: IterationValues | None = None
-    table: Table = EMPTY
 
 
 @dataclass(frozen=True)

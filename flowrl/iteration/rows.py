@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from flowrl.iteration.records import Credited, PlanCredit, Sampled, Scored, TrainingRows
 from flowrl.iteration.score import mean_metrics
-from flowrl.likelihoods.rows import Rows, with_columns
+from flowrl.likelihoods.rows import Rows, with_table
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.media.statistics import merged_means
 from flowrl.session.session import Session
@@ -28,7 +28,7 @@ def rows_of_plan(
     """The likelihood's rows, with the columns of their samples."""
     del before
     rows = likelihood.rows(rollout, credit.advantages, credit.mask)
-    return [with_columns(each, credit.table) for each in rows]
+    return [with_table(each, credit.table) for each in rows]
 
 
 @dataclass(frozen=True)

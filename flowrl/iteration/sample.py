@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.records import Drawn, Sampled
 from flowrl.iteration.units import SamplingUnit, UnitSamples, UnitScores
 from flowrl.models.call_sizes import bounded_call
@@ -47,7 +47,7 @@ class ScoresUnit(Protocol):
 
 
 class UnitStages(NamedTuple):
-    """How a unit of draws is sampled and scored, here or on a worker."""
+    """The sampling and scoring of a unit of draws, here or on a worker."""
 
     sample: SamplesUnit
     score: ScoresUnit
@@ -67,7 +67,8 @@ class OpenedUnit:
 
 
 class Rolled(NamedTuple):
-    """Rollouts of a unit, one per plan, and the number of predicted samples scored on the way."""
+    """Rollouts of a unit, one per plan, and the number of predicted samples that were scored while
+    they were rolled."""
 
     rollouts: Sequence[RolloutLike]
     scored: int = 0
@@ -81,16 +82,16 @@ class Roll(Protocol):
 
 
 @runtime_checkable
-class Encode(Protocol):
+class EncodeUnit(Protocol):
     def __call__(self, unit: SamplingUnit) -> Batch:
-        """Encode a unit's prompts, once."""
+        """EncodeUnit a unit's prompts, once."""
         ...
 
 
 @dataclass(frozen=True)
 class PlainEncode:
     session: Session
-    clock: Clock
+    clock: PhaseClock
 
     def __call__(self, unit: SamplingUnit) -> Batch:
         session = self.session
@@ -104,7 +105,7 @@ class PlainRoll:
     """`aside` is entered around evaluations whose density is not stored."""
 
     session: Session
-    clock: Clock
+    clock: PhaseClock
 
     def __call__(self, opened: OpenedUnit, sampling: Sampling) -> Rolled:
         session, unit = self.session, opened.unit
@@ -132,12 +133,12 @@ class UnitSampler:
     """Encodes, rolls out and decodes a unit in calls of its own."""
 
     session: Session
-    clock: Clock
-    encode: Encode
+    clock: PhaseClock
+    encode: EncodeUnit
     roll: Roll
 
     @classmethod
-    def plain(cls, session: Session, clock: Clock) -> "UnitSampler":
+    def plain(cls, session: Session, clock: PhaseClock) -> "UnitSampler":
         return cls(session, clock, PlainEncode(session, clock), PlainRoll(session, clock))
 
     def __call__(self, unit: SamplingUnit) -> SampledUnit:
@@ -149,7 +150,7 @@ class UnitSampler:
 
     def open(self, unit: SamplingUnit) -> OpenedUnit:
         batch = self.encode(unit)
-        return OpenedUnit(unit, batch, decoder(self.session, batch, unit))
+        return OpenedUnit(unit, batch, unit_decoder(self.session, batch, unit))
 
     @property
     def sampling(self) -> Sampling:
@@ -212,7 +213,9 @@ def sampling_weights(learner: Learner, by: str) -> str:
     return learner.sampler if by == learner.algorithm.behaviour else by
 
 
-def decoder(session: Session, batch: Batch, unit: SamplingUnit) -> Callable[[RolloutLike], Samples]:
+def unit_decoder(
+    session: Session, batch: Batch, unit: SamplingUnit
+) -> Callable[[RolloutLike], Samples]:
     """Decodes rollouts of a unit into the samples that rewards see."""
     place = f"iteration {unit.iteration + 1}"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.records import PlanScores, Sampled, Scored
 from flowrl.iteration.sample import SampledUnit, ScoresUnit, sampling_together
 from flowrl.iteration.units import EARLY, SamplingUnit, UnitScores
@@ -20,7 +20,7 @@ class UnitScorer:
     """Scores the samples of a unit, plan after plan."""
 
     session: Session
-    clock: Clock
+    clock: PhaseClock
 
     def __call__(self, unit: SamplingUnit, made: SampledUnit) -> UnitScores:
         del unit  # its samples are decoded

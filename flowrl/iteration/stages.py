@@ -16,7 +16,7 @@ a run's settings which ones do.
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.records import (
     Credited,
     Drawn,
@@ -50,7 +50,7 @@ class Score(Protocol):
 
 
 @runtime_checkable
-class Credit(Protocol):
+class AssignCredit(Protocol):
     def __call__(self, samples: Sampled, scores: Scored) -> Credited:
         """Turn the scores of all processes into advantages of this process's samples."""
         ...
@@ -77,10 +77,10 @@ class Stages:
     draw: Draw
     sample: Sample
     score: Score
-    credit: Credit
+    credit: AssignCredit
     rows: MakeRows
     update: Update
-    clock: Clock
+    clock: PhaseClock
 
     def collected(self, iteration: int) -> TrainingRows:
         """The rows of an iteration, without an update."""

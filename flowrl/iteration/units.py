@@ -42,7 +42,10 @@ class SamplingUnit:
         """Cut into units of `size` draws; the last unit may have fewer."""
         starts = range(0, len(self.ids), size)
         parts = [(at, slice(at, at + size)) for at in starts]
-        return [replace(self, ids=self.ids[s], rows=self.rows[s], first=at) for at, s in parts]
+        return [
+            replace(self, ids=self.ids[s], rows=self.rows[s], first=at, texts=self.texts[s])
+            for at, s in parts
+        ]
 
 
 @dataclass(frozen=True)

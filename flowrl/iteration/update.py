@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import NotFiniteError
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.histograms import IterationValues
 from flowrl.iteration.minibatches import Chunks, shares_of
 from flowrl.iteration.ratio_check import checked_ratio
@@ -248,7 +248,7 @@ def update(
     if learner.recomputes_old:
         rows = [without_old(each, keep=learner.decouples) for each in made.rows]
         made = replace(made, rows=tuple(rows))
-    shares = shares_of(learner, made, progress.iteration)
+    shares = shares_of(learner, made, made.iteration)
     with (
         learner.parallel.together(),
         bounded_call("training"),
@@ -293,7 +293,7 @@ class UpdateStage:
     learner: Learner
     terminal: Terminal
     progress: Progress
-    clock: Clock
+    clock: PhaseClock
     keep_values: bool = False
     loss: ChunkLoss = chunk_loss
     prepare: Prepare = unchanged
@@ -308,7 +308,6 @@ class UpdateStage:
         with self.clock("update"):
             updated = self.steps(rows)
         self.follow(rows, updated)
-        rate = self.learner.optimizer.param_groups[0]["lr"]
         return replace(updated, metrics={**updated.metrics, "lr": rate})
 
     def checked(self, rows: TrainingRows) -> TrainingRows:

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.table import EMPTY, Column, Form, Table, joined_tables
+from flowrl.table import EMPTY, Column, ColumnForm, Table, joined_tables
 from samplers import Kernel
 from samplers.host import derived, on_device, on_host, picked, sent, sent_together, uploaded
 from samplers.layout import Layout
@@ -34,7 +34,7 @@ class Evaluation(NamedTuple):
     out: Tensor | None
 
 
-OF_ROWS: tuple[Form, ...] = ("sample", "row")  # columns of a row table with a value per row
+OF_ROWS: tuple[ColumnForm, ...] = ("sample", "row")  # columns of a row table with a value per row
 STATES = {"x", "x_next", "x0", "noise", "direction"}  # fields that storage may round or move
 Evaluations = Mapping[str, Evaluation]  # by role: new, old, ref, or an average's name
 PointValues = Float[Tensor, "n k"]  # of each sample at its decision points
@@ -43,7 +43,7 @@ PointMask = Bool[Tensor, "n k"]
 BEHAVIOUR: Column[Evaluation] = Column("evaluation of the sampling policy", "ahead", "row")
 """Of rows whose `old` is the evaluation of the proximal policy."""
 
-PLACE: Column[int] = Column("place of the rows", "sizes", "whole")
+ROW_PLACE: Column[int] = Column("place of the rows", "sizes", "whole")
 """Index of these rows among an iteration's rows of their samples, by which they are dealt to
 optimizer steps; without it, their index among all of the iteration's rows."""
 
@@ -148,7 +148,7 @@ def _drawn(ids: Tensor, ends: Tensor, replies: Tensor) -> Tensor:
     return _before(ids, ends) & ~replies
 
 
-def with_columns(rows: RowsOf, table: Table) -> RowsOf:
+def with_table(rows: RowsOf, table: Table) -> RowsOf:
     """Give rows the columns of their samples. ValueError if a row is not of one sample."""
     if not table.values:
         return rows

@@ -125,7 +125,7 @@ TEXT_FUNCTIONS = (
     text_credit.text_treerl, text_turns.text_gigpo, text_turns.text_turns, text_turns.text_rebn,
     text_turns.text_process, text_turns.text_igpo,
 )  # fmt: skip
-Table = dict[str, Callable[..., Algorithm]]
-IMAGE_RECIPES: Table = {recipe.__name__: recipe for recipe in IMAGE_FUNCTIONS}
-TEXT_RECIPES: Table = {recipe.__name__: recipe for recipe in TEXT_FUNCTIONS}
-RECIPES: Table = IMAGE_RECIPES | TEXT_RECIPES
+RecipeTable = dict[str, Callable[..., Algorithm]]
+IMAGE_RECIPES: RecipeTable = {recipe.__name__: recipe for recipe in IMAGE_FUNCTIONS}
+TEXT_RECIPES: RecipeTable = {recipe.__name__: recipe for recipe in TEXT_FUNCTIONS}
+RECIPES: RecipeTable = IMAGE_RECIPES | TEXT_RECIPES

@@ -11,7 +11,7 @@ from flowrl.credit.advantages import Sum
 from flowrl.credit.intermediate import StepGain
 from flowrl.credit.values import Context, node_values
 from flowrl.errors import UserError
-from flowrl.iteration.draw import drawn
+from flowrl.iteration.draw import draws_here
 from flowrl.iteration.open import open_stages
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
@@ -100,7 +100,7 @@ def step_gains(
     run, seed = session.run, session.run.train.seed
     draws = session.prompts.draw(number, run.prompts.per_iteration, seed, None)
     stages = open_stages(session, Progress())
-    samples = stages.sample(drawn(session, number, draws))
+    samples = stages.sample(draws_here(session, number, draws))
     (rollout,), (scores,) = samples.rollouts, stages.score(samples).plans
     if not isinstance(rollout, Rollout):
         raise UserError("calibrate: prompts have several sizes, whose steps differ: choose one")

@@ -1,4 +1,4 @@
-"""The training loop: collect, update, average, evaluate. It names no algorithm."""
+"""The training loop: iterate, watch, evaluate, record, save. It names no algorithm."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -201,7 +201,7 @@ ROWS = (
      "loop.call.get(name)", f"{SIZES}::test_samples_of_several_sizes_equal_the_pipelines_own"),
     ("sizes-order", "samplers/mixed.py", "for draw in at]).argsort()", "for draw in at])",
      f"{SIZES}::test_columns_of_sizes_are_joined_in_the_order_of_draws"),
-    ("sizes-place", "flowrl/iteration/features/sizes.py", "with_value(PLACE, first + k)", "with_value(PLACE, first)",
+    ("sizes-place", "flowrl/iteration/features/sizes.py", "with_value(ROW_PLACE, first + k)", "with_value(ROW_PLACE, first)",
      f"{SIZES}::test_rows_are_dealt_by_their_step_whatever_their_size"),
     ("sizes-advantage", "flowrl/iteration/features/sizes.py", "likelihood.rows(own, credit.advantages[at], credit.mask[at])",
      "likelihood.rows(own, credit.advantages[: len(at)], credit.mask[at])",

@@ -216,7 +216,7 @@ MUTANTS = [Mutant(*row) for row in (
      "run/test_units.py"),
     ("units-group", "flowrl/iteration/units.py", "group=samples.group + first", "group=samples.group",
      "run/test_units.py"),
-    ("units-draws", "flowrl/iteration/units.py", "rows=self.rows[s], first=at)", "rows=self.rows[s], first=0)",
+    ("units-draws", "flowrl/iteration/units.py", "rows=self.rows[s], first=at,", "rows=self.rows[s], first=0,",
      "run/test_units.py"),
     ("collect-failures", "flowrl/iteration/credit.py", "if lost.any() and", "if lost.all() and",
      "run/test_training.py"),

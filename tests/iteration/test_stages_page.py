@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import get_type_hints
 
 from flowrl.iteration import stages
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.open import FEATURES, OF_ITERATIONS, OF_UNITS
 from flowrl.iteration.stages import Stages
 from flowrl.paths import PROJECT
@@ -19,7 +19,7 @@ def drawn() -> list[str]:
     lines = []
     for field in fields(Stages):
         kind = get_type_hints(Stages)[field.name]
-        if kind is Clock:
+        if kind is PhaseClock:
             continue
         hints = get_type_hints(kind.__call__)
         result = hints.pop("return").__name__

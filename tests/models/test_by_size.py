@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.iteration.features.sizes import rows_by_size
+from flowrl.iteration.features.sizes import rows_of_sizes
 from flowrl.iteration.records import PlanCredit
-from flowrl.likelihoods.rows import PLACE, take
+from flowrl.likelihoods.rows import ROW_PLACE, take
 from flowrl.likelihoods.transition import Transition
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.sizes.by_size import other_sizes
@@ -103,10 +103,10 @@ def test_rows_are_dealt_by_their_step_whatever_their_size() -> None:
     credit = PlanCredit(values, torch.ones_like(values).bool())
     nothing, every = torch.arange(0), torch.tensor([True])
     (last, *_) = Transition().rows(mixed.parts[0], values[:2], every.expand(2, values.shape[1]))
-    before = [replace(take(last, nothing), table=Table({PLACE: 4}))]
-    rows = rows_by_size(Transition(), mixed, credit, before)
+    before = [replace(take(last, nothing), table=Table({ROW_PLACE: 4}))]
+    rows = rows_of_sizes(Transition(), mixed, credit, before)
     steps = len(rows) // 3  # of three sizes
-    assert [each.table[PLACE] for each in rows] == [*range(5, 5 + steps)] * 3 and steps > 1
+    assert [each.table[ROW_PLACE] for each in rows] == [*range(5, 5 + steps)] * 3 and steps > 1
 
 
 def test_columns_of_sizes_are_joined_in_the_order_of_draws() -> None:

@@ -16,7 +16,7 @@ from flowrl.errors import UserError
 from flowrl.iteration.features.intermediate import intermediate_scores
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.noise_levels import Discrete, PermutedGrid
-from flowrl.likelihoods.rows import Evaluation, Rows, with_columns
+from flowrl.likelihoods.rows import Evaluation, Rows, with_table
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import NFT, Anchor, Entries, Preference, Surrogate, Weighted
 from flowrl.recipes.table import IMAGE_RECIPES
@@ -135,7 +135,7 @@ class Loop:
             table = Table({GATE: gate})
             assert (gate > 0).sum() < len(gate) / 4  # none where the most doubted are equal
         for rows in self.algorithm.likelihood.rows(rollout, *credit):
-            rows = with_columns(rows, table)
+            rows = with_table(rows, table)
             if rows.old is None:
                 with torch.no_grad():
                     rows = replace(rows, old=self.evaluate(self.algorithm.behaviour, rows))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flowrl.iteration.records import Share
+from flowrl.iteration.records import DrawShare
 from flowrl.iteration.rows import scored_samples
 from flowrl.media.statistics import Statistics
 from flowrl.run.evaluate import evaluate
@@ -64,6 +64,6 @@ def test_company_counts_as_no_scored_sample():
     """The second process had no draw of its own, and ran the first one beside."""
     rollouts, found = [SimpleNamespace(prompt=[0] * 5)], SimpleNamespace(scored=2)
     for counts, scored in ((True, 7), (False, 0)):
-        drawn = SimpleNamespace(counts=counts, shares=(Share(1, range(1), counts),))
+        drawn = SimpleNamespace(counts=counts, shares=(DrawShare(1, range(1), counts),))
         samples = SimpleNamespace(drawn=drawn, rollouts=rollouts, unit=found)
         assert scored_samples(samples, SimpleNamespace(scored=0)) == scored

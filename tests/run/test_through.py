@@ -9,7 +9,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.estimate.time import iteration_work
-from flowrl.iteration.features.reward_gradient import GRADED
+from flowrl.iteration.features.reward_gradient import GRADED_SAMPLES
 from flowrl.iteration.minibatches import share_of
 from flowrl.iteration.tally import Tally
 from flowrl.run.evaluate.gradient_proof import prove_gradients
@@ -131,9 +131,9 @@ def test_a_sample_without_a_score_is_left_out(pipeline, tmp_path):
     for mask in (torch.tensor([True, False, True, True]), torch.zeros(4, dtype=torch.bool)):
         masked = replace(experience, rows=(replace(rows, mask=mask[:, None]),))
         share, tally = share_of(kept.learner, masked, 0, 0), Tally()
-        experience.table[GRADED].path.decoded[0] = 0
+        experience.table[GRADED_SAMPLES].path.decoded[0] = 0
         add_gradients(kept.learner, masked, share, frozenset(), tally, None)
-        assert experience.table[GRADED].path.decoded[0] == int(mask.sum())
+        assert experience.table[GRADED_SAMPLES].path.decoded[0] == int(mask.sum())
         tally.settle()
         assert tally.counts.get("loss", 0) == int(mask.sum())
 

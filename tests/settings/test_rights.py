@@ -58,6 +58,7 @@ PLAIN = {
     *("system", "template", "stop", "targets", "separator", "device", "components", "arguments"),
     *("call", "name", "config", "split", "revision", "column", "columns", "keep", "where", "label"),
     *("sets", "media", "layout", "rewards", "best", "project", "tags", "frames", "weights", "body"),
+    *("function", "reference"),  # columns of code_tests, whose tests need the right
     *("hue", "find", "pattern", "question", "condition", "mark", "spacy_model", "yes", "no"),
 }
 MARKED = [*run_settings(), *reward_settings()]

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from flowrl.credit.values import (
     REFERENCE,
-    STEPS,
+    SAMPLE_STEPS,
+    SAMPLE_TURNS,
     TRACKED,
-    TURNS,
     Context,
     ReferenceRatios,
     SampleTurns,
@@ -24,7 +24,7 @@ def columns_of(
     steps: Tensor | None = None,
 ) -> Table:
     """A table of those that are given."""
-    each = {TURNS: turns, REFERENCE: reference, TRACKED: tracked, STEPS: steps}
+    each = {SAMPLE_TURNS: turns, REFERENCE: reference, TRACKED: tracked, SAMPLE_STEPS: steps}
     return Table({column: value for column, value in each.items() if value is not None})
 
 

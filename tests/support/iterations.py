@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from flowrl.iteration import update as updating
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.features.joint import WRITER
 from flowrl.iteration.open import open_stages, open_unit
 from flowrl.iteration.records import Credited, Iteration, Sampled, Scored, TrainingRows, Updated
@@ -123,7 +123,7 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
 
 
 def sample_unit(session: Session, unit: SamplingUnit) -> tuple[SampledUnit, UnitScores]:
-    return open_unit(session, Clock()).both(unit)
+    return open_unit(session, PhaseClock()).both(unit)
 
 
 def with_rows(made: Collected, *rows: Rows) -> Collected:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from flowrl.budget.groups import Groups, samples_of
 from flowrl.budget.spending import DrawRequest, Rationed, RoundScores
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
-from flowrl.iteration.draw import drawn
+from flowrl.iteration.draw import draws_here
 from flowrl.iteration.features.replay import LEARNED
 from flowrl.iteration.features.tracker import SAMPLED_SCORES
 from flowrl.iteration.features.units import join_of
@@ -32,7 +32,7 @@ from flowrl.iteration.units import SamplingUnit, added
 from flowrl.likelihoods.rows import Rows, take
 from flowrl.prompts import Draws
 from flowrl.session.session import Session
-from flowrl.table import Column, joined_tables
+from flowrl.table import Column, Table, joined_tables
 from rewards import Scores
 from samplers.host import on_host, sent
 
@@ -50,7 +50,7 @@ class RationedDraw:
     def __call__(self, iteration: int) -> Drawn:
         draws = self.spending.draws(request(self.session, iteration), [])
         assert draws is not None, "the first round is never empty"
-        return drawn(self.session, iteration, draws)
+        return draws_here(self.session, iteration, draws)
 
 
 def request(session: Session, iteration: int) -> DrawRequest:
@@ -79,7 +79,7 @@ class RoundsOfSamples:
             draws = self.spending.draws(asked, outcomes)
             if draws is None:
                 break
-            of_round = drawn(self.session, first.iteration, draws)
+            of_round = draws_here(self.session, first.iteration, draws)
         kept = self.spending.kept(asked, outcomes)
         samples, scores = joined_rounds(self.session, each)
         table = samples.table.with_value(KEPT, kept).with_value(ROUNDS, scores)
@@ -129,8 +129,17 @@ def joined_rounds(
         scores[0],
         plans=tuple(plans),
         scored=sum(made.scored for _, made in counted),
-        table=scores[0].table,
+        table=added_tables([made.table for made in scores]),
     )
+
+
+def added_tables(parts: Sequence[Table]) -> Table:
+    """The columns of all rounds; counts are added up."""
+    values = {
+        column: sum(part[column] for part in parts) if isinstance(value, int) else value
+        for column, value in parts[0].values.items()
+    }
+    return Table(values)
 
 
 def joined_plans(parts: Sequence[PlanScores]) -> PlanScores:
@@ -207,7 +216,7 @@ class KeptRows:
 
     session: Session
     spending: Rationed
-    clock: Clock
+    clock: PhaseClock
     inner: MakeRows
 
     def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.features.reward_gradient import RewardPath
 from flowrl.iteration.records import Sampled, Scored
 from flowrl.iteration.sample import OpenedUnit, Roll, Rolled, UnitSampler, UnitStages
@@ -27,7 +27,7 @@ class GuidedRoll:
         return made._replace(scored=made.scored + path.decoded[0])
 
 
-def wrap_unit(stages: UnitStages, session: Session, clock: Clock) -> UnitStages:
+def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitStages:
     del clock
     sampler = stages.sample
     assert isinstance(sampler, UnitSampler), "it comes before features that change the sampler"

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
-from flowrl.iteration.sample import SampledUnit, ScoresUnit, UnitStages, decoder
+from flowrl.iteration.sample import SampledUnit, ScoresUnit, UnitStages, unit_decoder
 from flowrl.iteration.stages import Stages
 from flowrl.iteration.units import SamplingUnit, UnitScores
 from flowrl.models.policy import RolloutLike
@@ -81,7 +81,7 @@ class ScoredOnTheWay:
     """Adds the scores of intermediate states to a unit's scores."""
 
     session: Session
-    clock: Clock
+    clock: PhaseClock
     inner: ScoresUnit
 
     def __call__(self, unit: SamplingUnit, made: SampledUnit) -> UnitScores:
@@ -89,7 +89,7 @@ class ScoredOnTheWay:
         if not any(isinstance(rollout, Rollout) and rollout.seen for rollout in rollouts):
             return known
         with self.clock("way"):
-            decode = decoder(self.session, made.batch, unit)
+            decode = unit_decoder(self.session, made.batch, unit)
             asked = IntermediateScorer(self.session, unit.iteration, decode)
             plans = tuple(
                 asked(rollout, scores)
@@ -110,7 +110,7 @@ class WayMetrics:
         return replace(made, metrics={**made.metrics, **intermediate_metrics(way)})
 
 
-def wrap_unit(stages: UnitStages, session: Session, clock: Clock) -> UnitStages:
+def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitStages:
     return stages._replace(score=ScoredOnTheWay(session, clock, stages.score))
 
 

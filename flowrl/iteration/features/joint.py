@@ -5,13 +5,14 @@ levels follow. Equal rewritings of a prompt are one node, with the images of all
 """
 
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.budget.groups import grouped
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
 from flowrl.iteration.features.budget import estimate_in_groups
 from flowrl.iteration.open import plain_stages, wrapped
@@ -93,7 +94,7 @@ class WrittenPrompts:
     """Encodes the texts that were written for a unit's draws."""
 
     session: Session
-    clock: Clock
+    clock: PhaseClock
 
     def __call__(self, unit: SamplingUnit) -> Batch:
         session = self.session
@@ -103,7 +104,7 @@ class WrittenPrompts:
             return open_texts(policy, unit.texts, meta, session.algorithm.steps)
 
 
-def wrap_unit(stages: UnitStages, session: Session, clock: Clock) -> UnitStages:
+def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitStages:
     sampler = stages.sample
     assert isinstance(sampler, UnitSampler), "it comes before features that change the sampler"
     return stages._replace(sample=replace(sampler, encode=WrittenPrompts(session, clock)))
@@ -115,7 +116,7 @@ class RewritesPrompts:
 
     session: Session
     writer: Session
-    clock: Clock
+    clock: PhaseClock
     inner: Sample
 
     def __call__(self, drawn: Drawn) -> Sampled:
@@ -126,7 +127,7 @@ class RewritesPrompts:
         return replace(samples, table=samples.table.with_value(REWRITINGS, written))
 
 
-def rewritten(writer: Session, drawn: Drawn, clock: Clock, images: Session) -> Rewritings:
+def rewritten(writer: Session, drawn: Drawn, clock: PhaseClock, images: Session) -> Rewritings:
     """Sample the rewritings of the draws' prompts, and gather their texts from all processes."""
     unit, joint = drawn.unit, images.run.joint
     assert joint is not None
@@ -279,6 +280,14 @@ class RowsOfBoth:
         return PlanCredit(value, known)
 
 
+@runtime_checkable
+class WrapsUpdate(Protocol):
+    """A feature of the update."""
+
+    @property
+    def inner(self) -> Update: ...
+
+
 @dataclass(frozen=True)
 class UpdatesBoth:
     """Updates the language model, then the image model; one that does not learn is left out.
@@ -303,11 +312,19 @@ class UpdatesBoth:
         return replace(last, metrics={**last.metrics, **named})
 
 
+def plain_update(update: Update) -> UpdateStage:
+    """The plain stage within the features of the image model's update."""
+    while isinstance(update, WrapsUpdate):
+        update = update.inner
+    assert isinstance(update, UpdateStage)
+    return update
+
+
 def wrap(stages: Stages, session: Session) -> Stages:
     writer, images = session.before, stages.update
     assert writer is not None, "the feature is the joint run's"
-    assert isinstance(images, UpdateStage), "a joint run has no other feature of the update"
-    base = plain_stages(writer, images.progress, stages.clock, images.keep_values)
+    plain = plain_update(images)
+    base = plain_stages(writer, plain.progress, stages.clock, plain.keep_values)
     base = replace(base, score=ScoredByImages(writer))
     texts = wrapped(base, writer)
     stages = estimating(stages, lambda inner: MergedEstimate(session, inner))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.sample import OpenedUnit, Roll, Rolled, UnitSampler, UnitStages
 from flowrl.iteration.score import totals
 from flowrl.models.policy import RolloutLike
@@ -37,7 +37,7 @@ class Lookahead:
 
 @dataclass(frozen=True)
 class LookaheadRoll:
-    """Rolls plans out that ask for scores on the way."""
+    """Rolls plans out that ask for scores while they are rolled."""
 
     session: Session
     inner: Roll
@@ -48,7 +48,7 @@ class LookaheadRoll:
         return made._replace(scored=made.scored + look.count)
 
 
-def wrap_unit(stages: UnitStages, session: Session, clock: Clock) -> UnitStages:
+def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitStages:
     del clock
     sampler = stages.sample
     assert isinstance(sampler, UnitSampler), "it comes before features that change the sampler"

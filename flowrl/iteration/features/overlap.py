@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import torch
 
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.sample import (
     SampledUnit,
     UnitSampler,
@@ -27,7 +27,7 @@ from rewards.types import Cancels, parts_of
 R = TypeVar("R")
 P = ParamSpec("P")
 T = TypeVar("T")
-Score = Callable[[Mapping[str, Reward], Samples], Scores]
+ScoreCall = Callable[[Mapping[str, Reward], Samples], Scores]
 
 
 def queued(do: Callable[P, T], device: str) -> Callable[P, T]:
@@ -64,7 +64,7 @@ class ScoreAhead(Generic[R]):
         self,
         decode: Callable[[R], Samples],
         rewards: Mapping[str, Reward],
-        score: Score,
+        score: ScoreCall,
         device: str = "cpu",
     ) -> None:
         self.decode, self.rewards, self.score, self.device = decode, rewards, score, device
@@ -173,7 +173,7 @@ class ScoreParts(Generic[R]):
         self,
         decode: Callable[[R], Samples],
         rewards: Mapping[str, Reward],
-        score: Score,
+        score: ScoreCall,
         device: str = "cpu",
     ) -> None:
         self.rewards, self.score, gpu = rewards, score, device == "cuda"
@@ -226,7 +226,7 @@ class OverlappedSampler:
     """Samples a unit while threads score what is done."""
 
     session: Session
-    clock: Clock
+    clock: PhaseClock
     inner: UnitSampler
 
     def __call__(self, unit: SamplingUnit) -> SampledUnit:
@@ -247,7 +247,7 @@ class OverlappedSampler:
         return made._replace(unit=replace(made.unit, table=table))
 
 
-def wrap_unit(stages: UnitStages, session: Session, clock: Clock) -> UnitStages:
+def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitStages:
     del clock
     sampler = stages.sample
     assert isinstance(sampler, UnitSampler), "it comes after features that change how plans roll"

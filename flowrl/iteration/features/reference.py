@@ -21,7 +21,7 @@ from flowrl.table import Column
 from samplers.completions import TextRollout
 from samplers.host import wide
 
-FROZEN: Column[int] = Column("evaluations of the reference", "reference", "whole")
+REFERENCE_EVALUATIONS: Column[int] = Column("evaluations of the reference", "reference", "whole")
 
 
 @runtime_checkable
@@ -100,7 +100,7 @@ class WithReference:
         with self.session.parallel.together(), self.stages.clock("ref"):
             pairs = zip(samples.rollouts, scores.plans, strict=True)
             plans = tuple(measured(*pair) for pair in pairs)
-        table = scores.table.with_value(FROZEN, meter.frozen)
+        table = scores.table.with_value(REFERENCE_EVALUATIONS, meter.frozen)
         return replace(scores, plans=plans, table=table)
 
 
@@ -127,7 +127,7 @@ class CountedRows:
 
     def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
         rows = self.inner(samples, scores, credit)
-        return replace(rows, frozen=rows.frozen + scores.table[FROZEN])
+        return replace(rows, frozen=rows.frozen + scores.table[REFERENCE_EVALUATIONS])
 
 
 def wrap(stages: Stages, session: Session) -> Stages:

@@ -1,4 +1,4 @@
-"""What a budget learns from the scores of a round: success rates of prompts, and earlier successes
+"""Success rates of prompts, which a budget learns from the scores of a round, and earlier successes
 that take the place of samples that failed (`flowrl.budget.successes`).
 
 It stands within the features that read rollouts, which read those that are trained on.

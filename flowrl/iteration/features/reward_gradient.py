@@ -240,14 +240,16 @@ def path_entries(
 
 
 class GradedSamples(NamedTuple):
-    """What the update and the first check need besides rows."""
+    """Samples, scores and the path between them, for the update and the first check."""
 
     path: RewardPath
     samples: Samples
     scores: Scores
 
 
-GRADED: Column[GradedSamples] = Column("path of the rewards' gradients", "reward_gradient", "whole")
+GRADED_SAMPLES: Column[GradedSamples] = Column(
+    "path of the rewards' gradients", "reward_gradient", "whole"
+)
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ class GradedRows:
         shown = scores.samples[0]
         assert isinstance(shown, Samples), "workers return whole samples for reward gradients"
         graded = GradedSamples(path, shown, scores.plans[0].own)
-        return replace(rows, table=rows.table.with_value(GRADED, graded))
+        return replace(rows, table=rows.table.with_value(GRADED_SAMPLES, graded))
 
 
 def path_loss(
@@ -272,14 +274,14 @@ def path_loss(
     """The loss of a chunk: minus the rewards of the rebuilt samples."""
     del equal  # every policy is asked along the path
     velocity: Any = made.policy  # `Algorithm` refuses gradient methods of texts
-    path = made.table[GRADED].path
+    path = made.table[GRADED_SAMPLES].path
     return path_entries(learner, velocity, path, chunk), chunk.mask
 
 
 def check_agreement(learner: Learner, made: TrainingRows, terminal: Terminal) -> TrainingRows:
     """Compare the scores with gradients and the plain ones on the first samples."""
     del learner
-    path, samples, scores = made.table[GRADED]
+    path, samples, scores = made.table[GRADED_SAMPLES]
     sentence, close = path.check(samples, scores)
     terminal.say(sentence)
     if not close:
@@ -299,7 +301,7 @@ class CountsDecoded:
 
     def __call__(self, rows: TrainingRows) -> Updated:
         updated = self.inner(rows)
-        decoded = sum(self.learner.parallel.every(rows.table[GRADED].path.decoded[0]))
+        decoded = sum(self.learner.parallel.every(rows.table[GRADED_SAMPLES].path.decoded[0]))
         if not decoded:
             return updated
         return replace(updated, metrics={**updated.metrics, "count/decoded_graded": float(decoded)})

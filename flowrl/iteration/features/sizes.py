@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flowrl.credit.values import STEPS
+from flowrl.credit.values import SAMPLE_STEPS
 from flowrl.iteration.records import PlanCredit, Sampled, Scored
 from flowrl.iteration.rows import RowStage
 from flowrl.iteration.stages import Score, Stages
 from flowrl.iteration.units import SamplingUnit
-from flowrl.likelihoods.rows import PLACE, Rows, with_columns
+from flowrl.likelihoods.rows import ROW_PLACE, Rows, with_table
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.models.policy import RolloutLike
 from flowrl.session.session import Session
@@ -17,11 +17,11 @@ from samplers import Rollout
 from samplers.mixed import MixedRollout, joined_mixed, scales_by_step
 
 
-def rows_by_size(
+def rows_of_sizes(
     likelihood: Likelihood, rollout: Any, credit: PlanCredit, before: Sequence[Rows]
 ) -> list[Rows]:
-    """A likelihood's rows of each size. `PLACE` counts alike for every size."""
-    first = before[-1].table[PLACE] + 1 if before else 0
+    """A likelihood's rows of each size. `ROW_PLACE` counts alike for every size."""
+    first = before[-1].table[ROW_PLACE] + 1 if before else 0
     if not isinstance(rollout, MixedRollout):  # all have one size
         rollout = joined_mixed([rollout], [0], rollout.draws)
     found: list[Rows] = []
@@ -29,16 +29,16 @@ def rows_by_size(
         at = rollout.samples(part).to(credit.advantages.device)
         table = credit.table.arranged(lambda column, at=at: column[at], "sample")
         for k, rows in enumerate(likelihood.rows(own, credit.advantages[at], credit.mask[at])):
-            rows = with_columns(rows, table)
+            rows = with_table(rows, table)
             prompt = rollout.placed(part, rows.prompt)
-            table_of_rows = rows.table.with_value(PLACE, first + k)
+            table_of_rows = rows.table.with_value(ROW_PLACE, first + k)
             found.append(replace(rows, prompt=prompt, table=table_of_rows))
     return found
 
 
 @dataclass(frozen=True)
 class WithSteps:
-    """Adds the column STEPS to the scores."""
+    """Adds the column SAMPLE_STEPS to the scores."""
 
     inner: Score
 
@@ -47,7 +47,7 @@ class WithSteps:
         plans = list(scores.plans)
         for k, rollout in enumerate(samples.rollouts):
             assert isinstance(rollout, Rollout | MixedRollout), "texts have no sizes"
-            table = plans[k].table.with_value(STEPS, scales_by_step(rollout))
+            table = plans[k].table.with_value(SAMPLE_STEPS, scales_by_step(rollout))
             plans[k] = replace(plans[k], table=table)
         return replace(scores, plans=tuple(plans))
 
@@ -63,5 +63,5 @@ def wrap(stages: Stages, session: Session) -> Stages:
     del session
     rows = stages.rows
     assert isinstance(rows, RowStage), "features that wrap the stage come later"
-    rows = replace(rows, of_plan=rows_by_size)
+    rows = replace(rows, of_plan=rows_of_sizes)
     return replace(stages, score=WithSteps(stages.score), rows=rows)

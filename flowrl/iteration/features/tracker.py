@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from flowrl.credit.trackers import Tracker
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
-from flowrl.iteration.draw import drawn
+from flowrl.iteration.draw import draws_here
 from flowrl.iteration.records import Drawn
 from flowrl.iteration.stages import Stages
 from flowrl.session.session import Session
@@ -26,12 +26,12 @@ class WeightedDraw:
         session = self.session
         weights = self.tracker.weights(len(session.prompts))
         count, seed = session.draw_count, session.run.train.seed
-        return drawn(session, iteration, session.prompts.draw(iteration, count, seed, weights))
+        return draws_here(session, iteration, session.prompts.draw(iteration, count, seed, weights))
 
 
 @dataclass(frozen=True)
 class TrackedEstimate:
-    """Gives credit the tracker's statistics, and the tracker the scores."""
+    """Pass the tracker's statistics to credit, and the scores to the tracker."""
 
     session: Session
     tracker: Tracker

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.credit.process import Information
-from flowrl.credit.values import TURNS, SampleTurns
+from flowrl.credit.values import SAMPLE_TURNS, SampleTurns
 from flowrl.errors import UserError
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
 from flowrl.iteration.records import PlanScores, Sampled, Scored
 from flowrl.iteration.sample import SampledUnit, ScoresUnit, UnitStages
@@ -117,7 +117,7 @@ class ScoredTurns:
     """Adds rewards of turns or steps to a unit's scores."""
 
     session: Session
-    clock: Clock
+    clock: PhaseClock
     inner: ScoresUnit
 
     def __call__(self, unit: SamplingUnit, made: SampledUnit) -> UnitScores:
@@ -135,7 +135,7 @@ class ScoredTurns:
 
 @dataclass(frozen=True)
 class WithTurns:
-    """Adds the column TURNS to the scores."""
+    """Adds the column SAMPLE_TURNS to the scores."""
 
     inner: Score
 
@@ -151,7 +151,9 @@ def with_turns(rollout: RolloutLike, scores: PlanScores) -> PlanScores:
     exists = rollout.exists
     # steps of a completion have no states
     states = torch.zeros(exists.shape) if rollout.states is None else rollout.states
-    return replace(scores, table=scores.table.with_value(TURNS, SampleTurns(exists, states.long())))
+    return replace(
+        scores, table=scores.table.with_value(SAMPLE_TURNS, SampleTurns(exists, states.long()))
+    )
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ class TurnMetrics:
         return replace(made, metrics={**made.metrics, **metrics})
 
 
-def wrap_unit(stages: UnitStages, session: Session, clock: Clock) -> UnitStages:
+def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitStages:
     """Turns that the model itself is asked about are scored while its weights are whole."""
     scored = stages._replace(score=ScoredTurns(session, clock, stages.score))
     if session.algorithm.information is None:

@@ -4,9 +4,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.records import Credited, Drawn, Sampled, Scored, TrainingRows
-from flowrl.iteration.sample import Encode, SampledUnit, UnitStages
+from flowrl.iteration.sample import EncodeUnit, SampledUnit, UnitStages
 from flowrl.iteration.score import early_scores
 from flowrl.iteration.stages import Draw, MakeRows, Stages
 from flowrl.iteration.units import (
@@ -44,7 +44,7 @@ def cuttable(session: Session, iteration: int) -> bool:
 
 
 def join_of(session: Session) -> Join:
-    """How the rollouts of several units are joined."""
+    """Return the function that joins the rollouts of several units."""
     if not session.several_sizes:
         return joined_rollouts
     from flowrl.iteration.features.sizes import joined_sizes
@@ -59,7 +59,7 @@ class CutUnits:
 
     session: Session
     inner: UnitStages
-    encode: Encode
+    encode: EncodeUnit
 
     def __call__(self, unit: SamplingUnit) -> SampledUnit:
         units = units_of(self.session, unit)
@@ -77,8 +77,8 @@ class SourcedUnits:
 
     session: Session
     source: UnitSource
-    encode: Encode
-    clock: Clock
+    encode: EncodeUnit
+    clock: PhaseClock
 
     def __call__(self, unit: SamplingUnit) -> SampledUnit:
         units = units_of(self.session, unit)
@@ -92,7 +92,9 @@ def _with_scores(batch: Batch, unit: UnitSamples, scores: UnitScores) -> Sampled
     return SampledUnit(batch, replace(unit, table=unit.table.with_value(EARLY, scores)))
 
 
-def wrap_unit(stages: UnitStages, session: Session, clock: Clock, encode: Encode) -> UnitStages:
+def wrap_unit(
+    stages: UnitStages, session: Session, clock: PhaseClock, encode: EncodeUnit
+) -> UnitStages:
     source = session.source
     if source is None:
         return UnitStages(CutUnits(session, stages, encode), early_scores)

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from flowrl.iteration.clock import Clock
+from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.features.units import cuttable
 from flowrl.iteration.open import open_unit
 from flowrl.iteration.units import SamplingUnit, UnitSamples, UnitScores
@@ -141,7 +141,7 @@ class SamplingWorker:
         here = {n: each for n, each in self.session.rewards.items() if n not in asked.later}
         with blamed_in_words():
             own = replace(self.session, rewards=here)
-            (_, unit), scores = open_unit(own, Clock(seconds)).both(asked.unit)
+            (_, unit), scores = open_unit(own, PhaseClock(seconds)).both(asked.unit)
         known = brought_to(scores, torch.device("cpu"))
         samples = tuple(each for each in known.samples if isinstance(each, Samples))
         reported = replace(known, samples=(), reports=reports(self.session.rewards))

@@ -35,7 +35,7 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_LAUNCHERS = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_")
 
 RewardColumn = Float[Tensor, " n"]
-Scored = tuple[list[RewardColumn], dict[str, float], float]  # by plan; reports; seconds
+ReplicaScores = tuple[list[RewardColumn], dict[str, float], float]  # by plan; reports; seconds
 
 
 def begin_worker(settings: Mapping[str, Any], threads: int) -> Run:
@@ -63,7 +63,7 @@ class ScoringWorker:
                 "locally; leave it out there"
             )
 
-    def score(self, samples: Sequence[Samples]) -> Scored:
+    def score(self, samples: Sequence[Samples]) -> ReplicaScores:
         """Scores of each plan's samples (NaN where unscored), the reward's reports, and the seconds
         taken."""
         began = time.perf_counter()
@@ -130,7 +130,7 @@ class ReplicatedReward:
             replica = next(self.turns)
         return Waiting(replica.score.remote(samples), replica)
 
-    def result(self, asked: Waiting, samples: Any) -> Scored:
+    def result(self, asked: Waiting, samples: Any) -> ReplicaScores:
         """Wait for scores. Ray repeats the request of a replica that died; a replica that does not
         answer in time is ended. Then, and if Ray has given up a replica, the next one is asked.
         RayError if the samples are lost."""
