@@ -55,11 +55,10 @@ BYTES = ("upload_bytes", "pinned_bytes", "download_bytes")
 def phases() -> dict[Any, str]:
     """Phases by the functions whose frames they run in."""
     from flowrl.iteration.sample import decode_samples_of
-    from flowrl.iteration.update import optimizer_step
+    from flowrl.iteration.update import optimizer_step, update
     from flowrl.models.diffusers.batch import MediaBatch
     from flowrl.models.language.batch import TextBatch
     from rewards import score_all
-    from tests.support.iterations import update
 
     sampling = (MediaBatch.rollouts, TextBatch.rollouts)
     others = (decode_samples_of, score_all)
