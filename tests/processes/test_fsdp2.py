@@ -266,7 +266,7 @@ def test_another_number_of_processes_goes_on_from_the_same_checkpoint(trained, t
     whole = runs.weights(folder)
     for name in ("two", "one"):
         again = tmp_path / name
-        shutil.copytree(folder, again)
+        runs.copied_run(folder, again)
         shutil.rmtree(again / "adapter")
         shutil.rmtree(again / "checkpoints/000003")
         if name == "two":
@@ -298,7 +298,7 @@ def test_tied_embeddings_are_saved_once_and_resumed(tmp_path):
     whole = model.state_dict()
     for name in ("two", "one"):
         again = tmp_path / name
-        shutil.copytree(tmp_path / "run", again)
+        runs.copied_run(tmp_path / "run", again)
         for each in ("model", "model_raw", "checkpoints/000003"):
             shutil.rmtree(again / each)
         if name == "two":

@@ -214,7 +214,7 @@ def test_links_in_a_run_folder_are_refused_and_nothing_outside_is_touched(
     trained, tmp_path, capsys, name
 ):
     run, outside = tmp_path / "run", tmp_path / "outside"
-    shutil.copytree(trained, run)
+    runs.copied_run(trained, run)
     (outside / "000007").mkdir(parents=True)
     (outside / "000007" / "file").write_text("mine")
     (outside / "file").write_text("mine")
@@ -235,7 +235,7 @@ def test_links_in_a_run_folder_are_refused_and_nothing_outside_is_touched(
 @pytest.mark.parametrize("name", ["metrics.jsonl", ".lock", "checkpoints/000001/state.json"])
 def test_pipes_in_a_run_folder_are_refused(trained, tmp_path, capsys, name):
     run = tmp_path / "run"
-    shutil.copytree(trained, run)
+    runs.copied_run(trained, run)
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
     assert runs.flowrl("train", "--resume", run, "--train.iterations", "2") == 2
@@ -243,7 +243,7 @@ def test_pipes_in_a_run_folder_are_refused(trained, tmp_path, capsys, name):
 
 
 def test_a_run_folder_may_itself_be_reached_by_a_link_and_trackers_have_links(trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "run")
+    runs.copied_run(trained, tmp_path / "run")
     (tmp_path / "latest").symlink_to(tmp_path / "run")
     (tmp_path / "run" / "wandb").mkdir()
     (tmp_path / "run" / "wandb" / "latest-run").symlink_to(tmp_path)

@@ -143,7 +143,7 @@ def test_an_edit_before_a_resume(finished: Path, tmp_path: Path, capsys, path: s
 
 
 def check(finished: Path, run: Path, path: str, value: Any, capsys) -> None:
-    shutil.copytree(finished / "run", run)
+    runs.copied_run(finished / "run", run)
     before = yaml.safe_load((run / "run.yaml").read_text())
     (run / "run.yaml").write_text(yaml.safe_dump(edited(before, path, value)))
     code = flowrl("train", "--resume", run, "--trust")
@@ -164,7 +164,7 @@ def check(finished: Path, run: Path, path: str, value: Any, capsys) -> None:
 def test_settings_that_are_refused_stay_out_of_run_yaml(finished, tmp_path, capsys):
     """By the model's own call, which is made after all other checks."""
     run = tmp_path / "run"
-    shutil.copytree(finished / "run", run)
+    runs.copied_run(finished / "run", run)
     before = (run / "run.yaml").read_bytes()
     assert flowrl("train", "--resume", run, "--model.height", "7", "--trust") == 2
     assert (run / "run.yaml").read_bytes() == before
@@ -174,7 +174,7 @@ def test_settings_that_are_refused_stay_out_of_run_yaml(finished, tmp_path, caps
 def test_another_judge_decides_anew_on_the_best_weights(finished, tmp_path, capsys):
     """JPEG sizes are above 1 here and brightness below it: no score of it would be a new best."""
     run = tmp_path / "run"
-    shutil.copytree(finished / "run", run)
+    runs.copied_run(finished / "run", run)
     assert flowrl("train", "--resume", run, "--checkpoint.best", "bright", "--trust") == 0
     assert "another held-out reward decides" in capsys.readouterr().out
     assert [path.name for path in (run / "best").glob("[0-9]*")] == ["000003"]
@@ -182,7 +182,7 @@ def test_another_judge_decides_anew_on_the_best_weights(finished, tmp_path, caps
 
 def test_a_new_evaluation_is_not_compared_with_the_old_ones(finished, tmp_path, capsys):
     run = tmp_path / "run"
-    shutil.copytree(finished / "run", run)
+    runs.copied_run(finished / "run", run)
     options = ("--prompts.held_out", str(finished / "other.jsonl"), "--train.iterations", "4")
     assert flowrl("train", "--resume", run, *options, "--trust") == 0
     said = capsys.readouterr().out

@@ -305,7 +305,7 @@ def test_a_process_that_dies_stops_the_others(warm, config, tmp_path):
 
 def test_a_run_whose_checkpoints_are_gone_is_refused_and_loses_nothing(warm, unbroken, tmp_path):
     folder, out = tmp_path / "run", tmp_path / "said.txt"
-    shutil.copytree(unbroken, folder)
+    runs.copied_run(unbroken, folder)
     shutil.rmtree(folder / "checkpoints")
     before = sums(folder)
     assert warm.run("train", "--resume", folder, "--trust", out=out) == 2
@@ -341,7 +341,7 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_passed_over(warm, unbroken, tmp_path):
     for name, (harm, words) in DAMAGES.items():
         folder, heard = tmp_path / name, []
-        shutil.copytree(unbroken, folder)
+        runs.copied_run(unbroken, folder)
         first, last = sorted((folder / "checkpoints").iterdir())
         harm(last / name)
         assert checkpoint.newest(folder, heard.append) == first
@@ -350,7 +350,7 @@ def test_a_damaged_checkpoint_is_passed_over(warm, unbroken, tmp_path):
         with pytest.raises(UserError, match="no intact checkpoint"):
             checkpoint.newest(folder, heard.append)
     folder = tmp_path / "run"
-    shutil.copytree(unbroken, folder)
+    runs.copied_run(unbroken, folder)
     flip(folder / "checkpoints" / "000004" / "policies.safetensors")
     (folder / "checkpoints" / ".000005.tmp").mkdir()  # a half-written one
     said = go_on(warm, folder, unbroken)
@@ -362,7 +362,7 @@ def test_a_damaged_checkpoint_is_passed_over(warm, unbroken, tmp_path):
 
 def test_one_process_at_a_time_trains_in_a_folder(unbroken, tmp_path, capsys):
     folder = tmp_path / "run"
-    shutil.copytree(unbroken, folder)
+    runs.copied_run(unbroken, folder)
     with held(folder) as before:
         assert before is None
         assert flowrl("train", "--resume", folder, "--trust") == 2
@@ -382,7 +382,7 @@ def test_folders_that_cannot_be_written_and_settings_that_cannot_be_read(
     assert flowrl("train", config, "--folder", tmp_path / "file" / "run") == 2
     assert "run cannot be created" in capsys.readouterr().err
     folder = tmp_path / "run"
-    shutil.copytree(unbroken, folder)
+    runs.copied_run(unbroken, folder)
     for damaged in (b"recipe: {name: nft", b"\xff\xfe\x00", b"", b"recipe: {name: nft}\n"):
         (folder / "run.yaml").write_bytes(damaged)
         assert flowrl("train", "--resume", folder, "--trust") == 2
@@ -392,7 +392,7 @@ def test_folders_that_cannot_be_written_and_settings_that_cannot_be_read(
 
 def test_a_disk_that_is_read_only(config, unbroken, tmp_path, capsys):
     with mounted(tmp_path / "disk", "size=9m") as disk:
-        shutil.copytree(unbroken, disk / "run")
+        runs.copied_run(unbroken, disk / "run")
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         assert flowrl("train", config, "--folder", disk / "new") == 2
         assert flowrl("train", "--resume", disk / "run", "--trust") == 2
@@ -403,7 +403,7 @@ def test_a_disk_that_is_read_only(config, unbroken, tmp_path, capsys):
 @pytest.mark.parametrize("torn", ['{"iteration": 4, "rew', '{"iteration": 4}\n{"itera'])
 def test_a_torn_last_line_is_done_again(warm, unbroken, tmp_path, torn):
     folder = tmp_path / "run"
-    shutil.copytree(unbroken, folder)
+    runs.copied_run(unbroken, folder)
     shutil.rmtree(folder / "checkpoints" / "000004")
     whole_lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:4]
     (folder / "metrics.jsonl").write_text("".join(whole_lines) + torn)

@@ -36,7 +36,7 @@ def finished(tmp_path_factory, pipeline) -> Path:
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
-    shutil.copytree(finished, tmp_path / "run")
+    runs.copied_run(finished, tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -228,7 +228,7 @@ def test_a_damaged_folder_is_read_or_one_sentence(finished, count, tmp_path):
 
     def check(rng: random.Random) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(finished, folder)
+        runs.copied_run(finished, folder)
         damage_folder(folder, rng)
         try:
             read_folder(folder, replace(kept, folder=folder))

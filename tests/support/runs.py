@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from flowrl.cli import main
 from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings import Run
 from flowrl.settings.read import run_from
+from flowrl.settings.trust import remember
 from tests.support import tiny_pipelines
 
 NFT = {"name": "nft", "steps": 4, "group": 4, "levels_per_sample": 2}
@@ -68,6 +70,13 @@ def flowrl(*words: str | Path) -> int:
     with pytest.raises(SystemExit) as done:
         main([str(word) for word in words])
     return int(done.value.code)
+
+
+def copied_run(source: Path, target: Path) -> Path:
+    """A copy of a run's folder that counts as begun here."""
+    shutil.copytree(source, target)
+    remember(target, yaml.safe_load((target / "run.yaml").read_text()))
+    return target
 
 
 def free_port() -> int:
