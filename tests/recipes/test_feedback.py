@@ -47,6 +47,7 @@ from samplers import (
     roll,
 )
 from samplers.placements import step_entropy
+from tests.support.credit_context import context_of as context_with
 from tests.support.tiny import TinyFlow
 
 LEVELS = (*(3 * t / (1 + 2 * t) for t in [1 - k / 8 for k in range(8)]), 0.0)
@@ -234,7 +235,7 @@ def test_a_lead_over_the_prompts_mean_is_bounded():
     columns = Ode(3)(LEVELS, 0, 0)[0].columns
     values = torch.tensor([1.0, 1.0, 1.0, 0.1, 0.5, 0.6]).view(6, 1)
     tracked = TrackedStatistics(torch.tensor([0.5, 0.7]))
-    context = Context(columns, torch.ones(1), tracked=tracked)
+    context = context_with(columns, torch.ones(1), tracked=tracked)
     scores = Scores(values, torch.ones(6, 1, dtype=torch.bool), ("r",))
     got = Estimator((Augmented(Standardize(None), 0.2, 0.28),))(scores, context)[0][:, 0]
     want = [0.28, 0.28, 0.28, -0.3 - 0.2, 0.1 - 0.2, 0.2 - 0.1]

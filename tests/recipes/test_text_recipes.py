@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithm import Algorithm
-from flowrl.credit.advantages import Context, Estimator, Standardize
+from flowrl.credit.advantages import Estimator, Standardize
 from flowrl.credit.selection import DropFlat, MaxVariance
 from flowrl.credit.trackers import ReadsStart
 from flowrl.credit.values import SampleTurns, Transform
@@ -31,6 +31,7 @@ from samplers import Chain, FlowSDE
 from samplers.completions import Completions, TextPlan, TextRollout
 from samplers.generate import TokenRequest, Writer, WrittenTokens
 from samplers.tokens import entropy, gumbel, warp
+from tests.support.credit_context import context_of as context_with
 
 PROMPTS, LENGTH, WORDS, STOP = 5, 4, 5, 0  # word 0 ends a text
 
@@ -156,7 +157,7 @@ class Loop:
             plan = replace(rollout.plan, nodes=(8,))
             start = self.start.write(plan, range(PROMPTS), self.rng, self.step)
             self.tracker.learn(range(PROMPTS), solved(start).values.view(PROMPTS, -1))
-        context = Context(
+        context = context_with(
             rollout.columns, torch.ones(1), lengths=rollout.lengths, prompts=torch.arange(PROMPTS),
             turns=SampleTurns(
                 torch.ones_like(rollout.lengths[:, None]).bool(), rollout.prompt[:, None]
@@ -355,6 +356,7 @@ def test_every_transform_of_texts_is_mixed():
     plain = {"sum", "clip", "rescale", "drop_flat", "max_variance", "uncompared", "penalize"} | {
         "best_and",
         "group_baseline",
+        "prompt_weight",
     }
     only_images = {"scale_steps", "exponential", "prune_width"}
     later = {"discount", "whiten_turns", "group_returns", "min_returns"}  # of turns and steps
