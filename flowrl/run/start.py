@@ -78,10 +78,10 @@ def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE)
     def write(new: Path) -> None:
         live.write(new)
         record.replace(new / "run.yaml", settings)
+        remember(chosen, yaml.safe_load(settings), new)  # a kill may follow its appearance
 
     try:
         appear(chosen, write)
-        remember(chosen, yaml.safe_load(settings))
     except FileExistsError as error:
         if folder is None:
             return reserve(run, None, name, live)  # another run took the number in between

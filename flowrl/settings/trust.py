@@ -262,9 +262,11 @@ def recorded(folder: Path) -> Record | None:
         return None
 
 
-def remember(folder: Path, tree: Any) -> None:
-    """Record that a folder with these settings was started here or is trusted as a whole."""
-    _record(folder, frozenset(need.thing for need in asked(tree, folder)), whole=True)
+def remember(folder: Path, tree: Any, now: Path | None = None) -> None:
+    """Record that a folder with these settings was started here or is trusted as a whole. `now`:
+    where it is until it appears."""
+    things = frozenset(need.thing for need in asked(tree, folder))
+    _record(folder, things, whole=True, now=now)
 
 
 def record_granted(folder: Path, needs: Sequence[Need], limits: Limits | None) -> None:
@@ -287,9 +289,11 @@ def record_again(folder: Path, tree: Any) -> None:
         _record(folder, things | (record.things or frozenset()), record.whole)
 
 
-def _record(folder: Path, things: frozenset[tuple[Right, str]], whole: bool) -> None:
+def _record(
+    folder: Path, things: frozenset[tuple[Right, str]], whole: bool, now: Path | None = None
+) -> None:
     path = folder.resolve()
-    owners, shared = _writers(folder)
+    owners, shared = _writers(now or folder)
     _remembered[path] = Record(things, whole, owners, shared)
     mark = _mark(path)
     written = {
