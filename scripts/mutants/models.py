@@ -206,7 +206,7 @@ ROWS = (
     ("sizes-advantage", "flowrl/iteration/features/sizes.py", "likelihood.rows(own, credit.advantages[at], credit.mask[at])",
      "likelihood.rows(own, credit.advantages[: len(at)], credit.mask[at])",
      f"{SIZED_RUNS}::test_gradients_are_the_sum_of_each_sizes_own"),
-    ("sizes-credit", "flowrl/credit/values.py", "if STEPS not in self.table:", "if True:",
+    ("sizes-credit", "flowrl/credit/values.py", "if SAMPLE_STEPS not in self.table:", "if True:",
      f"{SIZED_RUNS}::test_credit_weighs_steps_by_each_samples_own_levels"),
 )
 # fmt: on
