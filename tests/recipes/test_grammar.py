@@ -15,6 +15,7 @@ from flowrl.losses.ratio import Surrogate
 from flowrl.recipes import RECIPES
 from flowrl.session.start_record import StartRecord
 from flowrl.settings import recipe_kind
+from flowrl.settings.file import older_names
 from flowrl.settings.parts.own_parts import parts_written
 from flowrl.settings.read import dump, override, run_from
 from samplers import CPS, Window
@@ -195,7 +196,10 @@ def test_older_names_are_read_and_said_once(capsys: pytest.CaptureFixture[str]) 
         run_from({**model, "recipe": written}, "x")
 
 
-def test_renamed_settings_compare_equal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_renamed_settings_compare_equal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(older_names, "_said", set[str]())  # a process says each once
     own = [{"name": "jpeg"}]
     old = run_from({**REST, "recipe": {"name": "nft", "draws": 3}, "way_rewards": own}, "x")
     new = {"recipe": {"name": "nft", "levels_per_sample": 3}, "intermediate_rewards": own}
