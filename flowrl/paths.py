@@ -46,6 +46,28 @@ def find(path: str) -> Path:
         raise UserError(f"{path[:100]!r} is not a file name ({str(error)[:100]})") from error
 
 
+def shipped_path(name: str) -> Path:
+    """The location of a file or folder that comes with flowrl, under the name that run files use:
+    `flowrl/demo/shapes-sd3`, `configs/demo.yaml`. For other libraries, which know no such names:
+    `DiffusionPipeline.from_pretrained(flowrl.path("flowrl/demo/shapes-sd3"))`.
+
+    Works in any working folder; a file of the user with this name is not looked at. UserError for
+    a name that does not exist, with the names beside it.
+    """
+    found = own_file(Path(name))
+    if found is not None and ".." not in Path(name).parts and found.exists():
+        return found
+    near = (found or Path(name)).parent
+    beside = sorted(path.name for path in near.iterdir()) if found and near.is_dir() else []
+    some = get_close_matches(Path(name).name, beside, n=3, cutoff=0.3) or beside[:5]
+    hint = (
+        f"{Path(name).parent} has {', '.join(some)}"
+        if some
+        else "such names begin with configs/ or flowrl/, as in flowrl/demo/shapes-sd3"
+    )
+    raise UserError(f"{name[:200]} does not come with flowrl: {hint}")
+
+
 def own_file(path: Path) -> Path | None:
     """Location of a file of flowrl; None for a path outside its folders."""
     first, *rest = path.parts or (".",)

@@ -3,14 +3,15 @@
     python scripts/stranger.py [--oldest] [--only TEXT] [--folder DIR] [--jobs 2]
     python scripts/stranger.py --renew
 
-The wheel is installed without extras, with the newest packages that pip resolves, or with
---oldest the oldest that pyproject.toml admits. torch alone has the version of constraints.txt: a
-newer one would be gigabytes for a GPU. Then every command of README.md, docs/ and `flowrl new` that
-needs no weights, GPU or network is run (training for one iteration), each command's --help, and
-`flowrl doctor`; commands that do not need each other run side by side. Each extra is laid over this
-environment and tried, and the wheel is tried under other interpreters (those of FLOWRL_PYTHONS,
-paths as in PATH, and python3.N of PATH). Exit code 1 if one fails. Prints versions, seconds, and
-the commands left out.
+The wheel is installed without extras, with the newest packages that pip resolves, or with --oldest
+the oldest that pyproject.toml admits. torch alone has the version of constraints.txt: a newer one
+would be gigabytes for a GPU. Then every command of README.md, docs/ and `flowrl new` that needs no
+weights, GPU or network is run (training for one iteration), each command's --help, `flowrl doctor`,
+every block of Python (the demo's weights stand in for those of the hub), and `flowrl plan` for
+every block of YAML; commands that do not need each other run side by side. Each extra is laid over
+this environment and tried, and the wheel is tried under other interpreters (those of
+FLOWRL_PYTHONS, paths as in PATH, and python3.N of PATH). Exit code 1 if one fails. Prints versions,
+seconds, and the commands left out.
 
 --renew writes constraints.txt, and the versions that `flowrl doctor` names: the newest that pip
 resolves for flowrl with its tools, if all commands run with them. Packages of extras that were not
@@ -33,6 +34,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import yaml
 from make_venv import PROJECT, torch_index
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -42,7 +44,18 @@ sys.path.insert(0, str(PROJECT))
 
 from flowrl.cli.command_table import COMMANDS
 from flowrl.cli.doctor import PROVEN_VERSIONS
-from tests.support.page_blocks import NOT_HERE, SMALL, commands, smaller
+from tests.support.page_blocks import (
+    NOT_HERE,
+    SMALL,
+    blocks,
+    commands,
+    named_files,
+    own_files,
+    programs,
+    readers_files,
+    smaller,
+    tree_of,
+)
 
 DEMOS = ("demo", "demo_lora", "demo_edit", "text_demo")  # the runs that pages name
 SECONDS = 900  # of one command
@@ -205,8 +218,35 @@ def stages(empty: Path, python: Path, only: str) -> Iterator[list[list[str]]]:
     for line in pages:
         named = re.search(r"runs/\w+", line)
         chains.setdefault(named[0] if named else line, []).append(line)
-    for stage in ([["flowrl doctor", *helps], new, *runs], [*chains.values()]):
+    scripts = [[f"python {name}"] for name in program_files(empty)]
+    plans = [[f"cd {name} && flowrl plan block.yaml"] for name in yaml_folders(empty)]
+    for stage in ([["flowrl doctor", *helps], new, *runs, *plans], [*chains.values(), *scripts]):
         yield [[line for line in chain if only in line] for chain in stage]
+
+
+def program_files(empty: Path) -> list[str]:
+    """Write the Python blocks of the pages as files; returns their names."""
+    readers_files(empty)
+    names = []
+    for program in programs():
+        names.append(f"{re.sub(r'[.:]', '_', program.name)}.py")
+        (empty / names[-1]).write_text(program.text)
+    return names
+
+
+def yaml_folders(empty: Path) -> list[str]:
+    """Write the YAML blocks of the pages as run files, each in a folder with the files that it
+    names; returns the folders."""
+    names = []
+    for block in blocks("yaml"):
+        folder = empty / re.sub(r"[.:]", "_", str(block))
+        folder.mkdir(exist_ok=True)
+        named_files(folder)
+        own_files(block, folder)
+        tree = tree_of(block, folder)
+        (folder / "block.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+        names.append(folder.name)
+    return names
 
 
 def extras(

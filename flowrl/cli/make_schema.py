@@ -16,6 +16,7 @@ from flowrl.settings.command_line.arguments import field_types, word_fields
 from flowrl.settings.command_line.options import Option
 from flowrl.settings.words.names import BASE_KEY, WORDS
 from flowrl.settings.words.sentences import settings_at
+from flowrl.settings.words.short_forms import FOR_A_SECTION
 from rewards.checks.settings import settings_of
 from rewards.load import MAKERS, names
 
@@ -115,7 +116,11 @@ def run_schema() -> dict[str, Any]:
     base."""
     schema = Run.model_json_schema(by_alias=True)
     prompts = schema["$defs"]["PromptFiles"]
-    drawn = {"properties": {"prompts": {"required": prompts.pop("required")}}}
+    named = {"not": {"type": "object"}}  # a short form, which is the training prompts
+    whole_prompts = {
+        "anyOf": [named, {"required": ["source"]}, {"required": prompts.pop("required")}]
+    }
+    drawn = {"properties": {"prompts": whole_prompts}}
     whole = {
         "required": schema.pop("required"),
         "anyOf": [{"required": ["given"]}, drawn],  # given samples have prompts
@@ -126,7 +131,9 @@ def run_schema() -> dict[str, Any]:
         if "oneOf" in part:
             part["anyOf"] = part.pop("oneOf")
             part.pop("discriminator")
-    recipes["anyOf"].append({"type": "string"})
+    for section, short in FOR_A_SECTION.items():
+        whole_section = schema["properties"][section]
+        schema["properties"][section] = {"anyOf": [whole_section, short]}
     schema["properties"] = {
         BASE_KEY: {"type": "string", "minLength": 1, "description": _BASE, "title": "Base"},
         **schema["properties"],

@@ -82,5 +82,6 @@ def _digest() -> str:
 
 def _sources() -> Iterator[Path]:
     yield PROJECT / "flowrl" / "algorithm.py"
+    yield PROJECT / "flowrl" / "cli" / "make_schema.py"
     for folder in _FOLDERS:
         yield from sorted((PROJECT / folder).rglob("*.py"))

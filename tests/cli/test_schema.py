@@ -2,14 +2,26 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 
 from flowrl.cli import make_schema as maker
 from flowrl.cli import schema
 from flowrl.cli.command_table import COMMANDS
+from flowrl.paths import PROJECT, own_runs
 from flowrl.recipes import RECIPES
+from flowrl.settings.read import run_from
 from rewards.load import names
+from tests.support import page_blocks
+from tests.support.page_blocks import Block
+
+RUN_FILES = [
+    *(file for _, file in own_runs()),
+    *sorted((PROJECT / "examples").rglob("*.yaml")),
+]
 
 
 @pytest.fixture
@@ -40,6 +52,63 @@ def test_the_file_is_what_the_types_say() -> None:
     assert lr["default"] == "0.0003" and lr["about"].startswith("Learning rate")
     of_editors = found["run"]["$defs"]["Train"]["properties"]["lr"]
     assert of_editors["description"].startswith("Learning rate")
+
+
+@pytest.fixture(scope="module")
+def editor() -> Draft202012Validator:
+    """What an editor marks in a run file."""
+    found = maker.run_schema()
+    Draft202012Validator.check_schema(found)
+    return Draft202012Validator(found)
+
+
+def marks(editor: Draft202012Validator, tree: dict[str, Any]) -> list[str]:
+    return [f"{error.json_path}: {error.message[:200]}" for error in editor.iter_errors(tree)]
+
+
+@pytest.mark.parametrize("block", page_blocks.blocks("yaml"), ids=str)
+def test_an_editor_marks_no_block_of_a_page(block: Block, editor: Draft202012Validator) -> None:
+    """A block is a part of a file, as one with a base is."""
+    assert not marks(editor, {"base": "rest.yaml", **yaml.safe_load(block.text)})
+
+
+@pytest.mark.parametrize("file", RUN_FILES, ids=lambda file: file.stem)
+def test_an_editor_marks_no_run_file(file: Path, editor: Draft202012Validator) -> None:
+    assert not marks(editor, yaml.safe_load(file.read_text()))
+
+
+WHOLE: dict[str, Any] = {
+    "recipe": {"name": "nft"},
+    "model": {"pipeline": "flowrl/demo/shapes-sd3"},
+    "prompts": {"train": "prompts.txt"},
+    "rewards": [{"name": "shapes"}],
+}
+SHORT = (  # what may stand for a section or a setting, and a mistake of the same form
+    ("recipe", "nft", 3),
+    ("model", "flowrl/demo/shapes-sd3", ["flowrl/demo/shapes-sd3"]),
+    ("model", {"own": "mine.py:MyFlow"}, {"own": ["mine.py:MyFlow"]}),
+    ("model", {"pipeline": "p", "lora": 16}, {"pipeline": "p", "lora": [16]}),
+    ("model", {"pipeline": "p", "lora": True}, {"pipeline": "p", "lora": {"rnk": 4}}),
+    ("model", {"pipeline": "p", "guidance": 4.5}, {"pipeline": "p", "guidance": [4.5]}),
+    ("prompts", "prompts.txt", 16),
+    ("prompts", ["a.txt", {"source": "b.jsonl", "name": "b"}], ["a.txt", {"name": "b"}]),
+    ("prompts", {"source": "openai/gsm8k", "config": "main"}, {"config": "main"}),
+    ("rewards", "shapes", 3),
+    ("rewards", ["shapes", {"name": "hps"}], [3]),
+    ("rewards", {"shapes": 1.0, "hps": None}, {"shapes": [1.0]}),
+    ("rewards", {"shapes": {"weight": 2.0}}, [["shapes"]]),
+    ("held_out_rewards", {"name": "hps", "sets": "a"}, {"name": "hps", "sets": 3}),
+)
+
+
+@pytest.mark.parametrize(("section", "short", "wrong"), SHORT)
+def test_short_forms_are_in_the_schema(
+    section: str, short: Any, wrong: Any, editor: Draft202012Validator
+) -> None:
+    assert not marks(editor, WHOLE | {section: short})
+    assert marks(editor, WHOLE | {section: wrong})
+    if section != "held_out_rewards" and "own" not in short:
+        run_from(WHOLE | {section: short}, "here")  # and the reader takes what the editor does
 
 
 def test_it_is_made_once_and_again_after_a_change(
@@ -79,7 +148,8 @@ def test_the_digest_follows_the_code_and_its_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "PROJECT", tmp_path)
-    for name in ("flowrl/algorithm.py", "flowrl/settings/sections/run.py", "flowrl/run/train.py"):
+    code = ("flowrl/algorithm.py", "flowrl/settings/sections/run.py", "flowrl/run/train.py")
+    for name in (*code, "flowrl/cli/make_schema.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a = 1\n")
     before = schema._digest()

@@ -13,87 +13,33 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 import rewards
-from flowrl.settings.file.inherit import merged, read_tree
 from flowrl.settings.read import check_plan, check_rewards, run_from
 from rewards import Samples
 from rewards.checks.self_test import Prompts, self_test
 from rewards.types import Kind
 from tests.support import page_blocks
-from tests.support.page_blocks import Block
-
-TEXT_PAGES = ("data.md", "language.md", "text_server.md")
-IMAGES: dict[str, Any] = {
-    "recipe": {"name": "flow_grpo", "steps": 8, "group": 8},
-    "model": {"pipeline": "flowrl/demo/shapes-sd3"},
-    "prompts": {"train": "prompts.txt", "held_out": "held_out.txt"},
-    "rewards": ["brightness"],
-}
-TEXTS: dict[str, Any] = {
-    "recipe": {"name": "text_grpo", "length": 16},
-    "model": {"language": "flowrl/demo/sums-lm"},
-    "prompts": {"train": "prompts.jsonl", "held_out": "held_out.jsonl"},
-    "rewards": ["exact_answer"],
-}
-
-
-SCORE = "\n\ndef score(samples):\n    return [0.0] * len(samples.prompts)\n"
+from tests.support.page_blocks import Block, block_of
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with the files that the pages' settings name."""
-    for name in ("prompts", "held_out", "mine"):
-        (tmp_path / f"{name}.txt").write_text("a red circle\na blue square\n")
-        row = '{"prompt": "a red circle", "task": "text", "chosen": "a", "rejected": "b"}\n'
-        (tmp_path / f"{name}.jsonl").write_text(row)
-    for name in ("pairs", "images"):
-        (tmp_path / f"{name}.jsonl").write_text(row)
+    page_blocks.named_files(tmp_path)
     monkeypatch.setenv("JUDGE_KEY", "secret")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def tree_of(block: Block, folder: Path) -> dict[str, Any]:
-    """The block's settings over those of a small run; a section that it names counts alone."""
-    file = folder / "block.yaml"
-    file.write_text(block.text)
-    if "base" in yaml.safe_load(block.text):
-        return read_tree(file)[0]
-    own = yaml.safe_load(block.text)
-    small = TEXTS if block.page in TEXT_PAGES else IMAGES
-    if "language" in own.get("model", {}):
-        small = {**TEXTS, "model": {}}
-    if "pipeline" in own.get("model", {}) or "own" in own.get("model", {}):
-        small = {**small, "model": {}}
-    if "given" in own:
-        small = {key: value for key, value in small.items() if key != "prompts"}
-    return merged({key: value for key, value in small.items() if key != "recipe"}, own) | {
-        "recipe": own.get("recipe", small["recipe"])
-    }
-
-
 @pytest.mark.parametrize("block", page_blocks.blocks("yaml"), ids=str)
 def test_settings_of_a_page_are_accepted(block: Block, folder: Path) -> None:
-    (folder / "my_reward.py").write_text(block_of("own_rewards.md", "def warmth").text)
-    if block.page != "own_rewards.md":
-        page_blocks.write_files(block.page, folder)
-    if block.page == "own_models.md":
-        (folder / "mine.py").write_text(block_of(block.page, "class MyFlow").text + SCORE)
-    run = run_from(tree_of(block, folder), str(block))
+    page_blocks.own_files(block, folder)
+    run = run_from(page_blocks.tree_of(block, folder), str(block))
     if run.workers.any:
         pytest.importorskip("ray")
     check_plan(run)
     check_rewards(run)
-
-
-def block_of(page: str, opening: str) -> Block:
-    """The Python block of a page that has a line with this opening."""
-    found = [b for b in page_blocks.blocks("python") if b.page == page and opening in b.text]
-    assert len(found) == 1, f"{page}: {opening}"
-    return found[0]
 
 
 def loaded(block: Block, name: str, **settings: Any) -> rewards.Reward:

@@ -4,7 +4,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -139,37 +138,15 @@ def test_own_run(tmp_path: Path) -> None:
     shell("flowrl sample runs/run-0001 'a green circle'", own)
 
 
-def programs() -> dict[str, Callable[[str], str]]:
-    """Python blocks that need a run: where each begins, and what stands in for the hub."""
-    large = "stabilityai/stable-diffusion-3.5-medium"
-
-    def small(text: str) -> str:
-        changed = text.replace(large, "flowrl/demo/shapes-sd3").replace(
-            '"pickscore"', '"brightness"'
-        )
-        changed = changed.replace("iterations=30", "iterations=1").replace("lora=16", "lora=2")
-        return changed.replace("steps=8, group=12", "steps=2, group=2")
-
-    def imported(text: str) -> str:
-        return f"from diffusers import DiffusionPipeline\n{text}"
-
-    return {"import flowrl\n": small, "pipe = ": imported, "import pandas": lambda text: text}
-
-
 @pytest.mark.slow
 def test_programs_of_the_pages_run(with_runs: Path) -> None:
-    """In a process of their own, where the pages' runs are."""
-    own, ran = ("api.md", "extending.md"), 0
-    demo = with_runs / "flowrl"
-    demo.mkdir(exist_ok=True)
-    if not (demo / "demo").exists():
-        (demo / "demo").symlink_to(PROJECT / "flowrl" / "demo")
-    reward = next(b for b in page_blocks.blocks("python") if b.page == "README.md")
-    (with_runs / "my_reward.py").write_text(reward.text)
-    for block in page_blocks.blocks("python"):
-        for opening, change in programs().items():
-            if block.text.startswith(opening) and block.page not in own:
-                (with_runs / "program.py").write_text(change(block.text))
-                shell(f"{shlex.quote(sys.executable)} program.py", with_runs)
-                ran += 1
-    assert ran == 6
+    """In processes of their own, where the pages' runs are, and nothing of flowrl's source."""
+    page_blocks.readers_files(with_runs)
+    failures = []
+    for program in page_blocks.programs():
+        (with_runs / "program.py").write_text(program.text)
+        try:
+            shell(f"{shlex.quote(sys.executable)} program.py", with_runs)
+        except AssertionError as error:
+            failures.append(f"{program.name}: {error}")
+    assert not failures, "\n\n".join(failures)

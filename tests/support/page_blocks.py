@@ -5,9 +5,12 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import yaml
 
 from flowrl.paths import PROJECT
+from flowrl.settings.file.inherit import merged, read_tree
 
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
@@ -88,3 +91,111 @@ def smaller(line: str) -> str:
         return f"{line} --samples 8 --per-prompt 2"
     line = re.sub(r"--rounds \d+", "--rounds 2", line).replace("--samples 1600", "--samples 64")
     return f"{line} --count 1" if "--optimise" in line else line
+
+
+TEXT_PAGES = ("data.md", "language.md", "text_server.md")
+IMAGES: dict[str, Any] = {
+    "recipe": {"name": "flow_grpo", "steps": 8, "group": 8},
+    "model": {"pipeline": "flowrl/demo/shapes-sd3"},
+    "prompts": {"train": "prompts.txt", "held_out": "held_out.txt"},
+    "rewards": ["brightness"],
+}
+TEXTS: dict[str, Any] = {
+    "recipe": {"name": "text_grpo", "length": 16},
+    "model": {"language": "flowrl/demo/sums-lm"},
+    "prompts": {"train": "prompts.jsonl", "held_out": "held_out.jsonl"},
+    "rewards": ["exact_answer"],
+}
+SCORE = "\n\ndef score(samples):\n    return [0.0] * len(samples.prompts)\n"
+
+
+def named_files(folder: Path) -> None:
+    """Write the prompt files that the pages' settings name."""
+    row = '{"prompt": "a red circle", "task": "text", "chosen": "a", "rejected": "b"}\n'
+    for name in ("prompts", "held_out", "mine"):
+        (folder / f"{name}.txt").write_text("a red circle\na blue square\n")
+    for name in ("prompts", "held_out", "mine", "pairs", "images"):
+        (folder / f"{name}.jsonl").write_text(row)
+
+
+def own_files(block: Block, folder: Path) -> None:
+    """Write the Python files that the settings of a block name, from the same page."""
+    (folder / "my_reward.py").write_text(block_of("own_rewards.md", "def warmth").text)
+    if block.page != "own_rewards.md":
+        write_files(block.page, folder)
+    if block.page == "own_models.md":
+        (folder / "mine.py").write_text(block_of(block.page, "class MyFlow").text + SCORE)
+
+
+def block_of(page: str, opening: str) -> Block:
+    """The Python block of a page that has a line with this opening."""
+    found = [b for b in blocks("python") if b.page == page and opening in b.text]
+    assert len(found) == 1, f"{page}: {opening}"
+    return found[0]
+
+
+def tree_of(block: Block, folder: Path) -> dict[str, Any]:
+    """The block's settings over those of a small run; a section that it names counts alone."""
+    file = folder / "block.yaml"
+    file.write_text(block.text)
+    if "base" in yaml.safe_load(block.text):
+        return read_tree(file)[0]
+    own = yaml.safe_load(block.text)
+    small = TEXTS if block.page in TEXT_PAGES else IMAGES
+    if "language" in own.get("model", {}):
+        small = {**TEXTS, "model": {}}
+    if "pipeline" in own.get("model", {}) or "own" in own.get("model", {}):
+        small = {**small, "model": {}}
+    if "given" in own:
+        small = {key: value for key, value in small.items() if key != "prompts"}
+    return merged({key: value for key, value in small.items() if key != "recipe"}, own) | {
+        "recipe": own.get("recipe", small["recipe"])
+    }
+
+
+class Program(NamedTuple):
+    """A program that a page's reader types, and what its working folder needs first."""
+
+    name: str
+    text: str
+
+
+_STAND_INS = {  # what needs weights of the hub -> the same class with the demo's weights, and less
+    '"stabilityai/stable-diffusion-3.5-medium"': 'flowrl.path("flowrl/demo/shapes-sd3")',
+    '"pickscore"': '"brightness"',
+    "iterations=30": "iterations=1",
+    "lora=16": "lora=2",
+    "steps=8, group=12": "steps=2, group=2",
+}
+NOT_ALONE = {"coming_from.md": "wraps a function of the reader's verl project"}
+_IN_ONE = ("api.md",)  # pages whose blocks are one program
+
+
+def programs() -> list[Program]:
+    """The Python blocks of all pages as programs, in an order in which they can run: each alone,
+    or a page's together. They need the reader's files (`readers_files`) and, for those that read
+    a run, the runs `runs/demo-0001` and `runs/demo_lora-0001`."""
+    found: list[Program] = []
+    for page in PAGES:
+        if page.name in NOT_ALONE:
+            continue
+        of_this = [block for block in of_page(page) if block.language == "python"]
+        if page.name in _IN_ONE:
+            text = "\n".join(block.text for block in of_this)
+            found.append(Program(page.name, _small(text)))
+        else:
+            found += [Program(str(block), _small(block.text)) for block in of_this]
+    return found
+
+
+def _small(text: str) -> str:
+    for large, small in _STAND_INS.items():
+        text = text.replace(large, small)
+    return text
+
+
+def readers_files(folder: Path) -> None:
+    """Write the file that README.md's reader has from `flowrl new`, which its program imports."""
+    reward = next(b for b in blocks("python") if b.page == "README.md")
+    assert "def warmth" in reward.text
+    (folder / "my_reward.py").write_text(reward.text)

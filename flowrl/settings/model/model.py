@@ -12,7 +12,12 @@ from flowrl.settings.model.levels import Sigmas, checked_sigmas
 from flowrl.settings.model.own_model import OwnModelSettings
 from flowrl.settings.model.quantization import Quantization
 from flowrl.settings.model.server import Server
-from flowrl.settings.words.short_forms import adapter_settings, guidance_settings, lora_settings
+from flowrl.settings.words.short_forms import (
+    adapter_settings,
+    guidance_settings,
+    lora_settings,
+    own_model_settings,
+)
 from rewards.rights import KernelName, NameInFolder, ReadFile
 
 GuidanceScale = Annotated[float, Field(ge=0)] | Literal["none"] | None
@@ -107,7 +112,10 @@ class ModelSettings(Settings):
     """A folder in diffusers' format, or a hub name. Set this, `language` or `own`."""
     language: str | None = None
     """A folder with a transformers causal language model and its tokenizer, or a hub name."""
-    own: OwnModelSettings | None = None
+    own: Annotated[
+        OwnModelSettings | None,
+        BeforeValidator(own_model_settings, json_schema_input_type=OwnModelSettings | str | None),
+    ] = None
     """Your own model, FILE.py:NAME or {name: FILE.py:NAME, ...settings}."""
     weights: ReadFile | None = None
     """A safetensors file with the weights of `own`; null: the weights that it is created with."""

@@ -25,7 +25,6 @@ class OwnModelSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, value: Any) -> Any:
-        value = {"name": value} if isinstance(value, str) else value
         if not isinstance(value, Mapping):
             return value
         name = value.get("name")

@@ -194,7 +194,9 @@ class RewardSpec(Settings):
     """Name of its scores; by default `shapes`, or `shapes.strict` with a kind."""
     weight: float | tuple[tuple[int, float], ...] = 1.0
     """A number, or points `[[0, 1.0], [50, 0.2]]`: linear between iterations, constant outside."""
-    sets: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+    sets: Annotated[
+        tuple[str, ...], BeforeValidator(_names, json_schema_input_type=str | list[str])
+    ] = ()
     """Data sets of `prompts.held_out` that a held-out reward scores; empty: all."""
     settings: dict[str, Any] = Field(default_factory=dict)
 

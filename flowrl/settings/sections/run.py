@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.choices import image_plans
@@ -34,6 +34,17 @@ from flowrl.settings.words.short_forms import reward_list
 from samplers import FeynmanKac, FlowSDE, Particled, Planner
 
 SIZES = ("height", "width", "num_frames")  # of samples, that evaluations may have for themselves
+RewardsByName = dict[str, float | dict[str, Any] | None]  # names to weights or settings
+RewardList = Annotated[
+    tuple[RewardSpec, ...],
+    BeforeValidator(
+        reward_list,
+        json_schema_input_type=str
+        | RewardSpec
+        | RewardsByName
+        | list[str | RewardSpec | RewardsByName],
+    ),
+]
 EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps one
 
 
@@ -78,12 +89,12 @@ class Run(Settings):
     recipe: Annotated[SerializeAsAny[RecipeSettings], EveryRecipe]
     model: ModelSettings
     prompts: PromptFiles
-    rewards: tuple[RewardSpec, ...] = Field(min_length=1)
+    rewards: RewardList = Field(min_length=1)
     """Rewards of training; samples are compared by their weighted sum."""
-    held_out_rewards: tuple[RewardSpec, ...] = ()
+    held_out_rewards: RewardList = ()
     """Rewards of evaluations; if empty, the training rewards."""
     given: GivenSettings | None = None
-    intermediate_rewards: tuple[RewardSpec, ...] = ()
+    intermediate_rewards: RewardList = ()
     """Rewards of predicted clean images during sampling, for recipes and steering that use them; if
     empty, the training rewards. Of texts: of all up to the end of a turn or step, for recipes that
     compare those. A reward may return None for an image that is not clear enough yet."""
@@ -116,11 +127,6 @@ class Run(Settings):
         except UserError as error:
             raise ValueError(str(error)) from error
         return kind.model_validate(value)
-
-    @field_validator("rewards", "held_out_rewards", "intermediate_rewards", mode="before")
-    @classmethod
-    def _one_reward(cls, value: Any) -> Any:
-        return reward_list(value)
 
     def averages(self, algorithm: Algorithm) -> tuple[Average, ...]:
         """Averages of the algorithm and of `evaluate.average`."""

@@ -10,6 +10,22 @@ from flowrl.recipes import RECIPES, TEXT_RECIPES
 from rewards.load import own_name
 
 _PIPELINE, _LANGUAGE = "model_index.json", "config.json"
+# What may stand for a whole section, as a JSON schema. `spelled_out` expands it: what it stands for
+# depends on other sections or on the disk.
+FOR_A_SECTION: Mapping[str, Mapping[str, Any]] = {
+    "recipe": {"type": "string"},
+    "model": {"type": "string"},
+    "prompts": {
+        "anyOf": [
+            {"type": "string"},
+            {"$ref": "#/$defs/DataSet"},
+            {
+                "type": "array",
+                "items": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/DataSet"}]},
+            },
+        ]
+    },
+}
 REWARDS = ("rewards", "held_out_rewards", "intermediate_rewards")
 
 
@@ -72,6 +88,11 @@ def lora_settings(value: Any) -> Any:
     if isinstance(value, bool):
         return {} if value else None
     return {"rank": value} if isinstance(value, int | str) else value
+
+
+def own_model_settings(value: Any) -> Any:
+    """An own model from only its class."""
+    return {"name": value} if isinstance(value, str) else value
 
 
 def adapter_settings(value: Any) -> Any:
