@@ -16,7 +16,7 @@ from flowrl.settings.words.short_forms import (
     adapter_settings,
     guidance_settings,
     lora_settings,
-    own_model_settings,
+    model_of_own,
 )
 from rewards.rights import KernelName, NameInFolder, ReadFile
 
@@ -114,7 +114,7 @@ class ModelSettings(Settings):
     """A folder with a transformers causal language model and its tokenizer, or a hub name."""
     own: Annotated[
         OwnModelSettings | None,
-        BeforeValidator(own_model_settings, json_schema_input_type=OwnModelSettings | str | None),
+        BeforeValidator(model_of_own, json_schema_input_type=OwnModelSettings | str | None),
     ] = None
     """Your own model, FILE.py:NAME or {name: FILE.py:NAME, ...settings}."""
     weights: ReadFile | None = None

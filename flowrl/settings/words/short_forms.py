@@ -90,7 +90,7 @@ def lora_settings(value: Any) -> Any:
     return {"rank": value} if isinstance(value, int | str) else value
 
 
-def own_model_settings(value: Any) -> Any:
+def model_of_own(value: Any) -> Any:
     """An own model from only its class."""
     return {"name": value} if isinstance(value, str) else value
 
