@@ -155,6 +155,20 @@ def test_names_in_cells_may_break_and_keep_their_text(hook: ModuleType) -> None:
     assert "r/<wbr>s.<wbr>py:3" in broken and "<p><code>a_b</code></p>" in broken
 
 
+def test_an_arxiv_id_leads_to_its_paper(hook: ModuleType) -> None:
+    address = "https://arxiv.org/abs/2505.05470"
+    found = hook.on_page_content("<p>see arXiv:2505.05470, eq. 9</p><h2>arXiv:2505.05470</h2>")
+    link = f'<a href="{address}">arXiv:2505.05470</a>'
+    assert found == f"<p>see {link}, eq. 9</p><h2>arXiv:2505.05470</h2>"
+    assert hook.on_page_content(found) == found  # a link is none in a link
+
+
+def test_sources_are_not_searched(hook: ModuleType) -> None:
+    targets = ("flowrl/table.py", "flowrl/iteration", "docs/images/report.png")
+    heads = [yaml.safe_load(hook.source_text(target).split("---")[1]) for target in targets]
+    assert heads == [{"search": {"exclude": True}}] * 3
+
+
 def test_a_methods_figures_stand_below_their_own_heads(hook: ModuleType) -> None:
     pages = dict(hook.method_pages())
     assert "| stricter | 0.835 |" in pages["crd"]

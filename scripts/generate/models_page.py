@@ -27,8 +27,9 @@ TIMED, UTILISATION = "8xH100", 0.4
 OURS = "Nobody published"
 HEAD = """# Configurations for the models people have
 
-Written by `scripts/generate/models_page.py` from `configs/models` and `flowrl plan`: change the
-files there, not this page.
+<!-- Written by scripts/generate/models_page.py from configs/models and `flowrl plan`. -->
+
+A file for each model, with its sampling, its memory and the hardware that it needs:
 
 ```bash
 flowrl plan models/flux1_dev --memory 24GiB   # what an iteration does, and what makes it fit

@@ -29,7 +29,9 @@ from scripts.generate.readme import table  # noqa: E402
 PAGE = PROJECT / "docs" / "recipes.md"
 HEAD = """# Recipes
 
-Written by `scripts/generate/recipes_page.py` from the code: change the docstrings, not this file.
+<!-- Written by scripts/generate/recipes_page.py from the code: change the docstrings. -->
+
+All methods with formulas, settings and sources; [choosing.md](choosing.md) says which to take.
 `flowrl recipes NAME` prints the same text and settings. Defaults are published numbers;
 `configs/papers` has whole configurations. The table of a recipe lists what it is made of at its
 defaults, in the order in which it is applied; settings at a part's own default are left out.

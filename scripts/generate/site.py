@@ -33,6 +33,7 @@ FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`\n]+`")
 METHOD = re.compile(r"^## (\w+)$", re.MULTILINE)
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+ARXIV = re.compile(r"(<a\b.*?</a>|<h[1-6]\b.*?</h[1-6]>)|\barXiv:(\d{4}\.\d{4,5})", re.DOTALL)
 NAME = re.compile(r"(<(?:code|a)\b[^>]*>)([^<]*)(</(?:code|a)>)")
 
 
@@ -90,8 +91,15 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Let names in tables break after their marks, so that wide tables fit."""
-    return CELL.sub(lambda cell: NAME.sub(broken, cell[0]), html)
+    """Let names in tables break after their marks, so that wide tables fit, and let each arXiv id
+    lead to its paper, in docstrings too."""
+    return ARXIV.sub(linked, CELL.sub(lambda cell: NAME.sub(broken, cell[0]), html))
+
+
+def linked(found: re.Match[str]) -> str:
+    """An arXiv id as a link; what is a link or a heading stays as it is."""
+    name = found[2]
+    return found[1] or f'<a href="https://arxiv.org/abs/{name}">arXiv:{name}</a>'
 
 
 def broken(found: re.Match[str]) -> str:
@@ -145,17 +153,18 @@ def source_page(target: str) -> str:
 
 
 def source_text(target: str) -> str:
-    """A file as a page; of a folder the names of what is in it."""
-    path = PROJECT / target
+    """A file as a page, which the search leaves to the guides; of a folder the names of what is in
+    it."""
+    path, head = PROJECT / target, f"---\nsearch: {{exclude: true}}\n---\n# {target}"
     if path.is_dir():
         names = sorted(each.name for each in path.iterdir() if not each.name.startswith((".", "_")))
-        return f"# {target}/\n\n" + "".join(f"* `{name}`\n" for name in names)
+        return f"{head}/\n\n" + "".join(f"* `{name}`\n" for name in names)
     if path.suffix not in LANGUAGES and path.suffix not in ("", ".txt", ".jsonl"):
-        return f"# {target}\n\nSee the repository.\n"
+        return f"{head}\n\nSee the repository.\n"
     text = path.read_text()
     fence = "`" * 4
     language = LANGUAGES.get(path.suffix, "text")
-    return f'# {target}\n\n{fence}{{ .{language} linenums="1" }}\n{text}\n{fence}\n'
+    return f'{head}\n\n{fence}{{ .{language} linenums="1" }}\n{text}\n{fence}\n'
 
 
 def files_text() -> str:
