@@ -76,6 +76,28 @@ def test_the_panel_says_who_waits_for_whom():
     assert "of samples at lag 2" in shown
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_panel_of_any_width_cuts_no_word(width: int) -> None:
+    """What does not fit is left out as a whole, with a mark; the first items of a row stay."""
+    names = ("shapes.strict", "imagereward", "hpsv3")
+    rewards = {f"reward/{name}": 0.25 for name in names}
+    phases = {f"seconds/{name}": 12.5 for name in ("encode", "decode", "score", "ref", "update")}
+    held_out = tuple(HeldOutScore(name, 0.9, 0.75, 0.95, 12) for name in names)
+    facts = PanelFacts(
+        "demo", "flow_grpo", 40, 20, METRICS | rewards | phases, (0.4, 0.5) * 20, held_out=held_out
+    )
+    wide = panel_lines(facts, "cpu", 400, Console(force_terminal=False, width=400))
+    lines = panel_lines(facts, "cpu", width, Console(force_terminal=False, width=width))
+    assert len(lines) == HEIGHT and all(len(line) == width for line in lines)
+    items = set(re.split(r",? {2,}|, ", "  ".join(line.strip("│ ") for line in wide[1:-1])))
+    items |= {item.replace(" against the base", "") for item in items}
+    for line in lines[1:-1]:
+        shown = re.split(r",? {2,}|, ", line.strip("│ ").removesuffix(" …"))
+        assert {item for item in shown if not set(item) & set("▁█━")} <= items, line
+    assert "reward   0.500" in lines[1] and "shapes.strict 0.900 (+0.150" in lines[2]
+    assert width < 140 or "hpsv3 0.900" in lines[2]
+
+
 def draws(end: Callable[[], object]) -> None:
     terminal = Terminal(True)
     lines = Lines(terminal, 4)

@@ -1,5 +1,6 @@
 """The live panel of a run: reward, held-out score, policy, time and memory."""
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from flowrl.session.record import clock
 
 HEIGHT = 8  # lines, with the frame
 MOST_REWARDS = 40  # of the last iterations, in the curve
+_LABELS = 14  # columns of the frame and of the rows' labels
+_MORE = " …"
 _GIB = 2**30
 _BARS = "▁▂▃▄▅▆▇█"
 _PHASES = ("encode", "sample", "decode", "score", "ref", "update")
@@ -56,16 +59,17 @@ def panel_lines(facts: PanelFacts, device: str, width: int, console: Console) ->
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(no_wrap=True, overflow="ellipsis")
+    room = width - _LABELS
     rows = {
-        "reward": _reward(facts),
-        "held-out": _held_out(facts.held_out),
+        "reward": _reward(facts, most=max(8, min(MOST_REWARDS, room // 3))),
+        "held-out": _held_out(facts.held_out, room),
         "policy": _policy(facts),
         "time": _time(facts.metrics),
-        "memory": memory_in_use(device),
+        "memory": Text(memory_in_use(device)),
         "progress": _progress(facts),
     }
     for label, text in rows.items():
-        grid.add_row(label, text)
+        grid.add_row(label, _whole(text, room))
     title = f"{facts.name}  {facts.recipe}  iteration {facts.done} of {facts.iterations}"
     framed = Panel(
         grid, box=ROUNDED, title=Text(title), title_align="left", border_style="dim", width=width
@@ -73,6 +77,15 @@ def panel_lines(facts: PanelFacts, device: str, width: int, console: Console) ->
     with console.capture() as drawn:
         console.print(framed)
     return drawn.get().splitlines()
+
+
+def _whole(text: Text, room: int) -> Text:
+    """The first items of a row that fit as a whole, and a mark where others are left out."""
+    if text.cell_len <= room:
+        return text
+    ends = [end.start() for end in re.finditer(r",? (?= )|, ", text.plain)]
+    fitting = [end for end in ends if text[:end].cell_len + len(_MORE) <= room]
+    return text[: fitting[-1]].append(_MORE, style="dim") if fitting else text
 
 
 def curve(values: Sequence[float]) -> str:
@@ -101,7 +114,8 @@ def given_line(m: Mapping[str, float]) -> str:
     return f"given: loss {m['loss']:.4f}{right}, epochs {m['given/epochs']:.2f}"
 
 
-def _reward(facts: PanelFacts) -> Text:
+def _reward(facts: PanelFacts, most: int) -> Text:
+    """`most`: how many of the last rewards are drawn."""
     m = facts.metrics
     if not m:
         return Text("the first iteration is running", style="dim")
@@ -109,7 +123,7 @@ def _reward(facts: PanelFacts) -> Text:
         return Text(given_line(m))
     colour = {"+": "green", "-": "red"}.get(facts.trend, "")
     text = Text(f"{m['reward']:.3f} ").append(facts.trend, style=colour)
-    text.append(f" {curve(facts.rewards)}", style="cyan")
+    text.append(f" {curve(facts.rewards[-most:])}", style="cyan")
     text.append(f"  spread {m['reward_std']:.2f}")
     own = {n.removeprefix("reward/"): v for n, v in m.items() if n.startswith("reward/")}
     if len(own) > 1:
@@ -121,18 +135,26 @@ def _reward(facts: PanelFacts) -> Text:
     return text
 
 
-def _held_out(scores: Sequence[HeldOutScore]) -> Text:
+def _held_out(scores: Sequence[HeldOutScore], room: int) -> Text:
+    """Scores with their gains; on a narrow terminal without the words that all have in common."""
+    long = _gains(scores, " against the base)")
+    text = long if long.cell_len <= room else _gains(scores, ")")
+    return text if scores else Text("no evaluation yet", style="dim")
+
+
+def _gains(scores: Sequence[HeldOutScore], end: str) -> Text:
     text = Text()
     for score in scores:
         text.append(f"{score.name} {score.value:.3f}")
         if score.base is not None:
             gain = score.value - score.base
             text.append(f" ({gain:+.3f}", style="green" if gain > 0 else "red" if gain < 0 else "")
-            text.append(" against the base)")
+            text.append(end)
         if score.best is not None and score.best != score.value:
             text.append(f", best {score.best:.3f} after {score.best_iteration}")
         text.append("  ")
-    return text if scores else Text("no evaluation yet", style="dim")
+    text.rstrip()
+    return text
 
 
 def _policy(facts: PanelFacts) -> Text:
