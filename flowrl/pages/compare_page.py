@@ -1,6 +1,7 @@
 """The page that compares runs: scores with paired intervals, curves, samples and settings"""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ from flowrl.pages.stack import duration_text, from_template, number, sign, signe
 
 MOST_RUNS = 12
 ALL_PAIRS = 5  # runs up to which every pair is compared; beyond, each with the first
+TRAINING = "Training reward"
 OTHERS = (
-    ("reward", "Training reward"),
     ("kl", "KL divergence from the start"),
     ("held_out/image/diversity", "Diversity of held-out samples"),
     ("held_out/text/distinct", "Texts of a prompt that differ"),
@@ -76,6 +77,37 @@ def shared_judges(named: NamedRuns) -> list[str]:
     """Held-out rewards that at least two of the runs have."""
     every = [name for run in named.values() for name in run.judges]
     return [name for name in dict.fromkeys(every) if every.count(name) > 1]
+
+
+def reward_settings(run: RunFolder, label: str) -> str:
+    """What a held-out reward of this label is in a run: its name and settings. Two runs may give
+    one label to rewards that measure different things."""
+    listed = run.settings.get("held_out_rewards") or run.settings.get("rewards")
+    for spec in listed if isinstance(listed, list) else ():
+        if isinstance(spec, Mapping) and spec.get("label", spec.get("name")) == label:
+            return json.dumps([spec.get("name"), spec.get("settings", {})], sort_keys=True)
+    return ""
+
+
+def training_reward(run: RunFolder) -> str:
+    """The rewards of training with their weights, as one text: `0.5 hpsv3 + shapes.strict`."""
+    listed = run.settings.get("rewards")
+    terms = list[str]()
+    for spec in listed if isinstance(listed, list) else ():
+        if isinstance(spec, Mapping):
+            weight, label = spec.get("weight", 1.0), spec.get("label") or spec.get("name")
+            terms.append(f"{label}" if weight == 1.0 else f"{weight} {label}")
+        else:
+            terms.append(str(spec))
+    return " + ".join(sorted(terms))
+
+
+def _by(named: NamedRuns, of: Callable[[RunFolder], str]) -> dict[str, NamedRuns]:
+    """Runs by a text that says what they have in common."""
+    found: dict[str, dict[str, RunFolder]] = {}
+    for name, run in named.items():
+        found.setdefault(of(run), {})[name] = run
+    return dict(found)
 
 
 def _facts(named: NamedRuns) -> tuple[list[tuple[str, list[Any]]], list[tuple[str, Any]]]:
@@ -146,7 +178,11 @@ def _differences(named: NamedRuns) -> Iterator[list[Any]]:
             found = [
                 [e for e in named[run].evaluations if name in e.scores] for run in (first, second)
             ]
-            if all(found):
+            kinds = {reward_settings(named[run], name) for run in (first, second)}
+            if all(found) and len(kinds) > 1:
+                dash, why = number(None), "other settings: not comparable"
+                yield [f"{first} \N{MINUS SIGN} {second}", name, (dash, ""), dash, "0", dash, why]
+            elif all(found):
                 a, b = (each[-1] for each in found)
                 yield [f"{first} \N{MINUS SIGN} {second}", name, *_cells(a, b, name)]
 
@@ -165,9 +201,17 @@ def _cells(a: EvaluationRecord, b: EvaluationRecord, name: str) -> list[Any]:
 
 
 def _charts(named: NamedRuns) -> Iterator[Chart]:
+    """Curves of all runs on one chart, but never of two rewards: they have units of their own."""
     for name in shared_judges(named):
-        lines = [held_out_line(run, name, label) for label, run in named.items()]
-        yield Chart(f"held-out {name}", lines, f"held_out/{name}")
+        kinds = _by(named, lambda run, name=name: reward_settings(run, name))
+        for runs in kinds.values():
+            of = f" of {', '.join(runs)}" if len(kinds) > 1 else ""
+            lines = [held_out_line(run, name, label) for label, run in runs.items()]
+            yield Chart(f"held-out {name}{of}", lines, f"held_out/{name}")
+    sums = _by(named, training_reward)
+    for text, runs in sums.items():
+        lines = [Curve(label, run.column("reward")) for label, run in runs.items()]
+        yield Chart(f"{TRAINING}: {text}" if len(sums) > 1 else TRAINING, lines, "reward")
     for name, title in OTHERS:
         lines = [
             Curve(label, run.column(name), marks="held" in name) for label, run in named.items()

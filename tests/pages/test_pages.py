@@ -323,6 +323,27 @@ def test_runs_compared_prompt_by_prompt(tmp_path, capsys):
         write_comparison([runs[0], runs[0]], out)
 
 
+def test_two_rewards_share_no_chart(tmp_path):
+    """Runs that train on other rewards, or judge by another reward of the same label, have charts
+    and numbers of their own."""
+    runs = [write_run(tmp_path / name) for name in "abc"]
+    settings = yaml.safe_load((runs[0] / "run.yaml").read_text())
+    one = {"name": "shapes", "label": "shapes", "weight": 1.0, "settings": {}}
+    other = one | {"settings": {"kind": "strict"}}
+    trained, judges = ([one], [one], [one | {"weight": 0.5}]), (one, other, one)
+    for run, sums, judge in zip(runs, trained, judges, strict=True):
+        changed = settings | {"rewards": sums, "held_out_rewards": [judge]}
+        (run / "run.yaml").write_text(yaml.safe_dump(changed))
+    write_comparison(runs, tmp_path / "all.html")
+    text = check((tmp_path / "all.html").read_text()).text
+    assert "Training reward: shapes" in text and "Training reward: 0.5 shapes" in text
+    assert "held-out shapes of a, c" in text and "held-out shapes of b" in text
+    assert text.count("other settings: not comparable") == 2  # of b, with a and with c
+    same = [write_run(tmp_path / name) for name in "de"]
+    write_comparison(same, tmp_path / "same.html")
+    assert "Training reward:" not in check((tmp_path / "same.html").read_text()).text
+
+
 def test_the_command_names_the_place_of_what_is_wrong(tmp_path, capsys):
     assert flowrl("report", tmp_path) == 2
     assert f"{tmp_path} is not a run's folder" in capsys.readouterr().err
