@@ -169,6 +169,22 @@ def tried(trial: Trial, place: Path, config: Path, wanted: Path, limit: float, r
     return found
 
 
+def prepared(out: Path) -> Path:
+    """The run's file, beside its ends without any death: in one process, and in two."""
+    out.mkdir(parents=True, exist_ok=True)
+    config = out / "tiny.yaml"
+    if not config.exists():
+        tree = small(runs.write_pipeline(out / "pipeline"), out)
+        tree["train"]["iterations"] = 8
+        runs.write(tree, out)
+    for name in ("supervisor", "torchrun"):
+        whole = out / f"unbroken-{name}"
+        if not whole.exists():
+            started = Started(name, [str(config), "--folder", str(whole)], whole, {})
+            assert [p.wait(FAILED) for p in started.parents] == [0], started.said()
+    return config
+
+
 def trials(given: argparse.Namespace) -> Iterator[Trial]:
     """All launchers, ranks and ways in turn, without end."""
     for number in count():
@@ -200,19 +216,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2026)
     given = parser.parse_args()
     end = time.monotonic() + 60 * given.minutes
-    given.out.mkdir(parents=True, exist_ok=True)
-    pipeline, config = given.out / "pipeline", given.out / "tiny.yaml"
-    if not config.exists():
-        runs.write_pipeline(pipeline)
-        tree = small(pipeline, given.out)
-        tree["train"]["iterations"] = 8
-        runs.write(tree, given.out)
-    for name in ("supervisor", "torchrun"):
-        whole = given.out / f"unbroken-{name}"
-        if not whole.exists():
-            words = [str(config), "--folder", str(whole)]
-            started = Started(name, words, given.out / f"unbroken-{name}", {})
-            assert [p.wait(FAILED) for p in started.parents] == [0], started.said()
+    config = prepared(given.out)
     file = given.out / "trials.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     done = {Trial(r["launcher"], r["rank"], r["how"], r["number"]) for r in rows}
