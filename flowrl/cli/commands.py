@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from flowrl.cli.installed import check_torchvision
-from flowrl.cli.restarts import FOLDER, RESUME, grants, resumed_by_launcher, split_keys, trust_of
+from flowrl.cli.restarts import FOLDER, RESUME, grants, launched, split_keys, trust_of
 from flowrl.cli.start_check import check_start
 from flowrl.errors import UserError
 from flowrl.paths import run_file
@@ -36,12 +36,16 @@ def train_command(arguments: list[str]) -> int:
     if not rest or rest[0].startswith("-"):
         raise UserError("train: give a run file first, such as `flowrl train configs/demo.yaml`")
     path = run_file(rest[0])
-    if FOLDER in own and resumed_by_launcher(expanded(own[FOLDER])):
-        return _resume(expanded(own[FOLDER]), rest[1:], cache, trust_of(arguments))
     run = override(read_run(path), rest[1:])
-    check_start(run)
     folder = expanded(own[FOLDER]) if FOLDER in own else None
-    if folder is not None and folder.exists():
+    if folder is not None and launched():
+        quiet()
+        from flowrl.cli.run_start import begun_before
+
+        if begun_before(run, folder):
+            return _resume(folder, rest[1:], cache, trust_of(arguments))
+    check_start(run)
+    if folder is not None and folder.exists() and not launched():  # else the main process looks
         raise UserError(
             f"{folder} already exists; choose another --folder, or --resume {quote(str(folder))}"
         )

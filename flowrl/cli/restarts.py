@@ -2,7 +2,7 @@
 child.
 
 Launchers restart by themselves: `accelerate launch --max_restarts N` starts its processes again
-with the same arguments, and `resumed_by_launcher` recognises such a start as a resume.
+with the same arguments, and `flowrl.run.start.begun_before` recognises such a start as a resume.
 """
 
 import os
@@ -17,7 +17,7 @@ from flowrl.paths import numbered, run_path
 
 RESTARTS, FOLDER, RESUME, TRUST = "--restarts", "--folder", "--resume", "--trust"
 ENDS = {0, 2, *(128 + s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))}  # no restart
-_LAUNCHED, _AGAIN = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"), "TORCHELASTIC_RESTART_COUNT"
+_LAUNCHED = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE")
 
 
 def split_keys(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -49,9 +49,9 @@ def trust_of(words: Sequence[str]) -> bool | str:
     return (given[-1].partition("=")[2] or True) if given else False
 
 
-def resumed_by_launcher(folder: Path) -> bool:
-    """Whether a launcher restarts this run in a folder that an earlier start created."""
-    return os.environ.get(_AGAIN, "0") != "0" and (folder / "run.yaml").is_file()
+def launched() -> bool:
+    """Whether a launcher started this process that may start it again."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def supervised(arguments: Sequence[str]) -> tuple[list[str], int | None]:

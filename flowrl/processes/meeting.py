@@ -1,26 +1,57 @@
 """The rendezvous of a run's processes: each waits a limited time for the others."""
 
-import math
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from flowrl.errors import UserError
+from flowrl.processes.store import Launch, NotMet, Place, name_attempt, restarts
+from flowrl.processes.watch import Board, Watch, hang_seconds, seconds_of, watching
 
 T = TypeVar("T")
 
 MEETING_VARIABLE = "FLOWRL_MEETING_SECONDS"
 MEETING_SECONDS = 120.0  # processes of one command start within seconds of each other
+FOREVER = timedelta(days=365)  # torch has no word for it
+_NOT_MET = (
+    "read the output of the others, and start all of them again. If they start at different times, "
+    f"set {MEETING_VARIABLE}"
+)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How the processes of this run have met.
+
+    store   for what they say to each other beside the process group, under this attempt's name;
+            None without a launcher
+    launch  what the launcher's attempts have in common
+    keeper  the process that keeps the store; None if the launcher does
+    """
+
+    store: Store | None
+    launch: Launch
+    keeper: int | None = None
+
+
+_MET: list[Meeting] = []  # at most one, like the process group of torch and accelerate
+
+
+def meeting() -> Meeting:
+    """How this process has met the others; call `meet` before."""
+    (met,) = _MET
+    return met
 
 
 def meet(cpu: bool) -> PartialState:
@@ -28,25 +59,54 @@ def meet(cpu: bool) -> PartialState:
 
     UserError if the other processes have not joined within MEETING_SECONDS, or the seconds in the
     variable FLOWRL_MEETING_SECONDS: without a launcher nothing else would notice that a process has
-    died. Later waits have torch's own limits.
+    died. Later waits end as `flowrl.processes.watch` says.
     """
-    met, seconds = dist.is_initialized(), _seconds()
+    seconds, began, place = _seconds(), time.monotonic(), Place.given()
+    if dist.is_initialized():
+        _MET[:] = _MET or [Meeting(None, Launch(None, ()))]
+        return PartialState(cpu=cpu)
+    store, given = None, dict[str, Any]()
     try:
-        left = seconds if met else _reach_store(seconds)
-        state = PartialState(cpu=cpu, timeout=timedelta(seconds=left))
-    except (dist.DistError, RuntimeError, OSError) as error:
-        at = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        count, rank = os.environ.get("WORLD_SIZE", "?"), os.environ.get("RANK", "?")
+        if place is not None and (place.size > 1 or place.of_agent):
+            store = place.open(seconds)
+            left = began + seconds - time.monotonic()
+            name = name_attempt(store, place.rank, place.size, max(left, 1.0))
+            own = PrefixStore(name, store)
+            given = {"store": own, "rank": place.rank, "world_size": place.size}
+        left = max(began + seconds - time.monotonic(), 1.0)
+        state = PartialState(cpu=cpu, timeout=timedelta(seconds=left), **given)
+    except NotMet as missing:
         raise UserError(
-            f"process {rank} waited {seconds:g} s at {at}, but not all {count} processes of "
-            f"this run arrived ({' '.join(str(error).split())[:200]}); read the output of the "
-            "others, and start all of them again. If they start at different times, set "
-            f"{MEETING_VARIABLE}"
+            f"process {_variable('RANK')} waited {seconds:g} s at {_address()}, but not all "
+            f"{_variable('WORLD_SIZE')} processes of this run arrived ({missing}); {_NOT_MET}"
+        ) from missing
+    except (dist.DistError, RuntimeError, OSError) as error:
+        raise UserError(
+            f"process {_variable('RANK')} could not meet the {_variable('WORLD_SIZE')} processes "
+            f"of this run at {_address()}: after {time.monotonic() - began:.1f} s it failed with "
+            f"{' '.join(str(error).split())[:200]}; {_NOT_MET}"
         ) from error
-    if dist.is_initialized() and not met:
-        nccl = default_pg_nccl_timeout if state.backend == "nccl" else None
-        _set_pg_timeout(nccl or default_pg_timeout)
+    if dist.is_initialized():
+        _set_pg_timeout(_longest_wait(state.backend))
+    of_agent = place is not None and place.of_agent
+    counts = () if of_agent or place is None else gather_object([restarts()])
+    _MET[:] = [
+        Meeting(
+            None if store is None else PrefixStore("meeting", given["store"]),
+            Launch(store if of_agent else None, tuple(counts)),
+            None if of_agent else 0,
+        )
+    ]
     return state
+
+
+def watched(state: PartialState) -> AbstractContextManager[None]:
+    """Context in which the processes know of each other while they wait."""
+    met, size = meeting(), state.num_processes
+    if met.store is None or size == 1:
+        return nullcontext()
+    board = Board(met.store, state.process_index, size)
+    return watching(Watch(board, met.keeper, hang_seconds()))
 
 
 def agreed(
@@ -96,34 +156,24 @@ def lost(error: Exception) -> bool:
     )
 
 
-def _reach_store(seconds: float) -> float:
-    """Wait until the store at MASTER_ADDR answers; return the remaining seconds. OSError if it
-    never does. torch's own client waits up to three times as long, and prints a traceback."""
-    names = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
-    given = [os.environ.get(name, "") for name in names]
-    of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    opens_it = given[-1] == "0" and not of_launcher
-    if not all(given) or opens_it or not given[2].isdecimal():
-        return seconds
-    end = time.monotonic() + seconds
-    while True:
-        left = end - time.monotonic()
-        try:
-            socket.create_connection((given[1], int(given[2])), max(min(left, 5.0), 0.1)).close()
-            return max(end - time.monotonic(), 1.0)
-        except OSError:
-            if left <= 0:
-                raise
-            time.sleep(0.2)
+def _longest_wait(backend: str | None) -> timedelta:
+    """How long torch lets a process wait for the others. It cannot know whether they work, so the
+    run's own watch ends what hangs. NCCL's limit stays: its calls also hang on a broken network,
+    and then no process is at fault."""
+    if backend is not None and "nccl" in backend:
+        return max(default_pg_nccl_timeout or default_pg_timeout, timedelta(seconds=hang_seconds()))
+    return FOREVER
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name, "?")
+
+
+def _address() -> str:
+    return f"{_variable('MASTER_ADDR')}:{_variable('MASTER_PORT')}"
 
 
 def _seconds() -> float:
-    """Seconds to wait. UserError if the variable's value is not a positive number."""
-    given = os.environ.get(MEETING_VARIABLE, str(MEETING_SECONDS))
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UserError(f"{MEETING_VARIABLE} must be a number of seconds above 0, not {given!r}")
-    return seconds
+    """Seconds to wait for the others. UserError if the variable's value is not a positive
+    number."""
+    return seconds_of(MEETING_VARIABLE, MEETING_SECONDS)

@@ -14,7 +14,7 @@ from accelerate import PartialState
 from flowrl.errors import Stopped, UserError
 from flowrl.iteration.open import timed_units
 from flowrl.paths import numbered
-from flowrl.processes.meeting import agreed, meet, not_alone
+from flowrl.processes.meeting import agreed, meet, meeting, not_alone, watched
 from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
@@ -45,8 +45,15 @@ def start(
 ) -> Result:
     """Start a new run in a new folder. UserError if the folder exists."""
     state, run = meet(on_cpu(run)), with_full_paths(run)
+    with watched(state):
+        return _start(run, name, folder, cache, live, state)
+
+
+def _start(
+    run: Run, name: str, folder: Path | None, cache: bool, live: Live, state: PartialState
+) -> Result:
     check_shares(run, state.num_processes)
-    reserved = agreed(state, lambda: str(reserve(run, folder, name, live)), shutil.rmtree)
+    reserved = agreed(state, lambda: str(claim(run, folder, name, live)), shutil.rmtree)
     chosen = Path(reserved)
     run = live.placed(run, chosen)
     with held_together(chosen, state, lambda _: shutil.rmtree(chosen)):
@@ -63,6 +70,27 @@ def start(
             if state.is_main_process and ours:
                 shutil.rmtree(chosen)  # nothing was trained in it
             raise
+
+
+def begun_before(run: Run, folder: Path) -> bool:
+    """Whether a launcher starts these processes again after it has begun this run in this folder.
+    The main process decides for all: other nodes may count other restarts, or lag behind in what
+    they see of the folder."""
+    return agreed(meet(on_cpu(run)), lambda: meeting().launch.has_begun(folder))
+
+
+def claim(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
+    """Reserve the run's folder, and let the launcher's later attempts know that this launch has
+    begun it. Not that of a run which stands there already: a restart must not resume that."""
+    launch = meeting().launch
+    if folder is None or folder.exists():
+        return reserve(run, folder, name, live)
+    launch.begin(folder)  # before: a kill may follow the folder's appearance
+    try:
+        return reserve(run, folder, name, live)
+    except UserError:
+        launch.forget(folder)
+        raise
 
 
 def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
@@ -101,6 +129,11 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
     changes.
     """
     state = meet(on_cpu(run))
+    with watched(state):
+        return _resume(run, folder, cache, live, state)
+
+
+def _resume(run: Run, folder: Path, cache: bool, live: Live, state: PartialState) -> Result:
     check_shares(run, state.num_processes)
     terminal = record.Terminal(state.is_main_process)
     with held_together(folder, state) as before:

@@ -1,0 +1,385 @@
+"""What the processes of a run know of each other while they wait.
+
+A process that hangs keeps the others waiting in their next exchange, and torch waits for it in
+silence. So every second each process says, through the store in which they have met, what its main
+thread does. One that waits tells after a minute for whom, in which phase that process is, and its
+stack. A process is ended only after a limit without any progress of its own, and then the others
+end too; one that works, however slowly, is never ended.
+"""
+
+import faulthandler
+import json
+import math
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from types import FrameType
+
+import psutil
+from torch._C._distributed_c10d import Store
+
+from flowrl.errors import UserError
+
+HANG_VARIABLE = "FLOWRL_HANG_SECONDS"
+HANG_SECONDS = 1800.0  # a reward's server, or a first compilation, may take many minutes
+TOLD = 60.0  # seconds of waiting until the first sentence; the next ones come at twice the time
+PULSE = 1.0  # seconds between two signs of life
+WAITS = 3.0  # seconds inside one exchange that count as waiting for others
+BUSY = 0.05  # of a core: what a process uses at least while it computes; this thread uses less
+EXCHANGES = os.path.join("torch", "distributed")  # where the files of torch's exchanges are
+STOPPED = 3  # the exit code
+# phases of a run by the modules that they are; the innermost one counts
+PHASES = {
+    "flowrl.iteration.draw": "drawing prompts",
+    "flowrl.iteration.sample": "sampling",
+    "flowrl.iteration.score": "scoring",
+    "flowrl.iteration.credit": "credit",
+    "flowrl.iteration.rows": "rows",
+    "flowrl.iteration.update": "the update",
+    "flowrl.run.evaluate": "evaluation",
+    "flowrl.run.save": "saving",
+    "flowrl.run.show": "reports",
+    "flowrl.run.model_proof": "the proof of the model",
+    "flowrl.run.call_search": "the search of rows per call",
+    "flowrl.session": "the opening of the run",
+}
+OUTER = {"flowrl.iteration": "an iteration", "flowrl.run": "the run's own loop"}
+
+
+def seconds_of(variable: str, default: float) -> float:
+    """A number of seconds that a variable may give. UserError if it is not a positive number."""
+    given = os.environ.get(variable, str(default))
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UserError(f"{variable} must be a number of seconds above 0, not {given!r}")
+    return seconds
+
+
+def hang_seconds() -> float:
+    """Seconds without progress after which a process that others wait for is ended."""
+    return seconds_of(HANG_VARIABLE, HANG_SECONDS)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A sign of life of a process.
+
+    number  counts them
+    waits   seconds that its main thread has been inside one exchange with the others
+    idle    seconds since its last progress: its processor worked, or its main thread moved on
+    """
+
+    number: int
+    host: str
+    pid: int
+    phase: str
+    waits: float
+    idle: float
+
+
+@dataclass
+class MainThread:
+    """Watches this process's main thread from another one."""
+
+    place: tuple[object, ...] = ()
+    moved: float = 0.0  # when its place last changed
+    worked: float = 0.0  # when the process last used its processor
+    used: float = 0.0  # processor seconds until then
+    at: float = 0.0
+    waiting: bool = False
+    phase: str = ""
+    frames: Callable[[], FrameType | None] = field(
+        default=lambda: sys._current_frames().get(threading.main_thread().ident or 0)
+    )
+
+    def look(self, now: float, used: float) -> None:
+        """`used`: processor seconds of all threads but the one that looks."""
+        frame = self.frames()
+        stack = list(_outwards(frame))
+        place = tuple((id(each.f_code), each.f_lasti) for each in stack)
+        if place != self.place or not self.at:
+            self.place, self.moved = place, now
+        if used - self.used > BUSY * (now - self.at) or not self.at:
+            self.worked = now
+        self.used, self.at = used, now
+        self.waiting = any(EXCHANGES in each.f_code.co_filename for each in stack[:3])
+        self.phase = _phase(stack)
+
+    def waits(self) -> float:
+        return self.at - self.moved if self.waiting else 0.0
+
+    def idle(self) -> float:
+        return 0.0 if self.waiting else self.at - max(self.moved, self.worked)
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _phase(stack: list[FrameType]) -> str:
+    """The phase of a stack, innermost frame first."""
+    names = [str(frame.f_globals.get("__name__", "")) for frame in stack]
+    for table in (PHASES, OUTER):
+        for name in names:
+            for module, phase in table.items():
+                if name == module or name.startswith(f"{module}."):
+                    return phase
+    return "the start"
+
+
+class Board:
+    """What the processes tell each other through the store, in a thread of its own: if the process
+    that keeps the store is stopped, every reading of it blocks.
+
+    own      this process's newest sign of life
+    signs    of all processes, read while this one waits, or has hung
+    heard    when a process's newest sign was first seen
+    read     when the signs were last read
+    asked    processes whose stacks are wanted, and a word for each question
+    stacks   the answers
+    """
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self.store, self.rank, self.size = store, rank, size
+        self.own: Sign | None = None
+        self.curious = False
+        self.signs: dict[int, Sign] = {}
+        self.heard: dict[int, float] = {}
+        self.read = 0.0
+        self.asked: dict[int, str] = {}
+        self.stacks: dict[int, str] = {}
+        self._answered = ""
+
+    def exchange(self, now: float) -> None:
+        """Give the own sign, read the others', ask for stacks and answer. The store's errors pass
+        in silence: a process that has ended has closed it, and the main thread will learn that."""
+        try:
+            if self.own is not None:
+                sign = json.dumps(asdict(self.own), allow_nan=False)
+                self.store.set(f"sign/{self.rank}", sign)
+            self._answer()
+            if self.curious:
+                self._read(now)
+            self._ask()
+        except (RuntimeError, OSError):  # torch's errors of a store are RuntimeErrors
+            return
+
+    def _read(self, now: float) -> None:
+        for rank in range(self.size):
+            self.heard.setdefault(rank, now)
+            if self.store.check([f"sign/{rank}"]):
+                sign = Sign(**json.loads(self.store.get(f"sign/{rank}")))
+                if rank not in self.signs or sign.number != self.signs[rank].number:
+                    self.signs[rank], self.heard[rank] = sign, now
+        self.read = now
+
+    def _ask(self) -> None:
+        for rank, word in self.asked.items():
+            self.store.set(f"ask/{rank}", word)
+            if rank not in self.stacks and self.store.check([f"stack/{rank}/{word}"]):
+                self.stacks[rank] = self.store.get(f"stack/{rank}/{word}").decode()
+
+    def _answer(self) -> None:
+        if self.store.check([f"ask/{self.rank}"]):
+            word = self.store.get(f"ask/{self.rank}").decode()
+            if word != self._answered:
+                self.store.set(f"stack/{self.rank}/{word}", stack_text())
+                self._answered = word
+
+    def silent(self, rank: int) -> float:
+        """Seconds between a process's last sign and the last look at it."""
+        return max(self.read - self.heard.get(rank, self.read), 0.0)
+
+    def forget(self) -> None:
+        """Drop what was read: before the next wait, signs are not looked at."""
+        self.heard, self.asked, self.stacks = {}, {}, {}
+
+
+@dataclass
+class Watch:
+    """Decides what is said and ended. `end` ends this process with a text for its user.
+
+    keeper   the process that keeps the store, None if the launcher does
+    """
+
+    board: Board
+    keeper: int | None
+    limit: float
+    told: float = TOLD
+    say: Callable[[str], None] = field(default=lambda text: _print(text))
+    end: Callable[[str], None] = field(default=lambda text: _end(text))
+
+    def __post_init__(self) -> None:
+        self.main, self.number, self.next, self.due = MainThread(), 0, self.told, 0.0
+        self.host, self.pid = socket.gethostname(), os.getpid()
+
+    def beat(self, now: float, used: float) -> None:
+        """Look at the main thread, renew this process's sign, and say or end what is due."""
+        main, board = self.main, self.board
+        main.look(now, used)
+        waits, idle = main.waits(), main.idle()
+        self.number += 1
+        board.own = Sign(self.number, self.host, self.pid, main.phase, waits, idle)
+        curious = waits >= WAITS or idle >= self.limit
+        if curious and not board.curious:
+            board.forget()
+            board.read = now
+        board.curious = curious
+        if waits >= WAITS:
+            self._waiting(waits, now)
+            return
+        self.next = self.told
+        if idle >= self.limit and any(
+            board.signs[rank].waits >= WAITS for rank in self._others() if rank in board.signs
+        ):
+            self.end(
+                "this process has kept the others waiting and made no progress for "
+                f"{idle:.0f} s in {main.phase} ({HANG_VARIABLE} is {self.limit:g}), so it ends. "
+                f"Its stack:\n{stack_text()}"
+            )
+
+    def _waiting(self, waits: float, now: float) -> None:
+        lost = now - self.board.read  # since the store has last answered
+        late = [rank for rank in self._others() if self._late(rank)]
+        if lost > WAITS and self.keeper is not None:
+            late = [self.keeper]
+        for rank in late:
+            if (idle := self._idle(rank) + max(lost - WAITS, 0.0)) >= self.limit:
+                self.end(
+                    f"process {rank} has kept the others waiting and made no progress for "
+                    f"{idle:.0f} s ({HANG_VARIABLE} is {self.limit:g}): "
+                    f"{self._state(rank, lost)}; this process ends too"
+                )
+                return
+        everyone = [self.board.signs[rank].waits for rank in self._others() if self._known(rank)]
+        if not late and len(everyone) == self.board.size - 1:
+            if min([waits, *everyone]) >= self.limit:
+                self.end(
+                    f"all processes have waited for each other for {self.limit:g} s "
+                    f"({HANG_VARIABLE}), so this one ends. Its stack:\n{stack_text()}"
+                )
+            return
+        if late and waits >= self.next and self._speaks(late):
+            self._tell(late, waits, lost, now)
+
+    def _tell(self, late: list[int], waits: float, lost: float, now: float) -> None:
+        """Say for whom this process waits, once the stacks are there or do not come."""
+        board = self.board
+        answer = [rank for rank in late if lost <= WAITS and board.silent(rank) <= WAITS]
+        if not board.asked:
+            board.asked = dict.fromkeys(answer, f"{board.rank} {self.number}")
+            self.due = now + 3 * PULSE
+        if not all(rank in board.stacks for rank in answer) and now < self.due:
+            return
+        for rank in late:
+            stack = f". Its stack:\n{board.stacks[rank]}" if rank in board.stacks else ""
+            self.say(
+                f"process {board.rank} has waited {waits:.0f} s for process {rank}: "
+                f"{self._state(rank, lost)}{stack}"
+            )
+        self.next = 2 * waits
+        board.asked, board.stacks = {}, {}
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.board.size) if rank != self.board.rank]
+
+    def _known(self, rank: int) -> bool:
+        return rank in self.board.signs
+
+    def _late(self, rank: int) -> bool:
+        waiting = self._known(rank) and self.board.signs[rank].waits > 0
+        return self.board.silent(rank) > WAITS or (self._known(rank) and not waiting)
+
+    def _idle(self, rank: int) -> float:
+        sign, silent = self.board.signs.get(rank), self.board.silent(rank)
+        return silent if sign is None or sign.waits > 0 else silent + sign.idle
+
+    def _speaks(self, late: list[int]) -> bool:
+        """Whether this process is the one that tells: the first that waits."""
+        return self.board.rank == min({*range(self.board.size)} - {*late})
+
+    def _state(self, rank: int, lost: float) -> str:
+        """What a late process does, as far as this one can know."""
+        sign, silent = self.board.signs.get(rank), self.board.silent(rank) + lost
+        if sign is None:
+            return f"it has given no sign of life for {silent:.0f} s"
+        where = f"process id {sign.pid} on {sign.host}"
+        if silent <= 2 * WAITS:
+            quiet = f", without progress for {sign.idle:.0f} s" if sign.idle > WAITS else ""
+            return f"it is in {sign.phase}{quiet} ({where})"
+        state = _state_here(sign.pid) if sign.host == self.host else None
+        if state == psutil.STATUS_STOPPED:
+            return (
+                f"it is stopped (SIGSTOP), in {sign.phase}; `kill -CONT {sign.pid}` on "
+                f"{sign.host} lets it go on"
+            )
+        said = "" if state is None else f", its state is {state!r}"
+        return f"it has given no sign of life for {silent:.0f} s{said}, in {sign.phase} ({where})"
+
+
+def _state_here(pid: int) -> str | None:
+    try:
+        return psutil.Process(pid).status()
+    except psutil.Error:
+        return None
+
+
+def stack_text() -> str:
+    """The stacks of all threads of this process."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(0)
+        return file.read()
+
+
+def _print(text: str) -> None:
+    print(f"flowrl: {text}", file=sys.stderr, flush=True)
+
+
+def _end(text: str) -> None:
+    """End this process at once: its main thread is inside a call that nothing can interrupt. What
+    it has saved is whole."""
+    try:
+        _print(text)
+    finally:
+        os._exit(STOPPED)
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Let this process be watched, and watch the others, in two threads."""
+    over, board = threading.Event(), watch.board
+    of_board = [0.0]  # processor seconds of its thread
+
+    def exchange() -> None:
+        while not over.wait(PULSE):
+            board.exchange(time.monotonic())
+            of_board[0] = time.thread_time()
+
+    def look() -> None:
+        while not over.wait(PULSE):
+            used = time.process_time() - time.thread_time() - of_board[0]
+            watch.beat(time.monotonic(), used)
+
+    threads = [
+        threading.Thread(target=each, name="watch", daemon=True) for each in (exchange, look)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(10 * PULSE)  # a reading blocks while the store's keeper is stopped
