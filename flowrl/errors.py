@@ -8,6 +8,10 @@ class UserError(ValueError):
     """
 
 
+class FolderInUse(UserError):
+    """A run's folder that another process begins or trains at this moment."""
+
+
 class Stopped(UserError):
     """A run that ended early; its last checkpoint is complete. Exit code 3."""
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
@@ -9,7 +10,7 @@ from shlex import quote
 from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import FOLDER, RESUME, grants, launched, split_keys, trust_of
 from flowrl.cli.start_check import check_start
-from flowrl.errors import UserError
+from flowrl.errors import FolderInUse, UserError
 from flowrl.paths import run_file
 from flowrl.settings.command_line.arguments import (
     EvaluateArguments,
@@ -20,17 +21,28 @@ from flowrl.settings.command_line.arguments import (
     expanded,
     parse_arguments,
 )
-from flowrl.settings.read import check_plan, open_folder, override, read_run
+from flowrl.settings.read import check_plan, open_folder, override, read_run, with_full_paths
 from flowrl.settings.trust import Trust
 
-NO_CACHE = "--no-cache"
+NO_CACHE, WAIT, AUTO = "--no-cache", "--wait", "auto"
+WAIT_SECONDS = 5.0
 
 
 def train_command(arguments: list[str]) -> int:
-    """`train CONFIG [overrides]` or `train --resume RUN`."""
-    cache = NO_CACHE not in arguments
-    words = [word for word in arguments if word != NO_CACHE and not grants(word)]
+    """`train CONFIG [overrides]`, `train --resume RUN`, or, for what is started again and again,
+    `train CONFIG --folder RUN --resume auto`."""
+    cache, wait = NO_CACHE not in arguments, WAIT in arguments
+    words = [word for word in arguments if word not in (NO_CACHE, WAIT) and not grants(word)]
     own, rest = split_keys(words, (RESUME, FOLDER))
+    if own.get(RESUME) == AUTO:
+        if FOLDER not in own or not rest or rest[0].startswith("-"):
+            raise UserError(
+                "train --resume auto needs a run file and the run's folder: flowrl train FILE "
+                "--folder RUN --resume auto"
+            )
+        return _go_on(rest, expanded(own[FOLDER]), cache, trust_of(arguments), wait)
+    if wait:
+        raise UserError("train: --wait belongs to --resume auto: leave it out")
     if RESUME in own:
         return _resume(expanded(own[RESUME]), rest, cache, trust_of(arguments))
     if not rest or rest[0].startswith("-"):
@@ -65,6 +77,36 @@ def _resume(folder: Path, rest: Sequence[str], cache: bool, trust: Trust) -> int
         from flowrl.cli.run_start import resume
 
         return _finish(resume(opened.run, folder, cache))
+
+
+def _go_on(words: Sequence[str], folder: Path, cache: bool, trust: Trust, wait: bool) -> int:
+    """Begin this run, resume it, or leave a finished one as it is. Settings that the file or the
+    options have changed since the run began follow the rules of a resume."""
+    path = run_file(words[0])
+    run = with_full_paths(override(read_run(path), words[1:]))
+    check_start(run)
+    quiet()
+    from flowrl.cli.run_start import folder_state, resume, start
+
+    told = False
+    while True:
+        try:
+            state = folder_state(run, folder)
+            if state == "finished":
+                print(f"{folder} has finished its {run.train.iterations} iterations")
+                return 0
+            if state == "absent":
+                return _finish(start(run, path.stem, folder, cache))
+            opened = open_folder(folder, trust).changed(run)
+            with opened.limited():
+                return _finish(resume(opened.run, folder, cache))
+        except FolderInUse as error:
+            if not wait:
+                raise FolderInUse(f"{error}; or {WAIT}, to go on once it has ended") from error
+            if not told:
+                print(f"{folder} is in use: waiting until it is free", flush=True)
+            told = True
+            time.sleep(WAIT_SECONDS)
 
 
 def _finish(result: "object") -> int:

@@ -117,17 +117,17 @@ def agreed(
     UserError if another process has ended, after the main process has undone its result with
     `undo`.
     """
-    box: list[Any] = [None, ""]
+    box: list[Any] = [None, None]
     if state.is_main_process:
         try:
             box[0] = do()
         except UserError as error:
-            box[1] = str(error)
-    done = state.is_main_process and not box[1]
+            box[1] = error
+    done = state.is_main_process and box[1] is None
     with not_alone(lambda: undo(box[0]) if done else None):
         broadcast_object_list(box)
-    if box[1]:
-        raise UserError(box[1])
+    if box[1] is not None:
+        raise box[1]
     return box[0]
 
 

@@ -6,12 +6,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 from accelerate import PartialState
 
-from flowrl.errors import Stopped, UserError
+from flowrl.errors import FolderInUse, Stopped, UserError
 from flowrl.iteration.open import timed_units
 from flowrl.paths import numbered
 from flowrl.processes.meeting import agreed, meet, meeting, not_alone, watched
@@ -35,6 +35,8 @@ from flowrl.settings import Run
 from flowrl.settings.read import dump, with_full_paths
 from flowrl.settings.trust import remember
 from rewards import Reward
+
+FolderState = Literal["absent", "begun", "finished"]
 
 if TYPE_CHECKING:
     from flowrl.run.workers.cluster import Cluster  # Ray is an extra
@@ -79,6 +81,22 @@ def begun_before(run: Run, folder: Path) -> bool:
     return agreed(meet(on_cpu(run)), lambda: meeting().launch.has_begun(folder))
 
 
+def folder_state(run: Run, folder: Path) -> FolderState:
+    """What there is of this run in a folder, decided by the main process for all. UserError for a
+    folder that has no run."""
+    return agreed(meet(on_cpu(run)), lambda: _folder_state(run, folder))
+
+
+def _folder_state(run: Run, folder: Path) -> FolderState:
+    if not folder.exists():
+        return "absent"
+    if not (folder / "run.yaml").is_file():
+        raise UserError(f"{folder} exists, but has no run.yaml: choose another --folder")
+    newest = checkpoint.newest(folder, lambda _: None)
+    done = newest is not None and int(newest.name) >= run.train.iterations
+    return "finished" if done and (folder / run.exported).is_dir() else "begun"
+
+
 def claim(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
     """Reserve the run's folder, and let the launcher's later attempts know that this launch has
     begun it. Not that of a run which stands there already: a restart must not resume that."""
@@ -113,7 +131,7 @@ def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE)
     except FileExistsError as error:
         if folder is None:
             return reserve(run, None, name, live)  # another run took the number in between
-        raise UserError(
+        raise FolderInUse(
             f"{chosen} already exists; choose another --folder, or --resume {quote(str(chosen))}"
         ) from error
     except OSError as error:

@@ -22,7 +22,7 @@ from typing import TextIO
 
 from safetensors import SafetensorError
 
-from flowrl.errors import UserError
+from flowrl.errors import FolderInUse, UserError
 from flowrl.pages.run_folder import EXPORTED
 
 CONTENTS = "files.json"  # what a folder should hold: name -> [bytes, CRC-32]
@@ -191,8 +191,8 @@ def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | No
     """Hold the lock of a run's folder. Yields the owner of a stale lock, if any.
 
     The system releases the lock when its process ends, however it ends. On a file system without
-    locks the file records the owner's process and host, and `warn` reports it. UserError if another
-    process holds it.
+    locks the file records the owner's process and host, and `warn` reports it. FolderInUse if
+    another process holds it.
     """
     check_plain(folder)
     try:
@@ -251,13 +251,13 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _locked(file: int, folder: Path) -> bool:
-    """Lock the open file; False if the file system has no locks. UserError if another process
+    """Lock the open file; False if the file system has no locks. FolderInUse if another process
     holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         who = _owner(file) or "another process"
-        raise UserError(
+        raise FolderInUse(
             f"{folder} is being trained by {who}: stop that process first, or wait until it ends"
         ) from error
     except OSError as error:

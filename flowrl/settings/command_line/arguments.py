@@ -27,11 +27,14 @@ class TrainArguments:
     """Align a model; every setting of the file is an option."""
 
     config: Word[Path | None] = None
-    """The file of a run; not with --resume."""
+    """The file of a run; not with --resume RUN."""
     folder: Path | None = None
     """A new folder for the run; runs/CONFIG-0001 if absent."""
     resume: Path | None = None
-    """Continue this run from its last checkpoint."""
+    """Continue this run from its last checkpoint. `auto`, with a file and --folder: begin the run
+    if the folder is absent, continue it if it is there, and do nothing if it has finished."""
+    wait: bool = False
+    """With --resume auto: wait while another process trains in the folder."""
     restarts: Annotated[int, Field(ge=0)] = 0
     """Restart a training that dies, at most this many times without a new checkpoint."""
     no_cache: bool = False
