@@ -7,7 +7,7 @@ CODE = samplers rewards flowrl scripts tests
 # Without compiled modules every process would compile all libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-text quick changed stranger renew test test-open-clip tests lint check format docs
+.PHONY: setup demo demo-text quick changed stranger renew test shapes test-open-clip lint check format docs
 
 setup:
 	@$(PYTHON) scripts/make_venv.py --venv $(VENV)
@@ -19,15 +19,16 @@ demo: setup
 demo-text: setup
 	@$(BIN)/python scripts/demo_text.py
 
-# Shapes in signatures are checked at run time (jaxtyping, beartype) where the calculus is tested.
-# Checked everywhere, they take as long as everything else together.
 CALCULUS = tests/credit tests/losses tests/likelihoods tests/samplers tests/budget tests/recipes/test_recipes.py
-SHAPES = --jaxtyping-packages=samplers,rewards,flowrl,beartype.beartype
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 
 test: setup
-	@$(PYTEST) -n auto --durations=10 $(SHAPES) $(CALCULUS)
-	@$(PYTEST) -n auto --durations=30 $(CALCULUS:%=--ignore=%)
+	@$(PYTEST) -n auto --durations=30
+
+# Shapes in signatures checked at run time (jaxtyping, beartype) where the calculus is tested;
+# everywhere, this takes as long as everything else together.
+shapes: setup
+	@$(PYTEST) -n auto --jaxtyping-packages=samplers,rewards,flowrl,beartype.beartype $(CALCULUS)
 
 # The calculus and the settings, while you write.
 quick: setup
@@ -60,10 +61,7 @@ lint: setup
 
 # Side by side, each with its output as a whole: the type checker takes one processor for minutes.
 check: setup
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint tests
-
-tests: test
-	@$(MAKE) --no-print-directory test-open-clip
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint test
 
 format: setup
 	@$(BIN)/ruff format $(CODE)

@@ -53,6 +53,7 @@ SUITES = (
         (("scripts/stranger.py",),),
     ),
     Suite("oldest", "the same with the oldest packages", (("scripts/stranger.py", "--oldest"),)),
+    Suite("shapes", "the calculus with shapes checked at run time", (("make", "shapes"),)),
     Suite("open_clip", "tests that need open_clip and torchvision", (("make", "test-open-clip"),)),
     Suite(
         "zoo",

@@ -14,6 +14,23 @@ os.environ["FLOWRL_STATE"] = tempfile.mkdtemp(prefix="flowrl-tests-")  # folders
 os.environ["FLOWRL_CACHE"] = tempfile.mkdtemp(prefix="flowrl-tests-")  # of processes that stay
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Make the cases slow that a test's `quick_cases` does not name: variants of one check."""
+    quick: dict[str, list[bool]] = {}
+    for item in items:
+        mark = item.get_closest_marker("quick_cases")
+        if mark is None or not isinstance(item, pytest.Function):
+            continue
+        here = any(name in item.callspec.id for name in mark.args)
+        quick.setdefault(item.nodeid.partition("[")[0], []).append(here)
+        if not here:
+            item.add_marker(pytest.mark.slow)
+    wrong = [name for name, cases in quick.items() if len(cases) > 2 and not any(cases)]
+    if wrong:
+        raise pytest.UsageError(f"quick_cases of {wrong[0]} names none of its cases")
+
+
 @pytest.fixture(autouse=True)
 def _no_kept_proofs(tmp_path_factory, monkeypatch) -> None:
     """A proof that another test has kept would hide what this one changes in a pipeline."""

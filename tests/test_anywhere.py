@@ -173,6 +173,7 @@ print("all imported")
 """
 
 
+@pytest.mark.slow
 def test_no_command_and_no_reward_needs_an_extra_to_be_imported(tmp_path: Path) -> None:
     done = python("-c", BARE, cwd=tmp_path)
     assert done.stdout.strip() == "all imported", done.stderr

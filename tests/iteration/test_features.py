@@ -101,6 +101,7 @@ def test_every_file_of_features_is_opened_by_a_name() -> None:
     assert {*FILES} == {*NAMES} | OTHERS
 
 
+@pytest.mark.slow
 def test_a_plain_run_imports_no_feature(pipeline: Path, tmp_path: Path) -> None:
     """Images and texts, in one process: whatever one needed would be there for the other."""
     language = tiny_lm.write(tmp_path / "lm")

@@ -116,6 +116,7 @@ def test_exactly_the_same_weights_are_far_inside(model, tmp_path, few):
     assert float(gap) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
 def test_quantized_servers_have_a_bound_of_their_own(model, tmp_path, few, kind):
     change = rounded(served_check.WEIGHT_ROUNDINGS[kind])

@@ -265,6 +265,7 @@ def test_adapters_are_those_of_the_language_part_or_of_all(model, tmp_path, visi
     assert iterate(kept, Progress()).metrics["ratio"] == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 8}])
 def test_the_command_line_trains_samples_and_evaluates(model, tmp_path, capsys, lora):
     settings = tiny_vlm.tree(model, tmp_path)

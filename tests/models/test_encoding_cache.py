@@ -87,6 +87,7 @@ def test_a_damaged_file_is_encoded_again_and_a_full_disk_is_an_error_with_the_fi
         made.encode(["another prompt"])
 
 
+@pytest.mark.slow
 def test_folders_of_killed_runs_are_removed_and_those_of_others_stay(monkeypatch, tmp_path):
     monkeypatch.setattr(encoding_cache.tempfile, "tempdir", str(tmp_path))
     mine = EncodingCache("disk", MOST)

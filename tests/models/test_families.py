@@ -76,6 +76,7 @@ def replaced(made: PipelinePolicy, pipe: Any, guidance: float | None, rows: Meta
     return states
 
 
+@pytest.mark.quick_cases("SD3-", "Wan 2.1-", "Z-Image", "HunyuanVideo", "Sana")
 @pytest.mark.parametrize(
     "unusual", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["default", "unusual"]
 )
@@ -105,6 +106,7 @@ def test_a_family_is_driven_to_the_bit(name: str, unusual: bool, picture: str) -
 QUICK = ("SD3", "SD1.5", "Wan 2.1", "Qwen-Image-Edit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in NAMED]
 )

@@ -33,6 +33,7 @@ def latents(made: HybridPolicy | PipelinePolicy) -> torch.Tensor:
     return rollout.x0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [True, False], ids=["adapter", "all weights"])
 def test_the_last_steps_are_the_bases(lora):
     """By hand: Euler steps with the trained velocity, and from the level on with the base's."""

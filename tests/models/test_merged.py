@@ -151,6 +151,7 @@ def test_merged_matching_samples_train_at_ratio_one(pipeline, tmp_path):
     assert calls
 
 
+@pytest.mark.slow
 def test_evaluations_are_merged_and_score_the_same(pipeline, tmp_path):
     scores, calls = [], [0, 0]
     for k, merge in enumerate(("none", "evaluation")):

@@ -30,6 +30,7 @@ def second(conditioning: Conditioning) -> list[torch.Tensor]:
     return [v for v in conditioning.take([1]).values if isinstance(v, torch.Tensor)]
 
 
+@pytest.mark.quick_cases("own1-two blue cat")
 @pytest.mark.parametrize("negative", [None, "two blue cat"])
 @pytest.mark.parametrize("own", [{}, {"negative_prompt": "on the table"}])
 def test_a_row_is_encoded_beside_others_as_the_pipeline_encodes_it_alone(

@@ -24,6 +24,7 @@ torch.set_num_threads(1)
 SCALES = {"SD1.5": 1.0, "SD3": 1.0, "FLUX.1": 1.0, "Qwen-Image": 1.0, "Z-Image": 0.0}
 
 
+@pytest.mark.quick_cases("FLUX.1", "SD3")
 @pytest.mark.parametrize(("name", "scale"), SCALES.items())
 def test_the_scale_without_guidance_is_measured(name: str, scale: float) -> None:
     family = NAMED[name]

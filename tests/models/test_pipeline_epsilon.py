@@ -33,6 +33,7 @@ def policy(scheduler: Any = DDIMScheduler, **more: Any) -> PipelinePolicy:
     return PipelinePolicy(sd15(scheduler, **more), call=SIZE)
 
 
+@pytest.mark.quick_cases("EulerDiscreteScheduler", "PNDMScheduler")
 @pytest.mark.parametrize(
     ("scheduler", "more"),
     [
@@ -58,6 +59,7 @@ def test_schedulers_of_all_kinds_are_read(scheduler: Any, more: dict[str, Any]) 
     assert all(a > b for a, b in pairwise(sigmas))
 
 
+@pytest.mark.slow
 def test_steps_that_no_plan_has_and_levels_beside_the_list_are_told() -> None:
     with pytest.raises(UserError, match=r"Runge-Kutta .* set skip_prk_steps to true"):
         policy(PNDMScheduler, skip_prk_steps=False)
@@ -65,6 +67,7 @@ def test_steps_that_no_plan_has_and_levels_beside_the_list_are_told() -> None:
     assert "steps to other levels than the next of its list" in str(proof)
 
 
+@pytest.mark.slow
 def test_ddim_step_is_the_schedulers_own() -> None:
     """Our kernel at eta 1 on the driven velocity, against DDIMScheduler with the same noise."""
     made = policy()
@@ -104,6 +107,7 @@ def test_levels_and_times_of_a_vp_model() -> None:
     assert euler.times(between).item() == pytest.approx(400.3, abs=1e-2)
 
 
+@pytest.mark.slow
 def test_scaled_schedulers_give_the_same_velocity() -> None:
     """Euler-discrete works on x0 + (s / alpha) noise, DDIM on alpha x0 + s noise: one model."""
     sigma, velocities = torch.tensor([0.5, 0.7]), []
@@ -117,6 +121,7 @@ def test_scaled_schedulers_give_the_same_velocity() -> None:
     torch.testing.assert_close(*velocities, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.quick_cases("ddpo")
 @pytest.mark.parametrize("recipe", ["ddpo", "loop"])
 def test_published_recipes_of_noise_models_at_ratio_1(recipe: str) -> None:
     made = policy()

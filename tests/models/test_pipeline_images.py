@@ -60,6 +60,7 @@ def test_rows_keep_their_own_image(tmp_path: Path) -> None:
     assert (swapped - together).abs().max() > 1e-4  # the image matters
 
 
+@pytest.mark.slow
 def test_a_sampled_posterior_is_one_and_the_same(tmp_path: Path) -> None:
     """CogVideoX's image model draws from its posterior in each call; ratios must be 1."""
     meta = [{"image": path} for path in pictures(tmp_path)]
@@ -182,6 +183,7 @@ def test_fixed_frames_are_no_part_of_the_state(tmp_path: Path) -> None:
         entry.fill(torch.zeros(2, tokens, channels), x)
 
 
+@pytest.mark.slow
 def test_negative_prompts_by_row() -> None:
     """A column of the file is what the pipeline's own argument would be, row by row."""
     made = PipelinePolicy(sd3(), call=SQUARE)
@@ -272,6 +274,7 @@ def test_a_changed_image_is_read_again(tmp_path: Path) -> None:
     assert seen == [(0,) * 3] * 3 + [(255,) * 3] * 3
 
 
+@pytest.mark.slow
 def test_pictures_that_all_prompts_share_come_by_the_call(tmp_path: Path) -> None:
     path = pictures(tmp_path)[0]
     family = NAMED["FLUX.1-Kontext"]
@@ -287,6 +290,7 @@ def test_pictures_that_all_prompts_share_come_by_the_call(tmp_path: Path) -> Non
         made.encode(PROMPTS)
 
 
+@pytest.mark.slow
 def test_a_pipeline_with_images_calls_its_denoiser_no_more_than_needed(tmp_path: Path) -> None:
     """Kontext begins at noise alone: finding that calls no denoiser, only its stub."""
     pipe, rows = NAMED["FLUX.1-Kontext"].build(), []

@@ -205,6 +205,7 @@ def test_a_solver_that_looks_at_a_level_twice() -> None:
     assert len(schedule.sigmas) == STEPS + 1 and len(schedule.visits) == 2 * STEPS - 1
 
 
+@pytest.mark.slow
 def test_offloaded_pipelines_are_driven_and_offloaded_again() -> None:
     pipe = sd3()
     pipe.enable_model_cpu_offload(device="cpu")
@@ -248,6 +249,7 @@ def test_a_part_of_the_noise_levels_is_refused(name: str) -> None:
         checks.arguments("Some", {name: 0.8}, {name: Parameter(name, Parameter.KEYWORD_ONLY)}, None)
 
 
+@pytest.mark.quick_cases("tall")
 @pytest.mark.parametrize(
     "sides",
     [

@@ -39,6 +39,7 @@ def own(pipe: Any, call: dict[str, Any], latents: torch.Tensor, **more: Any) -> 
     return pipe(**given, num_inference_steps=STEPS, output_type="pt", return_dict=False)[0].float()
 
 
+@pytest.mark.quick_cases("SD3", "FLUX.1-4.5", "LTX-Video-4.5", "CogVideoX-4.5")
 @pytest.mark.parametrize("guidance", [pytest.param(None, marks=pytest.mark.slow), 4.5])
 @pytest.mark.parametrize("name", NAMED)
 def test_a_sample_is_the_pipelines_own(name: str, guidance: float | None) -> None:
@@ -69,6 +70,7 @@ def test_a_sample_with_negative_prompts_of_other_lengths() -> None:
     torch.testing.assert_close(media, theirs, rtol=0, atol=5e-5)
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_ends_above_zero() -> None:
     build = lambda: sd15(DDIMScheduler, set_alpha_to_one=False)
     given: dict[str, Any] = {"steps": STEPS, "guidance": 4.5, "call": SIZE}

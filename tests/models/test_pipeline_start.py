@@ -64,6 +64,7 @@ def theirs(pipe: Any, noise: Tensor, steps: int, guidance: float) -> Tensor:
     return pipe(prompt=PROMPTS, **SIZE, **given, output_type="pt", return_dict=False)[0]
 
 
+@pytest.mark.quick_cases("DDIM to alpha_0-sd15")
 @pytest.mark.parametrize("guidance", [pytest.param(1.0, marks=pytest.mark.slow), 4.5])
 @pytest.mark.parametrize("build", [sd15, pytest.param(sdxl, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -85,6 +86,7 @@ def test_a_first_state_that_is_not_the_pipelines_is_refused(
         policy.prove(PROMPTS, steps=4, guidance=4.5)
 
 
+@pytest.mark.quick_cases("DPM++-sd15")
 @pytest.mark.parametrize(
     ("name", "build", "note"),
     [

@@ -166,6 +166,7 @@ def test_load_without_an_optional_component(listed: bool, tmp_path: Path) -> Non
             assert not module.training and not any(p.requires_grad for p in module.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["flux", "lumina2", "qwen", "wan 2.1"])
 def test_adapters_of_other_families(family: str, tmp_path: Path) -> None:
     build, call = FAMILIES[family]

@@ -50,6 +50,11 @@ KINDS = {
 }
 
 
+@pytest.mark.quick_cases(
+    "its loop looks into its denoiser",
+    "it takes latents and leaves them",
+    "it cannot be called without guidance",
+)
 @pytest.mark.parametrize("name", KINDS, ids=list(KINDS.values()))
 def test_any_pipeline_is_driven_to_the_bit(name: str) -> None:
     """The replay is exact, its media are pictures, and a row does not depend on its place."""
@@ -101,6 +106,7 @@ def test_a_loop_that_begins_at_a_picture() -> None:
         assert (ours - sigma[0] * noise).abs().max() > 0.1  # the picture is in it
 
 
+@pytest.mark.slow
 def test_a_painting_begins_at_its_pictures_and_samples_at_its_own_guidance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -202,6 +208,7 @@ def test_what_a_pipelines_own_code_raises_is_said_as_its_own(
         made.prove(PROMPTS, steps=STEPS, guidance=1.0)
 
 
+@pytest.mark.slow
 def test_rows_that_know_of_each_other_are_refused() -> None:
     """Its prior draws noise for all rows together, in every call."""
     with pytest.raises(UserError, match="depends on its position in the batch"):
@@ -213,6 +220,7 @@ def test_an_unknown_part_is_named() -> None:
         tiny(diffusers.UniDiffuserPipeline, SPECIALS, SIZES)
 
 
+@pytest.mark.quick_cases("Cosmos2", "LDM3D")
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -310,6 +318,7 @@ def resized(value: Any, size: tuple[int, int]) -> Any:
     return [each.resize(size) for each in value] if isinstance(value, list) else value.resize(size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "sizes"),
     [

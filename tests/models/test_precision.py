@@ -128,6 +128,7 @@ def test_a_nested_backward_pass_loses_no_gradient():
     assert torch.equal(bias, 1 + weight.sum(0).bfloat16().float())
 
 
+@pytest.mark.slow
 def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tmp_path):
     """At a learning rate at which bfloat16 weights would stand still."""
 

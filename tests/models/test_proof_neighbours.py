@@ -41,6 +41,7 @@ def test_a_hundredth_of_a_neighbour_is_refused(
         made.prove(PROMPTS, steps=STEPS, guidance=guidance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["SD3", "Qwen-Image", "Z-Image", "Wan 2.1", "SD1.5", "HunyuanVideo"]
 )
@@ -155,6 +156,7 @@ def test_the_proof_calls_the_denoiser_at_most_eighteen_times_more(
     assert BEFORE[name] < len(calls) <= BEFORE[name] + 18
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["StableDiffusionPipelineSafe", "KandinskyInpaintPipeline", "BriaFiboPipeline"]
 )

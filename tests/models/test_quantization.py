@@ -117,6 +117,7 @@ def test_products_and_gradients_are_those_of_the_rounded_weights(
         assert torch.allclose(gradient, wanted[name], rtol=1e-3, atol=1e-6), name
 
 
+@pytest.mark.slow
 @INSTALLED["quanto"]
 def test_a_run_has_ratio_1_and_its_adapter_fits_the_plain_pipeline(
     pipeline: Path, tmp_path: Path

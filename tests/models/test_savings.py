@@ -58,6 +58,7 @@ def first_block(denoiser: nn.Module) -> nn.Module:
     return next(m for m in denoiser.modules() if isinstance(m, nn.ModuleList))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 @pytest.mark.parametrize(
     "family", ["sd3", *(pytest.param(n, marks=pytest.mark.slow) for n in ("flux", "wan 2.1"))]

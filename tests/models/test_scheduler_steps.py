@@ -163,6 +163,7 @@ def velocity_of(policy: PipelinePolicy, x: Tensor, out: Tensor, sigma: Tensor) -
     return (noise * x + alpha * out) - (alpha * x - noise * out)
 
 
+@pytest.mark.quick_cases("TrigFlow")
 @pytest.mark.parametrize("name", FEW_STEPS)
 def test_whole_samples_with_the_same_noise_are_the_pipelines_own(name: str) -> None:
     policy = FEW_STEPS[name]()
@@ -181,6 +182,7 @@ def test_whole_samples_with_the_same_noise_are_the_pipelines_own(name: str) -> N
     assert failure is not None and "flowrl's own steps make" in failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheduler", "renews"),
     [
@@ -198,6 +200,7 @@ def test_a_process_is_told_from_a_few_step_sampler(scheduler: str, renews: bool)
     assert renews_noise(policy.loop, STEPS) == renews
 
 
+@pytest.mark.slow
 def test_an_ode_is_refused_with_the_way_out() -> None:
     with pytest.raises(UserError, match=r"LCMScheduler adds fresh.*plan: \{kernel: scheduler\}"):
         lcm().prove(PROMPTS, steps=STEPS, guidance=1.0)

@@ -36,6 +36,7 @@ def sounding(name: str = "LTX2Pipeline", **more: Any) -> PipelinePolicy:
     return PipelinePolicy(made.pipe, call={**made.call, **more})
 
 
+@pytest.mark.quick_cases("LTX2ConditionPipeline")
 @pytest.mark.parametrize("name", EXACT)
 def test_whole_samples_with_sound_are_the_pipelines_own(name: str):
     """With all guidance of its own (text, perturbed blocks, parts that do not see each other)."""
@@ -49,6 +50,7 @@ def test_whole_samples_with_sound_are_the_pipelines_own(name: str):
     assert whole.own.media == whole.flowrl.media == 0
 
 
+@pytest.mark.slow
 def test_the_newer_parts_of_the_class_are_driven_too():
     """LTX-2.3: gated attention, texts that follow the level, a sound of three times the rate."""
     made = tiny(diffusers.LTX2Pipeline, SPECIALS | VIDEO_SPECIALS | LTX23, SIZES)
@@ -76,6 +78,7 @@ def test_both_ways_lead_to_a_step():
             assert torch.equal(got.output, step.output)
 
 
+@pytest.mark.slow
 def test_no_guidance_is_found_where_the_sound_has_none_of_its_own():
     made = sounding(**UNGUIDED)
     assert made.scale("none") == 1.0
@@ -85,6 +88,7 @@ def test_no_guidance_is_found_where_the_sound_has_none_of_its_own():
         sounding().scale("none")
 
 
+@pytest.mark.slow
 def test_linear_light_is_refused():
     with pytest.raises(UserError, match=r"not to images in 0\.\.1"):
         sounding("LTX2HDRPipeline").prove(PROMPTS, steps=STEPS, guidance=4.5)
@@ -110,6 +114,7 @@ def test_a_batch_has_video_and_sound_and_ratio_one():
     torch.testing.assert_close(cut.audio.waveform, shown.audio.waveform, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_picture_fixes_the_first_frame_and_the_sound_is_whole():
     """The state has what steps move: every frame but the first, and all of the sound."""
     made = sounding("LTX2ImageToVideoPipeline")

@@ -21,6 +21,7 @@ def built(name: str) -> Tiny:
     return tiny(getattr(diffusers, name), SPECIALS | VIDEO_SPECIALS, SIZES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "most"),
     # two rows at load, the form of a stub's output, and twice for pipelines that guide in two
@@ -41,6 +42,7 @@ def test_a_start_evaluates_its_denoiser_this_often_at_most(name: str, most: int)
     assert len(runs) <= most
 
 
+@pytest.mark.slow
 def test_traits_of_several_kinds() -> None:
     traits = {}
     for name in (

@@ -58,6 +58,7 @@ def test_a_shift_makes_dance_grpos_own_list(name: str, shift: float) -> None:
     np.testing.assert_allclose([*LevelShift(shift=shift).levels(16), 0.0], published, atol=1e-7)
 
 
+@pytest.mark.quick_cases("sd3")
 @pytest.mark.parametrize("family", FLOWS)
 def test_the_pipelines_own_call_with_the_list_is_the_driven_one_to_the_bit(family: str) -> None:
     build, call = FLOWS[family]
@@ -81,6 +82,7 @@ def test_a_proof_over_whole_samples_hands_the_list_to_the_call() -> None:
     assert whole.own is not None and (whole.own.latents, whole.flowrl.latents) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [Chain(FlowSDE(0.7), 2), Ode(2)])
 def test_rollouts_walk_the_levels(plan: Any) -> None:
     """Training and evaluations both sample by rollouts, and train at their levels."""
@@ -112,6 +114,7 @@ def test_levels_in_call_name_the_setting() -> None:
         PipelinePolicy(sd3(), call=SQUARE | {"sigmas": [1.0, 0.5]})
 
 
+@pytest.mark.slow
 def test_other_levels_are_another_proof() -> None:
     made = [levelled(sd3(), SQUARE, s) for s in (LIST, LevelShift(shift=2.0))]
     made.append(PipelinePolicy(sd3(), call=SQUARE))

@@ -48,6 +48,7 @@ def test_whole_samples_are_the_pipelines_own(name: str, dtype: torch.dtype) -> N
     assert len(deviations([proof]).splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_draws_noise_is_compared_where_latents_are_given() -> None:
     pipe = sdxl()
     pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
@@ -65,6 +66,7 @@ def velocity_off(policy: PipelinePolicy) -> None:
     vars(policy.loop)["velocity"] = lambda *args: 1.001 * velocity(*args)
 
 
+@pytest.mark.quick_cases("SD3-velocity_off")
 @pytest.mark.parametrize("wrong", [first_state_off, velocity_off])
 @pytest.mark.parametrize("name", ["SD1.5", "SD3"])
 def test_a_wrong_number_is_a_failure(name: str, wrong: Any) -> None:
@@ -78,6 +80,7 @@ def test_a_wrong_number_is_a_failure(name: str, wrong: Any) -> None:
     assert failure is not None and "away from the pipeline's own" in failure
 
 
+@pytest.mark.slow
 def test_a_call_within_a_call_leaves_the_attention_as_it_was() -> None:
     """SAG's loop reads attention maps, of three rows in its own call and in flowrl's within it."""
     made = tiny(StableDiffusionSAGPipeline, SPECIALS, SIZES)

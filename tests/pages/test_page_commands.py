@@ -52,8 +52,13 @@ def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def seconds(line: str) -> Any:
+    """Plans of whole published models count for seconds."""
+    return pytest.param(line, marks=[pytest.mark.slow] if "plan models/" in line else [])
+
+
 @pytest.mark.usefixtures("patched")
-@pytest.mark.parametrize("line", OF_FLOWRL)
+@pytest.mark.parametrize("line", [seconds(line) for line in OF_FLOWRL])
 def test_a_command_of_a_page_is_understood(line: str) -> None:
     words = shlex.split(line.split(" '>'")[0])[1:]
     try:

@@ -125,6 +125,7 @@ def proven(folder: Path, *names: str) -> None:
         assert f"\n{name}: a call shared by 2 processes differs " in said
 
 
+@pytest.mark.slow
 def test_tokens_that_cannot_be_parted_evenly_are_refused_by_number(pair):
     for rank in range(2):
         said = (pair[0] / f"odd.{rank}.txt").read_text()

@@ -88,6 +88,7 @@ def test_a_recipe_is_the_parts_that_it_shows(name: str) -> None:
     assert got == want and [bool("NoTracker" in str(t)) for t in trackers].count(True) in (0, 2)
 
 
+@pytest.mark.quick_cases("all own")
 @pytest.mark.long
 @pytest.mark.parametrize(
     "parts",

@@ -68,6 +68,7 @@ def test_a_file_is_short_sourced_and_plans(stem):
     assert (run.model.lora is None) == ("save_lora_weights" not in dir(kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", CHEAP)
 def test_the_page_has_the_memory_of_plan(stem):
     text = models_page.PAGE.read_text()

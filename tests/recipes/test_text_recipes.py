@@ -254,6 +254,7 @@ def parts(*transforms, tracker=None) -> Algorithm:
     return Algorithm(LENGTH, GROUPS, Estimator(transforms), Token(), Surrogate(0.2, 0.2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "budget",
     [(DropFlat(), Standardize()), (Standardize(), MaxVariance(4))],

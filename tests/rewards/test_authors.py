@@ -80,6 +80,7 @@ def equal(score, wanted: np.ndarray, room: float) -> None:
     np.testing.assert_allclose(score.double().numpy(), wanted, rtol=0, atol=room)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_videoalign_scores_as_the_authors(outputs, tmp_path, monkeypatch):
     theirs, tool = arrays(f"videoalign_{outputs}"), script("videoalign", monkeypatch)
@@ -135,6 +136,7 @@ def test_hpsv3_scores_as_the_authors(tmp_path, monkeypatch):
         equal(reward(given(tool.images(kind))), theirs[kind], 5e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen", "mimo"])
 def test_editreward_scores_as_the_authors(kind, tmp_path, monkeypatch):
     theirs, tool = arrays(f"editreward_{kind}"), script("editreward", monkeypatch)
@@ -197,6 +199,7 @@ def test_the_aesthetic_head_scores_as_the_authors(tmp_path, monkeypatch):
         equal(reward(given(tool.images(kind))), theirs[kind], 1e-5)
 
 
+@pytest.mark.slow
 def test_clip_flant5_scores_as_the_authors(tmp_path, monkeypatch):
     theirs, tool = arrays("clip_flant5"), script("clip_flant5", monkeypatch)
     tower = clip_folder(tmp_path / "tower", theirs["tower"], **tool.TOWER)
@@ -282,6 +285,7 @@ def test_editscore_reckons_as_the_authors(protocol, tmp_path, monkeypatch):
     equal(score, theirs[protocol], 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["arithmetic", "geometric"])
 def test_soft_tifa_reckons_as_the_authors(kind, tmp_path, monkeypatch):
     wanted, tool = arrays("soft_tifa")[kind], script("soft_tifa", monkeypatch)
@@ -324,6 +328,7 @@ def test_flicker_is_the_authors(monkeypatch):
     equal(load("flicker")(given(tool.videos())), wanted, 1e-6)
 
 
+@pytest.mark.slow
 def test_dpg_bench_reckons_as_the_authors(tmp_path, monkeypatch):
     wanted, tool = arrays("dpg_bench"), script("dpg_bench", monkeypatch)
     tool.write(tmp_path / "dpg_bench.csv")

@@ -109,6 +109,7 @@ def test_a_piece_of_a_sheet_is_read(tmp_path):
         assert broken[name] == f"{name}: the part lies outside the image of 24 x 18 pixels"
 
 
+@pytest.mark.slow
 def test_text_bombs_inside_a_png_are_refused(tmp_path):
     path = tmp_path / "text.png"
     text = b"Comment\0\0" + zlib.compress(b"a" * 2**27)

@@ -162,6 +162,7 @@ def damaged_answers(draw) -> str:
     return text
 
 
+@pytest.mark.slow
 @fuzz.COUNTS
 def test_a_damaged_answer_is_read_or_unparsable(count):
     def check(text: str) -> None:

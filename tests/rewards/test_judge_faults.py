@@ -286,6 +286,7 @@ def _rows(pair: int) -> tuple[int, int]:
     return int(a[pair % 6]) + 4 * (pair // 6), int(b[pair % 6]) + 4 * (pair // 6)
 
 
+@pytest.mark.slow
 def test_a_training_run_outlives_a_crash_in_the_middle(pipeline, tmp_path):
     with ChatServer(compare, crash_after=18) as server:
 
@@ -304,6 +305,7 @@ def test_a_training_run_outlives_a_crash_in_the_middle(pipeline, tmp_path):
     assert sum(m["calls/win_rate/requests"] for m in metrics) == 36
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_for_good_stops_the_run_with_a_sentence(pipeline, tmp_path):
     with (
         ChatServer(compare, crash_after=14) as server,

@@ -155,6 +155,7 @@ def turned(x: Tensor) -> Tensor:
     return torch.cat([pairs.real, pairs.imag], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [0.9, 0.01])
 def test_the_score_is_its_second_computation(tiny, threshold):
     folder, file, whole, mark = tiny

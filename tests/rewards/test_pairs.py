@@ -117,6 +117,7 @@ def test_a_weak_prior_leaves_the_logit_of_the_share():
     assert float(t[0] - t[1]) == pytest.approx(math.log(3), abs=1e-4)
 
 
+@pytest.mark.slow
 @given(st.integers(2, 8), st.integers(0, 10_000), st.sampled_from([0.1, 0.5, 2.0]))
 def test_strengths_maximise_what_the_docstring_says(n, seed, prior):
     rng = np.random.default_rng(seed)

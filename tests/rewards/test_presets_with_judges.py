@@ -38,6 +38,7 @@ def trained(folder: Path, preset: str, pipe: Any, reward: dict, call: dict, reci
     return lines(folder / "run")[-1]
 
 
+@pytest.mark.slow
 def test_temp_flow_with_hpsv3_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewards.catalogue.hpsv3.PIXELS", 56 * 56)
     reward = Hps(tmp_path, monkeypatch).write(tmp_path / "head.safetensors") | CPU
@@ -47,6 +48,7 @@ def test_temp_flow_with_hpsv3_trains(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert metrics["grad_norm"] > 0 and math.isfinite(metrics["held_out/hpsv3"])
 
 
+@pytest.mark.slow
 def test_dance_grpo_with_videoalign_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "judge").mkdir()
     reward = Video(tmp_path / "judge", monkeypatch).settings

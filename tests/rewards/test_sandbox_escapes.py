@@ -244,6 +244,7 @@ def driven(script: str, folder: str, **more) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_nor_is_anything_of_another_users_programs(folder):
     as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}

@@ -154,6 +154,7 @@ def test_only_the_gated_rows_are_pulled_to_the_reference(pipeline, tmp_path):
     assert torch.equal(pulled, rows.table[GATE][:, 0] > 0) and pulled.any() and not pulled.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -184,6 +184,7 @@ def test_the_first_ratio_is_one_and_the_noise_floor_is_told(pipeline, tmp_path, 
     assert "clip range 0.2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shift", "outcome"), [(1e-5, None), (3e-4, "warning"), (1e-2, "error")])
 def test_a_noise_floor_above_the_clip_is_a_warning_and_far_above_an_error(
     pipeline, tmp_path, capsys, shift, outcome

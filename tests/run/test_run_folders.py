@@ -71,6 +71,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 QUICK = ("nested", "not UTF-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in DAMAGES]
 )
@@ -221,6 +222,7 @@ def read_folder(folder: Path, kept: Session) -> None:
         fuzz.one_sentence(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [pytest.param(60, id="quick"), fuzz.SLOW])  # a folder a case
 def test_a_damaged_folder_is_read_or_one_sentence(finished, count, tmp_path):
     kept = runs.session_of(run_of(finished), tmp_path / "session")

@@ -85,6 +85,7 @@ def test_every_rollout_but_the_last_is_heard_of_when_it_is_drawn():
     assert [each.index for each in heard] == [each.index for each in found[:-1]]
 
 
+@pytest.mark.slow
 def test_a_run_that_scores_ahead_ends_with_the_same_bits(pipeline, tmp_path, monkeypatch):
     def trained() -> tuple[list[torch.Tensor], int]:
         heard = 0

@@ -184,6 +184,7 @@ def on_device(device: str, decode, rewards, score, *_: str) -> ScoreParts:
     return ScoreParts(decode, rewards, score, device)
 
 
+@pytest.mark.slow
 def test_on_a_gpu_local_rewards_score_parts_in_a_stream_with_the_same_bits(
     pipeline, tmp_path, monkeypatch
 ):

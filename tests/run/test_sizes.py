@@ -56,6 +56,7 @@ def gradients(kept: Session, part: Collected) -> dict[str, torch.Tensor]:
     return {name: rows * grad.clone() for name, grad in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     [runs.FLOW_GRPO, pytest.param(NFT, marks=pytest.mark.slow)],
@@ -115,6 +116,7 @@ def test_smaller_calls_and_units_change_only_rounding(shifted, tmp_path):
             torch.testing.assert_close(value, found[0][1][name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_of_several_sizes_resumes_to_the_bit(pipeline, tmp_path, capsys):
     """The whole run: proofs by size, evaluation, pages."""
     runs.check_resumed_bits(settings(pipeline, tmp_path, runs.FLOW_GRPO), tmp_path)

@@ -70,6 +70,7 @@ def test_calls_are_of_their_own_sizes(pipeline, tmp_path):
     assert seen == APART
 
 
+@pytest.mark.slow
 def test_a_call_that_is_too_large_is_halved_and_all_is_done_again(pipeline, tmp_path, capfd):
     kept, little = (opened(pipeline, tmp_path, rows_per_call=8) for _ in range(2))
     little_memory(little.learner.policy, 2)

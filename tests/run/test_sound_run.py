@@ -39,6 +39,7 @@ def trained(folder, recipe, **settings):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("nft", marks=pytest.mark.slow), "flow_grpo"])
 def test_a_run_with_credit_by_part_begins_at_ratio_one(name, tmp_path, capsys):
     """Its page plays the sound, and its samples are files."""

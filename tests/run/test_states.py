@@ -20,6 +20,7 @@ def stored(experience) -> int:
     return sum(part.numel() * part.element_size() for part in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe", [runs.FLOW_GRPO, pytest.param(runs.NFT, marks=pytest.mark.slow)], ids=["grpo", "nft"]
 )

@@ -16,6 +16,7 @@ def steered(pipeline, folder, recipe=runs.NFT, **settings):
     return tree
 
 
+@pytest.mark.slow
 def test_particles_have_a_higher_reward_and_are_trained_on(pipeline, tmp_path):
     plain = collect(session(pipeline, tmp_path, runs.NFT), 0)
     open_run = runs.opened(steered(pipeline, tmp_path), tmp_path)
@@ -29,6 +30,7 @@ def test_particles_have_a_higher_reward_and_are_trained_on(pipeline, tmp_path):
     assert len({tuple(row.flatten().tolist()) for row in x0}) == len(x0)  # no copies
 
 
+@pytest.mark.slow
 def test_outside_the_window_the_recipe_samples(pipeline, tmp_path):
     plain = collect(session(pipeline, tmp_path, runs.NFT), 1)
     after = collect(runs.opened(steered(pipeline, tmp_path), tmp_path), 1)

@@ -70,6 +70,7 @@ def settings(pipeline, tmp_path, teachers) -> dict[str, Any]:
     return tree | {"teachers": {"folders": folders, "column": "task"}}
 
 
+@pytest.mark.slow
 def test_each_row_is_judged_by_the_teacher_of_its_task(settings, teachers, tmp_path):
     """A teacher is the same as a policy with its weights alone, whatever its rank."""
     kept = runs.opened(settings, tmp_path)
@@ -124,6 +125,7 @@ def test_a_student_that_is_its_teacher_learns_nothing(settings, tmp_path):
     assert entries.value.abs().max() < 1e-9 and all(g.abs().max() < 1e-6 for g in grads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("teacher", ["adapter", pytest.param("pipeline", marks=pytest.mark.slow)])
 def test_a_student_of_full_weights_takes_both_kinds(settings, teachers, tmp_path, teacher):
     if teacher == "pipeline":

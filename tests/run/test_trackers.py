@@ -59,6 +59,7 @@ def config(pipeline, tmp_path) -> Path:
     return runs.write(tree, tmp_path)
 
 
+@pytest.mark.quick_cases("OSError")
 @pytest.mark.parametrize(
     ("log", "finish"),
     [

@@ -114,6 +114,7 @@ def test_later_updates_compare_with_the_weights_that_sampled(pipeline, tmp_path)
     assert metrics["ratio_max"] > 1.0 + 1e-4 or metrics["ratio_min"] < 1.0 - 1e-4
 
 
+@pytest.mark.slow
 def test_training_has_its_own_guidance(pipeline, tmp_path):
     kept = session(pipeline, tmp_path, runs.NFT, guidance={"sample": 3.0, "train": 1.0})
     experience = collect(kept, 0)

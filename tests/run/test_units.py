@@ -55,6 +55,7 @@ def test_units_are_the_draws_in_order():
     assert [unit.rows for unit in units] == [(0, 1), (2, 3), (0,)]
 
 
+@pytest.mark.quick_cases("tree")
 @pytest.mark.parametrize("kind", RECIPES)
 def test_units_sample_what_shared_calls_sample(kind, pipeline, tmp_path):
     opened = session(pipeline, tmp_path, RECIPES[kind], unit=2)
@@ -78,6 +79,7 @@ def session_run(opened, unit):
     return opened.run.model_copy(update={"workers": workers})
 
 
+@pytest.mark.slow
 def test_an_iteration_learns_the_same_to_rounding(pipeline, tmp_path):
     made = []
     for unit in (None, 1, 2):
@@ -137,6 +139,7 @@ def test_samples_move_with_all_that_they_are_made_of(pipeline, tmp_path):
     assert type(double) is type(made) and double.rollouts[0].plan == made.rollouts[0].plan
 
 
+@pytest.mark.quick_cases("tree")
 @pytest.mark.parametrize("kind", RECIPES)
 def test_distinct_states_are_sent_and_all_come_back(kind, pipeline, tmp_path):
     """Counted by hand: the parents of the first trained step, the children of each, and x0."""
@@ -207,6 +210,7 @@ def bare(sampled, scores):
     return unit, replace(scores, samples=())
 
 
+@pytest.mark.quick_cases("tree")
 @pytest.mark.parametrize("kind", RECIPES)
 def test_plan_counts_the_bytes_that_a_unit_has(kind, pipeline, tmp_path):
     opened = session(pipeline, tmp_path, RECIPES[kind], sampling=1)

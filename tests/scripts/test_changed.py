@@ -7,6 +7,7 @@ from scripts.changed import tests_of as touched
 ALWAYS = {"tests/test_house.py", "tests/test_prose.py"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "some"),
     [

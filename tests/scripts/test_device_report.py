@@ -180,6 +180,7 @@ def whole(found: dict[str, Any]) -> None:
     assert found["whole_iteration"]["float64"] == 0  # mps has none, and others are slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_operation_mixes_devices(reported, kind):
     whole(reported(kind))
@@ -211,6 +212,7 @@ def test_texts_wait_once_a_call_of_generate(reported):
     assert not any("upload" in each for each in mine), mine
 
 
+@pytest.mark.slow
 def test_densities_and_divergences_are_those_of_the_cpu():
     """A GPU computes them by fewer operations, with factors of the host, and waits for nothing."""
     command = [sys.executable, "-c", FORMULAS]

@@ -150,6 +150,7 @@ def check_text(text: str) -> None:
         fuzz.one_sentence(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @fuzz.COUNTS
 def test_mutated_runs_are_valid_or_one_sentence(count):
