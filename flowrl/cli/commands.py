@@ -88,7 +88,7 @@ def _go_on(words: Sequence[str], folder: Path, cache: bool, trust: Trust, wait: 
     quiet()
     from flowrl.cli.run_start import folder_state, resume, start
 
-    told = False
+    said = False
     while True:
         try:
             state = folder_state(run, folder)
@@ -103,9 +103,9 @@ def _go_on(words: Sequence[str], folder: Path, cache: bool, trust: Trust, wait: 
         except FolderInUse as error:
             if not wait:
                 raise FolderInUse(f"{error}; or {WAIT}, to go on once it has ended") from error
-            if not told:
+            if not said:
                 print(f"{folder} is in use: waiting until it is free", flush=True)
-            told = True
+            said = True
             time.sleep(WAIT_SECONDS)
 
 

@@ -80,7 +80,7 @@ def shared_judges(named: NamedRuns) -> list[str]:
 
 
 def reward_settings(run: RunFolder, label: str) -> str:
-    """What a held-out reward of this label is in a run: its name and settings. Two runs may give
+    """The name and settings of a held-out reward of a run. Two runs may give
     one label to rewards that measure different things."""
     listed = run.settings.get("held_out_rewards") or run.settings.get("rewards")
     for spec in listed if isinstance(listed, list) else ():

@@ -82,7 +82,7 @@ def begun_before(run: Run, folder: Path) -> bool:
 
 
 def folder_state(run: Run, folder: Path) -> FolderState:
-    """What there is of this run in a folder, decided by the main process for all. UserError for a
+    """Whether a folder has this run, and its end; the main process decides for all. UserError for a
     folder that has no run."""
     return agreed(meet(on_cpu(run)), lambda: _folder_state(run, folder))
 
