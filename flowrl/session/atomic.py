@@ -23,6 +23,7 @@ from typing import TextIO
 from safetensors import SafetensorError
 
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.pages.run_folder import EXPORTED
 
 CONTENTS = "files.json"  # what a folder should hold: name -> [bytes, CRC-32]
@@ -72,7 +73,7 @@ def _fill(folder: Path, write: Callable[[Path], None], listed: bool) -> None:
     folder.mkdir(parents=True)
     write(folder)
     if listed:
-        (folder / CONTENTS).write_text(json.dumps(sums(folder)))
+        (folder / CONTENTS).write_text(json_text(sums(folder)))
     for path in folder.rglob("*"):
         to_disk(path)
     to_disk(folder)
