@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, after
 from flowrl.processes.store import Launch, NotMet, Place, name_attempt, restarts
 from flowrl.processes.watch import Board, Watch, hang_seconds, seconds_of, watching
 
@@ -139,7 +139,7 @@ def not_alone(undo: Callable[[], object] = lambda: None) -> Iterator[None]:
     except Exception as error:
         if not lost(error):
             raise
-        undo()
+        after(error, undo, None)
         raise UserError(
             f"another process of this run ended before training began "
             f"({' '.join(str(error).split())[:200]}); read its output, and start all processes "

@@ -356,21 +356,34 @@ def _end(text: str) -> None:
         os._exit(STOPPED)
 
 
+class AwakeClock:
+    """A clock that stands still while this process is stopped, or its machine sleeps: what others
+    did meanwhile is unknown."""
+
+    def __init__(self) -> None:
+        self.now, self._last = 0.0, time.monotonic()
+
+    def tick(self, at: float) -> float:
+        self.now += min(at - self._last, WAITS)
+        self._last = at
+        return self.now
+
+
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
     """Let this process be watched, and watch the others, in two threads."""
-    over, board = threading.Event(), watch.board
+    over, board, clock = threading.Event(), watch.board, AwakeClock()
     of_board = [0.0]  # processor seconds of its thread
 
     def exchange() -> None:
         while not over.wait(PULSE):
-            board.exchange(time.monotonic())
+            board.exchange(clock.now)
             of_board[0] = time.thread_time()
 
     def look() -> None:
         while not over.wait(PULSE):
             used = time.process_time() - time.thread_time() - of_board[0]
-            watch.beat(time.monotonic(), used)
+            watch.beat(clock.tick(time.monotonic()), used)
 
     threads = [
         threading.Thread(target=each, name="watch", daemon=True) for each in (exchange, look)

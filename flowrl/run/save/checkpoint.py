@@ -123,6 +123,8 @@ class SavedState:
 
     def write(self, run_folder: Path, progress: Progress, keep: int) -> None:
         """Write the checkpoint's folder, then remove files that no checkpoint needs any more."""
+        if not run_folder.is_dir():  # writing would make another one in its place
+            raise UserError(f"{run_folder} could not be written: it is no longer there")
         parent = run_folder / "checkpoints"
         write_folder(parent / f"{progress.iteration:06d}", self._fill, listed=True)
         every = numbered_folders(parent)
