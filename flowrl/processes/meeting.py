@@ -63,7 +63,7 @@ def meet(cpu: bool) -> PartialState:
     """
     seconds, began, place = _seconds(), time.monotonic(), Place.given()
     if dist.is_initialized():
-        _MET[:] = _MET or [Meeting(None, Launch(None, ()))]
+        _MET[:] = _MET or [Meeting(None, Launch(None, (restarts(),)))]
         return PartialState(cpu=cpu)
     store, given = None, dict[str, Any]()
     try:
@@ -89,7 +89,7 @@ def meet(cpu: bool) -> PartialState:
     if dist.is_initialized():
         _set_pg_timeout(_longest_wait(state.backend))
     of_agent = place is not None and place.of_agent
-    counts = () if of_agent or place is None else gather_object([restarts()])
+    counts = () if of_agent else gather_object([restarts()])
     _MET[:] = [
         Meeting(
             None if store is None else PrefixStore("meeting", given["store"]),
