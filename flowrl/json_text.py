@@ -30,7 +30,7 @@ def read_exact(text: str | bytes) -> Any:
 
 
 def not_finite(values: Mapping[str, Any]) -> int:
-    """How many of the values are numbers that are not finite."""
+    """The number of values that are not finite."""
     return sum(isinstance(value, float) and not math.isfinite(value) for value in values.values())
 
 

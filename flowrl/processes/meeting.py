@@ -32,7 +32,7 @@ _NOT_MET = (
 
 @dataclass(frozen=True)
 class Meeting:
-    """How the processes of this run have met.
+    """The meeting of the processes of this run.
 
     store   for what they say to each other beside the process group, under this attempt's name;
             None without a launcher
@@ -49,7 +49,7 @@ _MET: list[Meeting] = []  # at most one, like the process group of torch and acc
 
 
 def meeting() -> Meeting:
-    """How this process has met the others; call `meet` before."""
+    """The meeting of this process with the others; call `meet` before."""
     (met,) = _MET
     return met
 

@@ -144,7 +144,7 @@ class Board:
 
     own      this process's newest sign of life
     signs    of all processes, read while this one waits, or has hung
-    heard    when a process's newest sign was first seen
+    seen     when each process's newest sign was first read
     read     when the signs were last read
     asked    processes whose stacks are wanted, and a word for each question
     stacks   the answers
@@ -155,7 +155,7 @@ class Board:
         self.own: Sign | None = None
         self.curious = False
         self.signs: dict[int, Sign] = {}
-        self.heard: dict[int, float] = {}
+        self.seen: dict[int, float] = {}
         self.read = 0.0
         self.asked: dict[int, str] = {}
         self.stacks: dict[int, str] = {}
@@ -177,11 +177,11 @@ class Board:
 
     def _read(self, now: float) -> None:
         for rank in range(self.size):
-            self.heard.setdefault(rank, now)
+            self.seen.setdefault(rank, now)
             if self.store.check([f"sign/{rank}"]):
                 sign = Sign(**json.loads(self.store.get(f"sign/{rank}")))
                 if rank not in self.signs or sign.number != self.signs[rank].number:
-                    self.signs[rank], self.heard[rank] = sign, now
+                    self.signs[rank], self.seen[rank] = sign, now
         self.read = now
 
     def _ask(self) -> None:
@@ -199,11 +199,11 @@ class Board:
 
     def silent(self, rank: int) -> float:
         """Seconds between a process's last sign and the last look at it."""
-        return max(self.read - self.heard.get(rank, self.read), 0.0)
+        return max(self.read - self.seen.get(rank, self.read), 0.0)
 
     def forget(self) -> None:
         """Drop what was read: before the next wait, signs are not looked at."""
-        self.heard, self.asked, self.stacks = {}, {}, {}
+        self.seen, self.asked, self.stacks = {}, {}, {}
 
 
 @dataclass

@@ -94,7 +94,7 @@ def explained(run: Run, policy: HasSizes | None = None) -> Iterator[None]:
 
 
 def _advice(run: Run, policy: HasSizes | None) -> tuple[str, str]:
-    """What the run needs, and settings that lower it."""
+    """The memory that the run needs, and settings that lower it."""
     if policy is not None:
         now = {kind: rows for kind, rows in vars(policy.sizes).items() if rows is not None}
         run = override(run, ["--train.rows-per-call", json.dumps(now)] if now else [])

@@ -129,7 +129,7 @@ def lines_of(folder: Path) -> int:
 def tried(trial: Trial, place: Path, config: Path, wanted: Path, limit: float, rng) -> Outcome:
     folder, found, began = place / "run", Outcome(), time.monotonic()
     words, known = [str(config), "--folder", str(folder)], set[int]()
-    env = {"FLOWRL_HANG_SECONDS": str(limit)}
+    env = {"FLOWRL_HANG_SECONDS": str(limit), "FLOWRL_MEETING_SECONDS": str(3 * limit)}
     started = Started(trial.launcher, words, place / "out", env)
     try:
         for hit in range(2):
