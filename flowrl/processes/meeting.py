@@ -157,9 +157,11 @@ def lost(error: Exception) -> bool:
 
 
 def _longest_wait(backend: str | None) -> timedelta:
-    """How long torch lets a process wait for the others. It cannot know whether they work, so the
-    run's own watch ends what hangs. NCCL's limit stays: its calls also hang on a broken network,
-    and then no process is at fault."""
+    """The time for which torch lets a process wait for the others.
+
+    torch cannot know whether they work, so the run's own watch ends what hangs. NCCL's limit stays:
+    its calls also hang on a broken network, and then no process is at fault.
+    """
     if backend is not None and "nccl" in backend:
         return max(default_pg_nccl_timeout or default_pg_timeout, timedelta(seconds=hang_seconds()))
     return FOREVER

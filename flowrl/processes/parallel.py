@@ -250,8 +250,8 @@ class Together:
 
 
 def _all_said(mine: _Said, error: BaseException | None) -> list[_Said] | None:
-    """The errors of all processes. None if one has ended meanwhile, as after the same error: then this
-    process's own error stays the first."""
+    """The errors of all processes. None if one has ended meanwhile, as after the same error: then
+    this process's own error stays the first."""
     if mine is None or error is None:
         return gather_object([mine])
     return after(error, lambda: gather_object([mine]), None)

@@ -1,4 +1,4 @@
-"""What the processes of a run know of each other while they wait.
+"""The watch that the processes of a run keep over each other while they wait.
 
 A process that hangs keeps the others waiting in their next exchange, and torch waits for it in
 silence. So every second each process says, through the store in which they have met, what its main
@@ -139,8 +139,8 @@ def _phase(stack: list[FrameType]) -> str:
 
 
 class Board:
-    """What the processes tell each other through the store, in a thread of its own: if the process
-    that keeps the store is stopped, every reading of it blocks.
+    """The signs that the processes give each other through the store, in a thread of its own: if
+    the process that keeps the store is stopped, every reading of it blocks.
 
     own      this process's newest sign of life
     signs    of all processes, read while this one waits, or has hung
@@ -310,7 +310,7 @@ class Watch:
         return self.board.rank == min({*range(self.board.size)} - {*late})
 
     def _state(self, rank: int, lost: float) -> str:
-        """What a late process does, as far as this one can know."""
+        """The state of a late process, as far as this one can know it."""
         sign, silent = self.board.signs.get(rank), self.board.silent(rank) + lost
         if sign is None:
             return f"it has given no sign of life for {silent:.0f} s"
