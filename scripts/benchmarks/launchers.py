@@ -215,8 +215,8 @@ def main() -> None:
     parser.add_argument("--how", nargs="*", choices=("kill", "stop"), default=("kill", "stop"))
     parser.add_argument("--seed", type=int, default=2026)
     given = parser.parse_args()
-    end = time.monotonic() + 60 * given.minutes
     config = prepared(given.out)
+    end = time.monotonic() + 60 * given.minutes
     file = given.out / "trials.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     done = {Trial(r["launcher"], r["rank"], r["how"], r["number"]) for r in rows}
