@@ -28,7 +28,7 @@ from flowrl.errors import UserError
 
 HANG_VARIABLE = "FLOWRL_HANG_SECONDS"
 HANG_SECONDS = 1800.0  # a reward's server, or a first compilation, may take many minutes
-TOLD = 60.0  # seconds of waiting until the first sentence; the next ones come at twice the time
+PATIENCE = 60.0  # seconds of waiting until the first sentence; the next ones come at twice the time
 PULSE = 1.0  # seconds between two signs of life
 WAITS = 3.0  # seconds inside one exchange that count as waiting for others
 BUSY = 0.05  # of a core: what a process uses at least while it computes; this thread uses less
@@ -216,12 +216,12 @@ class Watch:
     board: Board
     keeper: int | None
     limit: float
-    told: float = TOLD
+    patience: float = PATIENCE
     say: Callable[[str], None] = field(default=lambda text: _print(text))
     end: Callable[[str], None] = field(default=lambda text: _end(text))
 
     def __post_init__(self) -> None:
-        self.main, self.number, self.next, self.due = MainThread(), 0, self.told, 0.0
+        self.main, self.number, self.next, self.due = MainThread(), 0, self.patience, 0.0
         self.host, self.pid = socket.gethostname(), os.getpid()
 
     def beat(self, now: float, used: float) -> None:
@@ -239,7 +239,7 @@ class Watch:
         if waits >= WAITS:
             self._waiting(waits, now)
             return
-        self.next = self.told
+        self.next = self.patience
         if idle >= self.limit and any(
             board.signs[rank].waits >= WAITS for rank in self._others() if rank in board.signs
         ):
