@@ -1,6 +1,7 @@
 """The packages, in code: pyproject.toml can find packages or list them, but not do both; and the
 schema that a wheel carries."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 PROJECT = Path(__file__).resolve().parent
+# the date of all files of a wheel, so that equal sources make equal bytes: the first of a zip file
+os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")
 
 
 class BuildWithSchema(build_py):

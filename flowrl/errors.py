@@ -1,4 +1,9 @@
-"""Errors that a user can fix."""
+"""Errors that a user can fix, and code that runs because of an error."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class UserError(ValueError):
@@ -19,3 +24,16 @@ class Stopped(UserError):
 class NotFiniteError(UserError):
     """NaN or infinity from which a run cannot recover. A run turns it into `Stopped`, exit
     code 3."""
+
+
+def after(first: BaseException, do: Callable[[], T], otherwise: T) -> T:
+    """The result of `do`, which explains or cleans up after an error; `otherwise` if it fails.
+
+    Such code runs only while something else fails, so its own faults are found late. They become a
+    note of the first error, and never take its place.
+    """
+    try:
+        return do()
+    except Exception as second:
+        first.add_note(f"while this error was handled: {type(second).__name__}: {second}")
+        return otherwise

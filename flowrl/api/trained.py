@@ -73,7 +73,8 @@ class TrainedRun:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """One mapping per iteration, in order: `iteration` and metrics by name. The first is the
-        base model's. docs/metrics.md explains the names; pandas.DataFrame takes the list."""
+        base model's; None for a number that was not finite. docs/metrics.md explains the names;
+        pandas.DataFrame takes the list."""
         path = self.folder / record.METRICS
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

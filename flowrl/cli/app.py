@@ -18,6 +18,7 @@ from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import supervised
 from flowrl.errors import Stopped, UserError
 from flowrl.paths import find
+from flowrl.session.output import outlive_terminal
 
 _HELP = ("-h", "--help", "help")
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
@@ -125,6 +126,7 @@ def _run(words: list[str]) -> int:
         print(command_help(name))
         return 0
     if name == "train":
+        outlive_terminal()
         rest, code = supervised(rest)
         if code is not None:
             return code

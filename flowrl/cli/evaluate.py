@@ -1,6 +1,5 @@
 """Score a model on prompts and compare it with its base, with intervals of the differences."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from flowrl.evaluation.measure import parse_specs
 from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.paired import paired_gain, prompt_means
 from flowrl.evaluation.suites import Suite, load_suite, suite_summary
+from flowrl.json_text import json_text
 from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.paths import removed_on_error
 from flowrl.prompts import PromptSet
@@ -243,7 +243,7 @@ def write_scores(out: Path, result: HeldOutResult, base: HeldOutResult | None) -
                 row["data_set"] = result.data_sets[i]
             if base is not None:
                 row["base"] = sides[1][i]
-            file.write(json.dumps(row) + "\n")
+            file.write(json_text(row) + "\n")
     print(f"scores of every sample: {out}")
 
 

@@ -1,6 +1,5 @@
 """`flowrl new FOLDER`: a run file, your own reward and prompts, ready to be edited and run."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -8,6 +7,7 @@ from shlex import quote
 from flowrl.cli.new_files import image_files, known_files, text_files
 from flowrl.cli.schema import read_schema
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.paths import CONFIGS_FOLDER, find, removed_on_error
 from flowrl.recipes import RECIPES
 from flowrl.recipes.table import TEXT_RECIPES
@@ -53,7 +53,7 @@ def write_new_run(given: New) -> None:
     run = run_from(tree, "new")
     check_plan(run)
     check_model(run.model)
-    schema = json.dumps(read_schema()["run"], indent=2)
+    schema = json_text(read_schema()["run"], indent=2)
     files["run.schema.json"] = schema + "\n"
     taken = [name for name in files if (given.folder / name).exists()]
     if taken:

@@ -8,15 +8,18 @@ with the same arguments, and `flowrl.run.start.begun_before` recognises such a s
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 from flowrl.errors import UserError
 from flowrl.paths import numbered, run_path
+from flowrl.session.output import ending_signals
 
 RESTARTS, FOLDER, RESUME, TRUST = "--restarts", "--folder", "--resume", "--trust"
-ENDS = {0, 2, *(128 + s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))}  # no restart
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGHUP)
+ENDS = {0, 2, *(128 + number for number in ENDING)}  # exit codes without a restart
 _LAUNCHED = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE")
 
 
@@ -97,7 +100,8 @@ class _Parent:
 
     def run(self, words: list[str]) -> tuple[list[str], int | None]:
         left, reached = self.restarts, _newest(self.folder)
-        known = {n: signal.signal(n, self._pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
+        known = {number: signal.signal(number, self._pass_on) for number in ending_signals()}
+        ends = os.pipe()  # the second closes when this process ends, however it ends
         while True:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -106,6 +110,8 @@ class _Parent:
                 os.setsid()  # Ctrl-C in a terminal reaches the parent alone, which hands it on
                 for number, handler in known.items():
                     signal.signal(number, handler)
+                os.close(ends[1])
+                threading.Thread(target=_end_with_parent, args=ends[:1], daemon=True).start()
                 return words, None
             code = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
             self.child = None
@@ -135,6 +141,12 @@ class _Parent:
         self.asked = True
         if self.child:  # 0 in a child that has just begun
             os.kill(self.child, number)
+
+
+def _end_with_parent(end: int) -> None:
+    """Let this process save and end once its parent has died: nobody would forward a signal."""
+    os.read(end, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _newest(folder: Path) -> str:

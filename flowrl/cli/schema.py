@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.paths import PROJECT, cache_folder
 
 BUILT = Path(__file__).with_name("schema.json")
@@ -37,7 +38,7 @@ def read_schema() -> dict[str, Any]:
     check_torchvision()
     from flowrl.cli.make_schema import make_schema
 
-    text = json.dumps({"of": digest, **make_schema()})
+    text = json_text({"of": digest, **make_schema()})
     _write(text, places)
     return json.loads(text)
 
@@ -46,7 +47,7 @@ def schema_command(arguments: Sequence[str]) -> int:
     """`schema`: print the schema of a run file, for editors."""
     if arguments:
         raise UserError(f"schema takes no arguments, got {' '.join(arguments)[:200]}")
-    print(json.dumps(read_schema()["run"], indent=2))
+    print(json_text(read_schema()["run"], indent=2))
     return 0
 
 

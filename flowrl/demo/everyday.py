@@ -4,12 +4,12 @@
 confuses some words, as a language model's training data may.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from flowrl.demo.world import Split, prompts_of, wanted_shapes
+from flowrl.json_text import json_text
 from rewards.catalogue.shapes import COLOURS, RELATIONS, SHAPES
 
 EVERYDAY_WORDS = {
@@ -106,5 +106,5 @@ def rows(split: Split, each: int = 1, seed: int = 0) -> list[Everyday]:
 
 def write_everyday(folder: Path) -> None:
     for split in ("train", "held_out"):
-        lines = [json.dumps({"prompt": e.prompt, "shows": e.shows}) for e in rows(split)]
+        lines = [json_text({"prompt": e.prompt, "shows": e.shows}) for e in rows(split)]
         (folder / f"everyday_{split}.jsonl").write_text("\n".join(lines) + "\n")

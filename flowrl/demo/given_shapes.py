@@ -13,7 +13,6 @@ Only training prompts are sampled. On the same machine, equal arguments produce 
 
 import argparse
 import itertools
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from flowrl.demo.world import (
     render,
     wanted_shapes,
 )
+from flowrl.json_text import json_text
 from flowrl.paths import find
 from rewards import Samples, load
 from rewards.perception.media import to_pil, to_tensor
@@ -111,7 +111,7 @@ def write_sheet(images: Float[Tensor, "n 3 h w"], path: Path) -> list[str]:
 
 
 def write_lines(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json_text(row) + "\n" for row in rows))
 
 
 def write_pairs(folder: Path, prompts: int, samples: int, most: int, seed: int) -> int:

@@ -7,11 +7,11 @@ sums_pairs.jsonl  prompt, chosen, rejected: training sums that carry, with the r
 sums_texts.jsonl  prompt, completion: training sums with their answers
 """
 
-import json
 import sys
 from pathlib import Path
 
 from flowrl.demo.sums import problems
+from flowrl.json_text import json_text
 
 MOST = 2_000  # sums
 
@@ -27,7 +27,7 @@ def write_sums(folder: Path) -> tuple[int, int]:
     ]
     texts = [{"prompt": each.prompt, "completion": each.answer} for each in train]
     for name, rows in (("pairs", pairs), ("texts", texts)):
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        lines = "".join(json_text(row) + "\n" for row in rows)
         (folder / f"sums_{name}.jsonl").write_text(lines)
     return len(pairs), len(texts)
 

@@ -6,7 +6,6 @@ speeds.
 """
 
 import itertools
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.demo.world import MARGIN, SIZE, PlacedObject, Split, render, split
+from flowrl.json_text import json_text
 from rewards.catalogue.moving_shapes import MOTIONS, Actor, parse_motion
 from rewards.catalogue.shapes import COLOURS, SHAPES
 
@@ -51,7 +51,7 @@ def moving_prompts_of(name: Split) -> list[str]:
 def write_moving_prompts(folder: Path) -> None:
     """Write the rows {"prompt": ...} of each split."""
     for name in get_args(Split):
-        lines = [json.dumps({"prompt": prompt}) for prompt in moving_prompts_of(name)]
+        lines = [json_text({"prompt": prompt}) for prompt in moving_prompts_of(name)]
         (folder / f"moving_{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 

@@ -6,7 +6,6 @@ module draws a scene for it, with random places and sizes.
 
 import hashlib
 import itertools
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.json_text import json_text
 from rewards.catalogue.shapes import (
     BACKGROUND,
     COLOURS,
@@ -82,7 +82,7 @@ def write_prompts(folder: Path) -> None:
     """Write rows {"prompt": ...} of each split, with kinds mixed."""
     for name in get_args(Split):
         prompts = sorted(prompts_of(name), key=_number)
-        lines = [json.dumps({"prompt": prompt}) for prompt in prompts]
+        lines = [json_text({"prompt": prompt}) for prompt in prompts]
         (folder / f"shapes_{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 

@@ -71,7 +71,7 @@ def _words(change: str, run: Run) -> list[str] | None:
         case "--model.offload-experts":
             seen = sizes.of(m, run.algorithm().steps) if m.lora is not None else None
             several = seen is not None and seen.largest < seen.trained and not m.compile
-            return [name] if several and not m.offload_experts else None
+            return [name] if pipeline and several and not m.offload_experts else None
         case "--train.states.device":
             moves = pipeline and not run.algorithm().reward_gradient and t.states.device is None
             return [name, *value] if moves else None

@@ -1,6 +1,5 @@
 """`flowrl evaluate-rewards`: which reward to trust, measured on human preferences."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from flowrl.evaluation.reward_report import (
     results,
     sentences,
 )
+from flowrl.json_text import json_text
 from flowrl.paths import find, new_numbered
 from flowrl.settings import RewardSpec
 from flowrl.settings.command_line.arguments import Word
@@ -128,7 +128,7 @@ def measure_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) 
         print(sentence)
     tree["dataset"]["broken"] = gallery.broken
     tree["sentences"] = sentences(tree)
-    (out / "evaluation.json").write_text(json.dumps(plain(tree), indent=1) + "\n")
+    (out / "evaluation.json").write_text(json_text(plain(tree), indent=1) + "\n")
     return Measured(out, tree, outcomes, preferences, gallery)
 
 

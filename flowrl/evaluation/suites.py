@@ -5,7 +5,6 @@ the user's copy of the official file: `geneval:path/to/evaluation_metadata.jsonl
 `prompt` and a `category`; rewards receive all other columns.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from flowrl.evaluation import suite_layouts as layouts
 from flowrl.evaluation.official_files import OFFICIAL_FILES, download_official
 from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.tables import rows_of
+from flowrl.json_text import json_text
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.settings.command_line.arguments import Word
@@ -283,7 +283,7 @@ def list_suites(given: Suites) -> None:
     suite = load_suite(given.name)
     if given.out is not None:
         check_output_file(given.out)
-        given.out.write_text("".join(json.dumps(row) + "\n" for row in suite.rows))
+        given.out.write_text("".join(json_text(row) + "\n" for row in suite.rows))
         print(f"{len(suite.rows)} prompts: {given.out}")
         return
     print(f"{suite.name}: {suite.about}\n{len(suite.rows)} prompts, mean of {suite.mean}")

@@ -3,7 +3,6 @@
 small and bounded. A run writes them at its evaluations; docs/following.md describes each.
 """
 
-import json
 import os
 import re
 from contextlib import suppress
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
+
+from flowrl.json_text import json_text
 
 RECORDS_FOLDER = "report"
 STARTS, ALARMS = "starts.jsonl", "alarms.jsonl"
@@ -237,4 +238,4 @@ def _numbered(run: Path) -> list[tuple[Path, int]]:
 
 
 def _json(record: Any) -> str:
-    return json.dumps(asdict(record), ensure_ascii=False, allow_nan=False)
+    return json_text(asdict(record), ensure_ascii=False)

@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image
 
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.media import pictures, sounds, videos
 from flowrl.pages.stack import from_template
 from rewards import Samples
@@ -152,7 +153,7 @@ def _written(lines: Sequence[Line], page: str, folder: Path, name: str) -> Path:
     path = folder / f"{name}.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        rows = (json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        rows = (json_text(line, ensure_ascii=False) + "\n" for line in lines)
         (folder / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
         path.write_text(page, encoding="utf-8")
     except OSError as error:

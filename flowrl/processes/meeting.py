@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, after
 from flowrl.processes.store import Launch, NotMet, Place, name_attempt, restarts
 from flowrl.processes.watch import Board, Watch, hang_seconds, seconds_of, watching
 
@@ -32,7 +32,7 @@ _NOT_MET = (
 
 @dataclass(frozen=True)
 class Meeting:
-    """How the processes of this run have met.
+    """The meeting of the processes of this run.
 
     store   for what they say to each other beside the process group, under this attempt's name;
             None without a launcher
@@ -49,7 +49,7 @@ _MET: list[Meeting] = []  # at most one, like the process group of torch and acc
 
 
 def meeting() -> Meeting:
-    """How this process has met the others; call `meet` before."""
+    """The meeting of this process with the others; call `meet` before."""
     (met,) = _MET
     return met
 
@@ -63,7 +63,7 @@ def meet(cpu: bool) -> PartialState:
     """
     seconds, began, place = _seconds(), time.monotonic(), Place.given()
     if dist.is_initialized():
-        _MET[:] = _MET or [Meeting(None, Launch(None, ()))]
+        _MET[:] = _MET or [Meeting(None, Launch(None, (restarts(),)))]
         return PartialState(cpu=cpu)
     store, given = None, dict[str, Any]()
     try:
@@ -89,7 +89,7 @@ def meet(cpu: bool) -> PartialState:
     if dist.is_initialized():
         _set_pg_timeout(_longest_wait(state.backend))
     of_agent = place is not None and place.of_agent
-    counts = () if of_agent or place is None else gather_object([restarts()])
+    counts = () if of_agent else gather_object([restarts()])
     _MET[:] = [
         Meeting(
             None if store is None else PrefixStore("meeting", given["store"]),
@@ -139,7 +139,7 @@ def not_alone(undo: Callable[[], object] = lambda: None) -> Iterator[None]:
     except Exception as error:
         if not lost(error):
             raise
-        undo()
+        after(error, undo, None)
         raise UserError(
             f"another process of this run ended before training began "
             f"({' '.join(str(error).split())[:200]}); read its output, and start all processes "
@@ -157,9 +157,11 @@ def lost(error: Exception) -> bool:
 
 
 def _longest_wait(backend: str | None) -> timedelta:
-    """How long torch lets a process wait for the others. It cannot know whether they work, so the
-    run's own watch ends what hangs. NCCL's limit stays: its calls also hang on a broken network,
-    and then no process is at fault."""
+    """The time for which torch lets a process wait for the others.
+
+    torch cannot know whether they work, so the run's own watch ends what hangs. NCCL's limit stays:
+    its calls also hang on a broken network, and then no process is at fault.
+    """
     if backend is not None and "nccl" in backend:
         return max(default_pg_nccl_timeout or default_pg_timeout, timedelta(seconds=hang_seconds()))
     return FOREVER

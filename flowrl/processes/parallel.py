@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, after
 from flowrl.models.call_sizes import CallKind, CallTooLarge
 from flowrl.models.shards import local_shard
 from flowrl.processes import context_parallel
@@ -201,6 +201,9 @@ def free_bytes(device: str) -> float:
     return torch.cuda.mem_get_info()[0] if device == "cuda" else math.inf
 
 
+_Said = tuple[str, frozenset[CallKind] | None] | None  # a process's error and its large calls
+
+
 class Together:
     """A barrier that re-raises any process's error on all processes; see `Parallel.together`."""
 
@@ -233,7 +236,9 @@ class Together:
                 error = elsewhere
         kinds = error.kinds if isinstance(error, CallTooLarge) else None
         mine = None if error is None or isinstance(error, Elsewhere) else (_sentence(error), kinds)
-        every: list[tuple[str, frozenset[CallKind] | None] | None] = gather_object([mine])
+        every = _all_said(mine, error)
+        if every is None:
+            return False
         found = [(rank, *each) for rank, each in enumerate(every) if each is not None]
         large = [kinds for *_, kinds in found if kinds is not None]
         if found and len(large) == len(found) and lockstep is None:  # all may repeat smaller calls
@@ -242,6 +247,14 @@ class Together:
             return False  # its own error propagates
         rank, text, _ = found[0]
         raise UserError(f"process {rank} stopped: {text}") from None
+
+
+def _all_said(mine: _Said, error: BaseException | None) -> list[_Said] | None:
+    """The errors of all processes. None if one has ended meanwhile, as after the same error: then
+    this process's own error stays the first."""
+    if mine is None or error is None:
+        return gather_object([mine])
+    return after(error, lambda: gather_object([mine]), None)
 
 
 def _sentence(error: BaseException) -> str:

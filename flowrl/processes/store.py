@@ -33,7 +33,7 @@ class NotMet(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where the processes of a run meet, and this process among them."""
+    """The meeting place of the processes of a run, and this process among them."""
 
     address: str
     port: int
@@ -151,7 +151,7 @@ def _until(true: Callable[[], bool], seconds: float) -> bool:
 
 @dataclass(frozen=True)
 class Launch:
-    """What all attempts of a launch know in common: which run's folder this launch has begun.
+    """The memory of all attempts of a launch: the folder of the run that this launch has begun.
 
     The agent's store remembers it. Where there is none, as for a launcher with a store for each
     attempt, the launcher's own counts of restarts have to do.
@@ -176,7 +176,7 @@ class Launch:
 
 
 def restarts() -> int:
-    """How often the launcher has restarted this process, by its own count."""
+    """The number of restarts of this process, by its launcher's own count."""
     return int(os.environ.get(RESTARTED, "0"))
 
 

@@ -1,4 +1,4 @@
-"""What the processes of a run know of each other while they wait.
+"""The watch that the processes of a run keep over each other while they wait.
 
 A process that hangs keeps the others waiting in their next exchange, and torch waits for it in
 silence. So every second each process says, through the store in which they have met, what its main
@@ -28,7 +28,7 @@ from flowrl.errors import UserError
 
 HANG_VARIABLE = "FLOWRL_HANG_SECONDS"
 HANG_SECONDS = 1800.0  # a reward's server, or a first compilation, may take many minutes
-TOLD = 60.0  # seconds of waiting until the first sentence; the next ones come at twice the time
+PATIENCE = 60.0  # seconds of waiting until the first sentence; the next ones come at twice the time
 PULSE = 1.0  # seconds between two signs of life
 WAITS = 3.0  # seconds inside one exchange that count as waiting for others
 BUSY = 0.05  # of a core: what a process uses at least while it computes; this thread uses less
@@ -139,12 +139,12 @@ def _phase(stack: list[FrameType]) -> str:
 
 
 class Board:
-    """What the processes tell each other through the store, in a thread of its own: if the process
-    that keeps the store is stopped, every reading of it blocks.
+    """The signs that the processes give each other through the store, in a thread of its own: if
+    the process that keeps the store is stopped, every reading of it blocks.
 
     own      this process's newest sign of life
     signs    of all processes, read while this one waits, or has hung
-    heard    when a process's newest sign was first seen
+    seen     when each process's newest sign was first read
     read     when the signs were last read
     asked    processes whose stacks are wanted, and a word for each question
     stacks   the answers
@@ -155,7 +155,7 @@ class Board:
         self.own: Sign | None = None
         self.curious = False
         self.signs: dict[int, Sign] = {}
-        self.heard: dict[int, float] = {}
+        self.seen: dict[int, float] = {}
         self.read = 0.0
         self.asked: dict[int, str] = {}
         self.stacks: dict[int, str] = {}
@@ -177,11 +177,11 @@ class Board:
 
     def _read(self, now: float) -> None:
         for rank in range(self.size):
-            self.heard.setdefault(rank, now)
+            self.seen.setdefault(rank, now)
             if self.store.check([f"sign/{rank}"]):
                 sign = Sign(**json.loads(self.store.get(f"sign/{rank}")))
                 if rank not in self.signs or sign.number != self.signs[rank].number:
-                    self.signs[rank], self.heard[rank] = sign, now
+                    self.signs[rank], self.seen[rank] = sign, now
         self.read = now
 
     def _ask(self) -> None:
@@ -199,11 +199,11 @@ class Board:
 
     def silent(self, rank: int) -> float:
         """Seconds between a process's last sign and the last look at it."""
-        return max(self.read - self.heard.get(rank, self.read), 0.0)
+        return max(self.read - self.seen.get(rank, self.read), 0.0)
 
     def forget(self) -> None:
         """Drop what was read: before the next wait, signs are not looked at."""
-        self.heard, self.asked, self.stacks = {}, {}, {}
+        self.seen, self.asked, self.stacks = {}, {}, {}
 
 
 @dataclass
@@ -216,12 +216,12 @@ class Watch:
     board: Board
     keeper: int | None
     limit: float
-    told: float = TOLD
+    patience: float = PATIENCE
     say: Callable[[str], None] = field(default=lambda text: _print(text))
     end: Callable[[str], None] = field(default=lambda text: _end(text))
 
     def __post_init__(self) -> None:
-        self.main, self.number, self.next, self.due = MainThread(), 0, self.told, 0.0
+        self.main, self.number, self.next, self.due = MainThread(), 0, self.patience, 0.0
         self.host, self.pid = socket.gethostname(), os.getpid()
 
     def beat(self, now: float, used: float) -> None:
@@ -239,7 +239,7 @@ class Watch:
         if waits >= WAITS:
             self._waiting(waits, now)
             return
-        self.next = self.told
+        self.next = self.patience
         if idle >= self.limit and any(
             board.signs[rank].waits >= WAITS for rank in self._others() if rank in board.signs
         ):
@@ -310,7 +310,7 @@ class Watch:
         return self.board.rank == min({*range(self.board.size)} - {*late})
 
     def _state(self, rank: int, lost: float) -> str:
-        """What a late process does, as far as this one can know."""
+        """The state of a late process, as far as this one can know it."""
         sign, silent = self.board.signs.get(rank), self.board.silent(rank) + lost
         if sign is None:
             return f"it has given no sign of life for {silent:.0f} s"
@@ -356,21 +356,34 @@ def _end(text: str) -> None:
         os._exit(STOPPED)
 
 
+class AwakeClock:
+    """A clock that stands still while this process is stopped, or its machine sleeps: what others
+    did meanwhile is unknown."""
+
+    def __init__(self) -> None:
+        self.now, self._last = 0.0, time.monotonic()
+
+    def tick(self, at: float) -> float:
+        self.now += min(at - self._last, WAITS)
+        self._last = at
+        return self.now
+
+
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
     """Let this process be watched, and watch the others, in two threads."""
-    over, board = threading.Event(), watch.board
+    over, board, clock = threading.Event(), watch.board, AwakeClock()
     of_board = [0.0]  # processor seconds of its thread
 
     def exchange() -> None:
         while not over.wait(PULSE):
-            board.exchange(time.monotonic())
+            board.exchange(clock.now)
             of_board[0] = time.thread_time()
 
     def look() -> None:
         while not over.wait(PULSE):
             used = time.process_time() - time.thread_time() - of_board[0]
-            watch.beat(time.monotonic(), used)
+            watch.beat(clock.tick(time.monotonic()), used)
 
     threads = [
         threading.Thread(target=each, name="watch", daemon=True) for each in (exchange, look)

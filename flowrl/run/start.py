@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 from accelerate import PartialState
 
-from flowrl.errors import FolderInUse, Stopped, UserError
+from flowrl.errors import FolderInUse, Stopped, UserError, after
 from flowrl.iteration.open import timed_units
 from flowrl.paths import numbered
 from flowrl.processes.meeting import agreed, meet, meeting, not_alone, watched
@@ -69,8 +69,8 @@ def _start(
                     return train_session(session, cache=cache)
         except UserError as error:
             ours = not isinstance(error, Stopped) and not of_callback(error)
-            if state.is_main_process and ours:
-                shutil.rmtree(chosen)  # nothing was trained in it
+            if state.is_main_process and ours:  # nothing was trained in it
+                after(error, lambda: shutil.rmtree(chosen), None)
             raise
 
 
@@ -106,8 +106,8 @@ def claim(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -
     launch.begin(folder)  # before: a kill may follow the folder's appearance
     try:
         return reserve(run, folder, name, live)
-    except UserError:
-        launch.forget(folder)
+    except UserError as error:
+        after(error, lambda: launch.forget(folder), None)
         raise
 
 

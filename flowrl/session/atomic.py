@@ -22,7 +22,8 @@ from typing import TextIO
 
 from safetensors import SafetensorError
 
-from flowrl.errors import FolderInUse, UserError
+from flowrl.errors import FolderInUse, UserError, after
+from flowrl.json_text import json_text
 from flowrl.pages.run_folder import EXPORTED
 
 CONTENTS = "files.json"  # what a folder should hold: name -> [bytes, CRC-32]
@@ -52,8 +53,8 @@ def write_folder(folder: Path, write: Callable[[Path], None], listed: bool = Fal
     try:
         try:
             _fill(beside, write, listed)
-        except (OSError, RuntimeError, SafetensorError):  # torch and safetensors have their own
-            free = shutil.disk_usage(folder.parent).free if folder.parent.exists() else None
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch's and safetensors' too
+            free = after(error, lambda: shutil.disk_usage(folder.parent).free, None)
             raise
         shutil.rmtree(before, ignore_errors=True)
         if folder.exists():
@@ -72,7 +73,7 @@ def _fill(folder: Path, write: Callable[[Path], None], listed: bool) -> None:
     folder.mkdir(parents=True)
     write(folder)
     if listed:
-        (folder / CONTENTS).write_text(json.dumps(sums(folder)))
+        (folder / CONTENTS).write_text(json_text(sums(folder)))
     for path in folder.rglob("*"):
         to_disk(path)
     to_disk(folder)

@@ -14,6 +14,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.adapters import adapter_switch
+from flowrl.models.fixed_order import fix_order
 from flowrl.models.merged import MergedAdapters
 from flowrl.models.open import DTYPES, call_sizes, evaluation_policy, open_model
 from flowrl.models.policy import Policy
@@ -89,6 +90,7 @@ class Learner:
         for each in self.chain:
             if each.learns:
                 each.policy.save(folder / each.name)
+        fix_order(folder)
 
     def close(self) -> None:
         for each in self.chain:

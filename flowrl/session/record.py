@@ -2,13 +2,14 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
 from flowrl.errors import UserError
+from flowrl.json_text import json_text, not_finite
 from flowrl.session.atomic import flushed, reason
 
 METRICS = "metrics.jsonl"
@@ -17,6 +18,7 @@ METRICS = "metrics.jsonl"
 class JsonlTracker(GeneralTracker):
     """The authoritative record: one JSON object per iteration. Other trackers copy it.
 
+    A number that is not finite is null, and `not_finite` counts them.
     Line 0 is the base model before any update; evaluations are columns of their iteration's line.
     """
 
@@ -36,42 +38,67 @@ class JsonlTracker(GeneralTracker):
         """Do nothing, since settings are in run.yaml."""
 
     def log(self, values: dict, step: int | None = None, **_: Any) -> None:
+        line: dict[str, Any] = {"iteration": step, **values}
+        if count := not_finite(values):
+            line["not_finite"] = count  # they are null in the line
         with self.path.open("a") as file:
-            file.write(json.dumps({"iteration": step, **values}) + "\n")
+            file.write(json_text(line) + "\n")
             flushed(file)  # a checkpoint must not outlive the lines before it
 
 
 def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
-    """Keep only lines up to an iteration, since later ones will be repeated.
+    """Keep one line for each iteration up to this one, since later ones will be repeated.
 
-    An unreadable line is left out with a warning, except the last line: a killed process may leave
-    it incomplete, and its iteration is repeated. UserError if the file cannot be read.
+    A line that is unreadable, or has an iteration again, is left out with a warning, except the
+    last line: a killed process may leave it incomplete, and its iteration is repeated. Iterations
+    without a line are named. UserError if the file cannot be read.
     """
     path = folder / METRICS
-    if not path.exists():
-        return
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {reason(error)}") from error
-    lines = lines[:-1] if not lines[-1] else lines
-    kept: list[str] = []
+    lines = _lines(path)
+    kept: dict[int, str] = {}
     for number, line in enumerate(lines, 1):
         done = iteration_of(line)
         if done is None and number < len(lines):
             warn(f"{path}, line {number} is damaged and was left out; the lines after it are kept")
         if done is not None and done <= iteration:
-            kept.append(line.decode())
-    replace(path, "".join(line + "\n" for line in kept))
+            if done in kept:
+                warn(f"{path}, line {number} has iteration {done} again; only this one was kept")
+            kept[done] = line.decode()
+    missing = [number for number in range(1, iteration + 1) if number not in kept]
+    if missing:
+        warn(
+            f"{path} has no line for {_spans(missing)} of the {iteration} iterations that the "
+            "checkpoint has done; curves and pages leave them out"
+        )
+    if path.exists():
+        replace(path, "".join(kept[done] + "\n" for done in sorted(kept)))
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}") from error
+    return lines[:-1] if lines and not lines[-1] else lines
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Write 1, 2, 3, 7 as "1 to 3, 7", at most ten of them."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    words = [str(low) if low == high else f"{low} to {high}" for low, high in spans[:10]]
+    return ", ".join(words) + (", ..." if len(spans) > 10 else "")
 
 
 def last_iteration(path: Path) -> int:
     """The last iteration of a record, 0 without any. UserError if it cannot be read."""
-    try:
-        lines = path.read_bytes().splitlines() if path.exists() else []
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {reason(error)}") from error
-    return max((done for line in lines if (done := iteration_of(line)) is not None), default=0)
+    return max(
+        (done for line in _lines(path) if (done := iteration_of(line)) is not None), default=0
+    )
 
 
 def iteration_of(line: bytes) -> int | None:

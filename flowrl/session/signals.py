@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM stop a run after its iteration, so that a resumed run has the same bits."""
+"""Ctrl-C, SIGTERM and a closed terminal stop a run after its iteration, so that a resumed run has
+the same bits."""
 
 import os
 import signal
@@ -10,13 +11,16 @@ from types import FrameType
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
+from flowrl.session.output import ending_signals, reader_gone
+
 LAUNCHED = "TORCHELASTIC_RUN_ID"  # in the environment of processes that torch's launcher started
 AGAIN = 3.0  # seconds
 
 
 class Interrupt:
     """Remembers the first signal inside `with Interrupt() as i:`; a second signal stops the program
-    at once.
+    at once, except SIGHUP, of which a closed ssh may send several. SIGHUP that was ignored at the
+    start (nohup) stays so.
 
     A launcher may forward a signal that its processes have already received from the terminal or
     the cluster: this does not count as a second signal. Python sets handlers only in the main
@@ -30,7 +34,7 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in ending_signals():
                 self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -40,6 +44,8 @@ class Interrupt:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if self.signal is not None:
+            if number == signal.SIGHUP:
+                return
             if LAUNCHED in os.environ and time.monotonic() - self._at < AGAIN:
                 return
             raise KeyboardInterrupt
@@ -48,6 +54,9 @@ class Interrupt:
             os.write(1, b"\nfinishing this iteration, then saving; once more to stop at once\n")
 
     def pending(self, accelerator: Accelerator) -> int | None:
-        """The signal that any process received, if any, since all must leave the loop together."""
+        """The signal that any process received, if any, since all must leave the loop together.
+        SIGPIPE if nobody reads the output of one any more."""
         del accelerator  # gathering uses the state that it set up
+        if self.signal is None and reader_gone():
+            self.signal = signal.SIGPIPE
         return max((s for s in gather_object([self.signal]) if s is not None), default=None)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, after
 from flowrl.estimate import fit, memory
 from flowrl.models.call_sizes import CallTooLarge, HasSizes, out_of_memory
 from flowrl.session.learner import Learner
@@ -18,6 +18,8 @@ from flowrl.settings import Run
 from flowrl.settings.read import dump, override
 
 T = TypeVar("T")
+
+PLAIN_WAY = "train.rows_per_call lower"  # every run has it
 
 
 def with_smaller_calls(
@@ -86,12 +88,27 @@ def explained(run: Run, policy: HasSizes | None = None) -> Iterator[None]:
     except Exception as error:
         if of_callback(error) or not out_of_memory(error):
             raise
-        if policy is not None:
-            now = {kind: rows for kind, rows in vars(policy.sizes).items() if rows is not None}
-            run = override(run, ["--train.rows-per-call", json.dumps(now)] if now else [])
-        needed, changes = memory.estimate(run), fit.advice(run)
-        about = "" if needed is None else f"; the run needs about {memory.size(needed.total)}"
-        rows = "train.rows_per_call lower, train.gradient_checkpointing: true"
-        way = ", ".join(changes) if changes else f"{rows}, model.offload: true"
+        about, way = after(error, lambda: _advice(run, policy), ("", PLAIN_WAY))
         reason = (str(error).strip() or type(error).__name__).split(". ")[0].splitlines()[0]
         raise UserError(f"out of memory ({reason}){about}: set {way}") from error
+
+
+def _advice(run: Run, policy: HasSizes | None) -> tuple[str, str]:
+    """The memory that the run needs, and settings that lower it."""
+    if policy is not None:
+        now = {kind: rows for kind, rows in vars(policy.sizes).items() if rows is not None}
+        run = override(run, ["--train.rows-per-call", json.dumps(now)] if now else [])
+    needed, changes = memory.estimate(run), fit.advice(run)
+    about = "" if needed is None else f"; the run needs about {memory.size(needed.total)}"
+    return about, ", ".join(changes) if changes else _plain_way(run)
+
+
+def _plain_way(run: Run) -> str:
+    """Settings that lower the memory of a run whose sizes are unknown, as far as it has them."""
+    moves = run.model.pipeline is not None and not run.model.offload
+    words = [
+        "train.rows_per_call lower",
+        *([] if run.train.gradient_checkpointing else ["train.gradient_checkpointing: true"]),
+        *(["model.offload: true"] if moves else []),
+    ]
+    return ", ".join(words)

@@ -15,6 +15,7 @@ import rewards
 from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
 from flowrl.evaluation.sources import MEDIA_SUFFIXES
+from flowrl.json_text import read_exact
 from flowrl.models.description import local_folder
 from flowrl.models.language.older_ends import changed_ends
 from flowrl.models.open import place as place_of_model
@@ -68,7 +69,7 @@ class StartRecord:
     def read(cls, checkpoint: Path) -> "StartRecord | None":
         """Read the record of a checkpoint; None if it is missing or unreadable."""
         try:
-            state = json.loads((checkpoint / "state.json").read_text())["origin"]
+            state = read_exact((checkpoint / "state.json").read_text())["origin"]
             record = cls(**state)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None

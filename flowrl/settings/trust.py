@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, TypeAdapter
 
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.paths import PACKAGE, find
 from flowrl.settings.file.older_names import renewed
 from flowrl.settings.sections.data import RewardSpec
@@ -303,7 +304,7 @@ def _record(
     with suppress(OSError):  # then `--trust` is asked for
         mark.parent.mkdir(parents=True, exist_ok=True)
         beside = mark.with_name(f"{mark.name}.{os.getpid()}")
-        beside.write_text(json.dumps(written) + "\n", encoding="utf-8")
+        beside.write_text(json_text(written) + "\n", encoding="utf-8")
         beside.replace(mark)
 
 

@@ -12,6 +12,7 @@ import asyncio
 import importlib.util
 import itertools
 import json
+import math
 import os
 import random
 import time
@@ -320,8 +321,11 @@ class Client:
             if isinstance(outcome, Failure):
                 line["failed"] = outcome.reason
             else:
-                line["verdict"] = outcome if isinstance(outcome, float | int | str) else None
-            lines.append(json.dumps(line) + "\n")
+                kept = isinstance(outcome, int | str) or (
+                    isinstance(outcome, float) and math.isfinite(outcome)
+                )
+                line["verdict"] = outcome if kept else None
+            lines.append(json.dumps(line, allow_nan=False) + "\n")
         path = Path(self.log).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._flight.lock, path.open("a") as file:

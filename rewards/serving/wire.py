@@ -74,8 +74,8 @@ def encode_samples(
         media = [_clip(item, pictures, videos) for item in items(samples)]
     meta = [_plain(row) for row in samples.meta]
     try:
-        json.dumps(meta)
-    except TypeError as error:
+        json.dumps(meta, allow_nan=False)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"metadata of prompts cannot be sent as JSON: {error}") from error
     return {
         "format": FORMAT,

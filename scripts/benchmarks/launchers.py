@@ -129,7 +129,7 @@ def lines_of(folder: Path) -> int:
 def tried(trial: Trial, place: Path, config: Path, wanted: Path, limit: float, rng) -> Outcome:
     folder, found, began = place / "run", Outcome(), time.monotonic()
     words, known = [str(config), "--folder", str(folder)], set[int]()
-    env = {"FLOWRL_HANG_SECONDS": str(limit)}
+    env = {"FLOWRL_HANG_SECONDS": str(limit), "FLOWRL_MEETING_SECONDS": str(3 * limit)}
     started = Started(trial.launcher, words, place / "out", env)
     try:
         for hit in range(2):
@@ -215,8 +215,8 @@ def main() -> None:
     parser.add_argument("--how", nargs="*", choices=("kill", "stop"), default=("kill", "stop"))
     parser.add_argument("--seed", type=int, default=2026)
     given = parser.parse_args()
-    end = time.monotonic() + 60 * given.minutes
     config = prepared(given.out)
+    end = time.monotonic() + 60 * given.minutes
     file = given.out / "trials.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     done = {Trial(r["launcher"], r["rank"], r["how"], r["number"]) for r in rows}

@@ -158,3 +158,10 @@ def test_the_main_thread_is_found():
     main = watch.MainThread()
     main.look(1.0, 0.0)
     assert main.place and not main.waiting and sys._getframe().f_code.co_name in watch.stack_text()
+
+
+def test_the_clock_stands_still_while_the_machine_sleeps():
+    clock = watch.AwakeClock()
+    start = clock.tick(clock._last + 1)
+    assert clock.tick(clock._last + 1) == start + 1
+    assert clock.tick(clock._last + 36000) == start + 1 + watch.WAITS

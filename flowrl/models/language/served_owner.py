@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.paths import cache_folder
 from rewards.serving.client import Client
 
@@ -56,7 +57,7 @@ class ServerOwner:
             _locked(file)
             self._refuse_others(folder)
             self._refuse_left(folder)
-            text = json.dumps({"run": str(self.run.absolute()), "alone": self.alone})
+            text = json_text({"run": str(self.run.absolute()), "alone": self.alone})
             os.ftruncate(file, 0)
             os.pwrite(file, text.encode(), 0)
         except UserError:

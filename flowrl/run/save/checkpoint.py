@@ -1,6 +1,5 @@
 """Checkpoints, exported and best weights: folders that are complete or absent."""
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from flowrl.errors import NotFiniteError, UserError
+from flowrl.json_text import exact_text, read_exact
 from flowrl.models.policy import Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.run.save.model_state import (
@@ -80,7 +80,7 @@ def take_state(session: Session, iteration: int) -> "SavedState":
             if session.source is not None:
                 state["ahead"], sampling = session.source.state(iteration)
             taken = SavedState(
-                weights, copied(moments), copied(budget), sampling, state=json.dumps(state)
+                weights, copied(moments), copied(budget), sampling, state=exact_text(state)
             )
     return taken
 
@@ -100,7 +100,7 @@ def save_checkpoint(
     with session.parallel.together():
         if session.parallel.main:
             known = {"progress": asdict(progress), "alarms": alarms.state()}
-            saved = replace(taken, state=json.dumps(known | json.loads(taken.state)))
+            saved = replace(taken, state=exact_text(known | read_exact(taken.state)))
             keep, reached = session.run.checkpoint.keep, replace(progress)
             session.writer.check()
             session.writer.write(lambda: saved.write(session.folder, reached, keep))
@@ -123,6 +123,8 @@ class SavedState:
 
     def write(self, run_folder: Path, progress: Progress, keep: int) -> None:
         """Write the checkpoint's folder, then remove files that no checkpoint needs any more."""
+        if not run_folder.is_dir():  # writing would make another one in its place
+            raise UserError(f"{run_folder} could not be written: it is no longer there")
         parent = run_folder / "checkpoints"
         write_folder(parent / f"{progress.iteration:06d}", self._fill, listed=True)
         every = numbered_folders(parent)
@@ -186,7 +188,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
     UserError if the checkpoint does not fit, or holds weights that are not finite.
     """
     try:
-        state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+        state: dict[str, Any] = read_exact((checkpoint / "state.json").read_text())
         weights = load_file(checkpoint / POLICIES_FILE)
         optimizers = {
             each.name: torch.load(checkpoint / optimizer_file(each.name), weights_only=True)

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 
-from flowrl.errors import NotFiniteError, Stopped, UserError
+from flowrl.errors import NotFiniteError, Stopped, UserError, after
 from flowrl.processes.meeting import lost
 from flowrl.session.atomic import numbered_folders, reason
 from flowrl.session.live import of_callback
@@ -26,7 +26,7 @@ def resumable(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        stop = _stop(folder, error)
+        stop = after(error, lambda: _stop(folder, error), None)
         if stop is None:
             raise
         raise stop from error
@@ -69,6 +69,11 @@ def _newest(folder: Path) -> Path | None:
 
 
 def _way_on(folder: Path, newest: Path | None) -> str:
+    if not (folder / "run.yaml").is_file():
+        return (
+            f"{folder} is no longer there: it was moved, renamed or removed while this run "
+            "trained. If it is elsewhere, resume it there: flowrl train --resume NEW_PLACE"
+        )
     whole = f"Checkpoint {newest.name} is intact" if newest else "Nothing was trained yet"
     return (
         f"{whole}. Once the cause is fixed (settings: {folder / 'run.yaml'}), resume with: "

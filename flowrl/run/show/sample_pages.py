@@ -1,6 +1,5 @@
 """Pages of a run's samples: from evaluations in `samples`, from training in `samples/training`."""
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from flowrl.iteration.records import Iteration
 from flowrl.iteration.score import totals
+from flowrl.json_text import json_text
 from flowrl.media import pictures
 from flowrl.pages.sample_files import Page
 from flowrl.run.evaluate.evaluate import Evaluated, HeldOutResult
@@ -200,5 +200,5 @@ def _rewrite(folder: Path, lines: list[dict[str, Any]], iteration: int) -> None:
             if (done := iteration_of(line)) is not None
             and iteration - KEPT_ITERATIONS < done < iteration
         ]
-    new = [json.dumps(line, ensure_ascii=False) for line in lines]
+    new = [json_text(line, ensure_ascii=False) for line in lines]
     replace(path, "".join(f"{line}\n" for line in [*kept, *new]))

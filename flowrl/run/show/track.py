@@ -23,6 +23,7 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.iteration.histograms import Histogram, histogram_image
+from flowrl.json_text import json_text
 from flowrl.run.show.mirror import DEADLINE, HURRIED, Mirror, MirroredTracker, one_line
 from flowrl.session.record import Terminal, replace
 from flowrl.settings import Run
@@ -90,7 +91,7 @@ def open_trackers(run: Run, folder: Path, accelerator: Accelerator, first: int) 
         for each in accelerator.trackers
     ]
     if before | ids:
-        replace(path, json.dumps(before | ids))
+        replace(path, json_text(before | ids))
 
 
 @contextmanager

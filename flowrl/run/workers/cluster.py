@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError, RayError  # type: ignore[reportMissing
 
 from flowrl.errors import UserError
 from flowrl.processes.meeting import agreed
+from flowrl.run.workers.head import Head
 from flowrl.run.workers.scoring import ReplicatedReward, ScoringWorker, first_line
 from flowrl.run.workers.transport import send_tensors_whole
 from flowrl.settings import Run
@@ -40,6 +41,7 @@ class Cluster:
             ray.init(address=address, namespace=namespace, **RAY_OPTIONS)
         send_tensors_whole()
         self.rewards = self._rewards(place.partition(" ")[2])
+        self.head = Head(ray.get_runtime_context().gcs_address)
 
     def _open(self) -> str:
         """Start or join Ray and start the replicas; returns the address and the namespace."""
@@ -93,6 +95,7 @@ class Cluster:
 
     def close(self) -> None:
         """End the replicas, and Ray if it was started here."""
+        self.head.close()
         for replica in self.replicas:
             with suppress(RayError):
                 ray.kill(replica)

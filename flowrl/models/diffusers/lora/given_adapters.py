@@ -2,7 +2,6 @@
 training (`model.lora.from`). diffusers reads their files."""
 
 import inspect
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.models.adapters import ADAPTER, ADAPTER_WEIGHTS, in_order
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.lora.lora import (
@@ -110,7 +110,7 @@ def in_diffusers_format(pipe: Any, source: str, place: str, *, plain: bool) -> I
     }
     with TemporaryDirectory() as made:
         file = Path(made) / LORA_FILE
-        save_file(tensors, file, metadata={"format": "pt", METADATA: json.dumps(settings)})
+        save_file(tensors, file, metadata={"format": "pt", METADATA: json_text(settings)})
         yield str(file)
 
 

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 import samplers
 from flowrl import models
+from flowrl.json_text import json_text
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.loop.loop import Loop
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -106,12 +107,12 @@ def read(digest: str) -> CachedProof | None:
 
 def keep(digest: str, proof: CachedProof) -> None:
     """Store a proof, completely or not at all. Does nothing if the folder cannot be written."""
-    path, plain = _file(digest), json.loads(json.dumps(asdict(proof)))
+    path, plain = _file(digest), json.loads(json_text(asdict(proof)))
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            beside.write_text(json.dumps({"sum": _sum(plain), "proof": plain}), encoding="utf-8")
+            beside.write_text(json_text({"sum": _sum(plain), "proof": plain}), encoding="utf-8")
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)

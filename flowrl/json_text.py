@@ -1,0 +1,54 @@
+"""JSON that strict readers take: without NaN and infinity, which Python writes and few others read.
+
+All JSON of this package is written here.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+MARK = "not a finite number"  # the key of the object that stands for one, in `exact_text`
+_NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """A JSON text with null for numbers that are not finite. `options` are those of
+    `json.dumps`."""
+    return json.dumps(_replaced(value, lambda _: None), allow_nan=False, **options)
+
+
+def exact_text(value: Any) -> str:
+    """A JSON text from which `read_exact` restores numbers that are not finite."""
+    return json.dumps(_replaced(value, lambda number: {MARK: str(number)}), allow_nan=False)
+
+
+def read_exact(text: str | bytes) -> Any:
+    """Read a text of `exact_text`, or of an older version, which wrote NaN and Infinity.
+    ValueError if it is not JSON."""
+    return json.loads(text, object_hook=_restored)
+
+
+def not_finite(values: Mapping[str, Any]) -> int:
+    """The number of values that are not finite."""
+    return sum(isinstance(value, float) and not math.isfinite(value) for value in values.values())
+
+
+def _restored(tree: dict[str, Any]) -> Any:
+    name = tree.get(MARK)
+    return _NAMES[name] if tree.keys() == {MARK} and name in _NAMES else tree
+
+
+def _replaced(value: Any, other: Any) -> Any:
+    if isinstance(value, float):  # numpy's float64 is one
+        return value if math.isfinite(value) else other(float(value))
+    if isinstance(value, dict):
+        return {_key(key): _replaced(each, other) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replaced(each, other) for each in value]
+    return value
+
+
+def _key(key: Any) -> Any:
+    """JSON writes a number as a key in quotes: no reader minds."""
+    return str(key) if isinstance(key, float) and not math.isfinite(key) else key

@@ -1,0 +1,171 @@
+"""Out of memory, a full disk or a moved folder, in every phase of every kind of run: the sentence
+names the cause, and no error in explaining takes its place."""
+
+import errno
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowrl.errors import Stopped, UserError, after
+from flowrl.estimate import fit, memory
+from flowrl.iteration.open import open_stages
+from flowrl.paths import find
+from flowrl.processes import parallel
+from flowrl.processes.parallel import Parallel
+from flowrl.run import train
+from flowrl.run.save.failures import resumable
+from flowrl.session import smaller_calls
+from flowrl.session.progress import Progress
+from flowrl.session.smaller_calls import explained
+from flowrl.settings import Run
+from flowrl.settings.read import override, read_run, run_from
+from tests.support import runs, text_runs, tiny_lm
+
+MOST = "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def no_memory(*_, **__):
+    raise torch.OutOfMemoryError(MOST)
+
+
+NAMED = ("demo", "demo_lora", "demo_video", "demo_joint", "text_demo")
+
+
+def own_run(image: dict) -> Run:
+    """Of the flow of points of the examples."""
+    points = find("examples/own/points.py")
+    model, rewards = {"own": f"{points}:Points", "device": "cpu"}, [f"{points}:Closeness"]
+    return run_from(image | {"model": model, "rewards": rewards}, "own")
+
+
+@pytest.fixture(scope="module")
+def kinds(pipeline, tmp_path_factory) -> dict[str, Run]:
+    """A run of each kind: images, video, texts, a joint one, with workers; with LoRA or without."""
+    folder = tmp_path_factory.mktemp("kinds")
+    language = folder / "lm"
+    tiny_lm.write(language)
+    text = text_runs.tree(language, folder, text_runs.GRPO)
+    image = runs.tree(pipeline, folder, runs.NFT)
+    adapted = text["model"] | {"lora": {"rank": 2}}
+    found = {
+        "text": run_from(text, "text"),
+        "text with LoRA": run_from(text | {"model": adapted}, "text"),
+        "images with LoRA": run_from(image, "images"),
+        "own": own_run(image),
+        "workers": run_from(image | {"workers": {"sampling": 2}}, "workers"),
+    }
+    return found | {name: read_run(find(f"configs/{name}.yaml")) for name in NAMED}
+
+
+@pytest.mark.slow
+def test_the_advice_of_every_kind_can_be_followed(kinds):
+    for kind, run in kinds.items():
+        changes = fit.advice(run)
+        for change in changes:
+            name, value = change.split(" (")[0].split(": ")
+            assert override(run, [f"--{name.replace('_', '-')}", value]), (kind, change)
+        with pytest.raises(UserError) as said, explained(run):
+            no_memory()
+        assert str(said.value).startswith("out of memory (CUDA out of memory)"), kind
+        assert ": set " in str(said.value) and "leave it out" not in str(said.value)
+        assert not getattr(said.value.__cause__, "__notes__", []), kind
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["text with LoRA", "own"]
+    + [
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("images with LoRA", "demo_video", "demo_joint")
+    ],
+)
+def test_every_phase_of_every_kind_names_the_cause(kinds, kind, tmp_path):
+    session = runs.session_of(kinds[kind], tmp_path)
+    stages = open_stages(session, Progress())
+    for phase in ("draw", "sample", "score", "credit", "rows", "update"):
+        broken = replace(stages, **{phase: no_memory})
+        with (
+            pytest.raises(UserError) as said,
+            resumable(tmp_path),
+            explained(session.run, session.learner.policy),
+        ):
+            train.iterate(broken, Progress())
+        assert str(said.value).startswith("out of memory (CUDA out of memory)"), phase
+        assert "leave it out" not in str(said.value)
+
+
+@pytest.mark.parametrize("broken", ["advice", "estimate", "override"])
+def test_an_error_in_explaining_is_a_note_and_the_cause_is_named(kinds, monkeypatch, broken):
+    def fails(*_, **__):
+        raise UserError("offload_experts is a setting of pipeline models: leave it out")
+
+    place = {"advice": fit, "estimate": memory, "override": smaller_calls}[broken]
+    monkeypatch.setattr(place, broken, fails)
+
+    for run in kinds.values():
+        policy = None
+        if broken == "override":
+            policy = type("Policy", (), {"sizes": type("Sizes", (), {})()})()
+            policy.sizes.training = 4
+        cause = r"out of memory .*rows_per_call"
+        with pytest.raises(UserError, match=cause) as said, explained(run, policy):
+            no_memory()
+        assert "offload_experts is a setting" in said.value.__cause__.__notes__[0]
+
+
+def test_what_runs_after_an_error_never_takes_its_place():
+    first = ValueError("first")
+    assert after(first, lambda: 3, 0) == 3 and not hasattr(first, "__notes__")
+    assert after(first, lambda: {}["lost"], 0) == 0
+    assert first.__notes__ == ["while this error was handled: KeyError: 'lost'"]
+    with pytest.raises(KeyboardInterrupt):
+        after(first, lambda: (_ for _ in ()).throw(KeyboardInterrupt), 0)
+
+
+def test_a_process_that_runs_out_of_memory_as_another_ends_says_so(monkeypatch):
+    def lost(_):
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(parallel, "gather_object", lost)
+    both = Parallel(2, 0, "cpu", {})
+    with pytest.raises(torch.OutOfMemoryError) as error, both.together():
+        no_memory()
+    assert "Connection closed by peer" in error.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="Connection closed"), both.together():
+        pass
+
+
+def begun(folder: Path) -> Path:
+    (folder / "checkpoints" / "000002").mkdir(parents=True)
+    (folder / "run.yaml").write_text("")
+    return folder
+
+
+def test_a_folder_that_was_moved_in_mid_run_is_no_beginner_s(tmp_path):
+    folder = begun(tmp_path / "run")
+    with pytest.raises(Stopped) as said, resumable(folder):
+        folder.rename(tmp_path / "other")
+        (folder / "metrics.jsonl").open("a")
+    assert "Nothing was trained yet" not in str(said.value)
+    assert "moved, renamed or removed" in str(said.value)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_a_disk_that_fails_is_named_though_the_folder_cannot_be_read(tmp_path, monkeypatch, number):
+    folder = begun(tmp_path / "run")
+    disk = OSError(number, "the disk's own words")
+    said = r"the disk's own words.*Checkpoint 000002 is intact"
+    with pytest.raises(Stopped, match=said), resumable(folder):
+        raise disk
+
+    def unreadable(*_):
+        raise PermissionError("the folder cannot be listed")
+
+    monkeypatch.setattr("flowrl.run.save.failures.numbered_folders", unreadable)
+    with pytest.raises(OSError, match="the disk's own words") as said, resumable(folder):
+        raise disk
+    assert "cannot be listed" in said.value.__notes__[-1]
+    shutil.rmtree(folder)
