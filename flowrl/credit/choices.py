@@ -92,10 +92,11 @@ def text_plans(choices: Choices) -> list[TextPlan]:
 
 
 def independent(planner: AnyPlanner, plans: Sequence[AnyPlan]) -> bool:
-    """Whether all samples are drawn independently and in the same way: no trees, no particles, no
-    greedy completions."""
+    """Whether all samples are drawn independently and in the same way: no trees (also none that
+    branch at the first step), no particles, no greedy completions."""
     return not isinstance(planner, Particled) and all(
         set(plan.columns.nodes) == {plan.group}
+        and set(plan.columns.families) == {1}
         and not (isinstance(plan, TextPlan) and (plan.forking or plan.greedy))
         for plan in plans
     )
