@@ -5,7 +5,7 @@ likelihoods check plans and credit, losses check credit and likelihoods. Sampler
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from flowrl.credit.trackers import Tracker
 from flowrl.credit.values import Transform
@@ -78,9 +78,31 @@ def first_plans(planner: AnyPlanner, steps: int) -> Sequence[AnyPlan]:
         raise UserError(f"steps must be at least 1, not {steps}")
     sigmas = [1 - k / steps for k in range(steps)] + [0.0]
     try:
-        return planner(sigmas, 0, 0)
+        return plans_of(planner, sigmas, 0, 0)
     except ValueError as problem:
         raise UserError(f"the plan does not fit {steps} steps: {problem}") from problem
+
+
+def plans_of(
+    planner: AnyPlanner, sigmas: Sequence[float], iteration: int, seed: int
+) -> tuple[AnyPlan, ...]:
+    """The plans of an iteration. UserError for a planner that returns anything but plans of one
+    kind, at least one."""
+    name = type(planner).__name__
+    returned: Any = planner(sigmas, iteration, seed)  # a user's planner may return anything
+    form = "a planner returns a tuple of samplers.Plan, or of samplers.completions.TextPlan"
+    if not isinstance(returned, Sequence) or isinstance(returned, str):
+        raise UserError(f"{name} returned a {type(returned).__name__}, but {form}")
+    plans: tuple[Any, ...] = (*returned,)  # type: ignore[reportUnknownVariableType]
+    if not plans:
+        raise UserError(
+            f"{name} returned no plan for iteration {iteration}, but {form}, with at least one plan"
+        )
+    for kind in (Plan, TextPlan):
+        if all(isinstance(plan, kind) for plan in plans):
+            return plans
+    kinds = ", ".join(dict.fromkeys(type(plan).__name__ for plan in plans))
+    raise UserError(f"{name} returned a tuple of {kinds}, but {form}")
 
 
 def image_plans(choices: Choices) -> list[Plan]:

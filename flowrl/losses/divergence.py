@@ -27,6 +27,7 @@ class TrustRegion(RatioLoss):
           E, not used in its runs)
     """
 
+    homogeneous = True
     most: float = 1e-7
     away: Literal["ratio", "first_order"] = "ratio"
 
@@ -69,6 +70,7 @@ class Quadratic(RatioLoss):
     Its minimum is at r = 1 + bound for A > 0 and at 1 - bound for A < 0.
     """
 
+    homogeneous = True
     bound: float = 0.2
 
     def __post_init__(self) -> None:
