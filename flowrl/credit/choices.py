@@ -100,9 +100,27 @@ def plans_of(
         )
     for kind in (Plan, TextPlan):
         if all(isinstance(plan, kind) for plan in plans):
+            for plan in plans:
+                _check_nodes(name, plan)
             return plans
     kinds = ", ".join(dict.fromkeys(type(plan).__name__ for plan in plans))
     raise UserError(f"{name} returned a tuple of {kinds}, but {form}")
+
+
+def _check_nodes(name: str, plan: AnyPlan) -> None:
+    """UserError for a plan of a class of one's own whose nodes are not those of its steps."""
+    if type(plan) is Plan or not isinstance(plan, Plan):
+        return
+    nodes, made = plan.roots, list[int]()
+    for step in plan.steps:
+        nodes *= step.branch
+        made.append(nodes)
+    if (plan.nodes, plan.group) != (tuple(made), made[-1]):
+        raise UserError(
+            f"{name} returned a {type(plan).__name__} that says it has {plan.nodes} nodes and a "
+            f"group of {plan.group}, but its steps make {tuple(made)} nodes: leave nodes and group "
+            "to samplers.Plan, which computes them from roots and steps"
+        )
 
 
 def image_plans(choices: Choices) -> list[Plan]:

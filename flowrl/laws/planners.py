@@ -34,7 +34,6 @@ def check_planner(planner: AnyPlanner, sigmas: Sequence[float] = LEVELS, seed: i
             raise UserError(f"{at}: it changes the list of levels that it is given; copy it first")
         for plan in first:
             _check_ends(at, plan, sigmas)
-            _check_nodes(at, plan)
 
 
 def _check_ends(at: str, plan: AnyPlan, sigmas: Sequence[float]) -> None:
@@ -42,21 +41,4 @@ def _check_ends(at: str, plan: AnyPlan, sigmas: Sequence[float]) -> None:
         raise UserError(
             f"{at}: a plan goes from noise level {plan.sigmas[0]:g} to {plan.sigmas[-1]:g}, but "
             f"the levels that it was given go from {sigmas[0]:g} to {sigmas[-1]:g}"
-        )
-
-
-def _check_nodes(at: str, plan: AnyPlan) -> None:
-    """UserError for a plan (of a class of one's own) whose nodes are not those of its steps."""
-    if isinstance(plan, Plan):
-        nodes, made = plan.roots, list[int]()
-        for step in plan.steps:
-            nodes *= step.branch
-            made.append(nodes)
-    else:
-        made = list(plan.columns.nodes)
-    told = {"nodes": tuple(plan.columns.nodes), "group": (plan.group,)}
-    if told != {"nodes": tuple(made), "group": (made[-1],)}:
-        raise UserError(
-            f"{at}: a plan says that it has {plan.columns.nodes} nodes and a group of "
-            f"{plan.group}, but its steps make {tuple(made)} nodes"
         )

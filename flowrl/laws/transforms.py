@@ -24,7 +24,7 @@ from flowrl.table import Table, columns_read
 from rewards.types import IntermediateScores, Scores
 from samplers import Chain, Columns, FlowSDE
 
-_DRAWS = 3
+_DRAWS = 6
 _KNOWN = (SAMPLE_TURNS, REFERENCE, TRACKED)
 _COLUMNS = Chain(FlowSDE(), 4)(LEVELS, 0, 0)[0].columns
 
@@ -66,9 +66,11 @@ def check_transform(
     """
     if set(columns_read((transform,))) - {*_KNOWN}:
         return False
-    summed = not before or any(isinstance(each, Sum) for each in before)
-    trials = trial_credits(columns, rewards, summed)
-    return any([_check(transform, trial, columns, before) for trial in trials])
+    summed = len(rewards) == 1 or any(isinstance(each, Sum) for each in before)
+    checked = False
+    for trial in trial_credits(columns, rewards, summed):
+        checked = _check(transform, trial, columns, before) or checked
+    return checked
 
 
 def _check(
@@ -138,9 +140,10 @@ Trial = tuple[Credit, Context]
 
 
 def trial_credits(columns: Columns, rewards: Sequence[str], summed: bool) -> Iterator[Trial]:
-    """Credit with scores that are drawn at random, and with scores of 0 and 1."""
+    """Credit with gaps whose scores are drawn at random, or 0 and 1, and credit without gaps."""
     yield trial_credit(columns, rewards, summed)
     yield trial_credit(columns, rewards, summed, binary=True)
+    yield trial_credit(columns, rewards, summed, gaps=False)
 
 
 def trial_credit(
