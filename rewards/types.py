@@ -169,7 +169,7 @@ class SaysPer(Protocol):
 
 
 def per_of(reward: object) -> Literal["sample", "group"] | None:
-    """What a reward says that a score depends on; None if it says nothing. ValueError for another
+    """The word of a reward on what its scores depend on; None without one. ValueError for another
     word."""
     said = reward.per if isinstance(reward, SaysPer) else None
     if said not in (None, "sample", "group"):

@@ -54,7 +54,7 @@ class Own:
 
     @property
     def per(self) -> Literal["sample", "group"] | None:
-        """What the function says, `FUNCTION.per = "sample"`."""
+        """The function's own word: `FUNCTION.per = "sample"`."""
         return per_of(self.function)
 
     def __call__(self, samples: Samples) -> Any:

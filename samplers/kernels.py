@@ -38,7 +38,7 @@ class Kernel(Protocol):
 
     `bound` returns the kernel for one list of noise levels. It is the kernel itself unless the
     formula needs the list (`WanSDE`). The std depends on the levels alone. A kernel whose mean is
-    linear in state and velocity says so: `Affine`.
+    linear in state and velocity says so: `SaysAffine`.
     """
 
     def __call__(
@@ -53,7 +53,7 @@ class Kernel(Protocol):
 
 
 @runtime_checkable
-class Affine(Protocol):
+class SaysAffine(Protocol):
     """A kernel that says whether its mean is a x + b v, with numbers a and b of the levels alone.
 
     One that clips the predicted clean sample, for example, is not. A kernel that says nothing
@@ -66,7 +66,7 @@ class Affine(Protocol):
 
 def is_affine(kernel: Kernel) -> bool:
     """Whether a kernel says that its mean is a x + b v."""
-    return isinstance(kernel, Affine) and kernel.affine
+    return isinstance(kernel, SaysAffine) and kernel.affine
 
 
 def per_row(a: Float[Tensor, " n"], x: Float[Tensor, "n *d"]) -> Tensor:

@@ -108,7 +108,7 @@ def plans_of(
 
 
 def _check_nodes(name: str, plan: AnyPlan) -> None:
-    """UserError for a plan of a class of one's own whose nodes are not those of its steps."""
+    """UserError for a plan of a user's class whose nodes are not those of its steps."""
     if type(plan) is Plan or not isinstance(plan, Plan):
         return
     nodes, made = plan.roots, list[int]()

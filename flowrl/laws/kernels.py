@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.laws.trial import LEVELS, drawn, part_title, same, tried
+from flowrl.laws.trial import TRIAL_LEVELS, agree, normals, part_title, tried
 from samplers import Gaussian, Kernel
 from samplers.kernels import is_affine, per_row
 
@@ -15,7 +15,7 @@ _SIZES = (0.01, 1.0, 10.0, 1e3)  # of states and velocities: a clip acts only on
 _SHAPES = ((3,), (2, 4, 4))  # of one state
 
 
-def check_kernel(kernel: Kernel, sigmas: Sequence[float] = LEVELS) -> None:
+def check_kernel(kernel: Kernel, sigmas: Sequence[float] = TRIAL_LEVELS) -> None:
     """Check a kernel at the steps of a list of noise levels, but for the last one.
 
     Its `bound` kernel returns a Gaussian with a finite mean [n *d] and a std [n] of at least 0. The
@@ -29,10 +29,10 @@ def check_kernel(kernel: Kernel, sigmas: Sequence[float] = LEVELS) -> None:
     for shape in _SHAPES:
         std: Tensor | None = None
         for seed, size in enumerate(_SIZES):
-            x, v = (size * drawn(len(at), *shape, seed=2 * seed + i) for i in range(2))
+            x, v = (size * normals(len(at), *shape, seed=2 * seed + i) for i in range(2))
             step = _step(name, bound, x, v, at, to)
             std = step.std if std is None else std
-            if not same(step.std, std, std.abs().clamp(min=1e-12)):
+            if not agree(step.std, std, std.abs().clamp(min=1e-12)):
                 raise UserError(
                     f"{name}: the std of its steps changes with state or velocity; it must depend "
                     "on the noise levels alone, since densities and divergences compare steps of "
@@ -67,7 +67,7 @@ def _check_calls(
             "so a kernel must not draw any, nor keep anything between calls"
         )
     fewer = _step(name, kernel, *(part[1:3] for part in given))
-    if not same(fewer.mean, step.mean[1:3], step.mean[1:3].abs().clamp(min=1e-9)):
+    if not agree(fewer.mean, step.mean[1:3], step.mean[1:3].abs().clamp(min=1e-9)):
         raise UserError(f"{name}: a row's step depends on the other rows of its call")
 
 
@@ -79,9 +79,9 @@ def _check_affine(
     a, b = (_step(name, kernel, *pair, at, to).mean for pair in ((one, zero), (zero, one)))
     for slope in (a, b):
         first = per_row(slope.flatten(1)[:, 0], x).expand_as(x)
-        if not same(slope, first, slope.abs().max().clamp(min=1e-9)):
+        if not agree(slope, first, slope.abs().max().clamp(min=1e-9)):
             raise UserError(_not_affine(name))
-    if not same(step.mean, a * x + b * v, (a * x).abs() + (b * v).abs() + 1e-9):
+    if not agree(step.mean, a * x + b * v, (a * x).abs() + (b * v).abs() + 1e-9):
         raise UserError(_not_affine(name))
 
 

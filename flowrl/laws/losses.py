@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.laws.trial import drawn, part_title, same, tried
+from flowrl.laws.trial import agree, normals, part_title, tried
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.rows import Evaluation, Rows, TokenRows
@@ -47,7 +47,7 @@ def check_loss(loss: Objective, likelihood: Likelihood | None = None) -> bool:
                 scaled = _values(name, loss, trial.scaled(factor))
                 want = zero + factor * (values - zero)
                 size = zero.abs() + (factor * (values - zero)).abs() + 1e-9
-                if not same(scaled, want, size):
+                if not agree(scaled, want, size):
                     raise UserError(
                         f"{name} says homogeneous = True, but its values for {factor:g} A are not "
                         f"{factor:g} times those for A: set homogeneous = False; it then runs "
@@ -57,19 +57,19 @@ def check_loss(loss: Objective, likelihood: Likelihood | None = None) -> bool:
 
 
 @dataclass(frozen=True)
-class Trial:
+class LossTrial:
     """Rows, and evaluations of them by all policies, with a gradient in the new one's."""
 
     likelihood: Likelihood
     rows: Rows
     evaluations: Mapping[str, Evaluation]
 
-    def scaled(self, factor: float) -> "Trial":
+    def scaled(self, factor: float) -> "LossTrial":
         """With the advantages times a factor."""
         return replace(self, rows=replace(self.rows, advantage=self.rows.advantage * factor))
 
 
-def _values(name: str, loss: Objective, trial: Trial) -> Tensor:
+def _values(name: str, loss: Objective, trial: LossTrial) -> Tensor:
     entries = tried(name, "loss", lambda: loss(trial.likelihood, trial.evaluations, trial.rows))
     if not isinstance(entries, Entries) or not isinstance(entries.value, Tensor):
         raise UserError(
@@ -91,9 +91,9 @@ def _values(name: str, loss: Objective, trial: Trial) -> Tensor:
     return torch.where(mask, value, 0.0).detach()
 
 
-def trials(likelihood: Likelihood | None, loss: Objective) -> Iterator[Trial]:
+def trials(likelihood: Likelihood | None, loss: Objective) -> Iterator[LossTrial]:
     """Trial rows of a likelihood; none of a gradient method, which has no policies to compare, of a
-    likelihood of one's own for texts, and for losses that read columns of features."""
+    user's likelihood of texts, and for losses that read columns of features."""
     if likelihood is None:
         kinds = (Transition(means=True), Matching(), Token(entropy=True))
         likelihood = next((each for each in kinds if _accepts(loss, each)), None)
@@ -114,7 +114,7 @@ def _accepts(loss: Objective, likelihood: Likelihood) -> bool:
     return True
 
 
-def _of_images(likelihood: Likelihood, loss: Objective) -> Iterator[Trial]:
+def _of_images(likelihood: Likelihood, loss: Objective) -> Iterator[LossTrial]:
     """Rows of states of three numbers, sampled by a policy whose velocity is linear."""
 
     def policy(slope: float, drift: Tensor | float):
@@ -129,29 +129,29 @@ def _of_images(likelihood: Likelihood, loss: Objective) -> Iterator[Trial]:
         sampling=Sampling(likelihood.keep_mean),
     )  # fmt: skip
     count = (_DRAWS * group, len(plans[0].columns.nodes))
-    advantage, mask = drawn(*count, seed=5), torch.ones(count, dtype=torch.bool)
+    advantage, mask = normals(*count, seed=5), torch.ones(count, dtype=torch.bool)
     learned = torch.full((), 0.12, dtype=torch.float64, requires_grad=True)
     rows: Any = likelihood.rows(rollout, advantage, mask)[0]
     says = {"new": likelihood.evaluate(policy(0.48, learned), rows)}
     for place, role in enumerate(sorted(loss.roles | {"old"})):
         says[role] = likelihood.evaluate(policy(0.5 + 0.03 * place, 0.1), rows)
-    yield Trial(likelihood, replace(rows, old=says["old"]), says)
+    yield LossTrial(likelihood, replace(rows, old=says["old"]), says)
 
 
-def _of_texts(likelihood: Token, loss: Objective) -> Trial:
+def _of_texts(likelihood: Token, loss: Objective) -> LossTrial:
     """Completions of five tokens with log-probabilities drawn at random."""
     shape = (_DRAWS * _GROUP, _TOKENS)
     lengths = torch.full((shape[0],), _TOKENS)
-    entropy = 1 + 0.1 * drawn(*shape, seed=4).abs()
+    entropy = 1 + 0.1 * normals(*shape, seed=4).abs()
 
     def says(seed: int) -> Evaluation:
-        return Evaluation(-1 - 0.3 * drawn(*shape, seed=seed).abs(), entropy)
+        return Evaluation(-1 - 0.3 * normals(*shape, seed=seed).abs(), entropy)
 
     new = Evaluation(says(1).logp.requires_grad_(), entropy.clone().requires_grad_())
     evaluations = {role: says(seed) for seed, role in enumerate(sorted({"old", *loss.roles}), 10)}
     rows = TokenRows(
         prompt=torch.arange(_DRAWS).repeat_interleave(_GROUP),
-        advantage=drawn(shape[0], 1, seed=5).expand(shape).clone(),
+        advantage=normals(shape[0], 1, seed=5).expand(shape).clone(),
         mask=torch.arange(_TOKENS).expand(shape) < 4,
         old=evaluations["old"],
         ids=torch.ones(shape, dtype=torch.long),
@@ -160,4 +160,4 @@ def _of_texts(likelihood: Token, loss: Objective) -> Trial:
         kept=None,
         sampled=says(30).logp,
     )
-    return Trial(likelihood, rows, {**evaluations, "new": new})
+    return LossTrial(likelihood, rows, {**evaluations, "new": new})

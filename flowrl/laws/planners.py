@@ -4,13 +4,15 @@ from collections.abc import Sequence
 
 from flowrl.credit.choices import AnyPlan, AnyPlanner, plans_of
 from flowrl.errors import UserError
-from flowrl.laws.trial import LEVELS, part_title, tried
+from flowrl.laws.trial import TRIAL_LEVELS, part_title, tried
 from samplers import Plan
 
 _ITERATIONS = (0, 1, 7, 40)
 
 
-def check_planner(planner: AnyPlanner, sigmas: Sequence[float] = LEVELS, seed: int = 0) -> None:
+def check_planner(
+    planner: AnyPlanner, sigmas: Sequence[float] = TRIAL_LEVELS, seed: int = 0
+) -> None:
     """Check a planner on a list of noise levels; of texts on as many zeros.
 
     For several iterations it returns a tuple of plans of one kind, at least one, the same again for

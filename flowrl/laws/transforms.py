@@ -19,14 +19,14 @@ from flowrl.credit.values import (
     Transform,
 )
 from flowrl.errors import UserError
-from flowrl.laws.trial import LEVELS, drawn, part_title, tried
+from flowrl.laws.trial import TRIAL_LEVELS, normals, part_title, tried
 from flowrl.table import Table, columns_read
 from rewards.types import IntermediateScores, Scores
 from samplers import Chain, Columns, FlowSDE
 
 _DRAWS = 6
 _KNOWN = (SAMPLE_TURNS, REFERENCE, TRACKED)
-_COLUMNS = Chain(FlowSDE(), 4)(LEVELS, 0, 0)[0].columns
+_COLUMNS = Chain(FlowSDE(), 4)(TRIAL_LEVELS, 0, 0)[0].columns
 
 
 @runtime_checkable
@@ -74,7 +74,7 @@ def check_transform(
 
 
 def _check(
-    transform: Transform, trial: "Trial", columns: Columns, before: Sequence[Transform]
+    transform: Transform, trial: "CreditTrial", columns: Columns, before: Sequence[Transform]
 ) -> bool:
     """Check one trial. False if the transform refuses its scores."""
     name, (credit, context) = part_title(transform), trial
@@ -136,10 +136,10 @@ def _check_filled(name: str, before: Sequence[Transform], columns: Columns) -> N
             )
 
 
-Trial = tuple[Credit, Context]
+CreditTrial = tuple[Credit, Context]
 
 
-def trial_credits(columns: Columns, rewards: Sequence[str], summed: bool) -> Iterator[Trial]:
+def trial_credits(columns: Columns, rewards: Sequence[str], summed: bool) -> Iterator[CreditTrial]:
     """Credit with gaps whose scores are drawn at random, or 0 and 1, and credit without gaps."""
     yield trial_credit(columns, rewards, summed)
     yield trial_credit(columns, rewards, summed, binary=True)
@@ -152,13 +152,13 @@ def trial_credit(
     summed: bool,
     gaps: bool = True,
     binary: bool = False,
-) -> Trial:
+) -> CreditTrial:
     """Credit of a few draws and its context, with every column that a trial can make. Samples of a
     node have equal values. With `gaps` some samples have no score; the last draw's are all equal.
     `summed`: credit has one column, the sum of all rewards."""
     k, group, count = len(columns.nodes), columns.group, len(rewards)
     n, r = _DRAWS * group, 1 if summed else count
-    scores = drawn(n, count)
+    scores = normals(n, count)
     scores = (scores > 0).double() if binary else scores
     scores[-group:] = 1.0
     known = torch.ones(n, count, dtype=torch.bool)
@@ -176,18 +176,18 @@ def trial_credit(
         masks.append(have.any(1).repeat_interleave(group // nodes, 0))
     value, mask = torch.stack(values, 1), torch.stack(masks, 1)
     every = known[:, None].expand(n, k, count)
-    states = IntermediateScores(drawn(n, k, count, seed=1) * every, every)
+    states = IntermediateScores(normals(n, k, count, seed=1) * every, every)
     table = Table(
         {
             SAMPLE_TURNS: SampleTurns(torch.ones(n, k).bool(), torch.zeros(n, k).long()),
-            REFERENCE: ReferenceRatios(0.1 * drawn(n, k, seed=2), torch.arange(k).expand(n, k)),
+            REFERENCE: ReferenceRatios(0.1 * normals(n, k, seed=2), torch.arange(k).expand(n, k)),
             TRACKED: TrackedStatistics(torch.zeros(_DRAWS).double(), (-0.5, 0.5)),
         }
     )
     context = Context(
         columns,
         torch.ones(count),
-        {step: drawn(_DRAWS * nodes, seed=3) for step, nodes in enumerate(columns.nodes)},
+        {step: normals(_DRAWS * nodes, seed=3) for step, nodes in enumerate(columns.nodes)},
         lengths=torch.arange(1, n + 1),
         prompts=torch.arange(_DRAWS),
         scores=Scores(scores * known, known, tuple(rewards), states),

@@ -10,7 +10,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 
 T = TypeVar("T")
-LEVELS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1, 0.0)  # noise levels of trials without a plan
+TRIAL_LEVELS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1, 0.0)  # noise levels of trials without a plan
 
 
 def part_title(part: object) -> str:
@@ -29,12 +29,12 @@ def tried(name: str, word: str, call: Callable[[], T]) -> T:
         raise UserError(f"{name} fails in a trial call as a {word} ({why})") from error
 
 
-def same(a: Tensor, b: Tensor, size: Tensor | float = 1.0, room: float = 1e-5) -> bool:
+def agree(a: Tensor, b: Tensor, size: Tensor | float = 1.0, room: float = 1e-5) -> bool:
     """Whether tensors agree up to rounding, relative to `size`."""
     return a.shape == b.shape and bool(((a - b).abs() <= room * torch.as_tensor(size)).all())
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def normals(*shape: int, seed: int = 0) -> Tensor:
     """Standard normal numbers in float64, the same in every call."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -149,7 +149,7 @@ def mutants_of(file: str) -> list[Made]:
     return made
 
 
-def drawn(count: int, seed: int) -> list[Made]:
+def chosen_mutants(count: int, seed: int) -> list[Made]:
     """`count` mutants, the same number in every room; in a room all operators are as likely."""
     found = list[Made]()
     for place, room in enumerate(ROOMS):
@@ -189,9 +189,9 @@ def record(work: Path, tests: Iterable[str]) -> None:
     known: Recorded = (
         json.loads(path.read_text()) if (path := work / "coverage.json").exists() else {}
     )
-    for file, told in json.loads(out.read_text())["files"].items():
+    for file, one in json.loads(out.read_text())["files"].items():
         lines = known.setdefault(file, {})
-        for line, contexts in told["contexts"].items():
+        for line, contexts in one["contexts"].items():
             names = {test for context in contexts if (test := test_of(context)) is not None}
             lines[line] = sorted({*lines.get(line, []), *names})
     path.write_text(json.dumps(known))
@@ -229,7 +229,7 @@ def judge(work: Path, count: int, seed: int, jobs: int) -> None:
         if results.exists()
         else set()
     )
-    left = [mutant for mutant in drawn(count, seed) if mutant.key not in done]
+    left = [mutant for mutant in chosen_mutants(count, seed) if mutant.key not in done]
     preload()
     folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="machine-") as parent:

@@ -10,7 +10,7 @@ from flowrl.paths import PROJECT
 from scripts.mutants.machine import (
     ROOMS,
     Made,
-    drawn,
+    chosen_mutants,
     interval,
     report,
     test_of,
@@ -51,8 +51,8 @@ def test_statements_are_dropped():
 
 
 def test_the_seed_decides_and_every_mutant_is_another_program():
-    mutants = drawn(35, 7)
-    assert mutants == drawn(35, 7) != drawn(35, 8)
+    mutants = chosen_mutants(35, 7)
+    assert mutants == chosen_mutants(35, 7) != chosen_mutants(35, 8)
     assert Counter(
         next(room for room in ROOMS if m.file.startswith(f"{room}/")) for m in mutants
     ) == dict.fromkeys(ROOMS, 5)

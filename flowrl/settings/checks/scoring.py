@@ -12,20 +12,20 @@ from rewards.checks.self_test import Prompts
 from rewards.load import user_function_of
 from rewards.types import Kind, Reward, SaysPer
 
-REWARD_PLACES = ("rewards", "held_out_rewards", "intermediate_rewards")
+_PLACES = ("rewards", "held_out_rewards", "intermediate_rewards")
 
 
 def check_own_scoring(run: Run, objects: Mapping[str, Reward]) -> None:
     """UserError for a reward of the user's (of a file, or one of the Python `objects` by label)
     that says what a score depends on, but whose scores depend on more.
 
-    Rewards that say nothing are not called, nor those of a model of one's own, whose samples have
+    Rewards that say nothing are not called, nor those of a user's model, whose samples have
     no known form yet: the self-test at the start checks them.
     """
     if run.train.self_test == "off" or run.model.own is not None:
         return
     prompts = None
-    for place in REWARD_PLACES:
+    for place in _PLACES:
         for spec in getattr(run, place):
             if (reward := _said(spec, objects)) is not None:
                 prompts = _prompts(run) if prompts is None else prompts
