@@ -13,6 +13,7 @@ from flowrl.credit.choices import (
     first_plans,
     image_plans,
     independent,
+    plans_of,
 )
 from flowrl.credit.fitting import check_credit
 from flowrl.credit.intermediate import reads_intermediate
@@ -20,10 +21,19 @@ from flowrl.credit.process import Information, compares_turns, information_of
 from flowrl.credit.proxies import ProxyGate, gate_of
 from flowrl.credit.trackers import NoTracker, ReadsStart, Tracker
 from flowrl.credit.values import REFERENCE, Transform
+from flowrl.errors import UserError
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import Average, Decay, check_policies
-from flowrl.losses.base import Objective, check_gate, check_units, columns_of, entropy_share
+from flowrl.losses.base import (
+    Objective,
+    check_affine,
+    check_gate,
+    check_units,
+    check_weighted,
+    columns_of,
+    entropy_share,
+)
 from flowrl.losses.reward import check_gradient
 from flowrl.table import Column, columns_read
 
@@ -44,7 +54,6 @@ class Algorithm:
     tracker: Callable[[], Tracker] = NoTracker
 
     def __post_init__(self) -> None:
-        assert self.plans, "a planner returns at least one plan"
         check_policies([each.name for each in self.averages], self.behaviour, self.loss.roles)
         check_gradient(self.loss, self.likelihood)
         check_parts((self.advantage, self.likelihood), self)
@@ -52,6 +61,18 @@ class Algorithm:
         check_units(self.loss, self.likelihood)
         check_gate(self.loss, self.likelihood, self.gate)
         check_parts((self.loss,), self)
+        check_weighted(self.loss, self.transforms)
+        check_affine(self.loss, self.likelihood, self.plans)
+
+    def planned(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[AnyPlan, ...]:
+        """The plans of an iteration. UserError for a planner that returns anything else, and after
+        the first iteration for plans that are impossible."""
+        try:
+            return plans_of(self.plan, sigmas, iteration, seed)
+        except ValueError as problem:
+            if iteration == 0 or isinstance(problem, UserError):
+                raise
+            raise UserError(f"the plan of iteration {iteration}: {problem}") from problem
 
     @property
     def plans(self) -> Sequence[AnyPlan]:

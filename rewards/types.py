@@ -151,11 +151,30 @@ def cell(row: Mapping[str, Any], column: str) -> Any:
 class Reward(Protocol):
     """Scores samples; higher is better. NaN marks a sample that the reward cannot score.
 
-    Pointwise rewards ignore `samples.group`; groupwise rewards compare samples within a group.
-    Scores are floats on the CPU, without gradient. A reward must not change its inputs.
+    Pointwise rewards ignore `samples.group`; groupwise rewards compare samples within a group. A
+    reward may say which of them it is: `SaysPer`. Scores are floats on the CPU, without gradient.
+    A reward must not change its inputs.
     """
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]: ...
+
+
+@runtime_checkable
+class SaysPer(Protocol):
+    """A reward, or a user's function, that says what a score depends on: "sample" if on that sample
+    alone, "group" if on the samples of its group too, as win rates do. None says nothing."""
+
+    @property
+    def per(self) -> Literal["sample", "group"] | None: ...
+
+
+def per_of(reward: object) -> Literal["sample", "group"] | None:
+    """The word of a reward on what its scores depend on; None without one. ValueError for another
+    word."""
+    said = reward.per if isinstance(reward, SaysPer) else None
+    if said not in (None, "sample", "group"):
+        raise ValueError(f"per must be 'sample' or 'group', not {said!r}")
+    return said
 
 
 @runtime_checkable

@@ -23,7 +23,7 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -31,7 +31,7 @@ from torch import Tensor
 from rewards.checks.settings import function_parameters
 from rewards.combine import scored
 from rewards.perception.media import each_size, expect
-from rewards.types import Reward, Samples, no_such_name
+from rewards.types import Reward, Samples, no_such_name, per_of
 
 _FLOW_GRPO = ("images", "prompts")  # how its signature begins
 _TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -51,6 +51,11 @@ class Own:
     function: Callable[..., Tensor | Sequence[float | None] | None]
     settings: Mapping[str, Any]
     shows: Callable[[], Samples] | None = None
+
+    @property
+    def per(self) -> Literal["sample", "group"] | None:
+        """The function's own word: `FUNCTION.per = "sample"`."""
+        return per_of(self.function)
 
     def __call__(self, samples: Samples) -> Any:
         return self.function(samples, **self.settings)

@@ -62,14 +62,22 @@ class TextPlan:
             raise ValueError(
                 f"top_k must be at least 0 and min_p in [0, 1), not {self.top_k} and {self.min_p}"
             )
-        assert len(self.nodes) == len(self.cuts) + 1, "nodes needs one count for each segment"
-        assert self.forking is None or not self.cuts, "a tree has either forks or cuts, not both"
-        assert not self.greedy or not (self.cuts or self.forking), (
-            "a tree cannot have a greedy completion"
-        )
-        assert self.turns == 1 or not (self.cuts or self.forking), (
-            "a tree cannot have several turns"
-        )
+        if len(self.nodes) != len(self.cuts) + 1:
+            raise ValueError(
+                f"nodes {self.nodes}: {len(self.cuts)} cuts make {len(self.cuts) + 1} segments, "
+                "each of which needs one number of nodes"
+            )
+        if self.cuts and self.forking is not None:
+            raise ValueError("a tree has either forks or cuts, not both: leave one of them out")
+        if self.greedy and (self.cuts or self.forking is not None):
+            raise ValueError(
+                "a tree cannot have a greedy completion: leave out greedy, or the tree"
+            )
+        if self.turns < 1 or (self.turns > 1 and (self.cuts or self.forking is not None)):
+            raise ValueError(
+                f"a plan with {self.turns} turns: turns must be at least 1, and a tree cannot have "
+                "several"
+            )
         wrong = [cut for cut in self.cuts if not 0 < cut < self.length]
         if wrong or list(self.cuts) != sorted(set(self.cuts)):
             raise ValueError(

@@ -37,7 +37,8 @@ class Kernel(Protocol):
     """A stochastic denoising step; each kernel is a frozen dataclass.
 
     `bound` returns the kernel for one list of noise levels. It is the kernel itself unless the
-    formula needs the list (`WanSDE`).
+    formula needs the list (`WanSDE`). The std depends on the levels alone. A kernel whose mean is
+    linear in state and velocity says so: `SaysAffine`.
     """
 
     def __call__(
@@ -49,6 +50,23 @@ class Kernel(Protocol):
     ) -> Gaussian: ...
 
     def bound(self, sigmas: Sequence[float]) -> "Kernel": ...
+
+
+@runtime_checkable
+class SaysAffine(Protocol):
+    """A kernel that says whether its mean is a x + b v, with numbers a and b of the levels alone.
+
+    One that clips the predicted clean sample, for example, is not. A kernel that says nothing
+    counts as one that is not.
+    """
+
+    @property
+    def affine(self) -> bool: ...
+
+
+def is_affine(kernel: Kernel) -> bool:
+    """Whether a kernel says that its mean is a x + b v."""
+    return isinstance(kernel, SaysAffine) and kernel.affine
 
 
 def per_row(a: Float[Tensor, " n"], x: Float[Tensor, "n *d"]) -> Tensor:
@@ -68,9 +86,9 @@ def step(
     sigma: Float[Tensor, " n"],
     sigma_next: Float[Tensor, " n"],
 ) -> Gaussian:
-    """The kernel's distribution. On a GPU it takes two operations (see `coefficients`) and equals
-    the kernel's own up to float32 rounding. On a CPU, and for a user's kernel, it is the kernel's
-    own to the bit."""
+    """The kernel's distribution. On a GPU that of an affine kernel takes two operations (see
+    `coefficients`) and equals the kernel's own up to float32 rounding. On a CPU, and for other
+    kernels, it is the kernel's own to the bit."""
     known = None if x.device.type == "cpu" else coefficients(kernel, sigma, sigma_next)
     if known is None:
         return kernel(x, v, sigma, sigma_next)
@@ -84,10 +102,10 @@ def step(
 def coefficients(
     kernel: Kernel, sigma: Float[Tensor, " n"], sigma_next: Float[Tensor, " n"]
 ) -> Float[Tensor, "3 n"] | None:
-    """(a, b, std) of a kernel of this package, whose mean is a x + b v, in float64 on the CPU. None
-    for a user's kernel, which need not be linear, and for levels that the host does not know."""
+    """(a, b, std) of an affine kernel, whose mean is a x + b v, in float64 on the CPU. None for
+    other kernels, and for levels that the host does not know."""
     levels = [host_copy(level) for level in (sigma, sigma_next)]
-    if not type(kernel).__module__.startswith("samplers.") or any(s is None for s in levels):
+    if not is_affine(kernel) or any(s is None for s in levels):
         return None
     at, to = (level.double() for level in levels if level is not None)
     one, zero = torch.ones_like(at), torch.zeros_like(at)
@@ -153,6 +171,7 @@ class FlowSDE(AnyLevels):
     draw noise of many times the data's size.
     """
 
+    affine = True
     eta: float = 0.7
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
@@ -168,6 +187,7 @@ class ConstantSDE(AnyLevels):
     noise_hat = x + (1 - sigma) v, g = eta
     """
 
+    affine = True
     eta: float = 0.3
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
@@ -185,6 +205,7 @@ class WanSDE:
     There is no noise level to set. A call raises a ValueError before `bound` has set `sigma_max`.
     """
 
+    affine = True
     sigma_max: float | None = None
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
@@ -212,6 +233,7 @@ class CPS(AnyLevels):
     with the step, and the samples' variance stays short of the data's however many steps there are.
     """
 
+    affine = True
     eta: float = 0.7
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
@@ -242,6 +264,7 @@ class DDIM(AnyLevels):
     DanceGRPO's diffusion path use eta = 1.
     """
 
+    affine = True
     eta: float = 1.0
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
@@ -257,6 +280,7 @@ class DDPM(AnyLevels):
     forward step, 1 - abar / abar_next. States are the flow's, as in `DDIM`.
     """
 
+    affine = True
     variance: Literal["small", "large"] = "small"
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
@@ -279,6 +303,7 @@ class Churn(AnyLevels):
     The level of x_next is sigma_next whatever gamma; the std is about sigma_next sqrt(2 gamma).
     """
 
+    affine = True
     gamma: float = 0.0025
 
     def __post_init__(self) -> None:

@@ -123,6 +123,7 @@ class Plan:
             std=tuple(std for _, std in unit),
             h=tuple(s.sigma - s.sigma_next for s in self.steps),
             slope=tuple(slope for slope, _ in unit),
+            parents=self.states[:-1],
         )
 
     def stochastic(self, k: int) -> bool:
@@ -198,7 +199,11 @@ class Plan:
 class Columns:
     """A rollout's k decision points, as credit assignment reads them.
 
-    Text has one column per completion; a plan has one per step.
+    Text has one column per completion; a plan has one per step. The number of parents is data,
+    since it does not follow from the numbers of nodes: the first step of two roots that branch in
+    two has 4 nodes, as that of four roots has. Without it the first nodes are drawn from the
+    prompt, and all others from the nodes of the column before. ValueError for numbers that form no
+    tree.
     """
 
     nodes: tuple[int, ...]  # distinct nodes a draw at each column
@@ -206,10 +211,40 @@ class Columns:
     std: tuple[float, ...]  # of the kernel there, used or not; 0 without a kernel
     h: tuple[float, ...]  # sigma covered there
     slope: tuple[float, ...] = ()  # d mean / d v of the kernel there, at most 0; 0 without a kernel
+    parents: tuple[int, ...] = ()  # distinct states a draw that its nodes are drawn from; 0: prompt
+
+    def __post_init__(self) -> None:
+        if len(self.origins) != len(self.nodes):
+            raise ValueError(
+                f"{len(self.nodes)} columns of nodes need as many numbers of parents, not "
+                f"{self.parents}"
+            )
+        for k, (nodes, parents) in enumerate(zip(self.nodes, self.origins, strict=True)):
+            before = self.nodes[k - 1] if k else 1
+            if nodes < 1 or nodes % before or nodes % max(parents, 1):
+                raise ValueError(
+                    f"column {k} has {nodes} nodes: it needs a multiple of its {max(parents, 1)} "
+                    f"parents and of the {before} nodes before it"
+                )
 
     @property
     def group(self) -> int:
         return self.nodes[-1]
+
+    @property
+    def origins(self) -> tuple[int, ...]:
+        """`parents`, or what they are by default."""
+        return self.parents or (0, *self.nodes[:-1])
+
+    @cached_property
+    def families(self) -> tuple[int, ...]:
+        """Number of families a draw at each column: the nodes of a family were drawn from one state
+        at the last split. Where nothing split yet, the draw is one family."""
+        families, now = list[int](), 1
+        for nodes, parents in zip(self.nodes, self.origins, strict=True):
+            now = max(parents, 1) if parents < nodes else now
+            families.append(now)
+        return tuple(families)
 
 
 def _check(k: int, s: Step, kernel: Kernel | None) -> None:

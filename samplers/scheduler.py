@@ -29,6 +29,7 @@ class Scheduler:
     has no density.
     """
 
+    affine = True
     coefficients: tuple[tuple[float, float, float], ...] | None = field(default=None, repr=False)
     sigmas: tuple[float, ...] | None = field(default=None, repr=False)
 

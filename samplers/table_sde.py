@@ -20,6 +20,7 @@ class TableSDE:
     The table has a number for each step but the last. `sigmas` are the levels to which it is bound.
     """
 
+    affine = True
     table: tuple[float, ...]
     sigmas: tuple[float, ...] | None = None
 

@@ -3,8 +3,9 @@
     python scripts/changed.py [--since main] [--list]
 
 A changed module is tested by the files that import it, or a name that its package passes on; where
-there is none, by those that import a user of it in its room, else by the room's own. A changed file
-of tests/support stands for the tests that import it, a page for the tests of pages, a configuration
+there is none, by those that import a user of it in its room, else by the room's own. A module that
+a command's function imports is tested by the files that run the command, too. A changed file of
+tests/support stands for the tests that import it, a page for the tests of pages, a configuration
 for those of settings. Every diff is held against the house and its prose; the whole suite is
 `make test`.
 """
@@ -15,10 +16,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = ("flowrl", "rewards", "samplers", "scripts")
+TABLE = "flowrl/cli/command_table.py"
 ALWAYS = ("tests/test_house.py", "tests/test_prose.py")
 OTHERS = {  # the beginning of a path -> tests
     "docs/": ("tests/test_docs.py", "tests/test_site.py", "tests/pages/test_page_commands.py"),
@@ -76,6 +79,7 @@ def _tests_of(file: str) -> Iterator[str]:
         if not tests:
             users = {other for other, names in imports().items() if module in names}
             tests = importers({user for user in users if room(user) == room(module)})
+        tests = [*tests, *runners(module)]
         yield from tests or [f"tests/{room(module).rpartition('.')[2]}"]
 
 
@@ -83,6 +87,76 @@ def importers(modules: set[str]) -> list[str]:
     """The test files that import one of these."""
     found = [test for test, names in imports("tests").items() if names & modules]
     return [f"{t.replace('.', '/')}.py" for t in found if t.rpartition(".")[2].startswith("test_")]
+
+
+def runners(module: str) -> list[str]:
+    """The test files that run a command whose function imports this module."""
+    names = {command for command, modules in commands().items() if module in modules}
+    return [test for test, run in commands_run().items() if run & names]
+
+
+@cache
+def commands() -> dict[str, set[str]]:
+    """The modules that each command's function imports or takes a name from, also through other
+    functions of its file."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(_parsed(TABLE)):
+        if not (isinstance(node, ast.Dict) and node.keys):
+            continue
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and isinstance(value, ast.Call):
+                call, *_ = (a.value for a in value.args if isinstance(a, ast.Constant))
+                module, _, function = str(call).partition(":")
+                found[str(key.value)] = {module, *_taken(module, function)}
+    return found
+
+
+def _taken(module: str, function: str) -> set[str]:
+    """The modules that a function's names come from."""
+    tree = _parsed(f"{module.replace('.', '/')}.py")
+    own = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    above = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    origin = {a.asname or a.name: node.module or "" for node in above for a in node.names}
+    left, seen, modules = [function], set[str](), set[str]()
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name not in own:
+            modules |= {origin[name]} if name in origin else set()
+            continue
+        for node in ast.walk(own[name]):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                modules |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
+            elif isinstance(node, ast.Name):
+                left.append(node.id)
+    return modules
+
+
+@cache
+def commands_run() -> dict[str, set[str]]:
+    """The commands that each test file runs: the first word of a call such as `flowrl("plan", ...)`
+    or `main(["plan", ...])`, and the word behind "flowrl" in a list of words."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((PROJECT / "tests").rglob("test_*.py")):
+        words = found.setdefault(path.relative_to(PROJECT).as_posix(), set())
+        for node in ast.walk(_parsed(path.relative_to(PROJECT).as_posix())):
+            if isinstance(node, ast.Call):
+                words |= set(_constants(node.args[:1]))
+            elif isinstance(node, ast.List | ast.Tuple):
+                listed = _constants(node.elts)
+                words |= {b for a, b in pairwise(listed) if a == "flowrl"} | {*listed[:1]}
+    return found
+
+
+def _constants(nodes: Iterable[ast.expr]) -> list[str]:
+    return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+@cache
+def _parsed(file: str) -> ast.Module:
+    return ast.parse((PROJECT / file).read_text(encoding="utf-8"))
 
 
 def passed_on(module: str) -> set[str]:
@@ -112,7 +186,7 @@ def imports(*packages: str) -> dict[str, set[str]]:
     for package in packages or PACKAGES:
         for path in sorted((PROJECT / package).rglob("*.py")):
             names = found.setdefault(name_of(path.relative_to(PROJECT)), set())
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(_parsed(path.relative_to(PROJECT).as_posix())):
                 if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                     names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
                 elif isinstance(node, ast.Import):

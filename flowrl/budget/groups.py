@@ -68,7 +68,8 @@ class Groups:
             for k, edges in context.logp.items()
         }
         nodes = tuple(count * self.most for count in columns.nodes)
-        columns = replace(columns, nodes=nodes)
+        parents = tuple(count * self.most for count in columns.origins)
+        columns = replace(columns, nodes=nodes, parents=parents)
         return replace(arranged, columns=columns, logp=logp, prompts=prompts)
 
 

@@ -12,6 +12,7 @@ from flowrl.cli.restarts import FOLDER, RESUME, grants, launched, split_keys, tr
 from flowrl.cli.start_check import check_start
 from flowrl.errors import FolderInUse, UserError
 from flowrl.paths import run_file
+from flowrl.settings.checks.scoring import check_own_scoring
 from flowrl.settings.command_line.arguments import (
     EvaluateArguments,
     ExportArguments,
@@ -197,6 +198,7 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     run = override(read_run(run_file(str(path))), options)
     check_plan(run)
     quiet()
+    check_own_scoring(run, {})
     from flowrl.cli.plan import describe_run, open_points
     from flowrl.estimate import fit
     from flowrl.estimate import time as time_estimate

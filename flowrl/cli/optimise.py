@@ -26,6 +26,7 @@ from flowrl.models.diffusers.batch import Prompted
 from rewards import Samples
 from rewards.checks.differentiable import DifferentiableScore, differentiable_score
 from rewards.checks.gradient_test import differentiable_scores
+from rewards.types import per_of
 from samplers import Velocity
 from samplers.noise import cpu_noise
 
@@ -143,7 +144,14 @@ def graded_of(scorer: SampleScorer) -> dict[str, DifferentiableScore]:
 
 
 def optimised_samples(scorer: SampleScorer, how: NoiseSearch) -> tuple[Samples, str]:
-    """Samples from the best noises, and a sentence about cost and gain."""
+    """Samples from the best noises, and a sentence about cost and gain. UserError for rewards that
+    compare the samples of a group: each sample is scored alone."""
+    for name, reward in scorer.rewards.items():
+        if per_of(reward) == "group":
+            raise UserError(
+                f"--optimise {how.method}: {name} compares the samples of a group (per = 'group'), "
+                "but each sample is scored alone here: leave it out, or use --steer best instead"
+            )
     if how.method == "gradient":
         graded_of(scorer)  # before any sample is drawn
     scores = NoiseScores.of(scorer)

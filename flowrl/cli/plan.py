@@ -28,7 +28,7 @@ def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
     """Describe a run: a table of its plans, and the evaluations, samples and training rows of an
     iteration."""
     algorithm = run.algorithm()
-    plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
+    plans = algorithm.planned(run.levels(algorithm.steps), iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
     if run.drawn == 0:
         body = ": all samples are given, training generates none"
@@ -51,7 +51,7 @@ def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
 def _rewriter(before: Run, iteration: int) -> str:
     """The plan of the language model that writes the prompts."""
     algorithm = before.algorithm()
-    plans: Any = algorithm.plan(before.levels(algorithm.steps), iteration, before.train.seed)
+    plans: Any = algorithm.planned(before.levels(algorithm.steps), iteration, before.train.seed)
     name = before.recipe.name  # type: ignore[attr-defined]
     return f"\nrewritings, {name}{_describe_texts(before, plans, None)}".replace(
         "completions to score", "rewritings to draw"
@@ -65,7 +65,7 @@ def _near_zero(run: Run, algorithm: Algorithm, iteration: int) -> Iterator[str]:
     if algorithm.text or run.model.sigmas is not None:
         return
     try:
-        algorithm.plan([*falling, 0.001, 0.0], iteration, run.train.seed)
+        algorithm.planned([*falling, 0.001, 0.0], iteration, run.train.seed)
     except ValueError as problem:
         yield (
             "levels: a scheduler whose list ends at a level near 0 leaves one noisy step less, "

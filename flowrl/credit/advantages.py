@@ -182,6 +182,7 @@ class ScaleSteps:
     weight of a step's loss.
     """
 
+    carries_weights = True
     by: Literal["std", "1/h"]
 
     def __call__(self, credit: Credit, context: Context) -> Credit:

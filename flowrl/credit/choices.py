@@ -5,7 +5,7 @@ likelihoods check plans and credit, losses check credit and likelihoods. Sampler
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from flowrl.credit.trackers import Tracker
 from flowrl.credit.values import Transform
@@ -78,9 +78,49 @@ def first_plans(planner: AnyPlanner, steps: int) -> Sequence[AnyPlan]:
         raise UserError(f"steps must be at least 1, not {steps}")
     sigmas = [1 - k / steps for k in range(steps)] + [0.0]
     try:
-        return planner(sigmas, 0, 0)
+        return plans_of(planner, sigmas, 0, 0)
     except ValueError as problem:
         raise UserError(f"the plan does not fit {steps} steps: {problem}") from problem
+
+
+def plans_of(
+    planner: AnyPlanner, sigmas: Sequence[float], iteration: int, seed: int
+) -> tuple[AnyPlan, ...]:
+    """The plans of an iteration. UserError for a planner that returns anything but plans of one
+    kind, at least one."""
+    name = type(planner).__name__
+    returned: Any = planner(sigmas, iteration, seed)  # a user's planner may return anything
+    form = "a planner returns a tuple of samplers.Plan, or of samplers.completions.TextPlan"
+    if not isinstance(returned, Sequence) or isinstance(returned, str):
+        raise UserError(f"{name} returned a {type(returned).__name__}, but {form}")
+    plans: tuple[Any, ...] = (*returned,)  # type: ignore[reportUnknownVariableType]
+    if not plans:
+        raise UserError(
+            f"{name} returned no plan for iteration {iteration}, but {form}, with at least one plan"
+        )
+    for kind in (Plan, TextPlan):
+        if all(isinstance(plan, kind) for plan in plans):
+            for plan in plans:
+                _check_nodes(name, plan)
+            return plans
+    kinds = ", ".join(dict.fromkeys(type(plan).__name__ for plan in plans))
+    raise UserError(f"{name} returned a tuple of {kinds}, but {form}")
+
+
+def _check_nodes(name: str, plan: AnyPlan) -> None:
+    """UserError for a plan of a user's class whose nodes are not those of its steps."""
+    if type(plan) is Plan or not isinstance(plan, Plan):
+        return
+    nodes, made = plan.roots, list[int]()
+    for step in plan.steps:
+        nodes *= step.branch
+        made.append(nodes)
+    if (plan.nodes, plan.group) != (tuple(made), made[-1]):
+        raise UserError(
+            f"{name} returned a {type(plan).__name__} that says it has {plan.nodes} nodes and a "
+            f"group of {plan.group}, but its steps make {tuple(made)} nodes: leave nodes and group "
+            "to samplers.Plan, which computes them from roots and steps"
+        )
 
 
 def image_plans(choices: Choices) -> list[Plan]:
@@ -92,10 +132,11 @@ def text_plans(choices: Choices) -> list[TextPlan]:
 
 
 def independent(planner: AnyPlanner, plans: Sequence[AnyPlan]) -> bool:
-    """Whether all samples are drawn independently and in the same way: no trees, no particles, no
-    greedy completions."""
+    """Whether all samples are drawn independently and in the same way: no trees (also none that
+    branch at the first step), no particles, no greedy completions."""
     return not isinstance(planner, Particled) and all(
         set(plan.columns.nodes) == {plan.group}
+        and set(plan.columns.families) == {1}
         and not (isinstance(plan, TextPlan) and (plan.forking or plan.greedy))
         for plan in plans
     )

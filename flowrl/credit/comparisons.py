@@ -20,19 +20,10 @@ from flowrl.credit.values import (
     by_column,
     masked_mean,
     masked_std,
+    refuse_tokens,
 )
 from flowrl.errors import UserError
 from samplers import Columns
-
-
-def families(columns: Columns) -> tuple[int, ...]:
-    """Number of parents per draw at each decision point: the nodes just before the last split. The
-    draw is the only parent of its roots."""
-    parents: list[int] = []
-    for k, nodes in enumerate(columns.nodes):
-        fewer = [before for before in columns.nodes[:k] if before < nodes]
-        parents.append(fewer[-1] if fewer else 1)
-    return tuple(parents)
 
 
 def roots(credit: Credit, context: Context) -> Tensor:
@@ -42,17 +33,34 @@ def roots(credit: Credit, context: Context) -> Tensor:
     return masked_mean(first, mask, 1)[:, 0].repeat_interleave(group, 0)
 
 
+def parent_values(credit: Credit, context: Context) -> Tensor:
+    """Value of the parent of each sample's nodes, [n k r]: the node of the decision point before.
+    A parent that is no node (the first noise, or the prompt) has the mean of its family, weighted
+    by leaves; where nothing has split yet, that is the draw's."""
+    columns, before = context.columns, list[Tensor]()
+    refuse_tokens(credit, context)
+    for k, (families, parents) in enumerate(zip(columns.families, columns.origins, strict=True)):
+        if k and parents == columns.nodes[k - 1]:
+            before.append(credit.value[:, k - 1])
+            continue
+        leaves = columns.group // families
+        value, mask = (part[:, k].reshape(-1, leaves, part.shape[-1]) for part in credit)
+        before.append(masked_mean(value, mask, 1)[:, 0].repeat_interleave(leaves, 0))
+    return torch.stack(before, 1)
+
+
 @dataclass(frozen=True)
 class ParentDifference:
     """Gain of a node over its parent: SPO (arXiv:2505.23564).
 
         A(node) = V(node) - V(parent)
 
-    At the first decision point the parent's value is the draw's mean.
+    The parent of a first node is the noise that it was drawn from, if others were drawn from it
+    too, and otherwise the draw: its value is the mean of its children.
     """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        before = torch.cat([roots(credit, context)[:, None], credit.value[:, :-1]], 1)
+        before = parent_values(credit, context)
         moved, size = credit.value - before, torch.maximum(credit.value.abs(), before.abs())
         return credit._replace(value=torch.where(moved.abs() > NONE * size, moved, 0) * credit.mask)
 
@@ -74,9 +82,9 @@ class TwoLevel:
         if context.nodes is not None:
             raise UserError("TwoLevel needs uniform trees: use GlobalLocal for other trees")
         columns, parts = context.columns, list[Tensor]()
-        for k, (nodes, parents) in enumerate(zip(columns.nodes, families(columns), strict=True)):
+        for k, (nodes, families) in enumerate(zip(columns.nodes, columns.families, strict=True)):
             value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)
-            family = (-1, nodes // parents, value.shape[-1])
+            family = (-1, nodes // families, value.shape[-1])
             near = self.rule.rule(value.reshape(family), mask.reshape(family)).view_as(value)
             both = self.siblings * near + self.group * self.rule.rule(value, mask)
             parts.append(at_leaves(both * mask, columns.group))
@@ -149,7 +157,7 @@ class PruneWidth:
         shape = (-1, columns.group, credit.value.shape[-1])
         value, mask = (part[:, -1].reshape(shape) for part in credit)
         if self.keep == "branch":
-            family = (-1, columns.group // families(columns)[-1], shape[-1])
+            family = (-1, columns.group // columns.families[-1], shape[-1])
             chosen = self._top(value.reshape(family), mask.reshape(family), self.fraction)
         else:
             if self.over == "batch":

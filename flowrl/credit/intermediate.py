@@ -16,6 +16,7 @@ from torch import Tensor
 from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.credit.values import Context, Credit, Transform, by_column, masked_mean, masked_std
 from flowrl.errors import UserError
+from rewards.types import IntermediateScores
 from samplers import Particled
 
 
@@ -27,16 +28,25 @@ class StateValues(NamedTuple):
     noisy: tuple[bool, ...]
 
 
+def _intermediate(context: Context) -> IntermediateScores:
+    """Scores of intermediate states. UserError without any: `refuse_intermediate` excludes plans
+    that do not ask for them."""
+    if context.intermediate is None:
+        raise UserError(
+            "this credit reads intermediate scores, which the samples do not have: use a plan with "
+            "intermediate rewards (samplers.Looking)"
+        )
+    return context.intermediate
+
+
 def state_values(credit: Credit, context: Context) -> StateValues:
     """Intermediate scores, followed by the samples' own scores.
 
     A state before a step without noise has the value of the next one, unless it has a score: the
     ODE is deterministic.
     """
-    assert context.intermediate is not None, (
-        "`refuse_intermediate` excludes plans without intermediate rewards"
-    )
-    scores, scored = context.intermediate.values.cpu(), context.intermediate.scored.cpu()
+    intermediate = _intermediate(context)
+    scores, scored = intermediate.values.cpu(), intermediate.scored.cpu()
     noisy = context.columns.noisy
     value, known = credit.value[:, -1], credit.mask[:, -1]
     values, knowns = [value], [known]
@@ -257,15 +267,9 @@ class Potential:
             )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        assert context.intermediate is not None, (
-            "`refuses` excludes plans without intermediate rewards"
-        )
-        scores, scored = context.intermediate.values.cpu(), context.intermediate.scored.cpu()
-        weights = (
-            context.weights
-            if context.intermediate.weights is None
-            else context.intermediate.weights
-        )
+        intermediate = _intermediate(context)
+        scores, scored = intermediate.values.cpu(), intermediate.scored.cpu()
+        weights = context.weights if intermediate.weights is None else intermediate.weights
         known = torch.zeros_like(credit.mask)
         known[:, :-1, 0] = scored[:, 1:].all(-1)
         total = torch.zeros_like(credit.value)

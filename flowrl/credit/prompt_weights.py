@@ -48,7 +48,8 @@ class PromptWeight:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         rows = context.needed(PROMPT_ROWS, "PromptWeight")
-        assert context.prompts is not None, "the training loop sets the prompts of the draws"
+        if context.prompts is None:
+            raise UserError("PromptWeight needs the prompts of the draws: Context(prompts=...)")
         weights = self.weights(rows, integers(context.prompts))
         each = weights.repeat_interleave(len(credit.value) // len(weights))
         return credit._replace(value=credit.value * each[:, None, None])

@@ -5,6 +5,7 @@ weight of a step's loss.
 """
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -13,6 +14,16 @@ from torch import Tensor
 from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.credit.values import Context, Credit
 from flowrl.errors import UserError
+from samplers.kernels import is_affine
+
+
+@runtime_checkable
+class CarriesWeights(Protocol):
+    """A transform whose factors on the advantages are meant as weights of the loss, so that it
+    needs a loss that is homogeneous in the advantage."""
+
+    @property
+    def carries_weights(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,7 @@ class EvenGradients:
     steps are drawn, so that a step's weight does not depend on the others drawn.
     """
 
+    carries_weights = True
     share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -47,6 +59,13 @@ class EvenGradients:
                 "EvenGradients weights noisy denoising steps: leave it out, or use a plan with "
                 "such steps"
             )
+        for kernel in (plan.kernel for plan in image_plans(choices)):
+            if kernel is not None and not is_affine(kernel):
+                return (
+                    "EvenGradients divides by the slope of a step's mean in the velocity, but the "
+                    f"kernel {type(kernel).__name__} does not say that its mean is a x + b v: "
+                    "leave EvenGradients out, or set `affine = True` in the kernel if it is"
+                )
         return None
 
 
@@ -59,6 +78,7 @@ class EvenDepths:
     In a mean over edges, power 1 weights all noisy steps equally, and power 0 all edges.
     """
 
+    carries_weights = True
     power: float = 1.0
 
     def __call__(self, credit: Credit, context: Context) -> Credit:

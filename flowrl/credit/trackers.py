@@ -133,7 +133,8 @@ class PromptValues:
 
 
 def _prompts(context: Context) -> list[int]:
-    assert context.prompts is not None, "the training loop sets the prompts of the draws"
+    if context.prompts is None:
+        raise UserError("a tracker needs the prompts of the draws: Context(prompts=...)")
     return integers(context.prompts)
 
 

@@ -6,13 +6,15 @@ siblings. BranchGRPO's credit (arXiv:2509.06040) is `flowrl.credit.values.node_v
 `Standardize`, which compares the nodes of one depth.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flowrl.credit.comparisons import ParentDifference, roots
-from flowrl.credit.values import NONE, Context, Credit, NodeLevel, masked_std
+from flowrl.credit.comparisons import ParentDifference, PruneWidth, TwoLevel, roots
+from flowrl.credit.values import NONE, Context, Credit, NodeLevel, Transform, masked_std
+from samplers import Columns
 
 
 def leaves(credit: Credit, context: Context) -> Tensor:
@@ -41,7 +43,7 @@ class GlobalLocal:
             0.5
     scaled  divides by the std of the draw's leaves; with power 1 this is TEMPO (arXiv:2509.18314).
             Without it there is no division
-    first   keeps V - V_parent at the first nodes, whose parent is the draw: a group that never
+    first   keeps V - V_parent at first nodes whose parent is the draw: a group that never
             branches then gets 2 (r - mean). Otherwise such a group has exactly GRPO's advantage
     """
 
@@ -52,7 +54,7 @@ class GlobalLocal:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         local = ParentDifference()(credit, context).value.clone()
-        if not self.first:
+        if not self.first and context.columns.families[0] == 1:
             local[:, 0] = 0.0
         root = roots(credit, context)[:, None]
         ahead = credit.value - root
@@ -69,3 +71,11 @@ class GlobalLocal:
         value, mask = (part[:, -1].reshape(shape) for part in credit)
         std = masked_std(value, mask, 1, 1)
         return std.repeat_interleave(context.columns.group, 0).view(-1, 1, shape[-1])
+
+
+def families_read(transforms: Sequence[Transform], columns: Columns) -> tuple[int, ...]:
+    """The part of `columns.families` that the transforms read."""
+    if any(isinstance(each, ParentDifference | TwoLevel | GlobalLocal) for each in transforms):
+        return columns.families
+    pruned = any(isinstance(each, PruneWidth) and each.keep == "branch" for each in transforms)
+    return columns.families[-1:] if pruned else ()

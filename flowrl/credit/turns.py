@@ -195,7 +195,11 @@ def turn_rewards(credit: Credit, context: Context) -> Tensor:
     """Rewards of single turns or steps [n k 1], 0 where there is no reward."""
     if context.intermediate is None:
         return torch.zeros_like(credit.value[..., :1])
-    assert credit.value.shape[-1] == 1, "turn credit comes after the sum of rewards"
+    if credit.value.shape[-1] != 1:
+        raise UserError(
+            "rewards of turns are added to the sum of a sample's rewards: put this transform "
+            "behind sum"
+        )
     return context.intermediate.values.cpu().double() * context.intermediate.scored.cpu()
 
 

@@ -203,11 +203,7 @@ Rule = Callable[[Tensor, Tensor], Tensor]  # value, mask [draws nodes r] -> valu
 def by_column(credit: Credit, context: Context, rule: Rule) -> Credit:
     """Apply `rule` to the nodes of each decision point separately; masked entries stay 0."""
     columns, done = context.columns, list[Tensor]()
-    if of_tokens(credit, context):
-        raise UserError(
-            "credit per token cannot be compared: put Penalize(each=True) after the transforms "
-            "that compare samples"
-        )
+    refuse_tokens(credit, context)
     for k, nodes in enumerate(columns.nodes):
         if context.nodes is None:
             value = at_nodes(credit.value[:, k], nodes, columns.group)
@@ -307,6 +303,15 @@ def existing(credit: Credit, context: Context) -> Credit:
         return credit
     mask = credit.mask & context.table[SAMPLE_TURNS].exists.cpu()[..., None]
     return Credit(credit.value * mask, mask)
+
+
+def refuse_tokens(credit: Credit, context: Context) -> None:
+    """UserError for credit per token, whose columns are no decision points."""
+    if of_tokens(credit, context):
+        raise UserError(
+            "credit per token cannot be compared: put Penalize(each=True) after the transforms "
+            "that compare samples"
+        )
 
 
 def of_tokens(credit: Credit, context: Context) -> bool:

@@ -291,7 +291,7 @@ def _most_decoded(run: Run, iteration: int) -> int:
 
 def _groups(run: Run, iteration: int) -> list[int]:
     algorithm = run.algorithm()
-    plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
+    plans = algorithm.planned(run.levels(algorithm.steps), iteration, run.train.seed)
     return [plan.group for plan in plans]
 
 
@@ -319,7 +319,7 @@ def _states(run: Run, model: Sizes, iteration: int) -> int:
     if algorithm.text:
         return 0
     levels = run.levels(algorithm.steps)
-    plans = [p for p in algorithm.plan(levels, iteration, run.train.seed) if isinstance(p, Plan)]
+    plans = [p for p in algorithm.planned(levels, iteration, run.train.seed) if isinstance(p, Plan)]
     nodes = sum(plan.trained_nodes for plan in plans)
     looked = sum(plan.looked for plan in plans if plan.looks)
     kept = nodes + looked + sum(plan.group for plan in plans) * (1 if nodes else 3)

@@ -53,7 +53,7 @@ def iteration_work(
     An upper bound for DGPO, whose samples of a group share one input at sigma 1."""
     algorithm, draws = run.algorithm(), run.drawn * run.rewritings
     levels = run.levels(algorithm.steps) if levels is None else levels
-    plans = algorithm.plan(levels, iteration, run.train.seed)
+    plans = algorithm.planned(levels, iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
     samples = draws * sum(plan.group for plan in plans)
     if texts:

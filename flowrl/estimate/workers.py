@@ -40,7 +40,7 @@ def traffic(run: Run, iteration: int = 0) -> Traffic | None:
     if model is None:
         return None
     levels = run.levels(algorithm.steps)
-    plans = algorithm.plan(levels, iteration, run.train.seed)
+    plans = algorithm.planned(levels, iteration, run.train.seed)
     count = trained_weights(run, model)
     wide = BYTES[run.model.dtype]
     if run.model.lora is not None:

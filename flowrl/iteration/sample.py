@@ -119,7 +119,7 @@ class PlainRoll:
             bounded_call("sampling"),
         ):
             rollouts = opened.batch.rollouts(
-                algorithm.plan,
+                algorithm.planned,
                 unit.ids,
                 seed=session.run.train.seed,
                 iteration=unit.iteration,

@@ -11,6 +11,7 @@ from torch import Tensor
 from flowrl.credit.choices import Choices, text_plans
 from flowrl.credit.turns import greedy_baselines
 from flowrl.credit.values import NodeLevel
+from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, TokenRows, take
 from flowrl.likelihoods.token_ratios import KLEstimator, RatioLevel, divergence, log_ratio
@@ -133,9 +134,11 @@ def by_token(
     """Expand credit of decision points to their tokens; credit per token is returned unchanged."""
     nodes = rollout.passed
     if advantage.shape[1] != nodes.shape[1]:
-        assert advantage.shape[1] == rollout.ids.shape[1], (
-            "one column per decision point, or per token"
-        )
+        if advantage.shape[1] != rollout.ids.shape[1]:
+            raise UserError(
+                f"advantages have {advantage.shape[1]} columns, but need one for each of "
+                f"{nodes.shape[1]} decision points or {rollout.ids.shape[1]} tokens"
+            )
         return advantage.to(rollout.logp.dtype), mask
     value, some = shared_credit(advantage, mask, nodes, rollout.plan.group)
     point = rollout.point

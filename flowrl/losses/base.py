@@ -13,14 +13,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from flowrl.credit.choices import Choices
+from flowrl.credit.choices import AnyPlan, Choices
 from flowrl.credit.proxies import GATE, ProxyGate
+from flowrl.credit.steps import CarriesWeights
+from flowrl.credit.values import Transform
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows
 from flowrl.likelihoods.token import Token
-from flowrl.likelihoods.transition import Likelihood
+from flowrl.likelihoods.transition import Likelihood, Transition
 from flowrl.table import Column, columns_read
+from samplers import Plan
 from samplers.host import host_copy, uploaded
+from samplers.kernels import is_affine
 
 Denominator = Literal["tokens", "rows", "sequences"] | int
 """The average of unmasked values, over the B rows with any:
@@ -218,6 +222,45 @@ def check_gate(loss: Objective, likelihood: Likelihood, gate: ProxyGate | None) 
         )
     if gated and likelihood.unit > 1:
         raise UserError("ProxyGate weights single samples, but this loss compares several")
+
+
+@runtime_checkable
+class Homogeneous(Protocol):
+    """A loss that says whether it is homogeneous in the advantage: without its anchors and bonus,
+    its values for c A are c times those for A, for every c > 0. One that says nothing counts as one
+    that is not."""
+
+    @property
+    def homogeneous(self) -> bool: ...
+
+
+def check_weighted(loss: Objective, transforms: Sequence[Transform]) -> None:
+    """UserError for transforms that carry weights of steps in the advantage, if the loss does not
+    pass them on."""
+    weighted = [t for t in transforms if isinstance(t, CarriesWeights) and t.carries_weights]
+    if weighted and not (isinstance(loss, Homogeneous) and loss.homogeneous):
+        names = ", ".join(dict.fromkeys(type(each).__name__ for each in weighted))
+        raise UserError(
+            f"{names}: advantages carry the weights of steps, which reach the loss only if it is "
+            f"homogeneous in the advantage, and {type(loss).__name__} does not say so: leave "
+            f"{names} out, or set `homogeneous = True` in a loss of your own that is"
+        )
+
+
+def check_affine(loss: Objective, likelihood: Likelihood, plans: Sequence[AnyPlan]) -> None:
+    """UserError for a divergence of velocities over a kernel that is not affine, if the loss reads
+    it: it is that of means, divided by their slope in the velocity."""
+    anchored = isinstance(loss, Anchored) and loss.anchors
+    if not (anchored and isinstance(likelihood, Transition) and likelihood.kl_form == "velocity"):
+        return
+    for plan in plans:
+        if isinstance(plan, Plan) and plan.kernel is not None and not is_affine(plan.kernel):
+            name = type(plan.kernel).__name__
+            raise UserError(
+                f"kl_form: velocity divides the distance of means by their slope in the velocity, "
+                f"but the kernel {name} does not say that its mean is a x + b v: choose another "
+                f"kl_form, leave out the KL, or set `affine = True` in {name} if it is"
+            )
 
 
 def roles(anchors: tuple[Anchor, ...], *more: str) -> frozenset[str]:

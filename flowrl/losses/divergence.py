@@ -21,12 +21,14 @@ class TrustRegion(RatioLoss):
 
     D = |mean - mean_old|^2 / 2 q^2, a mean over the latent's dims, is the exact divergence of the
     new step from the sampled one. Outside the region a row still learns if that leads back. `most`
-    depends on the kernel and its noise: the paper has 1e-7 with Flow-SDE and 1e-6 with CPS.
+    depends on the kernel and its noise: the paper has 1e-7 with Flow-SDE and 1e-6 with CPS, the
+    published programs 1e-5 and 1e-6.
 
     away  ratio, as published; first_order, the sign of the change of D itself (the paper's appendix
           E, not used in its runs)
     """
 
+    homogeneous = True
     most: float = 1e-7
     away: Literal["ratio", "first_order"] = "ratio"
 
@@ -69,6 +71,7 @@ class Quadratic(RatioLoss):
     Its minimum is at r = 1 + bound for A > 0 and at 1 - bound for A < 0.
     """
 
+    homogeneous = True
     bound: float = 0.2
 
     def __post_init__(self) -> None:

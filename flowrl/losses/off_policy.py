@@ -55,6 +55,10 @@ class REC(RatioLoss):
                 "least 0"
             )
 
+    @property
+    def homogeneous(self) -> bool:
+        return self.factor != "advantage" and self.pull == 0
+
     def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         ratio, a = log_ratio.detach().exp(), rows.advantage
         kept = self._kept(ratio, a)

@@ -58,6 +58,7 @@ class Surrogate(RatioLoss):
     a clip only where it acts: a ratio below 1 - low with A < 0, or above 1 + high with A > 0.
     """
 
+    homogeneous = True
     low: float
     high: float
     dual: float | None = None
@@ -145,6 +146,7 @@ class Weighted:
     samples.
     """
 
+    homogeneous = True
     unit = 1
     anchors: tuple[Anchor, ...] = ()
 

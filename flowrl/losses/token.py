@@ -50,6 +50,7 @@ class GPPO(RatioLoss):
     authors later advise 0.25 to 0.5, or only the high side, where entropy collapses.
     """
 
+    homogeneous = True
     low: float = 0.2
     high: float = 0.2
     keep_low: float = 1.0
@@ -84,6 +85,7 @@ class CISPO(RatioLoss):
     ScaleRL (arXiv:2510.13786) uses 5 for `high`; a value below 1 would scale down every gradient.
     """
 
+    homogeneous = True
     high: float = 5.0
     low: float = 0.0
 
@@ -109,6 +111,7 @@ class SAPO(RatioLoss):
     range).
     """
 
+    homogeneous = True
     positive: float = 1.0
     negative: float = 1.05
     denominator: Denominator = field(default="rows", kw_only=True)
@@ -137,6 +140,7 @@ class VESPO(RatioLoss):
     mismatch in mode "mask" removes the whole row of a masked token: truncate instead.
     """
 
+    homogeneous = True
     of_tokens = True
     positive: tuple[float, float] = (2.0, 3.0)
     negative: tuple[float, float] = (3.0, 2.0)
@@ -167,6 +171,7 @@ class GMPO(RatioLoss):
     Reads the tokens' own log-ratios, whatever the likelihood's level.
     """
 
+    homogeneous = True
     of_tokens = True
     low: float = 0.4
     high: float = 0.4
@@ -198,6 +203,7 @@ class Reinforce(RatioLoss):
     For one update per iteration: samples of an older policy are not corrected for.
     """
 
+    homogeneous = True
     of_tokens = True
 
     def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:

@@ -254,7 +254,7 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
         base = str(Path(base).absolute()) if Path(base).is_dir() else base
         kept = Weights(policy.model, served, s.model, beside, owner, base, main)
     algorithm = run.algorithm()
-    (plan, *_) = algorithm.plan([0.0] * (algorithm.steps + 1), 0, 0)
+    (plan, *_) = algorithm.planned([0.0] * (algorithm.steps + 1), 0, 0)
     assert isinstance(plan, TextPlan)
     policy.server = CompletionsServer(
         client,

@@ -54,8 +54,8 @@ def flow_dppo(
     """Flow-DPPO, arXiv:2606.11025: no clip range, but a trust region by the exact divergence of
     each step. SD3.5-M: 10 steps, 3 of them noisy, chosen at random in the first half, noise level
     0.8, group 16, KL 0.001. `most` is the divergence above which a row is no longer trained; null
-    is the published 1e-7 for Flow-SDE and 1e-6 for CPS. With several rewards: `credit: gdpo` and
-    equal weights.
+    is the paper's 1e-7 for Flow-SDE and 1e-6 for CPS (the published programs set 1e-5 and 1e-6).
+    With several rewards: `credit: gdpo` and equal weights.
 
     Differences: all prompts of an iteration share the noisy steps. Your own kernel needs its own
     `most`, since the scale depends on the noise.
@@ -170,8 +170,8 @@ def flash_grpo(
 
     Differences: all prompts of an iteration share the noisy step, where the code draws one per
     prompt; the weight is relative to the mean over the steps that can be drawn, where the code uses
-    the mean over the steps that were drawn; the code's settings do not contain the group size, so
-    24 is our choice.
+    the mean over the steps that were drawn. The published group is 4; the default of 24 is ours,
+    the group of the other recipes.
     """
     noise = named(kernel, {"wan": WanSDE(), "flow_sde": FlowSDE(eta)})
     return Algorithm(

@@ -13,6 +13,7 @@ from typing import Any
 
 import rewards
 from flowrl.credit.trackers import NoTracker
+from flowrl.credit.trees import families_read
 from flowrl.errors import UserError
 from flowrl.evaluation.sources import MEDIA_SUFFIXES
 from flowrl.json_text import read_exact
@@ -26,7 +27,7 @@ from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.read import dump, run_from
 from rewards.load import own_name
 from rewards.perception.files import READER
-from samplers import Plan
+from samplers import Columns, Plan
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 CONFIGURATIONS = (".json", ".txt", ".model", ".jinja")
@@ -47,6 +48,7 @@ class StartRecord:
     texts_by_length: bool = False  # in calls of the update: older versions took the order of draws
     media_reader: int = 1  # the version by which files of images and videos are read
     turns_by_template: bool = False  # where turns end: older versions asked the tokenizer
+    parents_as_data: bool = False  # of nodes: older versions inferred them from numbers of nodes
 
     @classmethod
     def of(cls, run: Run, processes: int) -> "StartRecord":
@@ -63,6 +65,7 @@ class StartRecord:
             texts_by_length=True,
             media_reader=READER,
             turns_by_template=True,
+            parents_as_data=True,
         )
 
     @classmethod
@@ -139,6 +142,32 @@ def _moved(before: StartRecord | None, run: Run) -> Iterator[str]:
             "the checkpoint is from an older version: samples that continue from the same state "
             "now stay in one optimizer step, so results differ from those of an uninterrupted run"
         )
+    if not (before and before.parents_as_data) and _has_other_parents(run):
+        yield (
+            "the checkpoint is from an older version, which took all first nodes of a tree for "
+            "children of one parent: advantages now compare those that were drawn from the same "
+            "noise, so results differ from those of an uninterrupted run"
+        )
+
+
+def _has_other_parents(run: Run) -> bool:
+    """Whether credit compares nodes with their parents, which an older version inferred from the
+    numbers of nodes and took for others."""
+    algorithm = run.algorithm()
+    for columns in (plan.columns for plan in algorithm.plans):
+        read = families_read(algorithm.transforms, columns)
+        if read and read != _inferred(columns)[-len(read) :]:
+            return True
+    return False
+
+
+def _inferred(columns: Columns) -> tuple[int, ...]:
+    """Families by the older rule: the draw was the only parent of all first nodes."""
+    families: list[int] = []
+    for k, nodes in enumerate(columns.nodes):
+        fewer = [before for before in columns.nodes[:k] if before < nodes]
+        families.append(fewer[-1] if fewer else 1)
+    return tuple(families)
 
 
 def _reads_media(run: Run) -> bool:

@@ -13,6 +13,7 @@ import rewards
 from flowrl.algorithm import Algorithm
 from flowrl.credit.proxies import named_rewards
 from flowrl.errors import UserError
+from flowrl.laws import check_laws
 from flowrl.likelihoods.matching import Matching
 from flowrl.settings.checks.gradients import check_gradients, check_own_gradients
 from flowrl.settings.checks.machine import (
@@ -27,6 +28,7 @@ from flowrl.settings.checks.machine import (
     check_trackers,
     check_workers,
 )
+from flowrl.settings.checks.scoring import check_own_scoring
 from flowrl.settings.command_line.options import with_options
 from flowrl.settings.file.inherit import read_tree, with_base
 from flowrl.settings.file.older_names import renewed
@@ -57,6 +59,7 @@ from flowrl.settings.words.names import BASE_KEY
 from flowrl.settings.words.sentences import explain
 from flowrl.settings.words.short_forms import spelled_out
 from flowrl.settings.words.values import short_repr
+from rewards import Reward
 from rewards.rights import Limits, Right, inside, limited
 
 _NAME = "--recipe.name"
@@ -292,6 +295,11 @@ def check_plan(run: Run) -> None:
     check_bundles(run, algorithm)
     check_start_samples(run, algorithm)
     check_gradients(run, algorithm)
+    for each in (run, run.before):
+        if each is not None:
+            own = algorithm if each is run else each.algorithm()
+            levels, labels = each.levels(own.steps), [spec.label for spec in each.rewards]
+            check_laws(own, levels, each.train.seed, labels or ["reward"])
 
 
 def _check_merging(run: Run, algorithm: Algorithm) -> None:
@@ -314,7 +322,7 @@ def _check_levels(run: Run, algorithm: Algorithm) -> None:
     the recipe has no plan."""
     run.levels(run.evaluation_steps)
     try:
-        algorithm.plan(run.levels(algorithm.steps), 0, run.train.seed)
+        algorithm.planned(run.levels(algorithm.steps), 0, run.train.seed)
     except UserError:
         raise
     except ValueError as problem:
@@ -377,11 +385,12 @@ def _cancel(specs: Sequence[RewardSpec]) -> bool:
     return True
 
 
-def check_run(run: Run, given: Collection[str] = ()) -> None:
+def check_run(run: Run, given: Mapping[str, Reward] = {}) -> None:
     """UserError for a run that cannot work on this machine, within about a second and without
-    reading weights. `given`: labels of rewards that are Python objects."""
+    reading weights. `given`: rewards that are Python objects, by their labels."""
     check_plan(run)
     check_rewards(run, given)
+    check_own_scoring(run, given)
     check_named_rewards(run)
     check_own_gradients(run)
     for place in run.prompts.given:

@@ -10,7 +10,7 @@ but what the prompt asks for, all right samples are copies.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -34,6 +34,7 @@ ROUNDED = 1e-6  # of cosines of float32 vectors
 
 @dataclass(frozen=True)
 class Distance:
+    per: ClassVar[Literal["group"]] = "group"
     embed: Embed
     batch: int
 

@@ -33,6 +33,7 @@ class Tournament:
     score: PairScore = "win_rate"
     prior: float = 0.5
     one_call: ClassVar[bool] = True  # judges cost money
+    per: ClassVar[Literal["group"]] = "group"
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         a, b = self.budget.pairs(samples)

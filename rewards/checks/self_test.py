@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rewards.audio import Audio
 from rewards.combine import scored
 from rewards.perception.media import WrongMedia, items
-from rewards.types import Kind, Reward, Samples
+from rewards.types import Kind, Reward, Samples, per_of
 
 _SIDE = 64  # pixels of the test images
 _RATE = 16_000  # Hz, of their sound
@@ -296,24 +296,59 @@ def _similar(samples: Samples) -> Samples:
     return Samples(near, [samples.prompts[0]] * len(media), samples.group, first, audio)
 
 
+def check_declared(name: str, reward: Reward, prompts: Prompts | None = None) -> None:
+    """ValueError, naming it, for a reward that says what a score depends on (`per`), but whose
+    scores depend on more. Calls no reward that says nothing, and none that may be called once."""
+    if per_of(reward) is None or (isinstance(reward, OneCall) and reward.one_call):
+        return
+    samples = reward.examples() if isinstance(reward, Exemplary) else None
+    if samples is not None:
+        scores = scored(name, reward, samples)
+    else:
+        samples, scores = _probed(name, reward, Prompts() if prompts is None else prompts)
+    _check_batches(name, reward, samples, scores)
+
+
 def _check_batches(name: str, reward: Reward, samples: Samples, scores: Float[Tensor, " n"]) -> str:
     """Samples scored one by one must have the same scores; for a groupwise reward, samples in
-    another order."""
-    rows = range(len(scores))
-    alone = torch.cat([scored(name, reward, samples.take([row])) for row in rows])
-    if not scores.isnan().all() and alone.isnan().all():
-        alone = scored(name, reward, samples.take(list(rows)[::-1])).flip(0)
+    another order, and a group beside another one. Without a word (`per`), a reward that scores no
+    sample alone is groupwise."""
+    said, rows = per_of(reward), list(range(len(scores)))
+    alone = torch.full_like(scores, torch.nan)
+    if said != "group":
+        alone = torch.cat([scored(name, reward, samples.take([row])) for row in rows])
+    how, way_out = "one by one", "a reward must score each sample independently"
+    if said == "sample":
+        way_out += ", since it says per = 'sample'; one that compares a group says 'group'"
+    if said == "group" or (said is None and not scores.isnan().all() and alone.isnan().all()):
+        alone = scored(name, reward, samples.take(rows[::-1])).flip(0)
         how = "in another order"
-    else:
-        how = "one by one"
-    room = _BATCHED * torch.maximum(scores.abs(), scores.nan_to_num(0).abs().max())
-    same = (alone - scores).abs() <= room.clamp(min=_ALIKE)
-    if not (same | (alone.isnan() & scores.isnan())).all():
+    if said == "group" and not _unlike(alone, scores).any():
+        alone, how = _beside(name, reward, samples), "beside another group"
+        way_out = "a reward that says per = 'group' may compare samples of one group alone"
+    if _unlike(alone, scores).any():
         raise ValueError(
             f"reward {name}: scores depend on the batch: {_list(scores)} together, "
-            f"{_list(alone)} {how}; a reward must score each sample independently"
+            f"{_list(alone)} {how}; {way_out}"
         )
     return f"{how} the same"
+
+
+def _unlike(alone: Float[Tensor, " n"], scores: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+    """Scores that differ by more than half precision explains."""
+    room = _BATCHED * torch.maximum(scores.abs(), scores.nan_to_num(0).abs().max())
+    same = (alone - scores).abs() <= room.clamp(min=_ALIKE)
+    return ~(same | (alone.isnan() & scores.isnan()))
+
+
+def _beside(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:
+    """Scores of the samples as one group of a batch that has a second one, of the same samples
+    turned around."""
+    n = len(samples.prompts)
+    both = samples.take([*range(n), *reversed(range(n))])
+    second = both.group.clone()
+    second[n:] += int(samples.group.max()) + 1
+    return scored(name, reward, replace(both, group=second))[:n]
 
 
 def _list(scores: Float[Tensor, " n"]) -> str:

@@ -21,7 +21,6 @@ from flowrl.credit.comparisons import (
     ParentDifference,
     PruneWidth,
     TwoLevel,
-    families,
 )
 from flowrl.credit.selection import BestAnd
 from flowrl.losses.ratio import clipped_surrogate
@@ -268,8 +267,8 @@ def test_parent_difference_by_hand():
 
 
 def test_families_hang_on_the_last_split():
-    assert families(columns(1, 2, 2, 6, 6)) == (1, 1, 1, 2, 2)
-    assert families(columns(4, 4)) == (1, 1)
+    assert columns(1, 2, 2, 6, 6).families == (1, 1, 1, 2, 2)
+    assert columns(4, 4).families == (1, 1)
 
 
 def test_two_levels_by_hand():

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -273,3 +274,12 @@ def test_impossible_settings_are_refused():
         Refresh(5, 0.0)
     assert named_rewards((Diverse("d"), GATE)) == ("one", "two", "d") and gate_of(()) is None
     assert TrackedStatistics().gate is None
+
+
+@pytest.mark.parametrize(("group", "refused"), [(1, True), (2, False)])
+def test_a_gate_needs_groups_of_two(group, refused):
+    """Asked alone: the estimator refuses a group of one as well."""
+    plan = Ode(group)
+    choices = SimpleNamespace(plan=plan, plans=plan([1.0, 0.5, 0.0], 0, 0))
+    said = GATE.refuses(choices)
+    assert (said or "").startswith("a group of one has no advantage") == refused == bool(said)

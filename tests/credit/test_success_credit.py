@@ -117,3 +117,13 @@ def test_riskpo_needs_whole_bundles():
     scored[5] = False
     with pytest.raises(UserError, match="one of its samples is unscored"):
         credit((RiskPO(bundle=3),), rewards(), scored=scored)
+
+
+def test_riskpos_quantiles_are_halfway_between_the_bundles_and_the_trackers():
+    """Bundles of one draw with scores 0 to 4: their 0.25 and 0.75 quantiles are 1 and 3."""
+    score = torch.arange(5.0, dtype=torch.float64).view(5, 1, 1)
+    rule = RiskPO(bundle=1, low=0.25, high=0.75)
+    low, high = (float(part) for part in rule._quantiles(score, None))
+    assert (low, high) == (1.0, 3.0)
+    low, high = (float(part) for part in rule._quantiles(score, (-2.0, 7.0)))
+    assert (low, high) == (-0.5, 5.0)

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from flowrl.errors import UserError
 from flowrl.evaluation.edit_preferences import EDIT_LAYOUTS, ranks_in
 from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.paths import PROJECT
+from rewards import Samples
 from rewards.perception.references import column_images
 from tests.evaluation.test_preferences import picture, told, write
 from tests.support import runs
@@ -133,3 +135,9 @@ def test_a_known_truth_lies_in_its_interval_in_hpdv3s_layout(tmp_path):
     assert found["dataset"]["layout"] == "hpdv3" and found["ties"] == "excluded"
     assert accuracy["n"] == 390 and accuracy["value"] == pytest.approx(0.9)
     assert accuracy["low"] < 0.9 < accuracy["high"] and accuracy["high"] - accuracy["low"] < 0.12
+
+
+def test_samples_without_any_columns_have_no_source():
+    """One None for each sample, as for rows that lack the column."""
+    bare = Samples(torch.zeros(3, 3, 2, 2), ["a", "b", "c"], torch.zeros(3, dtype=torch.long))
+    assert column_images("editreward", bare, "source") == [None] * 3

@@ -79,3 +79,12 @@ def test_cancel_ends_a_call_that_waits_for_an_answer():
 
     with ThreadPoolExecutor(1) as pool:
         asyncio.run(asyncio.wait_for(silent(Client("http://localhost"), pool), 30))
+
+
+def test_the_folder_of_a_log_is_made_and_may_exist(tmp_path):
+    log = tmp_path / "logs" / "today" / "log.jsonl"
+    with answering((200, GOOD, {})) as url:
+        client = Client(url, log=str(log))
+        for _ in range(2):
+            assert client.ask([Ask("/score", {})], read) == [1.5]
+    assert len(log.read_text().splitlines()) == 2

@@ -288,3 +288,13 @@ def test_a_lag_asks_nothing_of_losses_that_compare_with_no_old(pipeline, tmp_pat
     settings["teachers"] = {"folders": {"all": str(tmp_path)}}
     run = run_from({**settings, "workers": {"sampling": 1, "lag": 1}}, "test")
     assert not run.decouples(run.algorithm())
+
+
+def test_a_row_without_an_advantage_is_past_no_clip_range():
+    ratio = torch.tensor([[0.1], [1.0], [9.0]], dtype=torch.float64)
+    old, zero = Evaluation(ratio.log(), None), torch.zeros(3, 1, dtype=torch.float64)
+    mask = torch.ones(3, 1, dtype=torch.bool)
+    ids = mask.long()
+    rows = TokenRows(torch.arange(3), zero, mask, old, ids, ids[:, 0], 1.0, None, sampled=zero)
+    weight, metrics = BehindClip(Token(), 0.2, 0.3)({"old": old}, rows)
+    assert weight.flatten().tolist() == [1, 1, 1] and not metrics["behind_clipped"].any()

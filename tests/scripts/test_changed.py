@@ -2,6 +2,8 @@
 
 import pytest
 
+from flowrl.cli.command_table import COMMANDS
+from scripts.changed import commands, commands_run
 from scripts.changed import tests_of as touched
 
 ALWAYS = {"tests/test_house.py", "tests/test_prose.py"}
@@ -13,6 +15,9 @@ ALWAYS = {"tests/test_house.py", "tests/test_prose.py"}
     [
         ("flowrl/settings/command_line/options.py", {"tests/settings/test_options.py"}),
         ("flowrl/cli/optimise.py", {"tests/cli/test_optimise.py"}),
+        ("flowrl/cli/plan.py", {"tests/laws/test_laws.py", "tests/run/test_before_weights.py"}),
+        ("flowrl/cli/export.py", {"tests/cli/test_export.py"}),
+        ("flowrl/cli/steer.py", {"tests/cli/test_steer.py"}),
         ("samplers/kernels.py", {"tests/likelihoods/test_likelihoods.py"}),  # through the package
         ("rewards/catalogue/jpeg.py", {"tests/rewards"}),  # by its name alone
         ("scripts/changed.py", {"tests/scripts/test_changed.py"}),
@@ -31,6 +36,16 @@ def test_a_folder_stands_for_its_files_and_no_change_for_no_test() -> None:
     found = list(touched(["configs/demo.yaml", "flowrl/settings/command_line/options.py"]))
     assert "tests/settings" in found and "tests/settings/test_options.py" not in found
     assert list(touched([])) == []
+
+
+def test_every_command_leads_to_its_module_and_to_its_tests() -> None:
+    """`plan` reads flowrl/cli/plan.py inside of its function, and no test imports that file."""
+    assert commands().keys() == COMMANDS.keys()
+    assert "flowrl.cli.plan" in commands()["plan"] and "flowrl.cli.prove" in commands()["prove"]
+    for name in ("train", "plan", "export", "evaluate"):
+        tests = [test for test, run in commands_run().items() if name in run]
+        for module in commands()[name] & {f"flowrl.cli.{name}", "flowrl.cli.run_start"}:
+            assert set(tests) <= set(touched([f"{module.replace('.', '/')}.py"]))
 
 
 def test_few_files_are_touched_by_a_change_of_one_module() -> None:

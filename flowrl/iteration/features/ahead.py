@@ -82,7 +82,7 @@ class IterationsAhead:
         with session.learner.policies.using(algorithm.behaviour):
             for unit in units:
                 batch = policy.open(*session.prompts.take(unit.rows), algorithm.steps)
-                plans = algorithm.plan([0.0] * (batch.steps + 1), unit.iteration, seed)
+                plans = algorithm.planned([0.0] * (batch.steps + 1), unit.iteration, seed)
                 if batch.answers is None:  # an environment's turns are asked for as they come
                     writer = Writer(server, batch.contexts, unit.ids, seed, unit.iteration)
                     server.begin(writer, [each for each in plans if isinstance(each, TextPlan)])

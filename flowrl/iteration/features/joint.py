@@ -163,7 +163,7 @@ def written_texts(
     batch = learner.policy.open(instructed(writer.template, prompts), meta, algorithm.steps)
     with learner.policies.using(algorithm.behaviour), learner.merging.sampling() as aside:
         (rollout,) = batch.rollouts(
-            algorithm.plan,
+            algorithm.planned,
             unit.ids,
             seed=writer.run.train.seed,
             iteration=iteration,

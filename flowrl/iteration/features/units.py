@@ -39,7 +39,7 @@ def cuttable(session: Session, iteration: int) -> bool:
     """Whether an iteration's draws can be split into units. Draws of a plan that steers, is guided,
     scores intermediate samples, or has trees of texts or turns form a single unit."""
     run, algorithm = session.run, session.algorithm
-    plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
+    plans = algorithm.planned(run.levels(algorithm.steps), iteration, run.train.seed)
     return all(draws_per_part(plan, 1) is not None for plan in plans)
 
 

@@ -168,7 +168,7 @@ def _plans_at(session: Session, policy: Driven) -> list[Plan]:
     steps = session.algorithm.steps
     sigmas = policy.schedule(steps).sigmas
     try:
-        plans = session.algorithm.plan(sigmas, 0, session.run.train.seed)
+        plans = session.algorithm.planned(sigmas, 0, session.run.train.seed)
     except ValueError as problem:
         levels = ", ".join(f"{sigma:.3f}" for sigma in sigmas[-4:])
         raise UserError(
@@ -218,7 +218,7 @@ def counts_on_levels(session: Session) -> Iterator[str]:
     levels = (policy.schedule(algorithm.steps).sigmas, run.levels(algorithm.steps))
     counts = []
     for sigmas in levels:
-        plans = [p for p in algorithm.plan(sigmas, 0, run.train.seed) if isinstance(p, Plan)]
+        plans = [p for p in algorithm.planned(sigmas, 0, run.train.seed) if isinstance(p, Plan)]
         way, rows = (sum(getattr(p, of) for p in plans) for of in ("looked", "trained_nodes"))
         counts.append((evaluations(plans), way, rows))
     own, even = counts

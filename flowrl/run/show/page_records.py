@@ -112,7 +112,7 @@ def _plan_text(session: Session, iteration: int) -> str:
     algorithm, levels = session.algorithm, [1.0, 0.0]
     if isinstance(session.learner.policy, Driven):
         levels = session.learner.policy.schedule(algorithm.steps).sigmas
-    plans = algorithm.plan(levels, iteration, session.run.train.seed)
+    plans = algorithm.planned(levels, iteration, session.run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
     return describe_text_plan(texts) if texts else describe_plan(plans)  # type: ignore[arg-type]
 

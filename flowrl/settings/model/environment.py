@@ -94,7 +94,7 @@ class EnvironmentSettings(Settings):
 
     def check(self, algorithm: Algorithm) -> None:
         """UserError for trees, whose branches would share text although replies differ."""
-        for plan in algorithm.plan([0.0] * (algorithm.steps + 1), 0, 0):
+        for plan in algorithm.planned([0.0] * (algorithm.steps + 1), 0, 0):
             assert isinstance(plan, TextPlan)
             if plan.cuts or plan.forking is not None:
                 raise UserError(

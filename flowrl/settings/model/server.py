@@ -85,7 +85,7 @@ class Server(Settings):
         """The algorithm with the correction in its loss. UserError if servers cannot run its
         plan."""
         levels = [0.0] * (algorithm.steps + 1)
-        for plan in algorithm.plan(levels, 0, 0):
+        for plan in algorithm.planned(levels, 0, 0):
             assert isinstance(plan, TextPlan)
             if plan.forking is not None:
                 raise UserError(

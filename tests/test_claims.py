@@ -1,0 +1,72 @@
+"""What pages claim in numbers and names, held against the code that they speak of."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from flowrl.paths import PROJECT
+from flowrl.recipes import RECIPES
+from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
+from rewards.load import names
+
+PAGES = ("README.md", "docs/index.md", "CHANGELOG.md", "docs/choosing.md")
+IMAGES, TEXTS = len(IMAGE_RECIPES), len(TEXT_RECIPES)
+COUNTS: dict[str, set[int]] = {
+    r"(\d+) recipes": {IMAGES, IMAGES + TEXTS},
+    r"(\d+) of them for images": {IMAGES},
+    r"images and videos and (\d+) of texts": {TEXTS},
+    r"and others\), (\d+) for\s+language": {TEXTS},
+    r"GRPO and (\d+) further recipes": {TEXTS - 1},
+    r"\*?\*?(\d+) rewards": {len(names())},
+    r"\[(\d+) configurations\]": {len(list((PROJECT / "configs" / "models").glob("*.yaml")))},
+}
+
+
+def claims() -> Iterator[tuple[str, str, str]]:
+    for page in PAGES:
+        for pattern in COUNTS:
+            for found in re.finditer(pattern, (PROJECT / page).read_text()):
+                yield page, pattern, found[1]
+
+
+@pytest.mark.parametrize(("page", "pattern", "number"), list(claims()))
+def test_a_number_of_recipes_rewards_or_configurations_is_right(page, pattern, number):
+    assert int(number) in COUNTS[pattern], f"{page} counts {number}, the code {COUNTS[pattern]}"
+
+
+def test_every_kind_of_claim_stands_somewhere():
+    assert {pattern for _, pattern, _ in claims()} == {*COUNTS}
+
+
+def rows_of_the_table() -> list[list[str]]:
+    text = (PROJECT / "flowrl" / "recipes" / "table.py").read_text().split('"""')[1]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    return [row for row in rows if row and row[0] in RECIPES and row[0] != "text"]
+
+
+def inner(part: Any) -> set[str]:
+    """The names of a planner and of those that it wraps."""
+    names = {type(part).__name__}
+    return names | (inner(part.otherwise) if "otherwise" in vars(part) else set())
+
+
+def test_the_table_of_recipes_names_the_parts_that_they_have():
+    rows = rows_of_the_table()
+    assert {row[0] for row in rows} == {*RECIPES} - {"text", "joint"}
+    for name, plan, _, likelihood, loss in rows:
+        algorithm = RECIPES[name]()
+        assert loss == type(algorithm.loss).__name__, name
+        assert plan.partition(",")[0] in inner(algorithm.plan), name
+        kinds = {kind.__name__ for kind in type(algorithm.likelihood).__mro__}
+        assert likelihood.partition(",")[0] in kinds, name
+
+
+def test_the_page_of_the_architecture_lists_every_room():
+    page = (PROJECT / "docs" / "architecture.md").read_text()
+    tree = page.split("## Rooms")[1].split("```")[1]
+    for path in sorted((PROJECT / "flowrl").iterdir()):
+        if (path / "__init__.py").is_file():
+            listed = re.search(rf"\s{path.name}/\s", tree)
+            assert listed, f"docs/architecture.md lacks the room {path.name}/"
