@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.audio import Audio
-from rewards.combine import scored
+from rewards.combine import reward_scores, score_all, scored
 from rewards.perception.media import WrongMedia, items
-from rewards.types import Kind, Reward, Samples
+from rewards.types import Kind, Reward, RewardScores, Samples
 
 _SIDE = 64  # pixels of the test images
 _RATE = 16_000  # Hz, of their sound
@@ -29,6 +29,7 @@ _BATCHED = 0.01  # allowed difference of batched scores from single ones: half p
 _ROUNDING = 1e-5  # allowed difference of two equal calls, relative to the scores: a GPU's rounding
 _NOISE = 0.1  # allowed difference of two equal calls, in standard deviations within a group
 _NEAR = 0.02  # how far images of one group are blended towards others
+_SOUGHT = 256  # prompts, spread over all, among which a reward that abstains must find one
 
 
 @runtime_checkable
@@ -116,6 +117,8 @@ def _sounds() -> Audio:
 def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
     """Test a reward and return a sentence with its scores, or raise a ValueError that names it.
 
+    A reward that abstains is tested on prompts to which it applies.
+
     A reward fails if its scores are not one finite number per sample, or if it scores nothing; if
     samples that must differ have equal scores or the wrong order; if two identical calls, or two
     positions in the batch, change a score by more than a tenth of the spread in a group; or if a
@@ -133,8 +136,9 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
         _check_examples(name, scores)
         line = f"{name}: {scores[0]:.4g} for the better of its examples, {scores[1]:.4g}"
     else:
-        samples, scores = _probed(name, reward, prompts)
-        _check_different(name, scores, samples)
+        samples, found = _probed(name, reward, prompts)
+        _check_different(name, found, samples)
+        scores = found.values
         line = (
             f"{name}: {', '.join(f'{s:.4g}' for s in scores)} for {len(scores)} different samples"
         )
@@ -146,17 +150,45 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
     return f"{line}; {how}"
 
 
-def _probed(name: str, reward: Reward, prompts: Prompts) -> tuple[Samples, Float[Tensor, " n"]]:
+def _probed(name: str, reward: Reward, prompts: Prompts) -> tuple[Samples, RewardScores]:
     """Test samples of the run's kind, or of a kind that the reward takes, and their scores."""
+    once = isinstance(reward, OneCall) and reward.one_call
     kinds: list[Kind] = [prompts.kind, *[k for k in ("image", "video") if k != prompts.kind]]
     refusal = ""
     for kind in kinds if prompts.kind in ("image", "video") else kinds[:1]:
         samples = probe(kind, prompts)
         try:
-            return samples, scored(name, reward, samples)
+            found = reward_scores(name, reward, samples)
         except WrongMedia as error:
             refusal = refusal or str(error)
+            continue
+        if once or bool(found.applies.all()):
+            return samples, found
+        theirs = _applicable(name, reward, prompts, samples)
+        if theirs is not None:
+            samples = probe(kind, theirs)
+            found = reward_scores(name, reward, samples)
+        return samples, found
     raise ValueError(refusal)
+
+
+def _applicable(
+    name: str, reward: Reward, prompts: Prompts, shown: Samples
+) -> Prompts | None:
+    """The prompts to which a reward applies, among some that are spread over all; None if it
+    applies to none of them."""
+    count = min(len(prompts.texts), _SOUGHT)
+    for start in range(0, count, len(shown.prompts)):
+        rows = [i * len(prompts.texts) // count for i in range(count)][start:][: len(shown.prompts)]
+        texts = [prompts.texts[row] for row in rows]
+        meta = [prompts.meta[row] for row in rows] if prompts.meta else ()
+        some = replace(shown.take(range(len(rows))), prompts=texts, meta=meta)
+        applies = reward_scores(name, reward, some).applies.tolist()
+        if any(applies):
+            kept = [i for i, here in enumerate(applies) if here]
+            their_meta = [meta[i] for i in kept] if meta else ()
+            return replace(prompts, texts=[texts[i] for i in kept], meta=their_meta)
+    return None
 
 
 def _check_examples(name: str, scores: Float[Tensor, " n"]) -> None:
@@ -174,8 +206,8 @@ def _check_examples(name: str, scores: Float[Tensor, " n"]) -> None:
         )
 
 
-def _check_different(name: str, scores: Float[Tensor, " n"], samples: Samples) -> None:
-    known = scores[~scores.isnan()]
+def _check_different(name: str, found: RewardScores, samples: Samples) -> None:
+    known = found.values[~found.values.isnan()]
     seen = "noise, a flat colour, a gradient, a chequerboard"
     shown = {
         "text": "texts",
@@ -188,7 +220,11 @@ def _check_different(name: str, scores: Float[Tensor, " n"], samples: Samples) -
         "better one first"
     )
     if len(known) == 0:
-        raise ValueError(f"reward {name}: it scores none of {shown}; {way_out}")
+        nowhere = not bool(found.applies.any())
+        why = ", to none of which it applies (None)" if nowhere else ""
+        raise ValueError(f"reward {name}: it scores none of {shown}{why}; {way_out}")
+    if len(known) == 1 and not bool(found.applies.all()):
+        return  # it abstains from the others, so there is nothing to compare
     if _alike(known):
         raise ValueError(f"reward {name}: {shown} all score {known[0]:.6g}; {way_out}")
 
@@ -254,8 +290,8 @@ def check_sum(
     """ValueError if the weighted sum of several rewards is constant over samples that each of them
     distinguishes.
 
-    Rewards are skipped if they are called only once, have their own examples, or do not score the
-    test samples.
+    The sum is over the rewards that apply to a sample. Rewards are skipped if they are called only
+    once, have their own examples, or do not score the test samples.
     """
     for reward in rewards.values():
         once = isinstance(reward, OneCall) and reward.one_call
@@ -263,14 +299,14 @@ def check_sum(
             return
     samples = probe(prompts.kind, prompts)
     try:
-        whole = torch.stack([weights[k] * scored(k, r, samples) for k, r in rewards.items()])
+        scores = score_all(rewards, samples)
     except WrongMedia:
         return
-    known = whole[:, ~whole.isnan().any(0)]
-    total = known.sum(0)
+    weight = torch.tensor([weights[name] for name in rewards], dtype=torch.float64)
+    known, total = (scores.values * weight)[scores.complete], scores.totals(weight)[scores.complete]
     if len(total) < 2:
         return
-    spread, left = float(known.std(1, correction=0).max()), float(total.max() - total.min())
+    spread, left = float(known.std(0, correction=0).max()), float(total.max() - total.min())
     if spread > 0 and left <= _ROUNDING * spread:
         raise ValueError(
             f"rewards {', '.join(rewards)}: they cancel: their weighted sum is {total[0]:.6g} "
