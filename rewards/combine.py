@@ -24,8 +24,8 @@ REWARD = "in reward "  # how an exception of a reward is noted
 class ByScore:
     """Turns a pointwise reward into a judge: 1 if a scores higher, 0 if lower, 1/2 if equal.
 
-    NaN where either is unscored, or the reward does not apply to it. Each sample is scored once, in however many pairs it is. Errors name the reward
-    `name`.
+    NaN where either is unscored, or the reward does not apply to it. Each sample is scored once, in
+    however many pairs it is. Errors name the reward `name`.
     """
 
     reward: Reward
@@ -59,7 +59,9 @@ def score_all(rewards: Mapping[str, Reward], samples: Samples) -> Scores:
     """
     if not rewards:
         raise ValueError("score_all needs at least one reward")
-    return Scores.of_rewards({n: reward_scores(n, reward, samples) for n, reward in rewards.items()})
+    return Scores.of_rewards(
+        {n: reward_scores(n, reward, samples) for n, reward in rewards.items()}
+    )
 
 
 def scored(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:

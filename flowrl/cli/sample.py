@@ -24,7 +24,6 @@ from flowrl.cli.steer import (
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import parse_specs
 from flowrl.iteration.sample import decode_samples_of
-from flowrl.iteration.score import totals
 from flowrl.media.statistics import Statistics
 from flowrl.models.own.policy import shown_by
 from flowrl.models.policy import Policy
@@ -182,7 +181,7 @@ def best_rewritings(
     (rollout,) = batch.rollouts(plan, wide.rows, seed=wide.seed, iteration=0)
     samples = decode_samples_of(batch, rollout, wide.prompts, wide.rows, "the samples")
     weights = torch.tensor([spec.weight_at(0) for spec in specs])
-    total = totals(score_all(rewards, samples), weights).nan_to_num(-torch.inf)
+    total = score_all(rewards, samples).totals(weights).nan_to_num(-torch.inf)
     best = total.view(-1, tries).argmax(1) + torch.arange(len(total) // tries) * tries
     scores = [f"{x:.3f}" if x > -torch.inf else "unscored" for x in total.tolist()]
     if bool(total.isinf().all()):

@@ -172,9 +172,7 @@ def _probed(name: str, reward: Reward, prompts: Prompts) -> tuple[Samples, Rewar
     raise ValueError(refusal)
 
 
-def _applicable(
-    name: str, reward: Reward, prompts: Prompts, shown: Samples
-) -> Prompts | None:
+def _applicable(name: str, reward: Reward, prompts: Prompts, shown: Samples) -> Prompts | None:
     """The prompts to which a reward applies, among some that are spread over all; None if it
     applies to none of them."""
     count = min(len(prompts.texts), _SOUGHT)

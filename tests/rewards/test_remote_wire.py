@@ -112,7 +112,8 @@ def test_too_many_pixels_are_refused_before_they_are_read(monkeypatch):
 @pytest.mark.parametrize(
     "body", [None, [], {}, {"values": [1]}, {"values": [1, "2"]}, {"values": [1, float("inf")]},
              {"values": [True, 1]}, {"values": [1, 2], "applies": [True]},
-             {"values": [1, 2], "applies": [True, 1]}, {"values": [1, 2], "applies": [True, False]}],
+             {"values": [1, 2], "applies": [True, 1]},
+             {"values": [1, 2], "applies": [True, False]}],
 )  # fmt: skip
 def test_an_answer_of_another_form_is_none(body):
     assert wire.read_scores(body, 2) is None

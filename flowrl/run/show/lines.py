@@ -21,7 +21,7 @@ from flowrl.run.show.panel import (
     given_line,
     panel_lines,
 )
-from flowrl.session.progress import Progress
+from flowrl.session.progress import Progress, deciding
 from flowrl.session.record import Terminal, clock
 from flowrl.session.session import Session
 from flowrl.settings import Run
@@ -145,6 +145,7 @@ class TerminalObserver(Observer):
             f"{n} {found.metrics[n]:.3f}"
             + (f" ({found.metrics[n] - base[n]:+.3f})" if n in base else "")
             for n in found.scores.names
+            if n in found.metrics
         )
         than = " (against the base)" if base else ""
         self.session.terminal.say(f"held-out after {progress.iteration}{than}: {scores}")
@@ -175,7 +176,7 @@ def held_out_scores(session: Session, progress: Progress) -> tuple[HeldOutScore,
     if progress.first is None or progress.last is None:
         return ()
     labels = [spec.label for spec in session.run.judges]
-    key = session.run.checkpoint.best or labels[0]
+    key = deciding(session.run, progress.first)
     base = progress.first if progress.last is not progress.first else {}
     scores = {
         name: HeldOutScore(name, progress.last[name], base.get(name))

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from flowrl.iteration.records import Iteration
-from flowrl.iteration.score import totals
 from flowrl.media import pictures
 from flowrl.pages.sample_files import Page
 from flowrl.run.evaluate.evaluate import Evaluated, HeldOutResult
@@ -66,7 +65,8 @@ def save_samples(session: Session, made: Evaluated, iteration: int, name: str) -
         float(result.scores.values[i, column]) if result.scores.scored[i, column] else None
         for i in pick
     ]
-    title = f"{session.folder.name}, iteration {iteration}: {key} {result.metrics[key]:.3f}"
+    mean = f"{result.metrics[key]:.3f}" if key in result.metrics else "applies to no sample"
+    title = f"{session.folder.name}, iteration {iteration}: {key} {mean}"
     samples, folder = session.drawn(result.samples.take(pick)), session.folder / "samples"
     page = Page(samples, scores, title)
     rows = [_shown_row(result, i) for i in pick]
@@ -159,7 +159,7 @@ def _lines(
     session: Session, made: Iteration, pick: list[int], taken: Samples
 ) -> Iterator[dict[str, Any]]:
     iteration, scores = made.number, made.scores.plans[0].own
-    weighted, advantages = totals(scores, session.weights(iteration - 1)).tolist(), None
+    weighted, advantages = scores.totals(session.weights(iteration - 1)).tolist(), None
     first = FirstSamples.of(session, made)
     if first is not None:
         advantages = _mean_advantages(*first.credit).tolist()
