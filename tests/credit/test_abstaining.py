@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -185,7 +186,7 @@ def tracked(made: Scores, weights: Tensor) -> Any:
 
 def bundled(made: Scores, weights: Tensor) -> Any:
     quantiles = ScoreQuantiles(2)
-    quantiles.after(made.arranged(lambda c: c[:12]), Context(columns(4), weights))
+    quantiles.after(made.arranged(lambda c: c[:8]), Context(columns(4), weights))
     return quantiles.state()
 
 
@@ -196,7 +197,7 @@ def outcome(made: Scores, weights: Tensor) -> RoundOutcome:
 
 def rates(made: Scores, weights: Tensor) -> Any:
     budget = Rationed(BudgetSettings(rates=(0.1, 0.9), success=1.0), 4)
-    _, learned = budget.scored(None, outcome(made, weights))
+    _, learned = budget.scored(SimpleNamespace(plan="p"), outcome(made, weights))
     return budget.rates.state(), learned.totals(weights).tolist()
 
 

@@ -269,8 +269,17 @@ def _samples(
 ) -> list[SampleRecord]:
     found, shown = [], draw(samples.take(places))
     for i, media in zip(places, shown.media, strict=True):
-        each = zip(scores.names, scores.values[i].tolist(), scores.scored[i].tolist(), strict=True)
-        known = {name: _number(value) if there else None for name, value, there in each}
+        known = {
+            name: _number(value) if there else None
+            for name, value, there, applies in zip(
+                scores.names,
+                scores.values[i].tolist(),
+                scores.scored[i].tolist(),
+                scores.applies[i].tolist(),
+                strict=True,
+            )
+            if applies
+        }
         prompt = shortened(str(samples.prompts[i]), MOST_TEXT // 10)
         found.append(SampleRecord(i, prompt, known, **_media(media, side)))
     if shown.audio is None:
