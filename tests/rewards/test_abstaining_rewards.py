@@ -55,8 +55,8 @@ async def later(completions: list[str], **columns: Any) -> list[float | None]:
     return LISTED
 
 
-def one(_: Samples) -> list[float]:
-    return [1.0] * 5
+def one(samples: Samples) -> list[float]:
+    return [1.0] * len(samples.prompts)
 
 
 def centred() -> Reward:
@@ -139,7 +139,7 @@ def test_a_tournament_of_a_reward_leaves_out_where_it_does_not_apply():
 def test_rows_without_a_reward_may_be_left_to_others():
     rows = [{"data_set": "own"}, {"data_set": "other"}]
     given = Samples(["x"] * 2, ["p"] * 2, torch.zeros(2, dtype=torch.long), rows)
-    half = {"own": {"name": "length"}}
+    half = {"own": {"name": "length", "most": 8}}
     alone = load("by_row", rewards=half, otherwise="abstain")
     assert states(reward_scores("r", alone, given)) == ["score", "abstains"]
     scored = load("by_row", rewards=half, otherwise=0)

@@ -18,8 +18,8 @@ from flowrl.run.show.panel import (
     MOST_REWARDS,
     HeldOutScore,
     PanelFacts,
-    given_line,
     panel_lines,
+    without_reward,
 )
 from flowrl.session.progress import Progress, deciding
 from flowrl.session.record import Terminal, clock
@@ -107,7 +107,7 @@ class Lines:
             f"{done:>4}/{self.iterations}",
             f"reward {m['reward']:.3f} {trend} (spread {m['reward_std']:.2f})"
             if "reward" in m
-            else given_line(m),
+            else without_reward(m),
         ]
         if "ratio" in m:
             clipped = m.get("clipped_low", 0.0) + m.get("clipped_high", 0.0)
