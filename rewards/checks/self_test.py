@@ -19,7 +19,7 @@ from torch import Tensor
 from rewards.audio import Audio
 from rewards.combine import reward_scores, score_all, scored
 from rewards.perception.media import WrongMedia, items
-from rewards.types import Kind, Reward, RewardScores, Samples
+from rewards.types import Kind, Reward, Samples
 
 _SIDE = 64  # pixels of the test images
 _RATE = 16_000  # Hz, of their sound
@@ -63,6 +63,10 @@ class ChecksPrompts(Protocol):
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError, naming the row, if a row could not be scored."""
         ...
+
+
+class Untested(ValueError):
+    """A reward of some prompts alone, of which the test samples cannot tell whether it works."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,8 @@ def _sounds() -> Audio:
 def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
     """Test a reward and return a sentence with its scores, or raise a ValueError that names it.
 
-    A reward that abstains is tested on prompts to which it applies.
+    A reward that abstains is tested on prompts to which it applies: Untested if there are none, or
+    if the test samples score the same there, as wrong answers do.
 
     A reward fails if its scores are not one finite number per sample, or if it scores nothing; if
     samples that must differ have equal scores or the wrong order; if two identical calls, or two
@@ -136,9 +141,8 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
         _check_examples(name, scores)
         line = f"{name}: {scores[0]:.4g} for the better of its examples, {scores[1]:.4g}"
     else:
-        samples, found = _probed(name, reward, prompts)
-        _check_different(name, found, samples)
-        scores = found.values
+        samples, scores, abstains = _probed(name, reward, prompts)
+        _check_different(name, scores, samples, abstains)
         line = (
             f"{name}: {', '.join(f'{s:.4g}' for s in scores)} for {len(scores)} different samples"
         )
@@ -150,8 +154,11 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
     return f"{line}; {how}"
 
 
-def _probed(name: str, reward: Reward, prompts: Prompts) -> tuple[Samples, RewardScores]:
-    """Test samples of the run's kind, or of a kind that the reward takes, and their scores."""
+def _probed(
+    name: str, reward: Reward, prompts: Prompts
+) -> tuple[Samples, Float[Tensor, " n"], bool]:
+    """Test samples of the run's kind, or of a kind that the reward takes, their scores, and whether
+    the reward abstains from some."""
     once = isinstance(reward, OneCall) and reward.one_call
     kinds: list[Kind] = [prompts.kind, *[k for k in ("image", "video") if k != prompts.kind]]
     refusal = ""
@@ -162,18 +169,16 @@ def _probed(name: str, reward: Reward, prompts: Prompts) -> tuple[Samples, Rewar
         except WrongMedia as error:
             refusal = refusal or str(error)
             continue
-        if once or bool(found.applies.all()):
-            return samples, found
-        theirs = _applicable(name, reward, prompts, samples)
-        if theirs is not None:
-            samples = probe(kind, theirs)
-            found = reward_scores(name, reward, samples)
-        return samples, found
+        abstains = not bool(found.applies.all())
+        if once or not abstains:
+            return samples, found.values, abstains
+        samples = probe(kind, _applicable(name, reward, prompts, samples))
+        return samples, scored(name, reward, samples), abstains
     raise ValueError(refusal)
 
 
-def _applicable(name: str, reward: Reward, prompts: Prompts, shown: Samples) -> Prompts | None:
-    """The prompts to which a reward applies, among some that are spread over all; None if it
+def _applicable(name: str, reward: Reward, prompts: Prompts, shown: Samples) -> Prompts:
+    """The prompts to which a reward applies, among some that are spread over all. Untested if it
     applies to none of them."""
     count = min(len(prompts.texts), _SOUGHT)
     for start in range(0, count, len(shown.prompts)):
@@ -186,7 +191,11 @@ def _applicable(name: str, reward: Reward, prompts: Prompts, shown: Samples) -> 
             kept = [i for i, here in enumerate(applies) if here]
             their_meta = [meta[i] for i in kept] if meta else ()
             return replace(prompts, texts=[texts[i] for i in kept], meta=their_meta)
-    return None
+    raise Untested(
+        f"reward {name}: it applies to none of {count} prompts, spread over all (it returned None "
+        "for each), so it is not tested; if it should apply, compare what it asks of a row with "
+        "the prompt file"
+    )
 
 
 def _check_examples(name: str, scores: Float[Tensor, " n"]) -> None:
@@ -204,8 +213,10 @@ def _check_examples(name: str, scores: Float[Tensor, " n"]) -> None:
         )
 
 
-def _check_different(name: str, found: RewardScores, samples: Samples) -> None:
-    known = found.values[~found.values.isnan()]
+def _check_different(
+    name: str, scores: Float[Tensor, " n"], samples: Samples, abstains: bool
+) -> None:
+    known = scores[~scores.isnan()]
     seen = "noise, a flat colour, a gradient, a chequerboard"
     shown = {
         "text": "texts",
@@ -217,14 +228,11 @@ def _check_different(name: str, found: RewardScores, samples: Samples) -> None:
         "if that is right, add examples() -> Samples: two samples that it scores differently, the "
         "better one first"
     )
+    kind = Untested if abstains else ValueError
     if len(known) == 0:
-        nowhere = not bool(found.applies.any())
-        why = ", to none of which it applies (None)" if nowhere else ""
-        raise ValueError(f"reward {name}: it scores none of {shown}{why}; {way_out}")
-    if len(known) == 1 and not bool(found.applies.all()):
-        return  # it abstains from the others, so there is nothing to compare
+        raise kind(f"reward {name}: it scores none of {shown}; {way_out}")
     if _alike(known):
-        raise ValueError(f"reward {name}: {shown} all score {known[0]:.6g}; {way_out}")
+        raise kind(f"reward {name}: {shown} all score {known[0]:.6g}; {way_out}")
 
 
 def _alike(scores: Float[Tensor, " n"]) -> bool:

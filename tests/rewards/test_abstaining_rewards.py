@@ -17,7 +17,7 @@ from rewards.catalogue.gate import Gate
 from rewards.catalogue.remote import RemoteReward
 from rewards.catalogue.soft_minimum import SoftMinimum
 from rewards.catalogue.win_rate import Tournament
-from rewards.checks.self_test import Prompts, check_sum, self_test
+from rewards.checks.self_test import Prompts, Untested, check_sum, self_test
 from rewards.combine import ByScore, reward_scores
 from rewards.judging.pairs import PairBudget
 from rewards.serving.server import Served
@@ -160,12 +160,12 @@ def test_a_reward_is_tested_on_prompts_to_which_it_applies():
         return reward
 
     assert "for 4 different samples" in self_test("b", of_task("b"), prompts)
-    with pytest.raises(ValueError, match=r"to none of which it applies \(None\); if that is right"):
+    with pytest.raises(Untested, match=r"it applies to none of 256 prompts, spread over all"):
         self_test("c", of_task("c"), prompts)
     check_sum({"a": of_task("a"), "b": of_task("b")}, {"a": 1.0, "b": 1.0}, prompts)
 
     def constant(samples: Samples) -> list[float | None]:
         return [1.0 if row["task"] == "b" else None for row in samples.meta]
 
-    with pytest.raises(ValueError, match="texts all score 1"):
+    with pytest.raises(Untested, match="texts all score 1"):
         self_test("constant", constant, prompts)

@@ -40,6 +40,22 @@ def never(samples):
 """
 
 
+PAGE = """
+def right(prompts, completions, task, **kwargs):
+    rewards = []
+    for prompt, completion, t in zip(prompts, completions, task):
+        rewards.append((1.0 if "abba" in completion else -1.0) if t == "a" else None)
+    return rewards
+
+
+def works(prompts, completions, task, **kwargs):
+    rewards = []
+    for prompt, completion, t in zip(prompts, completions, task):
+        rewards.append((1.0 if "e" in completion else -1.0) if t == "bb" else None)
+    return rewards
+"""
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     return tiny_lm.write(tmp_path_factory.mktemp("lm"))
@@ -154,14 +170,21 @@ def test_a_run_without_any_reward_that_applies_stands_still(model, tmp_path):
     assert "never" not in result.metrics and result.columns["never"].isnan().all()
 
 
-def test_the_start_refuses_a_reward_that_applies_to_no_prompt(model, tmp_path, capsys):
-    settings = tree(model, tmp_path, "aaaa", "a_words b_words")
-    assert flowrl("train", write(settings, tmp_path), "--folder", tmp_path / "run") == 2
-    said = capsys.readouterr().err
-    assert "reward b_words" in said and "to none of which it applies (None)" in said
-    advised = ["--train.self_test", "warn", "--train.iterations", "1", "--evaluate.every", "1"]
-    words = [write(settings, tmp_path), "--folder", tmp_path / "again", *advised]
-    assert flowrl("train", *words) == 0
+def test_a_page_s_two_functions_run_though_one_asks_for_a_task_that_no_row_has(
+    model, tmp_path, capsys
+):
+    """In TRL's page the rows say `code` and the function asks for `coding`; scores are 1 and -1."""
+    settings = tree(model, tmp_path, "abab", "")
+    (tmp_path / "page.py").write_text(PAGE)
+    settings["rewards"] = [f"{tmp_path / 'page.py'}:{name}" for name in ("right", "works")]
+    settings["train"]["iterations"] = 1
+    assert flowrl("train", write(settings, tmp_path), "--folder", tmp_path / "run") == 0
+    said = "".join(capsys.readouterr())
+    assert "reward works: it applies to none of 4 prompts" in said
+    assert "no reward applies to 50 % of the samples of iteration 1" in said
+    (line,) = [line for line in lines(tmp_path / "run") if line["iteration"] == 1]
+    assert line["applies/right"] == 0.5 and line["applies/works"] == 0
+    assert line["reward"] == line["reward/right"] and line["abstained"] == 12
 
 
 def test_an_older_run_resumes_with_a_line_on_what_none_means(model, tmp_path):
