@@ -70,7 +70,7 @@ def scored(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:
 
 
 def reward_scores(name: str, reward: Reward, samples: Samples) -> RewardScores:
-    """What one reward says of the samples, as float64 on the CPU.
+    """Scores of one reward, as float64 on the CPU.
 
     ValueError, naming the reward, for a result that is not one finite real number per sample, and
     for a reward that changes the run (`rewards.guard`).

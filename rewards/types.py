@@ -148,8 +148,7 @@ def cell(row: Mapping[str, Any], column: str) -> Any:
 
 
 class RewardScores(NamedTuple):
-    """What one reward says of n samples: a score, that it could not score, or that it does not
-    apply.
+    """Scores of n samples by one reward, which may fail, or abstain where it does not apply.
 
     values   NaN where there is no score, so that arithmetic cannot take a missing one for a number
     applies  False where the reward has nothing to say of the sample: it abstains
@@ -252,7 +251,7 @@ class IntermediateScores(NamedTuple):
     @property
     def complete(self) -> Bool[Tensor, "n k"]:
         """States whose total is known: see `Scores.complete`."""
-        return complete(self.scored, self.abstained)
+        return totals_known(self.scored, self.abstained)
 
     def arranged(self, move: Callable[[Tensor], Tensor]) -> "IntermediateScores":
         """Apply `move` to the rows [n ...] of all columns."""
@@ -267,10 +266,10 @@ def _given(abstained: Tensor | None, scored: Tensor) -> Tensor:
     return torch.zeros_like(scored) if abstained is None else abstained
 
 
-def complete(
+def totals_known(
     scored: Bool[Tensor, "*n r"], abstained: Bool[Tensor, "*n r"] | None
 ) -> Bool[Tensor, "*n"]:
-    """Where a weighted sum is known: some reward applies, and each that applies has a score."""
+    """A mask of known totals: some reward applies, and each that applies has a score."""
     return scored.any(-1) & (scored | _given(abstained, scored)).all(-1)
 
 
@@ -299,13 +298,13 @@ class Scores:
 
     @property
     def applies(self) -> Bool[Tensor, "n r"]:
-        """Where a reward has something to say of a sample, be it a score or a failure."""
+        """A mask of the rewards that apply, be it with a score or with a failure."""
         return ~_given(self.abstained, self.scored)
 
     @property
     def complete(self) -> Bool[Tensor, " n"]:
         """Samples whose total is known: some reward applies, and each that applies has a score."""
-        return complete(self.scored, self.abstained)
+        return totals_known(self.scored, self.abstained)
 
     @property
     def outside(self) -> Bool[Tensor, " n"]:
@@ -370,7 +369,7 @@ class Scores:
         return cls(values.nan_to_num(0.0), known, tuple(columns), abstained=~applies)
 
     def column(self, name: str) -> RewardScores:
-        """What one reward says of the samples."""
+        """Return the scores of one reward."""
         at = self.names.index(name)
         values = self.values[:, at].masked_fill(~self.scored[:, at], torch.nan)
         return RewardScores(values, self.applies[:, at])
