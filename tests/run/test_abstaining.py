@@ -159,7 +159,8 @@ def test_a_reward_that_never_applies_changes_nothing(model, tmp_path):
 
 
 def test_a_run_without_any_reward_that_applies_stands_still(model, tmp_path):
-    kept = opened(tree(model, tmp_path, "abab", "never", self_test="off"), tmp_path)
+    settings = tree(model, tmp_path, "abab", "never", self_test="off", weight_decay=0.0)
+    kept = opened(settings, tmp_path)
     before = [p.detach().clone() for p in kept.learner.policies.parameters.values()]
     metrics = iterate(kept, Progress()).metrics
     assert metrics["abstained"] == metrics["unscored"] == 24 and "reward" not in metrics
