@@ -291,6 +291,12 @@ def test_means_of_rewards_are_over_the_samples_to_which_they_apply():
     assert not {n for n in names if n.startswith(("applies", "abstained"))}, "as before"
 
 
+@pytest.mark.parametrize("missing", [None, FAILED])
+def test_a_sample_without_a_total_gives_a_group_no_spread(missing):
+    table = [[1.0], [missing], [1.0], [-2.0], [-2.0], [missing], [3.0], [missing], [4.0]]
+    assert score_metrics(scores(table), torch.ones(1), 3)["flat_groups"] == pytest.approx(2 / 3)
+
+
 def test_a_reward_that_applies_nowhere_has_no_mean():
     metrics = score_metrics(scores([[1.0, None], [3.0, None]]), torch.ones(2), 2)
     assert metrics["reward"] == 2 and metrics["unscored"] == 0 and metrics["applies/r1"] == 0
