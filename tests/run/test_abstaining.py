@@ -140,7 +140,7 @@ def test_the_logged_reward_is_over_all_samples_to_which_some_reward_applies(mode
     group = text_runs.GRPO["group"]
     for start in range(0, len(wanted), group):
         own = wanted[start : start + group]
-        mean, std = statistics.fmean(own), statistics.pstdev(own)
+        mean, std = statistics.fmean(own), statistics.stdev(own)  # divides by n - 1
         for i, value in enumerate(own, start):
             advantage = made.first.credit[0][i, 0].item()
             assert advantage == pytest.approx((value - mean) / (std + 1e-4) if std else 0, abs=1e-3)
