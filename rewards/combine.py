@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rewards.guard import Called, guarded_call
-from rewards.types import Judge, Reward, Samples, Scores
+from rewards.types import Judge, Reward, RewardScores, Samples, Scores
 
 REWARD = "in reward "  # how an exception of a reward is noted
 
@@ -24,8 +24,8 @@ REWARD = "in reward "  # how an exception of a reward is noted
 class ByScore:
     """Turns a pointwise reward into a judge: 1 if a scores higher, 0 if lower, 1/2 if equal.
 
-    NaN where either is unscored. Each sample is scored once, in however many pairs it is. Errors
-    name the reward `name`.
+    NaN where either is unscored, or the reward does not apply to it. Each sample is scored once, in
+    however many pairs it is. Errors name the reward `name`.
     """
 
     reward: Reward
@@ -34,29 +34,43 @@ class ByScore:
     def __call__(
         self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
     ) -> Float[Tensor, " p"]:
-        score = scored(self.name, self.reward, samples)
-        difference = score[a.cpu()] - score[b.cpu()]
+        return self.verdicts(samples, a, b).values
+
+    def verdicts(
+        self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
+    ) -> RewardScores:
+        """Verdicts, and the pairs of two samples to which the reward applies."""
+        score, applies = reward_scores(self.name, self.reward, samples)
+        first, second = a.cpu(), b.cpu()
+        difference = score[first] - score[second]
         won = (torch.sign(difference) + 1) / 2
-        return won.masked_fill(difference.isnan(), torch.nan)  # the sign of NaN would be 0
+        # the sign of NaN would be 0
+        won = won.masked_fill(difference.isnan(), torch.nan)
+        return RewardScores(won, applies[first] & applies[second])
 
 
 def score_all(rewards: Mapping[str, Reward], samples: Samples) -> Scores:
     """Scores of all rewards, one column each in the mapping's order, float64 on the CPU.
 
-    NaN (or None, alone or in a list) marks a sample that the reward could not score. Samples whose
-    media are None are unscored by all rewards and never passed to one. An exception of a reward
-    passes through, with the reward's name as a note; `scored` lists the other errors.
+    None (alone or in a list) marks a sample to which the reward does not apply, NaN one that it
+    could not score. Samples whose media are None are unscored by all rewards and never passed to
+    one. An exception of a reward passes through, with the reward's name as a note;
+    `reward_scores` lists the other errors.
     """
     if not rewards:
         raise ValueError("score_all needs at least one reward")
-    columns = [scored(name, reward, samples) for name, reward in rewards.items()]
-    values = torch.stack(columns, 1)
-    known = ~values.isnan()
-    return Scores(values.nan_to_num(0.0), known, tuple(rewards))
+    return Scores.of_rewards(
+        {n: reward_scores(n, reward, samples) for n, reward in rewards.items()}
+    )
 
 
 def scored(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:
-    """Scores of one reward as float64 on the CPU; NaN for unscored samples.
+    """The values of `reward_scores`, NaN without a score, for whoever asks for numbers alone."""
+    return reward_scores(name, reward, samples).values
+
+
+def reward_scores(name: str, reward: Reward, samples: Samples) -> RewardScores:
+    """Scores of one reward, as float64 on the CPU.
 
     ValueError, naming the reward, for a result that is not one finite real number per sample, and
     for a reward that changes the run (`rewards.guard`).
@@ -65,47 +79,57 @@ def scored(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:
     missing = torch.zeros(n, dtype=torch.bool)
     if not isinstance(samples.media, Tensor):
         missing = torch.tensor([item is None for item in samples.media], dtype=torch.bool)
-    column = torch.full((n,), torch.nan, dtype=torch.float64)
+    failed = torch.full((n,), torch.nan, dtype=torch.float64)
+    found = RewardScores(failed, torch.ones(n, dtype=torch.bool))
     if missing.all():
-        return column
+        return found
     kept = torch.nonzero(~missing).flatten()
     shown = samples if len(kept) == n else samples.take(kept)
     with _noted("reward", name):
-        column[kept] = _column("reward", name, guarded_call(name, reward, shown), len(kept))
-    return column
+        found.put(kept, _column("reward", name, guarded_call(name, reward, shown), len(kept)))
+    return found
 
 
 def judged(
     name: str, judge: Judge, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
 ) -> Float[Tensor, " p"]:
     """Verdicts of a judge as float64 on the CPU; NaN without a verdict. Raises the same errors as
-    `scored`."""
+    `reward_scores`."""
     with _noted("judge", name):
         result = guarded_call(name, lambda s: judge(s, a.clone(), b.clone()), samples, "judge")
-        return _column("judge", name, result, len(a))
+        return _column("judge", name, result, len(a)).values
 
 
-def _column(what: Called, name: str, result: Any, n: int) -> Float[Tensor, " n"]:
+def _column(what: Called, name: str, result: Any, n: int) -> RewardScores:
     """Convert the result of a reward or judge to n numbers."""
     try:
         column = _numbers(result, n)
-        if column.shape != (n,):
-            raise ValueError(f"shape {list(column.shape)}")
-        if column.isinf().any():
+        if column.values.shape != (n,):
+            raise ValueError(f"shape {list(column.values.shape)}")
+        if column.applies.shape != (n,):
+            raise ValueError(f"RewardScores with applies of shape {list(column.applies.shape)}")
+        if column.values.isinf().any():
             raise ValueError("an infinite score")
     except ValueError as error:
-        verb, each = ("score", "sample") if what == "reward" else ("judge", "pair")
+        each, missing = "pair", "None or NaN without a verdict"
+        if what == "reward":
+            each, missing = "sample", "None where it does not apply, NaN if it cannot score"
         raise ValueError(
             f"{what} {name!r} returned {error}; expected {n} finite numbers, one per {each}, in "
-            f"a tensor or list (None or NaN if it cannot {verb})"
+            f"a tensor or list ({missing})"
         ) from error
     return column
 
 
-def _numbers(result: Any, n: int) -> Tensor:
+def _numbers(result: Any, n: int) -> RewardScores:
     """ValueError, with a description of the result, for anything but real numbers."""
     if result is None:
-        return torch.full((n,), torch.nan, dtype=torch.float64)
+        return RewardScores.nowhere(n)
+    if isinstance(result, RewardScores):
+        applies = result.applies.detach().cpu().bool()
+        values = _every_applies(result.values.detach().cpu()).values
+        # what a reward says of a sample to which it does not apply is not read
+        return RewardScores(values.masked_fill(~applies, torch.nan), applies)
     if isinstance(result, np.ma.MaskedArray):
         raise ValueError("a masked array, whose mask would be lost: return .filled(numpy.nan)")
     if isinstance(result, Set):
@@ -117,15 +141,20 @@ def _numbers(result: Any, n: int) -> Tensor:
             raise ValueError("complex numbers")
         if result.layout is not torch.strided:
             raise ValueError("a sparse tensor")
-        return result.detach().cpu().double()
+        return _every_applies(result.detach().cpu())
     if not isinstance(result, Iterable) or isinstance(result, str | bytes | Mapping):
         raise ValueError(f"one {type(result).__name__}")
-    return torch.tensor([_number(value) for value in result], dtype=torch.float64)
+    given = list(result)
+    applies = torch.tensor([value is not None for value in given], dtype=torch.bool)
+    numbers = [torch.nan if value is None else _number(value) for value in given]
+    return RewardScores(torch.tensor(numbers, dtype=torch.float64), applies)
+
+
+def _every_applies(values: Tensor) -> RewardScores:
+    return RewardScores(values.double(), torch.ones(values.shape, dtype=torch.bool))
 
 
 def _number(value: Any) -> float:
-    if value is None:
-        return torch.nan
     if value is np.ma.masked:
         raise ValueError("a list with a masked number")
     if isinstance(value, Tensor | np.ndarray) and value.shape == ():

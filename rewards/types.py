@@ -147,16 +147,47 @@ def cell(row: Mapping[str, Any], column: str) -> Any:
     return cell(inner, rest) if dot and isinstance(inner, Mapping) else None
 
 
+class RewardScores(NamedTuple):
+    """Scores of n samples by one reward, which may fail, or abstain where it does not apply.
+
+    values   NaN where there is no score, so that arithmetic cannot take a missing one for a number
+    applies  False where the reward has nothing to say of the sample: it abstains
+    """
+
+    values: Float[Tensor, " n"]
+    applies: Bool[Tensor, " n"]
+
+    @property
+    def plain(self) -> "Tensor | RewardScores":
+        """The values alone if the reward applies to every sample."""
+        return self.values if bool(self.applies.all()) else self
+
+    @classmethod
+    def nowhere(cls, n: int) -> "RewardScores":
+        """A reward that applies to none of n samples, to be filled with `put`."""
+        missing = torch.full((n,), torch.nan, dtype=torch.float64)
+        return cls(missing, torch.zeros(n, dtype=torch.bool))
+
+    def put(self, rows: Sequence[int] | Int[Tensor, " m"], scores: "RewardScores") -> None:
+        """Write the scores of these rows in place."""
+        self.values[rows], self.applies[rows] = scores
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "RewardScores":
+        """The same samples with other values."""
+        return self._replace(values=change(self.values))
+
+
 @runtime_checkable
 class Reward(Protocol):
     """Scores samples; higher is better. NaN marks a sample that the reward cannot score.
 
+    A reward that does not apply to every sample returns `RewardScores`, or a list with None.
     Pointwise rewards ignore `samples.group`; groupwise rewards compare samples within a group. A
     reward may say which of them it is: `SaysPer`. Scores are floats on the CPU, without gradient.
     A reward must not change its inputs.
     """
 
-    def __call__(self, samples: Samples) -> Float[Tensor, " n"]: ...
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores: ...
 
 
 @runtime_checkable
@@ -217,7 +248,7 @@ class FindsAnswers(Protocol):
 class Judge(Protocol):
     """P(sample a is preferred to sample b), for pairs of rows of `samples`.
 
-    NaN marks a pair without a verdict, which is left out.
+    NaN, or None in a list, marks a pair without a verdict, which is left out.
     """
 
     def __call__(
@@ -228,28 +259,56 @@ class Judge(Protocol):
 class IntermediateScores(NamedTuple):
     """Scores of predicted clean samples of intermediate states; column k is the state before step
     k. `values` is 0 where `scored` is False. `weights` belong to rewards used for intermediate
-    states only; None if they are the samples' own rewards."""
+    states only; None if they are the samples' own rewards. `abstained` marks states to which a
+    reward does not apply; None: there are none."""
 
     values: Float[Tensor, "n k r"]
     scored: Bool[Tensor, "n k r"]
     weights: Float[Tensor, " r"] | None = None
+    abstained: Bool[Tensor, "n k r"] | None = None
+
+    @property
+    def complete(self) -> Bool[Tensor, "n k"]:
+        """States whose total is known: see `Scores.complete`."""
+        return totals_known(self.scored, self.abstained)
 
     def arranged(self, move: Callable[[Tensor], Tensor]) -> "IntermediateScores":
-        """Apply `move` to the rows [n ...] of both columns."""
-        return IntermediateScores(move(self.values), move(self.scored), self.weights)
+        """Apply `move` to the rows [n ...] of all columns."""
+        abstained = _given(self.abstained, self.scored)
+        return IntermediateScores(
+            move(self.values), move(self.scored), self.weights, move(abstained)
+        )
+
+
+def _given(abstained: Tensor | None, scored: Tensor) -> Tensor:
+    """The mask of abstentions; all False if there are none."""
+    return torch.zeros_like(scored) if abstained is None else abstained
+
+
+def totals_known(
+    scored: Bool[Tensor, "*n r"], abstained: Bool[Tensor, "*n r"] | None
+) -> Bool[Tensor, "*n"]:
+    """A mask of known totals: some reward applies, and each that applies has a score."""
+    return scored.any(-1) & (scored | _given(abstained, scored)).all(-1)
 
 
 @dataclass(frozen=True)
 class Scores:
     """Scores with one column per reward. `values` is 0 where `scored` is False.
 
+    A reward abstains from a sample to which it does not apply. That is no failure: the sample's
+    total is the sum over the rewards that apply. Without a score a reward has failed, unless it
+    abstained.
+
     intermediate  scores of intermediate states by the same rewards, if the plan asks for them
+    abstained     where a reward does not apply; None: every reward applies to every sample
     """
 
     values: Float[Tensor, "n r"]
     scored: Bool[Tensor, "n r"]
     names: tuple[str, ...]
     intermediate: IntermediateScores | None = None
+    abstained: Bool[Tensor, "n r"] | None = None
 
     @property
     def way(self) -> IntermediateScores | None:
@@ -257,20 +316,51 @@ class Scores:
         return self.intermediate
 
     @property
+    def applies(self) -> Bool[Tensor, "n r"]:
+        """A mask of the rewards that apply, be it with a score or with a failure."""
+        return ~_given(self.abstained, self.scored)
+
+    @property
+    def complete(self) -> Bool[Tensor, " n"]:
+        """Samples whose total is known: some reward applies, and each that applies has a score."""
+        return totals_known(self.scored, self.abstained)
+
+    @property
+    def outside(self) -> Bool[Tensor, " n"]:
+        """Samples to which no reward applies."""
+        return ~self.applies.any(1)
+
+    @property
     def unscored(self) -> dict[str, int]:
-        """Number of samples that each reward could not score."""
-        missing = (~self.scored).sum(0).tolist()
+        """Number of samples that each reward should have scored and could not."""
+        missing = (self.applies & ~self.scored).sum(0).tolist()
         return dict(zip(self.names, missing, strict=True))
+
+    @property
+    def terms(self) -> "Scores":
+        """The scores as terms of a sum: a reward adds 0 to a sample to which it does not apply, if
+        another reward has scored that sample."""
+        zeros = ~self.applies & self.scored.any(1, keepdim=True)
+        return replace(self, scored=self.scored | zeros)
+
+    def totals(self, weights: Float[Tensor, " r"]) -> Float[Tensor, " n"]:
+        """The weighted sum over the rewards that apply, NaN where it is not `complete`."""
+        weighted = self.values @ weights.to(self.values.dtype)
+        return torch.where(self.complete, weighted, torch.nan)
 
     def of(self, rewards: Sequence[int]) -> "Scores":
         """The columns of these rewards, without scores of intermediate states."""
         at = list(rewards)
-        return Scores(self.values[:, at], self.scored[:, at], tuple(self.names[i] for i in at))
+        abstained = None if self.abstained is None else self.abstained[:, at]
+        names = tuple(self.names[i] for i in at)
+        return Scores(self.values[:, at], self.scored[:, at], names, abstained=abstained)
 
     def arranged(self, move: Callable[[Tensor], Tensor]) -> "Scores":
         """Apply `move` to the rows [n ...] of every column."""
         way = None if self.intermediate is None else self.intermediate.arranged(move)
-        return Scores(move(self.values), move(self.scored), self.names, way)
+        # moved even where nothing abstained here: `move` may gather from all processes
+        abstained = move(_given(self.abstained, self.scored))
+        return Scores(move(self.values), move(self.scored), self.names, way, abstained)
 
     @classmethod
     def joined(cls, parts: "Sequence[Scores]") -> "Scores":
@@ -283,9 +373,25 @@ class Scores:
                 torch.cat([w.values for w in ways]),
                 torch.cat([w.scored for w in ways]),
                 ways[0].weights,
+                torch.cat([_given(w.abstained, w.scored) for w in ways]),
             )
         values, scored = torch.cat([p.values for p in parts]), torch.cat([p.scored for p in parts])
-        return cls(values, scored, parts[0].names, way)
+        abstained = torch.cat([_given(p.abstained, p.scored) for p in parts])
+        return cls(values, scored, parts[0].names, way, abstained)
+
+    @classmethod
+    def of_rewards(cls, columns: "Mapping[str, RewardScores]") -> "Scores":
+        """Scores from those of each reward, in the mapping's order."""
+        values = torch.stack([column.values for column in columns.values()], 1)
+        applies = torch.stack([column.applies for column in columns.values()], 1)
+        known = ~values.isnan()
+        return cls(values.nan_to_num(0.0), known, tuple(columns), abstained=~applies)
+
+    def column(self, name: str) -> RewardScores:
+        """Return the scores of one reward."""
+        at = self.names.index(name)
+        values = self.values[:, at].masked_fill(~self.scored[:, at], torch.nan)
+        return RewardScores(values, self.applies[:, at])
 
 
 # Numbers that rewards report with their scores: requests, failures, tokens, spread of votes.

@@ -1,12 +1,14 @@
 """A function in a user's file as a reward: with our own signature, Flow-GRPO's or TRL's.
 
-function(samples, ...)                    n scores, as a tensor or a list that may contain None
+function(samples, ...)                    n scores, as a tensor or a list
 function(images, prompts, metadata, ...)  Flow-GRPO's: images [n 3 h w] or videos [n f 3 h w] as one
                                           float tensor in 0..1, a list of prompts, one dict of
                                           columns per sample; returns scores or (scores, info)
 function(prompts, completions, ...)       TRL's, by keyword: two lists of strings (of chat messages
                                           where annotated so), and one list per column that the
                                           function names or collects in **kwargs
+
+None in a list says that the reward does not apply to the sample, NaN that it could not score it.
 
 A judge of pairs is judge(samples, a, b, ...): for each pair of rows a[i] and b[i] the probability
 that a[i] is preferred.
@@ -29,9 +31,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rewards.checks.settings import function_parameters
-from rewards.combine import scored
-from rewards.perception.media import each_size, expect
-from rewards.types import Reward, Samples, no_such_name, per_of
+from rewards.combine import reward_scores
+from rewards.perception.media import by_size, expect
+from rewards.types import Reward, RewardScores, Samples, no_such_name, per_of
 
 _FLOW_GRPO = ("images", "prompts")  # how its signature begins
 _TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -48,7 +50,7 @@ class Own:
     shows   the file's function `examples`, if any: it returns two samples, the better one first
     """
 
-    function: Callable[..., Tensor | Sequence[float | None] | None]
+    function: Callable[..., Tensor | Sequence[float | None] | RewardScores | None]
     settings: Mapping[str, Any]
     shows: Callable[[], Samples] | None = None
 
@@ -78,15 +80,19 @@ class OwnJudge(Own):
 class FlowGrpoFunction(Own):
     """Wraps `function(images, prompts, metadata, **settings)`, called once per media size."""
 
-    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
         name = self.function.__name__
         expect(samples, name, "image", "video")
-        return each_size(samples, lambda part: scored(name, self._scores, part))
+        found = RewardScores.nowhere(len(samples.prompts))
+        for rows, part in by_size(samples):
+            found.put(rows, reward_scores(name, self._scores, part))
+        return found.plain
 
     def _scores(self, samples: Samples) -> Any:
         metadata = [dict(row) for row in samples.meta] or [{} for _ in samples.prompts]
         result: Any = self.function(samples.media, list(samples.prompts), metadata, **self.settings)
-        scores = result[0] if isinstance(result, tuple) else result
+        pair = isinstance(result, tuple) and not isinstance(result, RewardScores)
+        scores = result[0] if pair else result
         return scores["avg"] if isinstance(scores, Mapping) and "avg" in scores else scores
 
 

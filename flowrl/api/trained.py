@@ -24,6 +24,7 @@ from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score
 from flowrl.session import record
 from flowrl.session.atomic import numbered_folders
 from flowrl.session.live import NOTHING_LIVE, Live
+from flowrl.session.progress import deciding
 from flowrl.session.session import load_rewards
 from flowrl.settings import PromptFiles, RewardSpec, Run
 from flowrl.settings.model.model import GuidanceScale
@@ -97,7 +98,9 @@ class TrainedRun:
         if folder is None:
             return None
         run, iteration = self.settings, int(folder.name)
-        key = f"held_out/{run.checkpoint.best or run.judges[0].label}"
+        evaluated = (line for line in self.metrics if any(n.startswith("held_out/") for n in line))
+        first = {name.removeprefix("held_out/"): x for name, x in next(evaluated, {}).items()}
+        key = f"held_out/{deciding(run, first)}"
         line = next(line for line in self.metrics if line["iteration"] == iteration)
         score = line.get(key, math.nan)  # another reward decides since then
         return Best(iteration, score, folder)

@@ -126,15 +126,17 @@ class Rationed:
         replayed = self._replayed(rollout, outcome, won)
         self.rates.learn(outcome.draws.rows, won, ~each.isnan(), outcome.iteration)
         taught, values, scored = {}, outcome.scores.values.clone(), outcome.scores.scored.clone()
+        abstained = ~outcome.scores.applies
         for draw, success in replayed.items():
             sample = (draw + 1) * each.shape[1] - 1  # a draw's last makes room
             values[sample], scored[sample] = success.scores.to(values), success.scored
+            abstained[sample] = False if success.abstained is None else success.abstained
             if draw in outcome.mine and outcome.counts:
                 taught[sample - outcome.mine.start * each.shape[1]] = success.pieces
         self._remember(rollout, outcome, won)
         self._metrics["replayed"] = self._metrics.get("replayed", 0.0) + len(replayed)
         kept = put(rollout, taught) if self.settings.replay else rollout
-        return kept, replace(outcome.scores, values=values, scored=scored)
+        return kept, replace(outcome.scores, values=values, scored=scored, abstained=abstained)
 
     def _replayed(self, rollout: Any, outcome: RoundOutcome, won: Tensor) -> dict[int, Success]:
         """Successes for draws whose group has none, keyed by the first draw of each such group."""
@@ -162,6 +164,7 @@ class Rationed:
                 scores=outcome.scores.values[sample].clone(),
                 scored=outcome.scores.scored[sample].clone(),
                 pieces=pieces,
+                abstained=(~outcome.scores.applies)[sample].clone(),
             )
             own[draw] = outcome.draws.rows[draw], success
         every = {draw: found for part in gather_object([own]) for draw, found in part.items()}

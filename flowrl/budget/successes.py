@@ -23,12 +23,13 @@ Pieces = dict[str, Tensor]  # a sample's part of every tensor of a rollout, on t
 
 
 class Success(NamedTuple):
-    """A successful sample of one prompt under one plan: `scores` [r], and a mask of the scores that
-    exist."""
+    """A successful sample of one prompt under one plan: `scores` [r], a mask of the scores that
+    exist, and a mask of the rewards that apply, all in a checkpoint of an older version."""
 
     scores: Tensor
     scored: Tensor
     pieces: Pieces
+    abstained: Tensor | None = None
 
 
 def signature(rollout: Any) -> str:

@@ -92,7 +92,7 @@ class NoiseScores:
         return self.scorer.samples(x0, self.conditioning, torch.arange(len(z)))
 
     def score(self, z: Tensor) -> Float[Tensor, " n"]:
-        """Weighted sum of the rewards; -inf if any reward has no score."""
+        """Weighted sum of the rewards that apply; -inf if one has no score, or none applies."""
         return self.scorer.score(self.samples(z)).nan_to_num(nan=-torch.inf)
 
     def slopes(self, z: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, "n *d"]]:

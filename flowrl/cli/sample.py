@@ -24,7 +24,7 @@ from flowrl.cli.steer import (
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import parse_specs
 from flowrl.iteration.sample import decode_samples_of
-from flowrl.iteration.score import totals
+from flowrl.media.pictures import ABSTAINS, ShownScore
 from flowrl.media.statistics import Statistics
 from flowrl.models.own.policy import shown_by
 from flowrl.models.policy import Policy
@@ -148,8 +148,11 @@ def _scored(
         hint = " (prompts that are not in the run's prompt files have no columns)" if lacks else ""
         print(f"unscored: {', '.join(rewards)} raised {why}{hint}", file=sys.stderr)
         return page
-    column = zip(scores.values[:, 0].tolist(), scores.scored[:, 0].tolist(), strict=True)
-    shown = [value if ok else None for value, ok in column]
+    values, applies = scores.column(scores.names[0])
+    shown: list[ShownScore] = [
+        ABSTAINS if not here else None if value != value else value
+        for value, here in zip(values.tolist(), applies.tolist(), strict=True)
+    ]
     return Page(page.samples, shown, f"{page.title}: {scores.names[0]}")
 
 
@@ -182,7 +185,7 @@ def best_rewritings(
     (rollout,) = batch.rollouts(plan, wide.rows, seed=wide.seed, iteration=0)
     samples = decode_samples_of(batch, rollout, wide.prompts, wide.rows, "the samples")
     weights = torch.tensor([spec.weight_at(0) for spec in specs])
-    total = totals(score_all(rewards, samples), weights).nan_to_num(-torch.inf)
+    total = score_all(rewards, samples).totals(weights).nan_to_num(-torch.inf)
     best = total.view(-1, tries).argmax(1) + torch.arange(len(total) // tries) * tries
     scores = [f"{x:.3f}" if x > -torch.inf else "unscored" for x in total.tolist()]
     if bool(total.isinf().all()):

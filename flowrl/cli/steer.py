@@ -74,10 +74,10 @@ class SampleScorer:
         return Samples(media, [prompts[r] for r in rows], at, [meta[r] for r in rows], audio)
 
     def score(self, samples: Samples) -> Tensor:
-        """Weighted sum of the rewards [n]; NaN if any reward has no score."""
+        """Weighted sum of the rewards that apply [n]; NaN if one has no score, or none applies."""
         scores = score_all(self.rewards, samples)
         weights = scores.values.new_tensor([self.weights[name] for name in scores.names])
-        return torch.where(scores.scored.all(1), scores.values @ weights, torch.nan)
+        return scores.totals(weights)
 
 
 def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples, int]:

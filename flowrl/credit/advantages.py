@@ -22,6 +22,7 @@ from flowrl.credit.values import (
     Credit,
     Fusion,
     Transform,
+    applying,
     by_column,
     existing,
     masked_mean,
@@ -39,10 +40,11 @@ class Sum:
 
         value = sum_r weight_r value_r
 
-    A reward without any score in a group is left out of that group. A sample that lacks a score
-    which others of its group have is masked, since its sum is incomplete. With `partial` it stays,
-    and the missing score counts as 0, which is sound once rewards are standardised (GDPO,
-    arXiv:2601.05242).
+    The sum is over the rewards that apply to the sample; one to which none applies is masked. A
+    reward without any score in a group is left out of that group. A sample that lacks a score which
+    others of its group have, of a reward that applies, is masked, since its sum is incomplete. With
+    `partial` it stays, and the missing score counts as 0, which is sound once rewards are
+    standardised (GDPO, arXiv:2601.05242).
     """
 
     partial: bool = False
@@ -53,7 +55,8 @@ class Sum:
         if not self.partial:
             grouped = credit.mask.view(-1, group, *credit.mask.shape[1:])
             present = grouped.any(1).repeat_interleave(group, 0)
-            mask = mask & (credit.mask | ~present).all(-1, keepdim=True)
+            needed = present & applying(credit, context)
+            mask = mask & (credit.mask | ~needed).all(-1, keepdim=True)
         weights = context.weights.to(credit.value)
         if SAMPLE_TURNS not in context.table:
             total = (credit.value * credit.mask) @ weights
@@ -293,10 +296,17 @@ class Estimator:
     def summed(self, scores: Scores, context: Context) -> Credit:
         """Node values from the weighted sum of rewards, before other transforms. The mask marks
         samples with enough scores for an advantage; later transforms may mask more."""
-        credit = node_values(scores, context, self.fusion)
+        context = replace(context, scores=scores)
+        credit = self.node_values(scores, context)
         for transform in self._own:
             credit = transform(credit, context)
         return credit
+
+    def node_values(self, scores: Scores, context: Context) -> Credit:
+        """Values of nodes. Where the sum comes first, a reward adds 0 to a leaf to which it does
+        not apply, so that a node's value is the mean of its leaves' totals."""
+        sums = isinstance(self.chain[0], Sum) and self.fusion != "max"
+        return node_values(scores.terms if sums else scores, context, self.fusion)
 
     def __call__(
         self, scores: Scores, context: Context, summed: Credit | None = None
@@ -311,7 +321,7 @@ class Estimator:
         context = replace(context, scores=scores)
         first = self._behind_sum
         if summed is None or len(self._own) < first:
-            summed, first = node_values(scores, context, self.fusion), 0
+            summed, first = self.node_values(scores, context), 0
         credit = summed
         for transform in self.chain[first:]:
             credit = transform(credit, context)

@@ -14,7 +14,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, text_plans
-from flowrl.credit.values import Context, Credit, Transform, by_column, masked_mean, masked_std
+from flowrl.credit.values import (
+    Context,
+    Credit,
+    Transform,
+    applying,
+    by_column,
+    masked_mean,
+    masked_std,
+)
 from flowrl.errors import UserError
 from rewards.types import IntermediateScores
 from samplers import Particled
@@ -140,8 +148,10 @@ class TurningPoint:
         deciding = [k for k, drawn in enumerate(noisy) if drawn]
         steps = torch.tensor(deciding, dtype=torch.long)
         before, after, end = value[:, steps], value[:, steps + 1], value[:, -1:]
-        # a turn reads the whole trajectory, and all rewards have a part in its signs
-        whole = known[:, [*deciding, -1]].all(1, keepdim=True).all(-1, keepdim=True)
+        # a turn reads the whole trajectory, and all rewards that apply have a part in its signs
+        whole = known[:, [*deciding, -1]].all(1, keepdim=True)
+        abstained = ~applying(credit, context).any(1, keepdim=True)
+        whole = (whole | abstained).all(-1, keepdim=True) & whole.any(-1, keepdim=True)
         weights = context.weights.to(value)
         turn = self.turns(before @ weights, after @ weights, end @ weights, whole[..., 0])
         if self.form == "paper":
@@ -268,10 +278,10 @@ class Potential:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         intermediate = _intermediate(context)
-        scores, scored = intermediate.values.cpu(), intermediate.scored.cpu()
+        scores = intermediate.values.cpu()
         weights = context.weights if intermediate.weights is None else intermediate.weights
         known = torch.zeros_like(credit.mask)
-        known[:, :-1, 0] = scored[:, 1:].all(-1)
+        known[:, :-1, 0] = intermediate.complete.cpu()[:, 1:]
         total = torch.zeros_like(credit.value)
         total[:, :-1, 0] = scores[:, 1:].double() @ weights.double()
 

@@ -46,16 +46,18 @@ def doubt(
     scores: Scores, weights: Float[Tensor, " r"], auxiliary: Sequence[str]
 ) -> tuple[Float[Tensor, " m"], Bool[Tensor, " n"]]:
     """Surplus of a sample's rank by the weighted sum of the rewards over its mean rank by rewards
-    `auxiliary`, for the m samples that all rewards scored; and which these are.
+    `auxiliary`, for the m samples that have a total and that all of these scored; and which these
+    are.
 
         u = s(R) - mean_k s(R_k),  s = share of the other samples below
 
     -1 to 1. Below 0 the others rank a sample higher than the proxy does.
     """
-    known = scores.scored.cpu().all(1)
+    at = [scores.names.index(name) for name in auxiliary]
+    known = scores.complete.cpu() & scores.scored.cpu()[:, at].all(1)
     values = scores.values.double().cpu()[known]
     whole = standing((values * weights.double().cpu()).sum(1))
-    others = [standing(values[:, scores.names.index(name)]) for name in auxiliary]
+    others = [standing(values[:, place]) for place in at]
     count = len(others)
     more = count * whole - torch.stack(others).sum(0)  # whole numbers, so that 0 is exact
     return more / (2 * count * max(len(values) - 1, 1)), known

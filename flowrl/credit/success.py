@@ -251,7 +251,8 @@ class RiskPO:
             )
         if not mask.all():
             raise UserError(
-                "RiskPO sums the scores of a bundle, but one of its samples is unscored"
+                "RiskPO sums the scores of a bundle, but one of its samples is unscored, or no "
+                "reward applies to it"
             )
         each = value.view(-1, self.bundle, group, r)
         score = each.sum(1)

@@ -61,9 +61,9 @@ class NoTracker:
 
 
 def draw_means(scores: Scores, context: Context) -> tuple[Float[Tensor, " g"], Float[Tensor, " g"]]:
-    """Mean weighted score of each draw's fully scored samples, and their number."""
+    """Mean total of each draw's samples with one, and their number."""
     group = context.columns.group
-    whole = scores.scored.cpu().all(1).view(-1, group)
+    whole = scores.complete.cpu().view(-1, group)
     total = scores.values.double().cpu() @ context.weights.double().cpu()
     count = whole.sum(1).double()
     return (total.view(-1, group) * whole).sum(1) / count.clamp(min=1), count

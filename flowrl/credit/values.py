@@ -274,6 +274,14 @@ def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Cr
     return _stacked(levels)
 
 
+def applying(credit: Credit, context: Context) -> Bool[Tensor, "n k r"]:
+    """Whether each reward applies to a leaf of the node; everywhere if the scores are not known."""
+    scores = context.scores
+    if scores is None or bool(scores.applies.all()):
+        return torch.ones_like(credit.mask)
+    return node_values(replace(scores, scored=scores.applies), context).mask
+
+
 def _stacked(levels: list[Credit]) -> Credit:
     """Credit [n k r] of all decision points, from that of each one, [n r]."""
     value = torch.stack([level.value for level in levels], 1)

@@ -36,6 +36,7 @@ from flowrl.demo.world import (
 from flowrl.json_text import json_text
 from flowrl.paths import find
 from rewards import Samples, load
+from rewards.combine import scored
 from rewards.perception.media import to_pil, to_tensor
 from samplers.noise import normal
 
@@ -66,7 +67,9 @@ def sampled_images(prompts: Sequence[str], seed: int) -> Float[Tensor, "n 3 h w"
 def strict(images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Tensor:
     """Whether each image shows what its prompt describes [n]."""
     reward = load("shapes", kind="strict")
-    return reward(Samples(images, list(prompts), torch.arange(len(prompts)))) > 0.5
+    return (
+        scored("shapes", reward, Samples(images, list(prompts), torch.arange(len(prompts)))) > 0.5
+    )
 
 
 def pairs_of(right: Tensor, samples: int) -> list[tuple[int, int]]:

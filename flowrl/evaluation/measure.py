@@ -53,14 +53,17 @@ class Cost(NamedTuple):
 class Gallery:
     """Samples of a data set, read on demand, and cached if they are few.
 
-    broken   files that are not readable, with the reasons
-    refused  by reward: the files of a kind that it does not score, such as videos, and its sentence
+    broken     files that are not readable, with the reasons
+    refused    by reward: the files of a kind that it does not score, such as videos, and its
+               sentence
+    abstained  by reward: the files to which it does not apply (None)
     """
 
     items: Sequence[Item]
     frames: int = 16
     broken: dict[str, str] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
+    abstained: dict[str, list[str]] = field(default_factory=dict)
     _kept: dict[int, Tensor | str | None] = field(default_factory=dict)
     _bytes: int = 0
 
@@ -96,6 +99,9 @@ class Gallery:
             first, why = next(iter(files.items()))
             rest = f" and {len(files) - 1} others" if len(files) > 1 else ""
             sentences.append(f"not scored by {reward}: {first}{rest}: {why}")
+        for reward, names in self.abstained.items():
+            rest = f" and {len(names) - 1} others" if len(names) > 1 else ""
+            sentences.append(f"{reward} does not apply to {names[0]}{rest}: it returned None")
         return sentences
 
 
@@ -125,8 +131,9 @@ def scores(
     size: int,
     change: Perturbation | None = None,
 ) -> tuple[Float[np.ndarray, " n"], Cost]:
-    """Scores of these rows, NaN for unscored samples: those that cannot be read, and those of a
-    kind that the reward does not score. UserError if it scores none of their kinds."""
+    """Scores of these rows, NaN for unscored samples: those that cannot be read, those of a kind
+    that the reward does not score, and those to which it does not apply. UserError if it scores
+    none of their kinds."""
     values = np.full(len(rows), np.nan)
     clock = Clock()
     refused = dict[str, str]()
@@ -148,8 +155,12 @@ def scores(
                 names = [gallery.items[part[row]].source.name for row in rows_]
                 refused |= dict.fromkeys(names, str(error))
                 continue
-            column = torch.where(result.scored[:, 0], result.values[:, 0], torch.nan)
+            column, applies = result.column(name)
             values[[at[part[row]] for row in rows_]] = column.numpy()
+            outside = [row for row, here in zip(rows_, applies.tolist(), strict=True) if not here]
+            if outside and change is None:
+                names = [gallery.items[part[row]].source.name for row in outside]
+                gallery.abstained.setdefault(name, []).extend(names)
     _note_refused(name, gallery, rows, refused)
     return values, clock.cost
 

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def score_folder(given: ScoreArguments) -> Path:
     write(out, items, values, gallery)
     for name in values if given.sheet else ():
         contact_sheet(out / f"sheet_{_file(name)}.png", gallery, name, values[name], given.sheet)
-    print(summary(values, costs))
+    print(summary(values, costs, gallery.abstained))
     for why in gallery.broken.values():
         print(f"not scored: {why}")
     for sentence in gallery.refusals():
@@ -167,8 +167,13 @@ def thumbnail(image: torch.Tensor) -> torch.Tensor:
     return functional.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
 
 
-def summary(values: dict[str, ScoreColumn], costs: dict[str, Cost]) -> str:
-    """One line per reward: mean, spread and range of its scores, and its cost."""
+def summary(
+    values: dict[str, ScoreColumn],
+    costs: dict[str, Cost],
+    abstained: Mapping[str, Sequence[str]] = {},
+) -> str:
+    """One line per reward: mean, spread and range of its scores, and its cost. Files to which it
+    does not apply are not unscored."""
     head = (
         "reward",
         "mean",
@@ -184,7 +189,7 @@ def summary(values: dict[str, ScoreColumn], costs: dict[str, Cost]) -> str:
         known = column[~np.isnan(column)]
         numbers = (known.mean(), known.std(), known.min(), known.max()) if len(known) else ()
         cells = [f"{x:.4g}" for x in numbers] or ["-"] * 4
-        missing = str(len(column) - len(known))
+        missing = str(len(column) - len(known) - len(abstained.get(name, ())))
         cost = costs[name]
         memory = "-" if cost.megabytes is None else f"{cost.megabytes:.1f}"
         rows.append((name, *cells, missing, f"{1000 * cost.seconds:.1f}", memory))

@@ -126,35 +126,61 @@ def estimating(stages: Stages, change: Callable[[Estimate], Estimate]) -> Stages
 def handle_failures(scores: Scores, credited: Tensor, skip: bool) -> None:
     """Stop if groups have no score, or drop those groups if `skip` (`train.on_failure`).
 
-    `credited` [draws]: whether any sample of the group has an advantage.
+    `credited` [draws]: whether any sample of the group has an advantage. A group to which no reward
+    applies is no failure.
     """
-    lost = ~credited
+    outside = scores.outside.view(len(credited), -1).all(1)
+    lost = ~credited & ~outside
+    applies = (scores.applies.any(0) & ~scores.scored.any(0)).tolist()
+    silent = [name for name, none in zip(scores.names, applies, strict=True) if none]
+    who = f" (reward {', '.join(silent)} scored nothing)" if silent else ""
     if lost.any() and not skip:
-        scored = scores.scored.any(0).tolist()
-        silent = [name for name, some in zip(scores.names, scored, strict=True) if not some]
-        who = f" (reward {', '.join(silent)} scored nothing)" if silent else ""
         raise UserError(
             f"{int(lost.sum())} of {len(lost)} groups have no score{who}; fix the reward, "
             "or set train.on_failure: skip_group to skip these groups"
         )
-    if lost.all():
-        raise UserError("no group of this iteration has a score; fix the reward")
+    if not scores.complete.any() and not outside.all():
+        raise UserError(f"no group of this iteration has a score{who}; fix the reward")
 
 
 def score_metrics(scores: Scores, weights: Tensor, group: int) -> dict[str, float]:
-    whole = scores.scored.all(1)
+    """Means over the samples that have a total, and of each reward over those that it scored.
+
+    A mean without any sample is left out if no reward applies, and NaN if one failed.
+    """
+    whole, applies = scores.complete, scores.applies
     total = (scores.values @ weights.to(scores.values.dtype)).double()
-    by_group = total.view(-1, group)
-    known = total[whole]
-    metrics = {
-        "reward": float(known.mean()),
-        "reward_std": float(known.std(correction=0)),
-        "flat_groups": float((by_group.amax(1) - by_group.amin(1) < 1e-6).double().mean()),
+    known, metrics = total[whole], dict[str, float]()
+    if not scores.outside.all():
+        metrics |= {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
+    metrics |= {
+        "flat_groups": float((group_ranges(total, whole, group) < 1e-6).double().mean()),
         "unscored": float((~whole).sum()),
         "unscored_share": float((~whole).double().mean()),
     }
     for i, name in enumerate(scores.names):
         column = scores.values[:, i][scores.scored[:, i]]
-        metrics[f"reward/{name}"] = float(column.mean()) if len(column) else float("nan")
-        metrics[f"reward_std/{name}"] = float(column.std(correction=0))
-    return metrics
+        if applies[:, i].any():
+            metrics[f"reward/{name}"] = float(column.mean()) if len(column) else float("nan")
+            metrics[f"reward_std/{name}"] = float(column.std(correction=0))
+    return metrics if applies.all() else metrics | abstention_metrics(scores)
+
+
+def group_ranges(
+    total: Float[Tensor, " n"], known: Bool[Tensor, " n"], group: int
+) -> Float[Tensor, " g"]:
+    """The highest minus the lowest known total of each group; -inf without any."""
+    high = total.masked_fill(~known, -torch.inf).view(-1, group).amax(1)
+    low = total.masked_fill(~known, torch.inf).view(-1, group).amin(1)
+    return high - low
+
+
+def abstention_metrics(scores: Scores) -> dict[str, float]:
+    """`abstained`: samples to which no reward applies; `applies/NAME`: the share of the samples to
+    which a reward applies."""
+    shares = scores.applies.double().mean(0).tolist()
+    return {
+        "abstained": float(scores.outside.sum()),
+        "abstained_share": float(scores.outside.double().mean()),
+        **{f"applies/{name}": share for name, share in zip(scores.names, shares, strict=True)},
+    }

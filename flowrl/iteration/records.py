@@ -138,7 +138,8 @@ class PlanScores:
 
     own       this process's
     everyone  of all processes, in the order of the draws
-    totals    weighted sums of those [g * group], NaN where unscored
+    totals    weighted sums of those over the rewards that apply [g * group]; NaN where one failed
+              or none applies
     table     columns of this process's samples that credit reads
     """
 

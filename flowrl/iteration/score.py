@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from flowrl.iteration.clock import PhaseClock
@@ -62,22 +61,12 @@ def early_scores(unit: SamplingUnit, made: SampledUnit) -> UnitScores:
 
 def joined_columns(columns: Sequence[Scores], names: tuple[str, ...]) -> Scores:
     """Combine scores of the same samples by different rewards, in the order of `names`."""
-    have = [name for each in columns for name in each.names]
-    place = [have.index(name) for name in names]
-    values, scored = (
-        torch.cat(c, 1) for c in ([e.values for e in columns], [e.scored for e in columns])
-    )
-    return Scores(values[:, place], scored[:, place], names)
+    found = {name: each.column(name) for each in columns for name in each.names}
+    return Scores.of_rewards({name: found[name] for name in names})
 
 
 def plan_scores(own: Scores, everyone: Scores, weights: Tensor) -> PlanScores:
-    return PlanScores(own, everyone, totals(everyone, weights))
-
-
-def totals(scores: Scores, weights: Tensor) -> Tensor:
-    """Return the weighted sum of the rewards [n], NaN where a reward has no score."""
-    weighted = scores.values @ weights.to(scores.values.dtype)
-    return torch.where(scores.scored.all(1), weighted, torch.nan)
+    return PlanScores(own, everyone, everyone.totals(weights))
 
 
 def mean_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:

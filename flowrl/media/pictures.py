@@ -4,6 +4,7 @@ import textwrap
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final, Literal
 
 import torch
 from PIL import Image, ImageDraw
@@ -15,6 +16,8 @@ from flowrl.media.fonts import load_fonts
 TILE, GAP, LINE = 128, 8, 13
 PAPER, INK, PALE = (250, 250, 248), (30, 30, 30), (110, 110, 110)
 GOOD, BAD = (46, 160, 67), (207, 60, 50)
+ABSTAINS: Final = "does not apply"  # instead of a score, where no reward applies to the sample
+ShownScore = float | Literal["does not apply"] | None  # None: unscored
 
 
 def to_image(pixels: Tensor) -> Image.Image:
@@ -33,7 +36,7 @@ def still(media: Tensor) -> Tensor:
 def contact_grid(
     media: Tensor | Sequence[Tensor],
     captions: Sequence[str],
-    scores: Sequence[float | None],
+    scores: Sequence[ShownScore],
     title: str,
 ) -> Image.Image:
     """A grid of tiles with prompts and scores; a bar runs from red (lowest) to green (highest of
@@ -52,19 +55,18 @@ def contact_grid(
     )
     pen = ImageDraw.Draw(page)
     font.draw(pen, (GAP, 9), title, INK)
-    known = [s for s in scores if s is not None]
+    known = [s for s in scores if s is not None and s != ABSTAINS]
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
     for i, (tile, text, score) in enumerate(zip(tiles, texts, scores, strict=True)):
         x, y = GAP + i % columns * (width + GAP), 36 + i // columns * (height + below + GAP)
         page.paste(tile, (x, y))
-        share = 1.0 if score is None or high == low else (score - low) / (high - low)
-        colour = (
-            PALE
-            if score is None
-            else tuple(round(b + (g - b) * share) for b, g in zip(BAD, GOOD, strict=True))
-        )
+        if score is None or score == ABSTAINS:
+            label, colour = score or "unscored", PALE
+        else:
+            share = 1.0 if high == low else (score - low) / (high - low)
+            label = f"{score:.2f}"
+            colour = tuple(round(b + (g - b) * share) for b, g in zip(BAD, GOOD, strict=True))
         pen.rectangle((x, y + height, x + width - 1, y + height + 3), fill=colour)
-        label = "unscored" if score is None else f"{score:.2f}"
         small.draw(pen, (x, y + height + 5), label, colour)
         for k, line in enumerate(text):
             small.draw(pen, (x, y + height + 5 + LINE * (k + 1)), line, PALE)

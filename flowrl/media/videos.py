@@ -38,7 +38,7 @@ def frames(video: Tensor) -> list[Image.Image]:
 def video_page(
     videos: Tensor | Sequence[Tensor],
     captions: Sequence[str],
-    scores: Sequence[float | None],
+    scores: Sequence[pictures.ShownScore],
     title: str,
 ) -> list[Image.Image]:
     """One contact grid per frame; shorter videos stay at their last frame."""

@@ -34,7 +34,8 @@ class GivenImage:
 
 @dataclass(frozen=True)
 class SampleRecord:
-    """A sample small enough for a page. `media` is a data URL, or the text itself."""
+    """A sample small enough for a page. `media` is a data URL, or the text itself; `scores` are of
+    the rewards that apply to it, None where one failed."""
 
     place: int  # among the samples of its evaluation or draw
     prompt: str

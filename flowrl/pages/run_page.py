@@ -227,12 +227,14 @@ def shown_evaluations(
 
 @dataclass(frozen=True)
 class OverRun:
-    """A sample of one evaluation, with its score and the change from the base."""
+    """A sample of one evaluation, with its score and the change from the base. `applies`: whether
+    the reward applies to it."""
 
     iteration: int
     sample: SampleRecord
     score: float | None
     change: float
+    applies: bool = True
 
 
 def _rows(shown: Sequence[EvaluationRecord]) -> Iterator[list[OverRun]]:
@@ -246,7 +248,10 @@ def _rows(shown: Sequence[EvaluationRecord]) -> Iterator[list[OverRun]]:
         scores = [sample.scores.get(key) for _, sample in row]
         changes = [0.0 if None in (base, score) else score - base for score in scores]  # type: ignore[operator]
         each = zip(row, scores, changes, strict=True)
-        yield [OverRun(iteration, sample, s, c) for (iteration, sample), s, c in each]
+        yield [
+            OverRun(iteration, sample, s, c, key in sample.scores)
+            for (iteration, sample), s, c in each
+        ]
 
 
 def _starts(run: RunFolder) -> tuple[list[str], list[list[str]]]:

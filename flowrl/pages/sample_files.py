@@ -13,6 +13,7 @@ from PIL import Image
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.media import pictures, sounds, videos
+from flowrl.media.pictures import ABSTAINS, ShownScore
 from flowrl.pages.stack import from_template
 from rewards import Samples
 from rewards.perception.files import open_image_file
@@ -22,10 +23,10 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Page:
-    """Samples with one score each; None for unscored samples."""
+    """Samples with one score each; None for unscored samples, ABSTAINS where no reward applies."""
 
     samples: Samples
-    scores: Sequence[float | None]
+    scores: Sequence[ShownScore]
     title: str
 
     def save(self, folder: Path, name: str) -> Path:
@@ -129,14 +130,14 @@ def _saved_lines(path: Path) -> defaultdict[str, deque[Line]]:
         with suppress(ValueError, TypeError, KeyError, RecursionError):
             line = json.loads(text)
             kept = {"text": str(line["text"]), "score": line["score"]}
-            if kept["score"] is None or isinstance(kept["score"], float):
+            if kept["score"] in (None, ABSTAINS) or isinstance(kept["score"], float):
                 found[line["prompt"]].append(kept)
     return found
 
 
-def _change(before: float | None, after: float | None) -> str:
+def _change(before: ShownScore, after: ShownScore) -> str:
     """The change of a score; if one of the two is missing, it is neither better nor worse."""
-    if before is None or after is None:
+    if not (isinstance(before, float) and isinstance(after, float)):
         return "unscored"
     return "same" if before == after else "better" if after > before else "worse"
 

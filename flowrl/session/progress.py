@@ -6,7 +6,7 @@ replaces the base's, for the affected rewards.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -155,3 +155,11 @@ def _sources(spec: RewardSpec) -> Iterator[str]:
 
 def _deciding(run: Run) -> str:
     return run.checkpoint.best or run.judges[0].label
+
+
+def deciding(run: Run, first: Mapping[str, float]) -> str:
+    """The held-out reward that decides which weights are the best: `checkpoint.best`, or the first
+    one that applies to a sample of the first evaluation, whose means by reward are `first`."""
+    labels = [spec.label for spec in run.judges]
+    applying = (label for label in labels if label in first)
+    return run.checkpoint.best or next(applying, labels[0])

@@ -31,10 +31,10 @@ from flowrl.session.waiting import scores_in_turn
 from flowrl.session.writer import FileWriter
 from flowrl.settings import RewardSpec, Run
 from rewards import Reward, Samples, Scores, load, score_all
-from rewards.checks.self_test import Prompts, check_sum, self_test
-from rewards.combine import blamed, scored
+from rewards.checks.self_test import Prompts, Untested, check_sum, self_test
+from rewards.combine import blamed, reward_scores
 from rewards.load import check_sources
-from rewards.types import MediaForm, Reports, parts_of
+from rewards.types import MediaForm, Reports, RewardScores, parts_of
 
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt in glibc's malloc.h
@@ -178,7 +178,7 @@ def load_rewards(
 
 @dataclass(frozen=True)
 class OfSets:
-    """A reward of the rows of some data sets; other rows are unscored."""
+    """A reward of the rows of some data sets; it does not apply to others."""
 
     reward: Reward
     label: str
@@ -187,11 +187,11 @@ class OfSets:
     def rows(self, meta: Sequence[Mapping[str, Any]]) -> list[int]:
         return [row for row, columns in enumerate(meta) if columns.get(DATA_SET) in self.sets]
 
-    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
+        found = RewardScores.nowhere(len(samples.prompts))
         if rows := self.rows(samples.meta):
-            found[rows] = scored(self.label, self.reward, samples.take(rows))
-        return found
+            found.put(rows, reward_scores(self.label, self.reward, samples.take(rows)))
+        return found.plain
 
 
 def _of_sets(reward: Reward, spec: RewardSpec) -> Reward:
@@ -225,6 +225,8 @@ def prove_rewards(
         try:
             if (sentence := test()) is not None:
                 yield sentence
+        except Untested as error:
+            yield f"warning: {error}"
         except ValueError as error:
             if run.train.self_test == "raise":
                 what = blamed(error) or error

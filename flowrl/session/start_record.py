@@ -25,6 +25,7 @@ from flowrl.prompts import DataSource, PromptSet, Selection
 from flowrl.settings import Run
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.read import dump, run_from
+from flowrl.settings.sections.data import IN_PYTHON
 from rewards.load import own_name
 from rewards.perception.files import READER
 from samplers import Columns, Plan
@@ -49,6 +50,7 @@ class StartRecord:
     media_reader: int = 1  # the version by which files of images and videos are read
     turns_by_template: bool = False  # where turns end: older versions asked the tokenizer
     parents_as_data: bool = False  # of nodes: older versions inferred them from numbers of nodes
+    abstaining: bool = False  # None of a reward: a failure in older versions
 
     @classmethod
     def of(cls, run: Run, processes: int) -> "StartRecord":
@@ -66,6 +68,7 @@ class StartRecord:
             media_reader=READER,
             turns_by_template=True,
             parents_as_data=True,
+            abstaining=True,
         )
 
     @classmethod
@@ -136,6 +139,13 @@ def _moved(before: StartRecord | None, run: Run) -> Iterator[str]:
         )
     if not (before and before.turns_by_template):
         yield from _ends(run)
+    if not (before and before.abstaining) and _may_abstain(run):
+        yield (
+            "the checkpoint is from an older version, in which None from a reward was a failure: "
+            "now the reward does not apply to that sample, and totals, groups, `reward` and "
+            "held-out means are over the rewards that apply (docs/rewards.md, "
+            '"Rewards that do not apply")'
+        )
     plans = [plan for plan in run.algorithm().plans if isinstance(plan, Plan)]
     if not (before and before.shared_states) and any(plan.shares_states for plan in plans):
         yield (
@@ -168,6 +178,24 @@ def _inferred(columns: Columns) -> tuple[int, ...]:
         fewer = [before for before in columns.nodes[:k] if before < nodes]
         families.append(fewer[-1] if fewer else 1)
     return tuple(families)
+
+
+def _may_abstain(run: Run) -> bool:
+    """Whether a reward of the run may return None: a user's own, a served one, or one of some data
+    sets."""
+    specs = (*run.rewards, *run.judges, *run.intermediate_rewards)
+    return any(_names_own([spec.name, spec.settings]) or bool(spec.sets) for spec in specs)
+
+
+def _names_own(value: Any) -> bool:
+    """Whether settings name a reward server, a Python object or something in a user's file."""
+    if isinstance(value, Mapping):
+        return any(map(_names_own, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_names_own, value))
+    if not isinstance(value, str):
+        return False
+    return value == "remote" or value.startswith(IN_PYTHON) or own_name(value) is not None
 
 
 def _reads_media(run: Run) -> bool:

@@ -3,21 +3,21 @@
     {name: by_row, rewards: {gsm8k: exact_answer, code: {name: code_tests}}, weights: {code: 2}}
 
 `data_set` is the column that flowrl adds where `prompts.train` lists several data sets; files of
-verl have `data_source`. A value without a reward is an error, unless `otherwise` is its score.
+verl have `data_source`. A value without a reward is an error, unless `otherwise` is its score, or
+`abstain`: then it applies to other rows only.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rewards.checks.self_test import ChecksPrompts
 from rewards.checks.winnable import KnowsWinnable, Winnable
-from rewards.combine import scored
-from rewards.types import Reports, Reward, Samples, cell
+from rewards.combine import reward_scores
+from rewards.types import Reports, Reward, RewardScores, Samples, cell
 
 
 @dataclass(frozen=True)
@@ -25,24 +25,27 @@ class ByRow:
     rewards: Mapping[str, Reward]
     weights: Mapping[str, float]
     column: str
-    otherwise: float | None
+    otherwise: float | Literal["abstain"] | None
     seen: dict[str, list[float]] = field(default_factory=dict)  # sum and count since a report
 
     @property
     def parts(self) -> Mapping[str, Reward]:
         return self.rewards
 
-    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        rows = self._rows(samples.prompts, samples.meta)
-        start = torch.nan if self.otherwise is None else self.otherwise
-        found = torch.full((len(samples.prompts),), start, dtype=torch.float64)
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
+        rows, n = self._rows(samples.prompts, samples.meta), len(samples.prompts)
+        found = RewardScores.nowhere(n)
+        if self.otherwise is not None and self.otherwise != "abstain":
+            found.values.fill_(self.otherwise)
+            found.applies.fill_(True)
         for value, some in rows.items():
-            own = scored(value, self.rewards[value], samples.take(some))
-            found[some] = own * self.weights.get(value, 1.0)
-            known = own[~own.isnan()]
+            own = reward_scores(value, self.rewards[value], samples.take(some))
+            weight = self.weights.get(value, 1.0)
+            found.put(some, own._replace(values=own.values * weight))
+            known = own.values[~own.values.isnan()]
             past = self.seen.get(value, [0.0, 0.0])
             self.seen[value] = [past[0] + float(known.sum()), past[1] + len(known)]
-        return found
+        return found.plain
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError for a row without a reward, or with a reward that cannot score it."""
@@ -85,7 +88,8 @@ class ByRow:
                 raise ValueError(
                     f"by_row: row {row + 1} (prompt {prompts[row][:60]!r}) has {value!r} in the "
                     f"column {self.column!r}, but only {', '.join(self.rewards)} have rewards: "
-                    "add one, or set `otherwise` to the score of such rows"
+                    "add one, or set `otherwise` to the score of such rows, or to "
+                    "`abstain` if other rewards score them"
                 )
         return found
 
@@ -94,12 +98,12 @@ def load(
     rewards: Mapping[str, Reward],
     weights: Mapping[str, float] | None = None,
     column: str = "data_set",
-    otherwise: float | None = None,
+    otherwise: float | Literal["abstain"] | None = None,
 ) -> Reward:
     """rewards    value of the column -> reward of its rows
     weights    value -> factor of its scores; 1 for others
     column     names a row's data set, or what else rows differ in
-    otherwise  score of rows with other values
+    otherwise  score of rows with other values, or "abstain"
     """
     if not rewards:
         raise ValueError("by_row: give a reward for at least one value of the column")

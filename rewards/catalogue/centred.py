@@ -3,8 +3,8 @@
 score = reward(x, prompt) - reward(reference, prompt). The part of a score that depends only on the
 prompt cancels, which makes prompts comparable. The reference is in a column of the prompt file: the
 path of an image (relative to the working directory), or the text itself. A sample without a
-reference, or whose reference cannot be read or scored, is unscored. Each reference is scored once
-per call.
+reference, or whose reference cannot be read or scored, is unscored. It abstains where the reward
+does not apply to the sample or to its reference. Each reference is scored once per call.
 
     {name: centred, reward: {name: pickscore}, column: reference}
 """
@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.combine import scored
+from rewards.combine import reward_scores
 from rewards.perception.media import expect
 from rewards.perception.references import read_references, reference_key
-from rewards.types import Reward, Samples, cell
+from rewards.types import Reward, RewardScores, Samples, cell
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Centred:
     def parts(self) -> Mapping[str, Reward]:
         return {"reward": self.reward}
 
-    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
         kind = expect(samples, "centred", "image", "text")
         if not samples.meta:
             raise ValueError(
@@ -44,10 +44,10 @@ class Centred:
             )
         keys = [_key(p, m, self.column) for p, m in zip(samples.prompts, samples.meta, strict=True)]
         first = {key: row for row, key in reversed(list(enumerate(keys))) if key is not None}
-        found = torch.full((len(keys),), torch.nan, dtype=torch.float64)
+        unscored = torch.full((len(keys),), torch.nan, dtype=torch.float64)
         rows = torch.tensor([i for i, key in enumerate(keys) if key is not None])
         if len(rows) == 0:
-            return found
+            return unscored
         cells = [cell(samples.meta[row], self.column) for row in first.values()]
         given = read_references("reference", cells) if kind == "image" else map(str, cells)
         media: Sequence[Any] = list(given)
@@ -57,10 +57,14 @@ class Centred:
             torch.arange(len(first)),
             [samples.meta[row] for row in first.values()],
         )
-        baseline = dict(zip(first, scored("reference", self.reward, references), strict=True))
-        centre = torch.stack([baseline[key] for key in keys if key is not None])
-        found[rows] = scored("reward", self.reward, samples.take(rows)) - centre
-        return found
+        place = {key: at for at, key in enumerate(first)}
+        at = torch.tensor([place[key] for key in keys if key is not None])
+        baseline = reward_scores("reference", self.reward, references)
+        own = reward_scores("reward", self.reward, samples.take(rows))
+        found = RewardScores(unscored, torch.ones(len(keys), dtype=torch.bool))
+        gain = own.values - baseline.values[at]
+        found.put(rows, RewardScores(gain, own.applies & baseline.applies[at]))
+        return found.plain
 
 
 def _key(prompt: str, meta: Mapping[str, Any], column: str) -> tuple[str, Hashable] | None:

@@ -2,7 +2,7 @@
 
 An upper bound removes the gain from fooling a model into scores far above those of good samples.
 With `unit` the result is (score - low) / (high - low), in 0..1, so that rewards of different scales
-can be combined.
+can be combined. It abstains where the reward does.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.combine import scored
-from rewards.types import Reward, Samples
+from rewards.combine import reward_scores
+from rewards.types import Reward, RewardScores, Samples
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,11 @@ class Clipped:
     def parts(self) -> Mapping[str, Reward]:
         return {"reward": self.reward}
 
-    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        kept = scored("reward", self.reward, samples).clamp(self.low, self.high)
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
+        return reward_scores("reward", self.reward, samples).mapped(self._within).plain
+
+    def _within(self, scores: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        kept = scores.clamp(self.low, self.high)
         return (kept - self.low) / (self.high - self.low) if self.unit else kept
 
 

@@ -7,12 +7,12 @@ cautious  mean - k * standard deviation over members (correction 0): samples on 
           deviation
 
 Members must have the same scale; `clipped` with `unit: true` maps a member to 0..1. A sample that
-any member could not score is unscored.
+a member could not score is unscored. Members that abstain from a sample are left out of it.
 
     {name: ensemble, kind: worst, rewards: [{name: clipped, reward: pickscore, ...}, ...]}
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.combine import scored
-from rewards.types import Reward, Samples
+from rewards.combine import reward_scores
+from rewards.types import Reward, RewardScores, Samples
 
 EnsembleKind = Literal["mean", "worst", "cautious"]
 
@@ -37,17 +37,36 @@ class Ensemble:
     def parts(self) -> Mapping[str, Reward]:
         return {f"member {i}": reward for i, reward in enumerate(self.rewards)}
 
-    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        members = member_scores(self.rewards, samples)
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
+        return joined_members(self.rewards, samples, self._joined).plain
+
+    def _joined(self, members: Float[Tensor, "m n"]) -> Float[Tensor, " n"]:
         if self.kind == "worst":
             return members.amin(0)  # NaN passes through
         mean = members.mean(0)
         return mean if self.kind == "mean" else mean - self.k * members.std(0, correction=0)
 
 
-def member_scores(rewards: Sequence[Reward], samples: Samples) -> Float[Tensor, "r n"]:
-    """Scores of the members, one row each."""
-    return torch.stack([scored(f"member {i}", r, samples) for i, r in enumerate(rewards)])
+def joined_members(
+    rewards: Sequence[Reward],
+    samples: Samples,
+    join: Callable[[Float[Tensor, "m n"]], Float[Tensor, " n"]],
+) -> RewardScores:
+    """Join the scores of the members that apply to each sample; it abstains where none does.
+
+    Samples to which the same members apply are joined together.
+    """
+    each = [reward_scores(f"member {i}", reward, samples) for i, reward in enumerate(rewards)]
+    values = torch.stack([scores.values for scores in each])
+    applies = torch.stack([scores.applies for scores in each], 1)
+    found = RewardScores.nowhere(len(samples.prompts))
+    for pattern in dict.fromkeys(map(tuple, applies.tolist())):
+        some = torch.tensor(pattern)
+        if bool(some.any()):
+            rows = (applies == some).all(1).nonzero()[:, 0]
+            joined = join(values[some][:, rows])
+            found.put(rows, RewardScores(joined, torch.ones(len(rows), dtype=torch.bool)))
+    return found
 
 
 def load(rewards: Sequence[Reward], kind: EnsembleKind = "mean", k: float = 1.0) -> Reward:

@@ -1,8 +1,8 @@
 """A reward that counts only for samples that pass another reward.
 
-score = reward(x) if where(x) >= above else floor; unscored where `where` is unscored. The reward is
-not called for samples that do not pass, which saves calls of an expensive reward; a groupwise
-reward compares those that pass.
+score = reward(x) if where(x) >= above else floor; unscored where `where` is unscored. It abstains
+where `where` does, and where the reward does behind it. The reward is not called for samples that
+do not pass, which saves calls of an expensive reward; a groupwise reward compares those that pass.
 
     {name: gate, reward: {name: pickscore}, where: {name: ocr, kind: strict}, above: 1, floor: 0}
 """
@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.combine import scored
-from rewards.types import Reward, Samples
+from rewards.combine import reward_scores
+from rewards.types import Reward, RewardScores, Samples
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,14 @@ class Gate:
     def parts(self) -> Mapping[str, Reward]:
         return {"reward": self.reward, "where": self.where}
 
-    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        known = scored("where", self.where, samples)
-        found = torch.full_like(known, self.floor).masked_fill(known.isnan(), torch.nan)
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
+        known, applies = reward_scores("where", self.where, samples)
+        floor = torch.full_like(known, self.floor).masked_fill(known.isnan(), torch.nan)
+        found = RewardScores(floor, applies)
         passed = torch.nonzero(known >= self.above).flatten()
         if len(passed) > 0:
-            found[passed] = scored("reward", self.reward, samples.take(passed))
-        return found
+            found.put(passed, reward_scores("reward", self.reward, samples.take(passed)))
+        return found.plain
 
 
 def load(reward: Reward, where: Reward, above: float = 0.5, floor: float = 0.0) -> Reward:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -18,12 +17,13 @@ from rewards.serving.bounded import EXAMPLE_BYTES
 from rewards.serving.client import Client
 from rewards.serving.codec import ImageFormat, VideoFormat
 from rewards.serving.requests import Ask, Failure, Malformed, Patience
-from rewards.types import Inline, Judge, OneOrMore, Reward, Samples
+from rewards.types import Inline, Judge, OneOrMore, Reward, RewardScores, Samples
 
 
 @dataclass(frozen=True)
 class RemoteReward:
-    """One score per sample from the server; NaN for samples without one."""
+    """One score per sample from the server; NaN for samples without one. It abstains where the
+    served reward does."""
 
     client: Client
     batch: int = 16
@@ -33,10 +33,10 @@ class RemoteReward:
     waits: ClassVar[bool] = True
     concurrent: ClassVar[bool] = True
 
-    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
         parts = list(whole_groups(samples.group.tolist(), self.batch))
         asks = [self._ask("/score", samples.take(rows)) for rows in parts]
-        return _gather(self.client, asks, parts)
+        return _gather(self.client, asks, parts).plain
 
     def examples(self) -> Samples | None:
         """Examples of the served reward, if it has any."""
@@ -69,27 +69,27 @@ class RemoteJudge:
             first = [place[pairs[i][0]] for i in part]
             second = [place[pairs[i][1]] for i in part]
             asks.append(self.remote._ask("/judge", samples.take(rows), a=first, b=second))
-        return _gather(self.remote.client, asks, parts)
+        return _gather(self.remote.client, asks, parts).values
 
     def examples(self) -> Samples | None:
         return self.remote.examples()
 
 
-def _gather(client: Client, asks: list[Ask], parts: list[list[int]]) -> Float[Tensor, " m"]:
-    """Values of all requests, in the rows of their parts; NaN for requests that failed."""
-    values = torch.full((sum(map(len, parts)),), torch.nan, dtype=torch.float64)
+def _gather(client: Client, asks: list[Ask], parts: list[list[int]]) -> RewardScores:
+    """Scores of all requests, in the rows of their parts; NaN for requests that failed."""
+    found = RewardScores.nowhere(sum(map(len, parts)))
+    found.applies.fill_(True)
 
-    def read(ask: Ask, body: Any) -> list[float | None]:
-        answer = wire.read_answer(body, ask.note["values"])
+    def read(ask: Ask, body: Any) -> RewardScores:
+        answer = wire.read_scores(body, ask.note["values"])
         if answer is None:
             raise Malformed
         return answer
 
     for outcome, part in zip(client.ask(asks, read), parts, strict=True):
         if not isinstance(outcome, Failure):
-            given = [torch.nan if value is None else value for value in outcome]
-            values[part] = torch.tensor(given, dtype=torch.float64)
-    return values
+            found.put(part, outcome)
+    return found
 
 
 def whole_groups(group: list[int], most: int) -> Iterator[list[int]]:

@@ -4,7 +4,8 @@ score = -T log( mean_i exp(-s_i / T) ) over the members i: the minimum for T -> 
 infinity, and s if all members are s. A gain in the worst member is worth more than the same gain in
 a better one: the weight of member i in the gradient is softmax(-s / T)_i.
 
-Members must have the same scale, as in `ensemble`. A sample unscored by any member is unscored.
+Members must have the same scale, as in `ensemble`. A sample that a member could not score is
+unscored; members that abstain from a sample are left out of it.
 """
 
 import math
@@ -16,8 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.catalogue.ensemble import member_scores
-from rewards.types import Positive, Reward, Samples
+from rewards.catalogue.ensemble import joined_members
+from rewards.types import Positive, Reward, RewardScores, Samples
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,10 @@ class SoftMinimum:
     def parts(self) -> Mapping[str, Reward]:
         return {f"member {i}": reward for i, reward in enumerate(self.rewards)}
 
-    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        members = member_scores(self.rewards, samples)
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
+        return joined_members(self.rewards, samples, self._joined).plain
+
+    def _joined(self, members: Float[Tensor, "m n"]) -> Float[Tensor, " n"]:
         total = torch.logsumexp(-members / self.temperature, 0) - math.log(len(members))
         return -self.temperature * total
 

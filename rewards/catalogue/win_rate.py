@@ -15,7 +15,7 @@ from torch import Tensor
 from rewards.checks.self_test import Exemplary
 from rewards.combine import ByScore, judged
 from rewards.judging.pairs import Design, PairBudget, bradley_terry, win_rates
-from rewards.types import Judge, Positive, Reward, Samples
+from rewards.types import Judge, Positive, Reward, RewardScores, Samples
 
 PairScore = Literal["win_rate", "bradley_terry"]
 
@@ -25,7 +25,8 @@ class Tournament:
     """One score per sample from the verdicts on its pairs; NaN without any verdict.
 
     A pair is judged once, the earlier sample first. A pair without a verdict is left out; the
-    authors' code counts half a win for both: to do the same, return 0.5.
+    authors' code counts half a win for both: to do the same, return 0.5. With a reward as the
+    judge it abstains where the reward does.
     """
 
     judge: Judge
@@ -35,25 +36,32 @@ class Tournament:
     one_call: ClassVar[bool] = True  # judges cost money
     per: ClassVar[Literal["group"]] = "group"
 
-    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
         a, b = self.budget.pairs(samples)
         n = len(samples.prompts)
-        p = self._verdicts(samples, a, b) if len(a) else torch.zeros(0)
+        verdicts = self._verdicts(samples, a, b) if len(a) else RewardScores.nowhere(0)
         if self.score == "win_rate":
-            return win_rates(n, a, b, p)
-        return bradley_terry(n, a, b, p, self.prior)
+            scores = win_rates(n, a, b, verdicts.values)
+        else:
+            scores = bradley_terry(n, a, b, verdicts.values, self.prior)
+        applies = torch.ones(n, dtype=torch.bool)
+        for side in (a.cpu(), b.cpu()):  # a pair is left out if either side is
+            applies[side[~verdicts.applies]] = False
+        for side in (a.cpu(), b.cpu()):
+            applies[side[verdicts.applies]] = True
+        return RewardScores(scores, applies).plain
 
     def _verdicts(
         self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
-    ) -> Float[Tensor, " p"]:
+    ) -> RewardScores:
         if isinstance(self.judge, ByScore):  # which checks its reward itself
-            return self.judge(samples, a, b)
+            return self.judge.verdicts(samples, a, b)
         p = judged("judge", self.judge, samples, a, b)
         if ((p < 0) | (p > 1)).any():
             raise ValueError(
                 f"the judge returned {p[(p < 0) | (p > 1)][0]:g}, which is not a probability"
             )
-        return p
+        return RewardScores(p, torch.ones(len(p), dtype=torch.bool))
 
     def examples(self) -> Samples | None:
         """Examples of the judge, or of the reward behind it, as one group."""

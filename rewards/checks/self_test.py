@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rewards.audio import Audio
-from rewards.combine import scored
+from rewards.combine import reward_scores, score_all, scored
 from rewards.perception.media import WrongMedia, items
 from rewards.types import Kind, Reward, Samples, per_of
 
@@ -29,6 +29,7 @@ _BATCHED = 0.01  # allowed difference of batched scores from single ones: half p
 _ROUNDING = 1e-5  # allowed difference of two equal calls, relative to the scores: a GPU's rounding
 _NOISE = 0.1  # allowed difference of two equal calls, in standard deviations within a group
 _NEAR = 0.02  # how far images of one group are blended towards others
+_SOUGHT = 256  # prompts, spread over all, among which a reward that abstains must find one
 
 
 @runtime_checkable
@@ -62,6 +63,10 @@ class ChecksPrompts(Protocol):
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError, naming the row, if a row could not be scored."""
         ...
+
+
+class Untested(ValueError):
+    """A reward of some prompts alone, of which the test samples cannot tell whether it works."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,9 @@ def _sounds() -> Audio:
 def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
     """Test a reward and return a sentence with its scores, or raise a ValueError that names it.
 
+    A reward that abstains is tested on prompts to which it applies: Untested if there are none, or
+    if the test samples score the same there, as wrong answers do.
+
     A reward fails if its scores are not one finite number per sample, or if it scores nothing; if
     samples that must differ have equal scores or the wrong order; if two identical calls, or two
     positions in the batch, change a score by more than a tenth of the spread in a group; or if a
@@ -133,8 +141,8 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
         _check_examples(name, scores)
         line = f"{name}: {scores[0]:.4g} for the better of its examples, {scores[1]:.4g}"
     else:
-        samples, scores = _probed(name, reward, prompts)
-        _check_different(name, scores, samples)
+        samples, scores, abstains = _probed(name, reward, prompts)
+        _check_different(name, scores, samples, abstains)
         line = (
             f"{name}: {', '.join(f'{s:.4g}' for s in scores)} for {len(scores)} different samples"
         )
@@ -146,17 +154,48 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
     return f"{line}; {how}"
 
 
-def _probed(name: str, reward: Reward, prompts: Prompts) -> tuple[Samples, Float[Tensor, " n"]]:
-    """Test samples of the run's kind, or of a kind that the reward takes, and their scores."""
+def _probed(
+    name: str, reward: Reward, prompts: Prompts
+) -> tuple[Samples, Float[Tensor, " n"], bool]:
+    """Test samples of the run's kind, or of a kind that the reward takes, their scores, and whether
+    the reward abstains from some."""
+    once = isinstance(reward, OneCall) and reward.one_call
     kinds: list[Kind] = [prompts.kind, *[k for k in ("image", "video") if k != prompts.kind]]
     refusal = ""
     for kind in kinds if prompts.kind in ("image", "video") else kinds[:1]:
         samples = probe(kind, prompts)
         try:
-            return samples, scored(name, reward, samples)
+            found = reward_scores(name, reward, samples)
         except WrongMedia as error:
             refusal = refusal or str(error)
+            continue
+        abstains = not bool(found.applies.all())
+        if once or not abstains:
+            return samples, found.values, abstains
+        samples = probe(kind, _applicable(name, reward, prompts, samples))
+        return samples, scored(name, reward, samples), abstains
     raise ValueError(refusal)
+
+
+def _applicable(name: str, reward: Reward, prompts: Prompts, shown: Samples) -> Prompts:
+    """The prompts to which a reward applies, among some that are spread over all. Untested if it
+    applies to none of them."""
+    count = min(len(prompts.texts), _SOUGHT)
+    for start in range(0, count, len(shown.prompts)):
+        rows = [i * len(prompts.texts) // count for i in range(count)][start:][: len(shown.prompts)]
+        texts = [prompts.texts[row] for row in rows]
+        meta = [prompts.meta[row] for row in rows] if prompts.meta else ()
+        some = replace(shown.take(range(len(rows))), prompts=texts, meta=meta)
+        applies = reward_scores(name, reward, some).applies.tolist()
+        if any(applies):
+            kept = [i for i, here in enumerate(applies) if here]
+            their_meta = [meta[i] for i in kept] if meta else ()
+            return replace(prompts, texts=[texts[i] for i in kept], meta=their_meta)
+    raise Untested(
+        f"reward {name}: it applies to none of {count} prompts, spread over all (it returned None "
+        "for each), so it is not tested; if it should apply, compare what it asks of a row with "
+        "the prompt file"
+    )
 
 
 def _check_examples(name: str, scores: Float[Tensor, " n"]) -> None:
@@ -174,7 +213,9 @@ def _check_examples(name: str, scores: Float[Tensor, " n"]) -> None:
         )
 
 
-def _check_different(name: str, scores: Float[Tensor, " n"], samples: Samples) -> None:
+def _check_different(
+    name: str, scores: Float[Tensor, " n"], samples: Samples, abstains: bool
+) -> None:
     known = scores[~scores.isnan()]
     seen = "noise, a flat colour, a gradient, a chequerboard"
     shown = {
@@ -187,10 +228,11 @@ def _check_different(name: str, scores: Float[Tensor, " n"], samples: Samples) -
         "if that is right, add examples() -> Samples: two samples that it scores differently, the "
         "better one first"
     )
+    kind = Untested if abstains else ValueError
     if len(known) == 0:
-        raise ValueError(f"reward {name}: it scores none of {shown}; {way_out}")
+        raise kind(f"reward {name}: it scores none of {shown}; {way_out}")
     if _alike(known):
-        raise ValueError(f"reward {name}: {shown} all score {known[0]:.6g}; {way_out}")
+        raise kind(f"reward {name}: {shown} all score {known[0]:.6g}; {way_out}")
 
 
 def _alike(scores: Float[Tensor, " n"]) -> bool:
@@ -254,8 +296,8 @@ def check_sum(
     """ValueError if the weighted sum of several rewards is constant over samples that each of them
     distinguishes.
 
-    Rewards are skipped if they are called only once, have their own examples, or do not score the
-    test samples.
+    The sum is over the rewards that apply to a sample. Rewards are skipped if they are called only
+    once, have their own examples, or do not score the test samples.
     """
     for reward in rewards.values():
         once = isinstance(reward, OneCall) and reward.one_call
@@ -263,14 +305,14 @@ def check_sum(
             return
     samples = probe(prompts.kind, prompts)
     try:
-        whole = torch.stack([weights[k] * scored(k, r, samples) for k, r in rewards.items()])
+        scores = score_all(rewards, samples)
     except WrongMedia:
         return
-    known = whole[:, ~whole.isnan().any(0)]
-    total = known.sum(0)
+    weight = torch.tensor([weights[name] for name in rewards], dtype=torch.float64)
+    known, total = (scores.values * weight)[scores.complete], scores.totals(weight)[scores.complete]
     if len(total) < 2:
         return
-    spread, left = float(known.std(1, correction=0).max()), float(total.max() - total.min())
+    spread, left = float(known.std(0, correction=0).max()), float(total.max() - total.min())
     if spread > 0 and left <= _ROUNDING * spread:
         raise ValueError(
             f"rewards {', '.join(rewards)}: they cancel: their weighted sum is {total[0]:.6g} "

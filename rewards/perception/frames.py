@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 from torch import Tensor
 
 from rewards.perception.media import expect, items
-from rewards.types import Reward, Samples
+from rewards.types import Samples
 
 _EVERY = re.compile(r"every ([1-9]\d*)")
 
@@ -59,7 +59,7 @@ class OverFrames:
     Unscored frames (NaN) do not count; a video without any scored frame is unscored.
     """
 
-    reward: Reward
+    reward: Callable[[Samples], Float[Tensor, " n"]]
     name: str
     frames: Frames = "all"
     aggregate: Aggregate = "mean"

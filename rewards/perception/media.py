@@ -1,6 +1,6 @@
 """Conversion of images to tensors and back, and batches whose samples differ in size."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -46,15 +46,23 @@ def each_size(
     """Call `score` once per image size, with media as one tensor."""
     if isinstance(samples.media, Tensor):
         return score(samples)
-    by_size: dict[tuple[int, ...], list[int]] = {}
-    for row, item in enumerate(samples.media):
-        by_size.setdefault(tuple(item.shape), []).append(row)
     found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
-    for rows in by_size.values():
-        part = samples.take(rows)
-        stacked = replace(part, media=torch.stack(part.media))
-        found[rows] = score(stacked).to(found)
+    for rows, part in by_size(samples):
+        found[rows] = score(part).to(found)
     return found
+
+
+def by_size(samples: Samples) -> Iterator[tuple[list[int], Samples]]:
+    """The rows of each image size, and their samples with media as one tensor."""
+    if isinstance(samples.media, Tensor):
+        yield list(range(len(samples.prompts))), samples
+        return
+    sizes: dict[tuple[int, ...], list[int]] = {}
+    for row, item in enumerate(samples.media):
+        sizes.setdefault(tuple(item.shape), []).append(row)
+    for rows in sizes.values():
+        part = samples.take(rows)
+        yield rows, replace(part, media=torch.stack(part.media))
 
 
 def each_video(

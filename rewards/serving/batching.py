@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from rewards.combine import judged, scored
+from rewards.combine import judged, reward_scores
 from rewards.perception.media import items
 from rewards.serving.wire import WireSamples, decode_samples
-from rewards.types import Judge, Reward, Samples
+from rewards.types import Judge, Reward, RewardScores, Samples
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,12 @@ class Job:
     a: list[int]
     b: list[int]
     gone: Callable[[], Awaitable[bool]]
-    outcome: "asyncio.Future[list[float | None] | BaseException]"
+    outcome: "asyncio.Future[RewardScores | BaseException]"
 
 
 COUNTS = ("requests", "samples", "batches", "largest")
 
-Scoring = Callable[[Sequence[Job]], list[list[float | None]]]
+Scoring = Callable[[Sequence[Job]], list[RewardScores]]
 
 
 @dataclass
@@ -125,7 +124,7 @@ class Batcher:
                 failed = isinstance(outcome, BaseException)
                 job.outcome.set_result(outcome if failed else outcome[place])
 
-    async def _call(self, batch: list[Job]) -> list[list[float | None]]:
+    async def _call(self, batch: list[Job]) -> list[RewardScores]:
         answers = await asyncio.get_running_loop().run_in_executor(self.pool, self.score, batch)
         size = sum(len(job.samples.prompts) for job in batch)
         self.counts["requests"] += len(batch)
@@ -158,15 +157,15 @@ def joined_requests(batch: Sequence[Job]) -> Samples:
 
 
 def scoring(name: str, reward: Reward) -> Scoring:
-    def score(batch: Sequence[Job]) -> list[list[float | None]]:
-        scores = scored(name, reward, joined_requests(batch))
+    def score(batch: Sequence[Job]) -> list[RewardScores]:
+        scores = reward_scores(name, reward, joined_requests(batch))
         return _split(scores, [len(job.samples.prompts) for job in batch])
 
     return score
 
 
 def judging(name: str, judge: Judge) -> Scoring:
-    def score(batch: Sequence[Job]) -> list[list[float | None]]:
+    def score(batch: Sequence[Job]) -> list[RewardScores]:
         a: list[int] = []
         b: list[int] = []
         start = 0
@@ -176,11 +175,13 @@ def judging(name: str, judge: Judge) -> Scoring:
             start += len(job.samples.prompts)
         first, second = (torch.tensor(rows, dtype=torch.long) for rows in (a, b))
         verdicts = judged(name, judge, joined_requests(batch), first, second)
-        return _split(verdicts, [len(job.a) for job in batch])
+        heard = RewardScores(verdicts, torch.ones(len(verdicts), dtype=torch.bool))
+        return _split(heard, [len(job.a) for job in batch])
 
     return score
 
 
-def _split(values: Float[Tensor, " m"], sizes: list[int]) -> list[list[float | None]]:
-    """Numbers per request, None for NaN."""
-    return [[None if v != v else v for v in part.tolist()] for part in values.split(sizes)]
+def _split(scores: RewardScores, sizes: list[int]) -> list[RewardScores]:
+    """The scores of each request."""
+    parts = zip(scores.values.split(sizes), scores.applies.split(sizes), strict=True)
+    return [RewardScores(values, applies) for values, applies in parts]

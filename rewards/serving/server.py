@@ -112,7 +112,10 @@ def _add_route(app: "FastAPI", path: str, batcher: Batcher, reader: ThreadPoolEx
     async def answer(request: Request) -> wire.ScoreAnswer:
         return await _answer(batcher, model, reader, request)
 
-    app.post(path, name=path[1:], openapi_extra=_schema(model))(answer)
+    route = app.post(
+        path, name=path[1:], openapi_extra=_schema(model), response_model_exclude_none=True
+    )
+    route(answer)
 
 
 def _schema(model: type[wire.WireSamples]) -> dict[str, Any]:
@@ -145,7 +148,7 @@ async def _answer(
     if isinstance(outcome, BaseException):
         status = 422 if isinstance(outcome, ValueError) else 500
         raise HTTPException(status, _sendable(f"{type(outcome).__name__}: {outcome}"))
-    return wire.ScoreAnswer(values=outcome)
+    return wire.ScoreAnswer.of(outcome)
 
 
 _TEXT = re.compile(rb'"(?:[^"\\]+|\\.?)*+(?:"|\Z)', re.DOTALL)  # to the end, if it is not closed

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rewards.perception.media import expect, items
 from rewards.serving import codec
-from rewards.types import Samples
+from rewards.types import RewardScores, Samples
 
 FORMAT = 1
 
@@ -54,10 +54,19 @@ class WirePairs(WireSamples):
 
 
 class ScoreAnswer(BaseModel):
-    """One number per sample or pair in `values`; null for a missing score or verdict."""
+    """One number per sample or pair in `values`; null for a missing score or verdict. `applies` is
+    left out unless the reward abstains: it is then false where it does not apply, and null there is
+    no failure."""
 
     model_config = ConfigDict(extra="forbid")
     values: list[float | None]
+    applies: list[bool] | None = None
+
+    @classmethod
+    def of(cls, scores: RewardScores) -> "ScoreAnswer":
+        values = [None if value != value else value for value in scores.values.tolist()]
+        everywhere = bool(scores.applies.all())
+        return cls(values=values, applies=None if everywhere else scores.applies.tolist())
 
 
 def encode_samples(
@@ -152,14 +161,26 @@ def _header_pixels(entry: str | WireVideo, kind: str) -> int:
     return total
 
 
-def read_answer(body: Any, count: int) -> list[float | None] | None:
-    """Values of an answer; None if the format is wrong or the number of values differs."""
+def read_scores(body: Any, count: int) -> RewardScores | None:
+    """Scores of an answer; None if the format is wrong or the number of values differs."""
     values = body.get("values") if isinstance(body, dict) else None
     if not isinstance(values, list) or len(values) != count:
         return None
     numbers = [None if value is None else finite_number(value) for value in values]
     given = sum(value is not None for value in values)
-    return numbers if sum(number is not None for number in numbers) == given else None
+    if sum(number is not None for number in numbers) != given:
+        return None
+    applies = body.get("applies")
+    if applies is None:
+        applies = [True] * count
+    if not isinstance(applies, list) or len(applies) != count:
+        return None
+    if not all(isinstance(each, bool) for each in applies):
+        return None
+    if any(value is not None and not here for value, here in zip(values, applies, strict=True)):
+        return None  # a score of a sample to which the reward does not apply
+    found = [math.nan if number is None else number for number in numbers]
+    return RewardScores(torch.tensor(found, dtype=torch.float64), torch.tensor(applies).bool())
 
 
 def finite_number(value: Any) -> float | None:

@@ -69,7 +69,7 @@ ROWS = (
     ("credit-turn-balance", "flowrl/credit/intermediate.py", "most = min(int(way.sum()) for way in ways)", "most = max(int(way.sum()) for way in ways)", WAY),
     ("credit-discount", "flowrl/credit/intermediate.py", "value[:, k + 1] + self.gamma * total", "value[:, k] + self.gamma * total", WAY),
     ("credit-absolute", "flowrl/credit/intermediate.py", "self.kappa * early[:, None] * value", "self.kappa * value", WAY),
-    ("credit-potential", "flowrl/credit/intermediate.py", "known[:, :-1, 0] = scored[:, 1:].all(-1)", "known[:, :-1, 0] = scored[:, :-1].all(-1)", WAY),
+    ("credit-potential", "flowrl/credit/intermediate.py", "known[:, :-1, 0] = context.intermediate.complete.cpu()[:, 1:]", "known[:, :-1, 0] = context.intermediate.complete.cpu()[:, :-1]", WAY),
     ("credit-failures", "flowrl/credit/advantages.py", "if not reads_intermediate((each,))", "if True", WAY),
     ("credit-even-depths", "flowrl/credit/steps.py", "weight = nodes**-self.power", "weight = nodes**self.power", FEEDBACK),
     ("matching-same-noise", "flowrl/likelihoods/matching.py", "place % self.together * self.same_noise",

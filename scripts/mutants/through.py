@@ -37,7 +37,7 @@ ROWS = (
     ("noise-natural", "flowrl/cli/optimise.py", "wide - (z[0].numel() - 1) * wide / squares", "wide", NOISES),
     ("noise-best", "flowrl/cli/optimise.py", "best[better] = score.cpu()[better], z[better]", "best[better] = score.cpu()[better], noise[better]", NOISES),
     ("noise-weights", "flowrl/cli/optimise.py", "weights[n] * differentiable_scores(", "differentiable_scores(", NOISES),
-    ("steer-weights", "flowrl/cli/steer.py", "scores.values @ weights", "scores.values.sum(1)", NOISES),
+    ("steer-weights", "flowrl/cli/steer.py", "scores.totals(weights)", "scores.totals(torch.ones_like(weights))", NOISES),
     ("ratio-overflow", "flowrl/losses/ratio.py", "torch.where(advantage > 0, log_ratio.clamp(max=_LARGE), log_ratio).exp()",
      "log_ratio.exp()",
      "losses/test_losses.py"),

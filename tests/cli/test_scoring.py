@@ -230,6 +230,18 @@ def test_a_file_of_another_kind_is_unscored_by_those_that_refuse_it(tmp_path, ca
     assert "reward 'jpeg': the reward 'jpeg' scores images" in capsys.readouterr().err
 
 
+def test_files_to_which_a_reward_does_not_apply_are_not_unscored(tmp_path, capsys):
+    for name in ("a.png", "b.png", "c.png"):
+        save(tmp_path / name, 51)
+    code = "def own(samples):\n    return [None, float('nan'), 0.5]\n"
+    (tmp_path / "own.py").write_text(code)
+    assert runs.flowrl("score", tmp_path, "--rewards", f"{tmp_path / 'own.py'}:own") == 0
+    said = capsys.readouterr().out
+    assert "own does not apply to a.png: it returned None" in said
+    (line,) = [line for line in said.splitlines() if line.split()[:2] == ["own", "0.5"]]
+    assert line.split()[5] == "1", "unscored"
+
+
 def test_an_error_of_one_reward_keeps_the_scores_of_the_others(tmp_path, capsys):
     save(tmp_path / "a.png", 51)
     code = "def wrong(samples):\n    raise ValueError('no weights today')\n"

@@ -251,11 +251,15 @@ def test_an_answer_that_is_missing_is_named(model, tmp_path):
 def test_rewards_that_score_no_step_end_the_run_with_a_sentence(model, tmp_path):
     settings = tree(model, tmp_path, self_test="off")
     (tmp_path / "none.py").write_text(
-        "def none(samples):\n    return [None] * len(samples.media)\n"
+        "def none(samples):\n    return [float('nan')] * len(samples.media)\n"
+        "def silent(samples):\n    return [None] * len(samples.media)\n"
     )
     settings["intermediate_rewards"] = [{"name": f"{tmp_path / 'none.py'}:none"}]
     with pytest.raises(UserError, match=r"none scored none of .* turns or steps: fix the reward"):
         collect(runs.opened(settings, tmp_path), 0)
+    settings["intermediate_rewards"] = [{"name": f"{tmp_path / 'none.py'}:silent"}]
+    found = collect(runs.opened(settings, tmp_path), 0).scores.intermediate
+    assert found is not None and not found.scored.any(), "one that applies to no step adds nothing"
 
 
 def test_completions_without_steps_are_untouched(model, tmp_path):

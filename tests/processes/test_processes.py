@@ -51,6 +51,10 @@ def fails_on_second(samples):
 
 
 def silent_on_second(samples):
+    return light(samples) * (float("nan") if os.environ.get("RANK") == "1" else 1)
+
+
+def abstains_on_second(samples):
     return [None] * len(samples.prompts) if os.environ.get("RANK") == "1" else light(samples)
 """
 
@@ -82,7 +86,7 @@ def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
     made["poisoned"] = job(pipeline, folder, RECIPES["nft"], updates=1) | {"poison": True}
     made["poisoned thrice"] = made["poisoned"] | {"iterations": 3, "stops": True}
     own = folder / "own.py"
-    for name in ("fails", "silent"):
+    for name in ("fails", "silent", "abstains"):
         made[name] = job(pipeline, folder, RECIPES["nft"], self_test="off")
         made[name]["settings"]["rewards"] = [{"name": f"{own}:{name}_on_second"}]
     made["fails"]["stops"] = True
@@ -156,6 +160,14 @@ def test_a_process_without_scores_waits_for_nobody(pair):
     folder, weights = pair
     assert told(folder, "silent")["metrics"]["unscored"] == 4  # one draw of three
     assert weights["silent"]
+
+
+def test_a_reward_that_abstains_on_one_process_is_no_failure_on_any(pair):
+    folder, weights = pair
+    metrics = told(folder, "abstains")["metrics"]
+    assert metrics["abstained"] == metrics["unscored"] == 4  # one draw of three
+    assert metrics["applies/abstains_on_second"] == pytest.approx(2 / 3)
+    assert apart(weights["silent"], weights["abstains"]) == 0, "the same samples are left out"
 
 
 def test_a_gradient_that_is_no_number_on_one_process_skips_the_step_on_all(pair):

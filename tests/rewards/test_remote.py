@@ -72,13 +72,14 @@ def test_a_remote_reward_is_the_reward(tmp_path):
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 4
 
 
-def test_unscored_samples_stay_unscored():
+def test_unscored_samples_stay_unscored_and_abstentions_abstentions():
     def reward(samples: Samples) -> list[float | None]:
         return [None if "1" in p else float("nan") if "2" in p else 7.0 for p in samples.prompts]
 
     with serving(Served.of("fussy", {}, reward)) as url:
         scores = score_all({"remote": load("remote", url=url)}, pictures(4))
-    assert isinstance(scores, Scores) and scores.unscored == {"remote": 2}
+    assert isinstance(scores, Scores) and scores.unscored == {"remote": 1}
+    assert scores.applies.flatten().tolist() == [True, False, True, True]
     assert scores.values.flatten().tolist() == [7, 0, 0, 7]
 
 
@@ -141,20 +142,20 @@ def _gone(answer: bool) -> object:
 def test_requests_that_wait_together_are_one_call():
     outcomes, calls = run_batcher(ServerLimits(batch=8, wait=0.01), [3, 4, 2, 9, 1])
     assert calls == [7, 2, 9, 1], "never more than 8, but for one request that has more"
-    assert outcomes[:3] == [[0, 1, 2], [3, 4, 5, 6], [0, 1]]
+    assert [each.values.tolist() for each in outcomes[:3]] == [[0, 1, 2], [3, 4, 5, 6], [0, 1]]
 
 
 def test_a_bad_request_fails_alone():
     outcomes, calls = run_batcher(ServerLimits(batch=8), [2, -1, 3])
     assert calls == [6, 2, 1, 3]
-    assert outcomes[0] == [0, 1] and outcomes[2] == [0, 1, 2]
+    assert outcomes[0].values.tolist() == [0, 1] and outcomes[2].values.tolist() == [0, 1, 2]
     assert isinstance(outcomes[1], ValueError)
 
 
 def test_who_has_hung_up_is_not_scored():
     outcomes, calls = run_batcher(ServerLimits(batch=8), [2, 5, 1], gone={1})
     assert calls == [3] and isinstance(outcomes[1], ConnectionError)
-    assert outcomes[2] == [2]
+    assert outcomes[2].values.tolist() == [2]
 
 
 def test_errors_of_the_reward_are_told_or_tried_again():

@@ -80,11 +80,11 @@ def test_a_time_limit_is_on_the_whole_answer(monkeypatch: pytest.MonkeyPatch) ->
         server.shutdown()
 
 
-def read(_: Ask, body: object) -> float | None:
-    values = wire.read_answer(body, 1)
-    if values is None:
+def read(_: Ask, body: object) -> float:
+    scores = wire.read_scores(body, 1)
+    if scores is None:
         raise Malformed
-    return values[0]
+    return float(scores.values[0])
 
 
 ODD = {

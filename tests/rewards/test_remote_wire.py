@@ -111,11 +111,25 @@ def test_too_many_pixels_are_refused_before_they_are_read(monkeypatch):
 
 @pytest.mark.parametrize(
     "body", [None, [], {}, {"values": [1]}, {"values": [1, "2"]}, {"values": [1, float("inf")]},
-             {"values": [True, 1]}],
+             {"values": [True, 1]}, {"values": [1, 2], "applies": [True]},
+             {"values": [1, 2], "applies": [True, 1]},
+             {"values": [1, 2], "applies": [True, False]}],
 )  # fmt: skip
 def test_an_answer_of_another_form_is_none(body):
-    assert wire.read_answer(body, 2) is None
-    assert wire.read_answer({"values": [1, None]}, 2) == [1, None]
+    assert wire.read_scores(body, 2) is None
+
+
+def test_a_null_is_a_failure_unless_the_reward_does_not_apply():
+    failed = wire.read_scores({"values": [1, None]}, 2)
+    assert failed is not None and failed.values[0] == 1 and failed.values[1].isnan()
+    assert failed.applies.tolist() == [True, True]
+    abstains = wire.read_scores({"values": [1, None], "applies": [True, False]}, 2)
+    assert abstains is not None and abstains.applies.tolist() == [True, False]
+    for scores in (failed, abstains):
+        answer = wire.ScoreAnswer.of(scores).model_dump(exclude_none=True)
+        again = wire.read_scores(answer, 2)
+        assert again is not None and torch.equal(again.applies, scores.applies)
+    assert "applies" not in wire.ScoreAnswer.of(failed).model_dump(exclude_none=True)
 
 
 def test_the_examples_of_the_page_are_of_the_format():

@@ -280,7 +280,9 @@ def test_a_server_calls_its_reward_under_the_same_guard():
 
     with pytest.raises(ValueError, match="reward 'served' wrote into the media"):
         asyncio.run(serve(reward))
-    assert asyncio.run(serve(lambda s: [1.0, None, float("nan")])) == [[1.0, None, None]]
+    (answer,) = asyncio.run(serve(lambda s: [1.0, None, float("nan")]))
+    assert answer.values.isnan().tolist() == [False, True, True]
+    assert answer.applies.tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("write", WRITES)

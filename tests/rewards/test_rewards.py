@@ -36,7 +36,8 @@ def test_what_cannot_be_scored_is_counted_not_zero():
         [True, True, False],
     ]
     assert scores.values.tolist() == [[1, 0, 0], [0, 2, 0], [3, 0.5, 0]]
-    assert scores.unscored == {"tensor": 1, "listed": 1, "silent": 3}
+    assert scores.unscored == {"tensor": 1, "listed": 0, "silent": 0}, "None is no failure"
+    assert (~scores.applies).sum(0).tolist() == [0, 1, 3]
     assert scores.values.dtype == torch.float64 and isinstance(scores, Scores)
 
 

@@ -199,6 +199,30 @@ def test_more_than_a_tenth_unscored_is_told():
     assert lost(*[0.0] * 5, 0.4, *[0.0] * 9) == []  # an outage of one iteration
 
 
+def test_samples_to_which_no_reward_applies_are_no_failures_and_are_named_once():
+    alarms, row = Alarms(), TRAINING | {"unscored_share": 0.55, "abstained_share": 0.5}
+    assert [alarms.outside(row) for _ in range(2)] == [
+        ["no reward applies to 50 % of the samples"],
+        [],
+    ]
+    assert alarms.unscored(row | {"unscored_share": 0.5}) == []
+    found: list[str] = []
+    for _ in range(6):
+        found += alarms.unscored(row)
+        alarms.watch(row, 1)
+    assert found == [], "a failure on one in twenty"
+    assert alarms.unscored(TRAINING | {"unscored_share": 0.9, "abstained_share": 0.2}) != []
+
+
+def test_an_iteration_without_a_reward_interrupts_no_window():
+    alarms = Alarms()
+    for k in range(12):
+        alone = {"unscored_share": 1.0, "abstained_share": 1.0}
+        row = alone if k % 3 == 2 else TRAINING | {"reward_std/x": 0.0, "reward/x": 1.0}
+        assert alarms.watch(row, k) == []
+        assert alarms.constant(row) == (["x"] if k == 6 else [])
+
+
 def restored(alarms: Alarms) -> Alarms:
     """Through a checkpoint."""
     again = Alarms()

@@ -24,7 +24,7 @@ def share(samples, letter="a"):
 def patchy(samples):
     """Nothing to say of texts with a b; nothing at all of one prompt."""
     pairs = zip(samples.media, samples.prompts)
-    return [None if "b" in t or p == "bead :" else float(len(t)) for t, p in pairs]
+    return [float("nan") if "b" in t or p == "bead :" else float(len(t)) for t, p in pairs]
 '''
 
 

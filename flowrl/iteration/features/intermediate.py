@@ -61,18 +61,19 @@ def intermediate_scores(
     ]
     n, steps, first = len(rollout.prompt), len(rollout.plan.steps), each[0][1]
     values = first.values.new_zeros(n, steps, len(first.names))
-    known = torch.zeros(n, steps, len(first.names), dtype=torch.bool)
+    known, abstained = torch.zeros(2, n, steps, len(first.names), dtype=torch.bool)
     for seen, own in each:
         leaves = n // len(seen.x0)
         values[:, seen.step] = own.values.repeat_interleave(leaves, 0)
         known[:, seen.step] = own.scored.repeat_interleave(leaves, 0)
-    return IntermediateScores(values, known)
+        abstained[:, seen.step] = (~own.applies).repeat_interleave(leaves, 0)
+    return IntermediateScores(values, known, abstained=abstained)
 
 
 def intermediate_metrics(scores: IntermediateScores) -> dict[str, float]:
     """`unscored_way`: share of the leaves' intermediate states without a score."""
     looked = scores.scored.any(0).any(-1)  # steps: those without any score count as not asked
-    known = scores.scored[:, looked].all(-1).double()
+    known = scores.complete[:, looked].double()
     return {"unscored_way": float(1 - known.mean()) if known.numel() else 1.0}
 
 

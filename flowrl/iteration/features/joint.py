@@ -198,13 +198,18 @@ class ScoredByImages:
     def __call__(self, samples: Sampled) -> Scored:
         images, written = samples.table[IMAGES], samples.table[REWRITINGS]
         each, draws = [plan.everyone for plan in images.plans], len(written.order)
-        values, scored = (
+        values, scored, applies = (
             torch.cat([column.view(draws, -1, column.shape[1]) for column in columns], 1).flatten(
                 0, 1
             )
-            for columns in ([e.values for e in each], [e.scored for e in each])
+            for columns in (
+                [e.values for e in each],
+                [e.scored for e in each],
+                [e.applies for e in each],
+            )
         )
-        everyone = Scores(*written.means(values, scored), each[0].names)
+        known, (_, somewhere) = written.means(values, scored), written.means(values, applies)
+        everyone = Scores(*known, each[0].names, abstained=~somewhere)
         own = everyone.arranged(lambda column: samples.drawn.local(column, written.group))
         weights = self.writer.weights(samples.drawn.iteration)
         return Scored((plan_scores(own, everyone, weights),), samples.unit.samples)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.sample import OpenedUnit, Roll, Rolled, UnitSampler, UnitStages
-from flowrl.iteration.score import totals
 from flowrl.models.policy import RolloutLike
 from flowrl.session.session import Session
 from rewards import Samples, score_all
@@ -32,7 +31,7 @@ class Lookahead:
         scores = self.session.parallel.once(
             lambda: score_all(self.session.intermediate_rewards, samples)
         )
-        return totals(scores, self.session.intermediate_weights(self.iteration))
+        return scores.totals(self.session.intermediate_weights(self.iteration))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from flowrl.budget.spending import Rationed, RoundOutcome
 from flowrl.iteration.records import Drawn, PlanScores, Sampled, Scored
-from flowrl.iteration.score import totals
 from flowrl.iteration.stages import Sample, Score, Stages
 from flowrl.models.policy import RolloutLike
 from flowrl.session.session import Session
@@ -42,7 +41,7 @@ class LearnsScores:
             kept, learned = self.spending.scored(rollout, outcome)
             rollouts.append(kept)
             table = plan.table.with_value(LEARNED, learned)
-            plans.append(replace(plan, totals=totals(learned, weights), table=table))
+            plans.append(replace(plan, totals=learned.totals(weights), table=table))
         known = replace(scores, plans=tuple(plans))
         return replace(
             samples,

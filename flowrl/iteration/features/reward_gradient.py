@@ -177,7 +177,7 @@ class RewardPath:
     def agreement(self, samples: Samples, scores: Scores) -> Agreement:
         """Compare differentiable scores with plain ones on samples of the run."""
         n = min(CHECKED, len(samples.prompts))
-        group, known = len(samples.prompts) // len(self.texts), scores.scored.all(1)
+        group, known = len(samples.prompts) // len(self.texts), scores.complete
         prompt = torch.arange(n) // group
         size = self.size if isinstance(samples.media, Tensor) else 1  # a list has several sizes
         graded = torch.cat(
@@ -260,12 +260,28 @@ class GradedRows:
     inner: MakeRows
 
     def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
+        self._check_applies(scores)
         rows, session = self.inner(samples, scores, credit), self.session
         path = RewardPath.of(session, samples.batch, rows.prompts, rows.iteration)
         shown = scores.samples[0]
         assert isinstance(shown, Samples), "workers return whole samples for reward gradients"
         graded = GradedSamples(path, shown, scores.plans[0].own)
         return replace(rows, table=rows.table.with_value(GRADED_SAMPLES, graded))
+
+    @staticmethod
+    def _check_applies(scores: Scored) -> None:
+        """UserError for a reward that abstains, since its gradient would be followed all the
+        same."""
+        for plan in scores.plans:
+            missing = (~plan.everyone.applies).sum(0).tolist()
+            for name, count in zip(plan.everyone.names, missing, strict=True):
+                if count:
+                    raise UserError(
+                        f"reward {name} does not apply to {count} of "
+                        f"{len(plan.everyone.values)} samples (None), but this recipe follows the "
+                        "gradient of every reward in every sample: let it return a score, or "
+                        "leave these prompts out"
+                    )
 
 
 def path_loss(

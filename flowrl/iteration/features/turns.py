@@ -65,7 +65,7 @@ class TurnScorer:
         return replace(scores, intermediate=turns)
 
     def _named(self, rollout: TextRollout, samples: Samples) -> Float[Tensor, "n k"] | None:
-        """The weighted sum of `intermediate_rewards`, NaN where one has no score."""
+        """The weighted sum of `intermediate_rewards` that apply, NaN where one has no score."""
         session = self.session
         if not session.run.intermediate_rewards:
             return None
@@ -79,13 +79,12 @@ class TurnScorer:
         some = replace(some, media=[texts[i][k] for k, i in rows], group=some.group + step * groups)
         scores = score_once(session.parallel, session.intermediate_rewards, some)
         self.looked += len(rows)
-        if not scores.scored.all(1).any():
+        if not scores.complete.any() and not scores.outside.all():
             raise UserError(
                 f"intermediate_rewards: {', '.join(scores.names)} scored none of {len(rows)} turns "
                 "or steps: fix the reward"
             )
-        weights = session.intermediate_weights(self.iteration).to(scores.values.dtype)
-        total = torch.where(scores.scored.all(1), scores.values @ weights, torch.nan).double()
+        total = scores.totals(session.intermediate_weights(self.iteration)).double()
         found = torch.full((len(texts), rollout.plan.turns), torch.nan, dtype=torch.float64)
         return found.index_put((sample, step), total.cpu())
 

@@ -27,7 +27,7 @@ from flowrl.run.evaluate.trial import (
 )
 from flowrl.run.save import checkpoint
 from flowrl.session.learner import Learner
-from flowrl.session.progress import Progress
+from flowrl.session.progress import Progress, deciding
 from flowrl.session.session import Session, score_once
 from flowrl.session.smaller_calls import with_smaller_calls
 from flowrl.settings import Run
@@ -38,8 +38,9 @@ from rewards import Reward, Samples, Scores, score_all
 class HeldOutResult:
     """Results on held-out prompts; the samples of a prompt are contiguous in all columns.
 
-    metrics    mean of each reward over all processes, and statistics of the media
-    columns    [n] of all processes: scores, NaN where unscored, attempts, and statistics
+    metrics    mean of each reward over the samples of all processes to which it applies, left out
+               if it applies to none; and statistics of the media
+    columns    [n] of all processes: scores, NaN where there is none, attempts, and statistics
     samples    this process's
     scores     this process's
     attempts   names of the columns from `flowrl.run.evaluate.attempts`
@@ -105,9 +106,10 @@ def merged_trial(
     """
     kept = slice(None if counts else 0)
     parts = gather_object([drawn.statistics if counts else None])
-    values, scored, statistics = (
+    values, scored, applies, statistics = (
         torch.cat(gather_object([scores.values[kept]])),
         torch.cat(gather_object([scores.scored[kept]])),
+        torch.cat(gather_object([scores.applies[kept]])),
         [part for part in parts if part is not None],
     )
     metrics = {
@@ -115,6 +117,7 @@ def merged_trial(
         if scored[:, i].any()
         else float("nan")
         for i, name in enumerate(scores.names)
+        if applies[:, i].any()
     }
     metrics |= merged_means([(part.means, part.size) for part in statistics])
     columns = {n: torch.cat([s.columns[n] for s in statistics]) for n in statistics[0].columns}
@@ -122,7 +125,8 @@ def merged_trial(
     columns |= dict(zip(scores.names, known.unbind(1), strict=True))
     for name, column in more.items():
         columns[name] = torch.cat(gather_object([column[kept]]))
-        metrics[name] = known_mean(columns[name])
+        if name.partition("/")[2] in metrics:  # attempts at rewards that apply
+            metrics[name] = known_mean(columns[name])
     labels = [str(row[DATA_SET]) for row in drawn.samples.meta if DATA_SET in row][kept]
     sets = tuple(label for part in gather_object([labels]) for label in part)
     return HeldOutResult(metrics, columns, drawn.samples.on_cpu(), scores, tuple(more), sets)
@@ -164,7 +168,7 @@ def evaluate_held_out(
     """Run the evaluation of a run on held-out prompts, always from the same noise; or wait for
     workers that were asked for it.
 
-    NotFiniteError, on all processes, for a reward whose mean is not a finite number.
+    NotFiniteError, on all processes, for a reward that applies to samples and scored none of them.
     """
     parallel, units = learner.parallel, units_of_trial(learner, prompts)
     trial = trial_of(learner.run, prompts)
@@ -177,7 +181,7 @@ def evaluate_held_out(
         drawn, scores, more = ScoredTrial.joined(units, parts)
     result = merged_trial(drawn, scores, counts and parallel.leads, more)
     for name in result.scores.names:
-        if not math.isfinite(result.metrics[name]):
+        if name in result.metrics and not math.isfinite(result.metrics[name]):
             raise NotFiniteError(
                 f"the held-out score {name} is {result.metrics[name]}: the reward scored none of "
                 f"the {len(trial.rows) * trial.group} samples; fix the reward or its settings"
@@ -218,15 +222,22 @@ def evaluate_and_keep(
     learner, asked = session.learner, earlier or ask_workers(session, progress.iteration)
     evaluate = partial(evaluate_held_out, learner, session.held_out, session.judges, asked)
     result = with_smaller_calls(learner, session.terminal, evaluate, learner.evaluator)
-    key = session.run.checkpoint.best or session.run.judges[0].label
     if progress.base_scores is None:
         progress.base_scores = {n: result.columns[n].tolist() for n in result.scores.names}
+    first = progress.first is None
     progress.first = progress.first or result.metrics
     progress.last = result.metrics
+    key = deciding(session.run, progress.first)
+    if first and key not in result.metrics:
+        session.terminal.warn(
+            f"checkpoint.best: the reward {key} applies to none of the held-out samples, so no "
+            "weights are kept in best; name another held-out reward, or add prompts for this one"
+        )
     with session.parallel.together():
         session.writer.wait()  # a checkpoint removes best weights that it does not know
     weights = None if earlier is None else earlier.weights
-    checkpoint.keep_best(learner, session.folder, progress, result.metrics[key], weights)
+    if key in result.metrics:
+        checkpoint.keep_best(learner, session.folder, progress, result.metrics[key], weights)
     means = {f"held_out/{name}": value for name, value in result.metrics.items()}
     for label, scores in result.by_data_set().items():
         means |= {f"data_set/{label}/{n}": v for n, v in scores.items() if not math.isnan(v)}

@@ -13,6 +13,11 @@ UNSCORED = (
     "learns only from the other samples"
 )
 
+OUTSIDE = (
+    "Nothing is learned from them: leave their prompts out, or add a reward that returns a score "
+    "for them, not None"
+)
+
 
 class Raised(NamedTuple):
     """Warnings from raised alarms. `signs` end a run with `train.alarms: stop`; `notes` never
@@ -32,16 +37,17 @@ def raised_by_training(
     """Signs from an iteration of training; also sets its metric `alarms` to their number."""
     if session.run.train.alarms == "off":
         return Raised([], [])
-    lost = alarms.unscored(metrics)
+    lost, outside = alarms.unscored(metrics), alarms.outside(metrics)
     signs = alarms.watch(metrics, iteration)
     constant = alarms.constant(metrics)
-    metrics["alarms"] = float(len(lost) + len(signs) + len(constant))
+    metrics["alarms"] = float(len(lost) + len(outside) + len(signs) + len(constant))
     notes = [
         f"the reward {name} gave every sample of {alarms.at.window} iterations the same score, "
         f"{metrics[f'reward/{name}']:.3f}, so nothing is learned from it. Check the samples and "
         "the reward, or leave the reward out"
         for name in constant
     ]
+    notes += [f"{clause} of iteration {iteration}. {OUTSIDE}" for clause in outside]
     texts = [f"{'; '.join(lost)}. {UNSCORED}"] if lost else []
     late = metrics.get(LAG, 0.0)
     aged = f" (samples at lag {late:.0f})" if late else ""

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from flowrl.budget.groups import grouped
-from flowrl.credit.values import Context, node_values
+from flowrl.credit.advantages import Estimator
+from flowrl.credit.values import Context, Credit, applying
+from flowrl.iteration.credit import group_ranges
 from flowrl.iteration.records import Iteration
 from flowrl.iteration.units import StoredSamples
 from flowrl.models.policy import RolloutLike
@@ -136,13 +138,15 @@ def _of_draw(session: Session, first: FirstSamples, draw: int) -> FirstTree:
     group, points = columns.group, len(columns.nodes)
     weights, fusion = session.weights(rollout.iteration), session.algorithm.advantage.fusion
     own = slice(draw * group, (draw + 1) * group)
-    scores = Scores(first.scores.values[own], first.scores.scored[own], first.scores.names)
+    scores = first.scores.of(range(len(first.scores.names))).arranged(lambda column: column[own])
     ids = None if rollout.nodes is None else rollout.nodes[own].cpu()
     logp = dict[int, Tensor]()
     for edge in rollout.edges if fusion == "path" else ():
         logp[edge.step] = edge.logp.view(-1, columns.nodes[edge.step])[draw]
-    value, known = node_values(scores, Context(columns, weights, logp, nodes=ids), fusion)
+    context = Context(columns, weights, logp, nodes=ids, scores=scores)
+    value, known = Estimator((), fusion).node_values(scores, context)
     total = (value * weights.to(value.dtype)).sum(-1)
+    known = (known | ~applying(Credit(value, known), context)) & known.any(-1, keepdim=True)
     advantages, mask = (each[own].double().cpu() for each in first.credit)
     if advantages.shape[1] != points:  # credit of single tokens has no nodes
         advantages, mask = torch.zeros(group, points).double(), torch.zeros(group, points)
@@ -166,5 +170,4 @@ def _of_draw(session: Session, first: FirstSamples, draw: int) -> FirstTree:
 def _with_spread(scores: Scores, weights: Tensor, group: int) -> int:
     """The first draw whose weighted scores differ, or 0."""
     total = (scores.values * scores.scored) @ weights.to(scores.values.dtype)
-    by_draw = total.view(-1, group)
-    return int((by_draw.amax(1) > by_draw.amin(1)).double().argmax())
+    return int((group_ranges(total, scores.complete, group) > 0).double().argmax())

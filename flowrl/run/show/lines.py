@@ -18,10 +18,10 @@ from flowrl.run.show.panel import (
     MOST_REWARDS,
     HeldOutScore,
     PanelFacts,
-    given_line,
     panel_lines,
+    without_reward,
 )
-from flowrl.session.progress import Progress
+from flowrl.session.progress import Progress, deciding
 from flowrl.session.record import Terminal, clock
 from flowrl.session.session import Session
 from flowrl.settings import Run
@@ -107,7 +107,7 @@ class Lines:
             f"{done:>4}/{self.iterations}",
             f"reward {m['reward']:.3f} {trend} (spread {m['reward_std']:.2f})"
             if "reward" in m
-            else given_line(m),
+            else without_reward(m),
         ]
         if "ratio" in m:
             clipped = m.get("clipped_low", 0.0) + m.get("clipped_high", 0.0)
@@ -145,6 +145,7 @@ class TerminalObserver(Observer):
             f"{n} {found.metrics[n]:.3f}"
             + (f" ({found.metrics[n] - base[n]:+.3f})" if n in base else "")
             for n in found.scores.names
+            if n in found.metrics
         )
         than = " (against the base)" if base else ""
         self.session.terminal.say(f"held-out after {progress.iteration}{than}: {scores}")
@@ -175,7 +176,7 @@ def held_out_scores(session: Session, progress: Progress) -> tuple[HeldOutScore,
     if progress.first is None or progress.last is None:
         return ()
     labels = [spec.label for spec in session.run.judges]
-    key = session.run.checkpoint.best or labels[0]
+    key = deciding(session.run, progress.first)
     base = progress.first if progress.last is not progress.first else {}
     scores = {
         name: HeldOutScore(name, progress.last[name], base.get(name))

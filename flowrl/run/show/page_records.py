@@ -17,7 +17,6 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.iteration.records import Iteration
-from flowrl.iteration.score import totals
 from flowrl.iteration.units import StoredSamples
 from flowrl.media.sounds import small_sound
 from flowrl.media.thumbnails import small_copy
@@ -225,7 +224,7 @@ def record_tree(session: Session, made: Iteration) -> None:
         shown = min(group, LEAVES if session.run.track.images else 0)
         leaves = range(tree.start, tree.start + shown)
         weighted, levels = (
-            totals(scores, session.weights(iteration - 1)),
+            scores.totals(session.weights(iteration - 1)),
             list[LevelRecord](),
         )
         for k in range(tree.node.shape[1]):
@@ -270,8 +269,17 @@ def _samples(
 ) -> list[SampleRecord]:
     found, shown = [], draw(samples.take(places))
     for i, media in zip(places, shown.media, strict=True):
-        each = zip(scores.names, scores.values[i].tolist(), scores.scored[i].tolist(), strict=True)
-        known = {name: _number(value) if there else None for name, value, there in each}
+        known = {
+            name: _number(value) if there else None
+            for name, value, there, applies in zip(
+                scores.names,
+                scores.values[i].tolist(),
+                scores.scored[i].tolist(),
+                scores.applies[i].tolist(),
+                strict=True,
+            )
+            if applies
+        }
         prompt = shortened(str(samples.prompts[i]), MOST_TEXT // 10)
         found.append(SampleRecord(i, prompt, known, **_media(media, side)))
     if shown.audio is None:

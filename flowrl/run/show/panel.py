@@ -108,8 +108,11 @@ def memory_in_use(device: str) -> str:
     return f"{own / _GIB:.1f} GiB in this process, of {whole / _GIB:.1f} on this machine"
 
 
-def given_line(m: Mapping[str, float]) -> str:
-    """Numbers of the update for an iteration of given samples, which has no reward."""
+def without_reward(m: Mapping[str, float]) -> str:
+    """An iteration without a mean reward: of given samples, with numbers of the update, or of
+    samples to which no reward applies."""
+    if "given/epochs" not in m:
+        return "no reward applies to its samples"
     right = f", {100 * m['won']:.0f} % of pairs in order" if "won" in m else ""
     return f"given: loss {m['loss']:.4f}{right}, epochs {m['given/epochs']:.2f}"
 
@@ -120,7 +123,7 @@ def _reward(facts: PanelFacts, most: int) -> Text:
     if not m:
         return Text("the first iteration is running", style="dim")
     if "reward" not in m:
-        return Text(given_line(m))
+        return Text(without_reward(m))
     colour = {"+": "green", "-": "red"}.get(facts.trend, "")
     text = Text(f"{m['reward']:.3f} ").append(facts.trend, style=colour)
     text.append(f" {curve(facts.rewards[-most:])}", style="cyan")
@@ -128,8 +131,11 @@ def _reward(facts: PanelFacts, most: int) -> Text:
     own = {n.removeprefix("reward/"): v for n, v in m.items() if n.startswith("reward/")}
     if len(own) > 1:
         text.append("".join(f"  {name} {value:.3f}" for name, value in own.items()))
-    if m.get("unscored_share", 0.0) > 0:
-        text.append(f"  unscored {100 * m['unscored_share']:.0f} %", style="yellow")
+    outside = m.get("abstained_share", 0.0)
+    if (failed := m.get("unscored_share", 0.0) - outside) > 0:
+        text.append(f"  unscored {100 * failed:.0f} %", style="yellow")
+    if outside > 0:
+        text.append(f"  without a reward {100 * outside:.0f} %", style="yellow")
     if m.get("alarms", 0.0) > 0:
         text.append("  alarm: see above", style="bold red")
     return text

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from flowrl.iteration.records import Iteration
-from flowrl.iteration.score import totals
 from flowrl.json_text import json_text
 from flowrl.media import pictures
+from flowrl.media.pictures import ABSTAINS, ShownScore
 from flowrl.pages.sample_files import Page
 from flowrl.run.evaluate.evaluate import Evaluated, HeldOutResult
 from flowrl.run.show.first_tree import FirstSamples
@@ -21,7 +21,7 @@ from flowrl.run.show.track import ShownSamples, show_samples, shows_samples
 from flowrl.session.progress import Progress
 from flowrl.session.record import iteration_of, replace
 from flowrl.session.session import Session
-from rewards import Samples
+from rewards import Samples, Scores
 
 KEPT_ITERATIONS = 100  # the newest: older pages and lines are removed
 TABLE = "table.jsonl"
@@ -62,11 +62,9 @@ def save_samples(session: Session, made: Evaluated, iteration: int, name: str) -
     if not pick:
         return
     column = result.scores.names.index(key)
-    scores = [
-        float(result.scores.values[i, column]) if result.scores.scored[i, column] else None
-        for i in pick
-    ]
-    title = f"{session.folder.name}, iteration {iteration}: {key} {result.metrics[key]:.3f}"
+    scores = [_shown(result.scores, i, column) for i in pick]
+    mean = f"{result.metrics[key]:.3f}" if key in result.metrics else "applies to no sample"
+    title = f"{session.folder.name}, iteration {iteration}: {key} {mean}"
     samples, folder = session.drawn(result.samples.take(pick)), session.folder / "samples"
     page = Page(samples, scores, title)
     rows = [_shown_row(result, i) for i in pick]
@@ -79,6 +77,13 @@ def save_samples(session: Session, made: Evaluated, iteration: int, name: str) -
         return written
 
     save_page(session, save, PageRows("samples/held_out", samples, columns, rows), iteration)
+
+
+def _shown(scores: Scores, sample: int, reward: int) -> ShownScore:
+    """A score of a page."""
+    if scores.scored[sample, reward]:
+        return float(scores.values[sample, reward])
+    return None if scores.applies[sample, reward] else ABSTAINS
 
 
 def _shown_row(result: HeldOutResult, sample: int) -> list[str | float | None]:
@@ -103,7 +108,11 @@ def save_training_samples(session: Session, made: Iteration) -> None:
     folder = session.folder / "samples" / "training"
     samples = session.drawn(taken)
     title = f"{session.folder.name}, training, iteration {iteration}"
-    page = Page(samples, [line["reward"] for line in lines], title)
+    outside = made.scores.plans[0].own.outside.tolist()
+    rewards = [
+        ABSTAINS if outside[i] else line["reward"] for i, line in zip(pick, lines, strict=True)
+    ]
+    page = Page(samples, rewards, title)
 
     def save() -> Path:
         written = page.save(folder, f"{iteration:06d}")
@@ -159,7 +168,7 @@ def _lines(
     session: Session, made: Iteration, pick: list[int], taken: Samples
 ) -> Iterator[dict[str, Any]]:
     iteration, scores = made.number, made.scores.plans[0].own
-    weighted, advantages = totals(scores, session.weights(iteration - 1)).tolist(), None
+    weighted, advantages = scores.totals(session.weights(iteration - 1)).tolist(), None
     first = FirstSamples.of(session, made)
     if first is not None:
         advantages = _mean_advantages(*first.credit).tolist()

@@ -93,13 +93,21 @@ class Alarms:
         return names
 
     def unscored(self, metrics: Metrics) -> list[str]:
-        """A clause for the alarm if too many samples of the window's iterations are unscored. The
-        current iteration counts too: `watch` adds it to `recent` later."""
+        """A clause for the alarm if rewards that apply left too many samples of the window's
+        iterations unscored. The current iteration counts too: `watch` adds it to `recent` later."""
         shares = [row["unscored_share"] for row in self.recent[1 - self.at.window :]]
-        share = fmean([*shares, metrics.get("unscored_share", 0.0)])
+        share = fmean([*shares, _failed_share(metrics)])
         if share <= self.at.unscored:
             return []
         return self._new([Sign("unscored", f"{100 * share:.0f} % of the samples have no score")])
+
+    def outside(self, metrics: Metrics) -> list[str]:
+        """A clause about samples to which no reward applies, once in a run."""
+        share = metrics.get("abstained_share", 0.0)
+        if share == 0:
+            return []
+        text = f"no reward applies to {100 * share:.0f} % of the samples"
+        return self._new([Sign("abstained", text)])
 
     def watch(self, metrics: Metrics, iteration: int) -> list[str]:
         """Add an iteration of training; returns new signs, each as a clause.
@@ -109,7 +117,7 @@ class Alarms:
         if "reward" not in metrics:
             return []
         row = {name: metrics[name] for name in _KEPT if name in metrics}
-        row.setdefault("unscored_share", 0.0)
+        row["unscored_share"] = _failed_share(metrics)
         self.start = [*self.start, row][: self.at.window]
         self.recent = [*self.recent, row][-self.at.window :]
         if len(self.recent) < self.at.window:
@@ -292,6 +300,11 @@ def _changed(sign: Sign, risen: bool, judged: bool) -> Sign:
         return Sign(f"unclear/{sign.name}", Unclear(sign.text))
     what = "held-out scores that are not trained on" if risen else "held-out scores"
     return Sign(sign.name, f"{what} do not rise, and {sign.text}")
+
+
+def _failed_share(metrics: Metrics) -> float:
+    """Share of the samples that a reward should have scored and could not."""
+    return metrics.get("unscored_share", 0.0) - metrics.get("abstained_share", 0.0)
 
 
 def _held_out(std: str) -> str:

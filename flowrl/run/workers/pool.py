@@ -6,7 +6,7 @@ worker is sampled again by another one, with the same bits.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -208,7 +208,7 @@ class SamplingPool:
         columns = zip(*(part for part, *_ in later.values()), strict=True) if later else None
         scores = scored.plans
         if columns is not None:
-            remote = [_scores(tuple(later), each) for each in columns]
+            remote = [Scores.of_rewards(dict(zip(later, each, strict=True))) for each in columns]
             scores = tuple(
                 replace(joined_columns((here, more), names), intermediate=here.intermediate)
                 for here, more in zip(scored.plans, remote, strict=True)
@@ -276,12 +276,6 @@ class SamplingPool:
 
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
         self.ahead.restore(state, weights)
-
-
-def _scores(names: tuple[str, ...], columns: Sequence[Tensor]) -> Scores:
-    values = torch.stack([*columns], 1)
-    known = ~values.isnan()
-    return Scores(values.nan_to_num(0.0), known, names)
 
 
 def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:

@@ -27,15 +27,14 @@ from flowrl.session.session import load_rewards
 from flowrl.settings import Run
 from flowrl.settings.read import run_from
 from rewards import Samples
-from rewards.combine import blamed, scored
-from rewards.types import FindsAnswers, parts_of, reports
+from rewards.combine import blamed, reward_scores
+from rewards.types import FindsAnswers, RewardScores, parts_of, reports
 
 WORKERS_ASKED = 3  # workers that are asked for a result before the run ends
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_LAUNCHERS = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_")
 
-RewardColumn = Float[Tensor, " n"]
-ReplicaScores = tuple[list[RewardColumn], dict[str, float], float]  # by plan; reports; seconds
+ReplicaScores = tuple[list[RewardScores], dict[str, float], float]  # by plan; reports; seconds
 
 
 def begin_worker(settings: Mapping[str, Any], threads: int) -> Run:
@@ -64,11 +63,11 @@ class ScoringWorker:
             )
 
     def score(self, samples: Sequence[Samples]) -> ReplicaScores:
-        """Scores of each plan's samples (NaN where unscored), the reward's reports, and the seconds
-        taken."""
+        """Scores of each plan's samples, the reward's reports, and the seconds taken."""
         began = time.perf_counter()
         with blamed_in_words():
-            columns = [scored(self.label, self.rewards[self.label], each) for each in samples]
+            reward = self.rewards[self.label]
+            columns = [reward_scores(self.label, reward, each) for each in samples]
         return columns, reports(self.rewards), time.perf_counter() - began
 
 
@@ -110,14 +109,14 @@ class ReplicatedReward:
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return ReplicatedReward, (self.label, self.replicas, self.limit)
 
-    def __call__(self, samples: Samples) -> RewardColumn:
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
         media = ray.put((samples.on_cpu(),))
         (column,), report, _ = self.result(self.ask(media), media)
         with self.lock:
             for name, value in report.items():
                 name = name.removeprefix(f"calls/{self.label}/")
                 self.reported[name] = self.reported.get(name, 0.0) + value
-        return column
+        return column.plain
 
     def report(self) -> dict[str, float]:
         with self.lock:
