@@ -238,7 +238,7 @@ def new(arguments: list[str]) -> int:
 
 
 def doctor(arguments: list[str]) -> int:
-    """`doctor` or `doctor RUN`."""
+    """`doctor`, `doctor RUN` or `doctor --sandbox`."""
     from flowrl.cli.doctor import Doctor, print_findings
 
     given = parse_arguments(Doctor, arguments, "doctor")
@@ -246,6 +246,12 @@ def doctor(arguments: list[str]) -> int:
         from flowrl.cli.rights import print_rights
 
         return print_rights(given.folder)
+    if given.sandbox:
+        from flowrl.cli.sandbox_check import check_sandbox
+
+        return check_sandbox(given.program, given.isolation)
+    if given.program is not None:
+        raise UserError("doctor: --program needs --sandbox")
     quiet()
     if given.device is not None:
         check_torchvision()

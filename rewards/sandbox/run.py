@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 SANDBOX_FOLDER = Path(__file__).parent
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")  # by name, as pip and Debian call them
@@ -105,10 +105,15 @@ def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> TestsRu
         _, verdicts, ended = _read_control(judge.reports, limits.seconds)
         program.end()  # both at once
         judge.end()
-    given = _verdicts(verdicts, word, len(tests))
-    passed = [verdict is True for verdict in given] + [False] * (len(tests) - len(given))
-    why = {number: verdict for number, verdict in enumerate(given) if isinstance(verdict, str)}
+    passed, why = read_verdicts(verdicts, word, len(tests))
     return TestsRun(passed, not ended, why)
+
+
+def read_verdicts(written: bytes, word: str, tests: int) -> tuple[list[bool], dict[int, str]]:
+    """Whether each test passed, from what the judge wrote, and why it has no verdict on some."""
+    given = _verdicts(written, word, tests)
+    passed = [verdict is True for verdict in given] + [False] * (tests - len(given))
+    return passed, {number: why for number, why in enumerate(given) if isinstance(why, str)}
 
 
 def _verdicts(written: bytes, word: str, most: int) -> list[bool | str]:
@@ -143,6 +148,18 @@ def weak_rows(
         audit = stack.enter_context(_started("audit", folder, limits, stdin, subprocess.DEVNULL))
         _, lines, _ = _read_control(audit.reports, limits.seconds)
     return [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+class Sandbox(Protocol):
+    """What runs untrusted code: this module, or `external.External`."""
+
+    def run_program(self, code: str, given: str, limits: SandboxLimits) -> ProgramResult: ...
+
+    def run_tests(self, code: str, tests: Sequence[str], limits: SandboxLimits) -> TestsRun: ...
+
+    def weak_rows(
+        self, rows: Sequence[Sequence[str]], seconds: float, limits: SandboxLimits
+    ) -> list[str | None]: ...
 
 
 @contextmanager
