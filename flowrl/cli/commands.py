@@ -263,6 +263,14 @@ def doctor(arguments: list[str]) -> int:
     return print_findings()
 
 
+def drill(arguments: list[str]) -> int:
+    """`drill RUN`."""
+    from flowrl.cli.drill import DrillArguments, drill_run
+
+    words = [word for word in arguments if not grants(word)]
+    return drill_run(parse_arguments(DrillArguments, words, "drill"), trust_of(arguments))
+
+
 def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate options such as `--model.dtype bfloat16`, with their values, from other words."""
     words: list[str] = []

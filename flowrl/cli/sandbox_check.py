@@ -8,7 +8,6 @@ got out is ended.
 import json
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,14 +21,14 @@ from typing import Any, Literal
 
 import psutil
 
+from flowrl.cli.other_python import interpreter
 from flowrl.errors import UserError
-from flowrl.settings.command_line.arguments import expanded
 from rewards.catalogue.code_tests import LOST
 from rewards.checks import try_programs
 from rewards.checks.escapes import ESCAPES, PROTECTIONS, Escape, program_of
 from rewards.sandbox.external import External, configured
 
-LIMITS = {"seconds": 1.0, "memory": 2**27, "written": 2**22, "files": 64, "processes": 16}
+LIMITS = {"seconds": 1.0, "memory": 2**28, "written": 2**22, "files": 64, "processes": 16}
 ANSWER_SECONDS = 60.0  # for one program, its start and its end
 LATE_SECONDS = 15.0  # that an end may come after the time of a program
 LOW_NUMBER = 300  # processes of a sandbox have lower numbers in a space of their own
@@ -76,7 +75,8 @@ def check_sandbox(program: str | None, isolation: Literal["full", "external"]) -
     if missing:
         print(f"isolation: full refuses to start here: {', '.join(missing)} cannot be isolated")
     if held:
-        print(f"not held: {', '.join(held)}; please report it as SECURITY.md says")
+        way = "your configuration names what to bound" if external else "please report it: SECURITY.md"
+        print(f"not held: {', '.join(held)}; {way}")
     return int(bool(held or missing))
 
 
@@ -214,7 +214,7 @@ class _Programs:
 
     def __init__(self, program: str | None, outside: _Outside, external: External | None) -> None:
         self.external, self.outside = external, outside
-        self.python = sys.executable if program is None else _interpreter(program)
+        self.python = sys.executable if program is None else interpreter(program)
         self.environment = {**os.environ, "FLOWRL_CANARY": outside.canary}
         if program is None:  # this source tree, whether it is installed or not
             paths = [str(Path(try_programs.__file__).parents[2]), os.environ.get("PYTHONPATH")]
@@ -279,14 +279,3 @@ class _Programs:
             words = (line.partition(self.outside.word)[2].strip() for line in said)
             found[escape.protection] = ", ".join(words)
         return {**self.outside.reached(), **found}
-
-
-def _interpreter(program: str) -> str:
-    """The Python of another environment: its file, or a folder with bin/python. UserError if it
-    cannot be run."""
-    path = expanded(program)
-    inside = path / "bin" / "python"
-    found = shutil.which(str(inside if inside.exists() else path))
-    if found is None:
-        raise UserError(f"--program: {program[:200]} is no interpreter, nor a folder with bin/python")
-    return found

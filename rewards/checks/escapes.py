@@ -182,10 +182,11 @@ leave()
     "a stopped child": Escape("end", "leave(lambda: os.kill(os.getpid(), signal.SIGSTOP))"),
     "orphans": Escape("end", """
 for i in range(20):
-    if quietly(os.fork) == 0:
+    child = os.fork()
+    if child == 0:
         quietly(os.fork)
         os._exit(0)
-    time.sleep(0.005)
+    os.waitpid(child, 0)
 leave()
 """),
     "threads": Escape("end", """
@@ -331,9 +332,8 @@ text = quietly(lambda: open('$secret').read())
 if '$canary' in str(text): out('a file through another root')
 """),
     "a mount": Escape("files", """
-made = quietly(os.mkdir, 'm')
-for flags in (0x1000, 0x5000):
-    if libc.mount(b'/', b'm', None, flags, None) == 0: out('a mount')
+quietly(os.mkdir, 'm')
+for flags in (0x1000, 0x5000): libc.mount(b'/', b'm', None, flags, None)
 text = quietly(lambda: open('m$secret').read())
 if '$canary' in str(text): out('a file through a mount')
 """, apart=True),
@@ -372,6 +372,11 @@ if status[status.index('NoNewPrivs:') + 1] != '1': out('programs may bring new r
 for flag in (0x10000000, 0x10020000, 0x30000000, 0x50000000, 0x02000000):
     if libc.unshare(flag) == 0: out(f'a new namespace: {flag:x}')
 """, inside=True),
+    "a mount of its own": Escape("privileges", """
+quietly(os.mkdir, 'm')
+if libc.mount(b'none', b'm', b'tmpfs', 0, None) == 0: out('a mount')
+if libc.umount2(b'/usr', 2) == 0: out('a mount removed')
+""", apart=True, inside=True),
     "root": Escape("privileges", """
 if os.getuid() and quietly(os.setuid, 0) is None: out('it became root')
 if quietly(os.setgroups, [0]) is None: out('a group')

@@ -3,8 +3,8 @@
 On Linux, where user namespaces are permitted (or as root): no network, no view of other processes,
 and a read-only file system with only the interpreter and the system's libraries. The code is not
 process 1 of its namespace: that one is ours, and with its end the kernel ends all others there.
-Memory is limited per process by address space, and in total by a watcher outside that ends them;
-without a watcher, only one process is allowed. Elsewhere a system-call filter (Linux) and a Python
+Memory is limited per process by address space, and in total by a control group where one is
+delegated, elsewhere by a watcher outside that ends them; without either only one process is allowed. Elsewhere a system-call filter (Linux) and a Python
 audit hook refuse what they can: files can then be read, and native code can write them.
 """
 
@@ -15,6 +15,7 @@ import signal
 import sys
 from typing import Any
 
+from cgroup import end_group, enter_group, make_group
 from keeper import keep_program, reap
 from syscalls import filter_calls
 
@@ -46,6 +47,9 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     alone = linux and _enter_namespaces(libc)
     if linux:
         libc.prctl(DUMPABLE, 0, 0, 0, 0)  # others of this user may not look into our memory
+    group = settings["group"] if alone else None
+    if group is not None and not make_group(group, settings, KEEPERS):
+        group = settings["group"] = None
     ready, report = os.pipe()
     kept, held = os.pipe()
     child = os.fork()  # a new space of processes begins with it
@@ -53,12 +57,16 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
         for file in (*close, report, kept):
             os.close(file)
         keep_program(child, ready, settings)
+    if group is not None and not enter_group(group):
+        end_group(group)
+        group = None
     for file in (ready, held, settings["lifeline"]):
         os.close(file)
     missing, watched = list(PROTECTIONS), False
     if alone:
         libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-        missing, watched = _first(libc, settings, [*close, settings["control"]], kept, report)
+        files = [*close, settings["control"]]
+        missing, watched = _first(libc, settings, files, kept, report, group is not None)
     else:
         os.write(report, b"0")
     os.close(report)
@@ -81,16 +89,18 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
 
 
 def _first(
-    libc: Any, settings: dict[str, Any], close: list[int], kept: int, report: int
+    libc: Any, settings: dict[str, Any], close: list[int], kept: int, report: int, grouped: bool
 ) -> tuple[list[str], bool]:
     """Become process 1, and continue in a child of it: the missing protections there, and whether
-    the keeper limits the total memory."""
+    the total memory is limited, by its control group or by the keeper."""
     missing, watched = [], False
     try:
         watched = _own_root(libc, settings)
     except OSError:
         missing = ["files"]
-    os.write(report, b"1" if watched else b"0")
+    # a group counts memory by itself; the keeper looks at it only without one
+    os.write(report, b"1" if watched and not grouped else b"0")
+    watched = watched or grouped
     os.setsid()  # a signal to the code's own group would reach the keeper
     program = os.fork()
     if program:
