@@ -129,7 +129,7 @@ COMMANDS = {
     "doctor": Command(
         "flowrl.cli.commands:doctor",
         "[RUN] [--device cuda] [--sandbox]",
-        "check Python, versions, extras, the hub's cache and launchers; test a device, or the sandbox",
+        "check versions, extras, the hub's cache and launchers; test a device or the sandbox",
         "flowrl doctor --device cuda",
         "flowrl.cli.doctor:Doctor",
     ),

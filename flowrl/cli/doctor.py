@@ -236,7 +236,8 @@ def _compiler() -> Finding:
 
 def _sandbox() -> Finding:
     if platform.system() == "Linux":
-        return Finding("ok", "sandbox", "Linux, for the reward code_tests")
+        how = "Linux, for the reward code_tests; `flowrl doctor --sandbox` tries each protection"
+        return Finding("ok", "sandbox", how)
     less = "the reward code_tests isolates programs less strictly than on Linux"
     return Finding("note", "sandbox", less)
 

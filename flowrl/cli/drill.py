@@ -1,4 +1,4 @@
-"""`flowrl drill RUN`: kills, hangs, fills and cuts on copies of a run, and a page of what they did."""
+"""`flowrl drill RUN`: kills, hangs, fills and cuts on copies of a run, and a page of them."""
 
 import json
 import os
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -97,7 +96,7 @@ def drill_run(given: DrillArguments, trust: Trust) -> int:
             run, copies, words, last, given.limit, random.Random(given.seed),
             lambda folder: _copy(run, folder, last, proxies), [*proxies.values()],
         )  # fmt: skip
-        return _drilled(drill, faults, place, given)
+        return _drilled(drill, faults, place)
 
 
 def _granted(rights: Any) -> list[str]:
@@ -109,7 +108,6 @@ def _drilled(
     drill: Drill,
     faults: Sequence[tuple[str, Callable[[Drill], Outcome]]],
     place: Path,
-    given: DrillArguments,
 ) -> int:
     """Try all faults, and write the page also if the user stops it."""
     began, outcomes, stopped = time.monotonic(), list[Outcome](), False
@@ -267,7 +265,7 @@ def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
 def _interrupted_by_sigterm() -> Iterator[None]:
     """SIGTERM and a closed terminal end the drill as Ctrl-C does: it cleans up."""
 
-    def interrupt(number: int, _: FrameType | None) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     known = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}

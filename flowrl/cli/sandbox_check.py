@@ -75,7 +75,11 @@ def check_sandbox(program: str | None, isolation: Literal["full", "external"]) -
     if missing:
         print(f"isolation: full refuses to start here: {', '.join(missing)} cannot be isolated")
     if held:
-        way = "your configuration names what to bound" if external else "please report it: SECURITY.md"
+        way = (
+            "your configuration names what to bound"
+            if external
+            else "please report it: SECURITY.md"
+        )
         print(f"not held: {', '.join(held)}; {way}")
     return int(bool(held or missing))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from flowrl.drill.proxy import Proxy
-from flowrl.drill.same_end import differences, metric_lines, numbered, reached, saved, unfinished
+from flowrl.drill.same_end import differences, numbered, reached, saved, unfinished
 from flowrl.drill.training import Overdue, Program, Training, begun
 
 Kind = Literal["kills", "ends", "hangs", "fills", "cuts", "records"]
@@ -105,14 +105,18 @@ class Drill:
                 self.start = time.monotonic() - began
                 code = training.wait(self.limit)
             except Overdue as error:
-                raise RuntimeError(f"the unbroken run: {error}: {training.text()[-600:]}") from error
+                raise RuntimeError(
+                    f"the unbroken run: {error}: {training.text()[-600:]}"
+                ) from error
             if code:
                 raise RuntimeError(f"the unbroken run ended with {code}: {training.text()[-600:]}")
         self.life = time.monotonic() - began
 
     def moment(self) -> float:
         """Seconds after a start at which something happens: while iterations are trained."""
-        return self.rng.uniform(self.start, max(self.start, self.start + 0.8 * (self.life - self.start)))
+        return self.rng.uniform(
+            self.start, max(self.start, self.start + 0.8 * (self.life - self.start))
+        )
 
     def finish(self, folder: Path, outcome: Outcome, before: int, since: float) -> None:
         """Resume to the end, and compare it."""
@@ -393,8 +397,10 @@ def finite_records(drill: Drill) -> Outcome:
     outcome = Outcome("metrics.jsonl read as strict JSON")
     bad = []
     for line in (drill.unbroken / "metrics.jsonl").read_text().splitlines():
+
         def refuse(word: str) -> float:
             raise ValueError(word)
+
         try:
             json.loads(line, parse_constant=refuse)
         except ValueError as error:
@@ -404,7 +410,9 @@ def finite_records(drill: Drill) -> Outcome:
     return outcome
 
 
-def faults_of(kinds: Sequence[Kind], program: Program) -> list[tuple[str, Callable[[Drill], Outcome]]]:
+def faults_of(
+    kinds: Sequence[Kind], program: Program
+) -> list[tuple[str, Callable[[Drill], Outcome]]]:
     """The faults of these kinds, in the order in which they are tried, with what each will do."""
     found: dict[Kind, list[tuple[str, Callable[[Drill], Outcome]]]] = {
         "kills": [
@@ -418,7 +426,7 @@ def faults_of(kinds: Sequence[Kind], program: Program) -> list[tuple[str, Callab
         ],
         "hangs": [("stop a copy for a while (SIGSTOP)", hang)],
         "fills": [("fill a small tmpfs in which a copy trains", fill)],
-        "cuts": [("cut the connections of a copy to its servers, in a proxy of its own", cut_network)],
+        "cuts": [("cut the connections of a copy to its servers, in its own proxy", cut_network)],
         "records": [
             ("remove a line of a copy's metrics.jsonl", cut_record),
             ("read the metrics of a copy as strict JSON", finite_records),

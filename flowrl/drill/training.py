@@ -1,9 +1,8 @@
-"""Trainings as processes that a drill started: their output, their end, and signals to them alone."""
+"""Trainings as processes that a drill started: output, end, and signals to them alone."""
 
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -140,13 +139,16 @@ class Training:
 
 @contextmanager
 def begun(
-    program: Program, words: Sequence[str], folder: Path, output: Path, restarts: int = 0,
-    before: Sequence[str] = (),
+    program: Program,
+    words: Sequence[str],
+    folder: Path,
+    output: Path,
+    restarts: int = 0,
 ) -> Iterator[Training]:
-    """A training; at the end nothing of it is alive. `before`: words of a command that starts it."""
+    """A training; at the end nothing of it is alive."""
     with open(output, "ab") as file:
         process = subprocess.Popen(
-            [*before, *program.command(words, restarts)], stdin=subprocess.DEVNULL, stdout=file,
+            program.command(words, restarts), stdin=subprocess.DEVNULL, stdout=file,
             stderr=subprocess.STDOUT, env=program.environment(), start_new_session=True,
         )  # fmt: skip
     training = Training(process, folder, output)
@@ -154,7 +156,3 @@ def begun(
         yield training
     finally:
         training.end()
-
-
-def this_python() -> str:
-    return sys.executable

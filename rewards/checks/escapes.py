@@ -37,7 +37,7 @@ class Escape:
                 filled in by `program_of`
     waits       whether it lasts until its time is over
     apart       whether it does nothing unless its space of processes is its own
-    inside      whether it is about flowrl's own sandbox: another may permit it and hold all the same
+    inside      whether it is about flowrl's own sandbox: another may permit it and still hold
     tests       Python tests of its function `f`, all of which must fail; none: it is a script
     """
 
@@ -115,7 +115,9 @@ for i in range(40):
 for i in range(5): quietly(os.fork)
 linger()
 """, waits=True),
-    "another program": Escape("end", "leave(lambda: os.execv('/bin/sleep', ['$mark', '$seconds']))"),
+    "another program": Escape("end", """
+leave(lambda: os.execv('/bin/sleep', ['$mark', '$seconds']))
+"""),
     "a spawned program": Escape(
         "end", "os.posix_spawn('/bin/sleep', ['$mark', '$seconds'], {}, setsid=True)"
     ),

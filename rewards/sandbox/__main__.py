@@ -120,7 +120,13 @@ def _writer(settings: dict[str, Any]) -> Callable[[str], None]:
     return write
 
 
-ROLES = {"program": _program, "serve": _serve, "judge": _judge, "audit": _audit, "templates": _templates}
+ROLES = {
+    "program": _program,
+    "serve": _serve,
+    "judge": _judge,
+    "audit": _audit,
+    "templates": _templates,
+}
 
 if __name__ == "__main__":
     main()

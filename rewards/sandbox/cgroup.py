@@ -19,8 +19,8 @@ REMOVE_SECONDS = 2.0  # until the kernel has taken the last process out
 
 
 def delegated_folder(root: str = ROOT, own: str = OWN, user: int | None = None) -> str | None:
-    """A folder of the hierarchy where groups can be made that count memory and processes, at or above
-    this process's own group. None if there is none."""
+    """A folder of the hierarchy where groups can be made that count memory and processes, at or
+    above this process's own group. None if there is none."""
     user = os.geteuid() if user is None else user
     try:
         with open(own) as file:
@@ -32,7 +32,11 @@ def delegated_folder(root: str = ROOT, own: str = OWN, user: int | None = None) 
         # a process changes groups only below a folder whose processes its user may move
         if not os.access(f"{here}/cgroup.procs", os.W_OK):
             return None
-        if NEEDED <= _enabled(here) and os.access(here, os.W_OK) and (user or _delegated(here, root)):
+        if (
+            _enabled(here) >= NEEDED
+            and os.access(here, os.W_OK)
+            and (user or _delegated(here, root))
+        ):
             return here
         here = os.path.dirname(here)
     return None

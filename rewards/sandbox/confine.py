@@ -4,8 +4,9 @@ On Linux, where user namespaces are permitted (or as root): no network, no view 
 and a read-only file system with only the interpreter and the system's libraries. The code is not
 process 1 of its namespace: that one is ours, and with its end the kernel ends all others there.
 Memory is limited per process by address space, and in total by a control group where one is
-delegated, elsewhere by a watcher outside that ends them; without either only one process is allowed. Elsewhere a system-call filter (Linux) and a Python
-audit hook refuse what they can: files can then be read, and native code can write them.
+delegated, elsewhere by a watcher outside that ends them; without either, only one process is
+allowed. Elsewhere a system-call filter (Linux) and a Python audit hook refuse what they can: files
+can then be read, and native code can write them.
 """
 
 import ctypes

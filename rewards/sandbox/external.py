@@ -2,8 +2,8 @@
 
 The user's configuration names a command that starts Python somewhere else: in bubblewrap, gVisor, a
 container or a virtual machine. flowrl adds the arguments that make this Python read its part (a
-program, or the judge) from standard input. Nothing else is shared: no file, no folder, no version of
-Python. What keeps a program in, and what ends it, is the command's own.
+program, or the judge) from standard input. Nothing else is shared: no file, no folder, no version
+of Python. What keeps a program in, and what ends it, is the command's own.
 """
 
 import json
@@ -74,7 +74,8 @@ def configured() -> "External":
     example = '[sandbox] command = ["bwrap", ..., "python3"]'
     if not file.is_file():
         raise ValueError(
-            f"isolation: external needs {example} in your configuration, {file}: see docs/rewards.md"
+            f"isolation: external needs {example} in your configuration, {file}: see "
+            "docs/rewards.md"
         )
     status = file.stat()
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
@@ -107,8 +108,8 @@ class External:
         result = self.run_program(code, "from here ", SandboxLimits())
         if result.code != 0 or result.output.strip() != f"from here {word[::-1]}":
             raise ValueError(
-                f"isolation: external: `{' '.join(self.command)}` does not run a Python program: it "
-                f"ended with code {result.code} and wrote {result.output[-200:]!r}; what it says: "
+                f"isolation: external: `{' '.join(self.command)}` does not run a Python program: "
+                f"it ended with code {result.code} and wrote {result.output[-200:]!r}; it says: "
                 f"{self._complaint()!r}"
             )
 
@@ -187,8 +188,9 @@ class External:
         first = b"%8d%b%12d%b" % (len(loader), loader, len(body), body)
         try:
             process = subprocess.Popen(
-                [*self.command, "-I", "-c", BOOT], env=_environment(), stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0,
+                [*self.command, "-I", "-c", BOOT], env=_environment(), bufsize=0,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise ValueError(
@@ -268,7 +270,7 @@ class _Process:
         return code if code >= 0 else 128 - code
 
     def end(self) -> None:
-        """End the command: it is asked first, since one that is killed may leave what it started."""
+        """End the command. It is asked first: one that is killed may leave what it started."""
         for pipe in (self.process.stdin, self.process.stdout):
             with suppress(BrokenPipeError):
                 pipe.close()  # type: ignore[union-attr]

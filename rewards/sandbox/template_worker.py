@@ -17,7 +17,9 @@ def serve_templates(channel: Channel, render: Callable[..., Any]) -> None:
         except Gone:
             return
         try:
-            texts, _ = render([asked["messages"]], chat_template=asked["template"], **asked["further"])
+            texts, _ = render(
+                [asked["messages"]], chat_template=asked["template"], **asked["further"]
+            )
             channel.send({"text": texts[0]})
         except Exception as error:
             kind = "type" if isinstance(error, TypeError) else type(error).__name__

@@ -31,9 +31,7 @@ class TemplateRefused(ValueError):
     """A template raised an error: it cannot write these messages."""
 
 
-def render_chat(
-    templates: Any, messages: Sequence[Mapping[str, Any]], **further: Any
-) -> str:
+def render_chat(templates: Any, messages: Sequence[Mapping[str, Any]], **further: Any) -> str:
     """Write messages with the chat template of a tokenizer or processor, as its own
     `apply_chat_template(messages, tokenize=False, **further)` does.
 

@@ -1,4 +1,4 @@
-"""`flowrl doctor --sandbox`: the programs succeed where nothing holds them, a sandbox with a hole is
+"""`flowrl doctor --sandbox`: programs succeed where nothing holds them; a sandbox with a hole is
 named, and so is one that this system cannot give."""
 
 import os

@@ -33,7 +33,9 @@ def configure(tmp_path: Path, monkeypatch, text: str) -> Path:
 
 
 def test_a_program_reads_its_input_and_its_code_comes_back() -> None:
-    assert PYTHON.run_program("print(input()[::-1])", "abc\n", SHORT) == ProgramResult(0, "cba\n", ())
+    assert PYTHON.run_program("print(input()[::-1])", "abc\n", SHORT) == ProgramResult(
+        0, "cba\n", ()
+    )
     assert PYTHON.run_program("raise SystemExit(7)", "", SHORT).code == 7
     long = "x" * 2**20  # more than a pipe holds, and read late
     assert PYTHON.run_program("print(len(input()))", long, SHORT).output == "1048576\n"
@@ -127,5 +129,8 @@ def test_in_bubblewrap() -> None:
     inside = External((*BWRAP, os.path.realpath(sys.executable)))
     inside.check()
     assert inside.run_tests("def f(x): return x + 1", PLAIN, SHORT).passed == [True] * 3
-    code = "import socket\ntry: socket.create_connection(('1.1.1.1', 53), 1)\nexcept OSError as e: print(e.errno)"
+    code = (
+        "import socket\ntry: socket.create_connection(('1.1.1.1', 53), 1)\n"
+        "except OSError as error: print(error.errno)"
+    )
     assert inside.run_program(code, "", SHORT).output == "101\n"  # no network is reachable

@@ -31,7 +31,8 @@ def tokenizer(tmp_path_factory):
 @pytest.mark.parametrize("template", [
     CHATML,
     "{{ messages | tojson }}{{ messages[0].content | length }}",
-    "{%- set ns = namespace(n=0) -%}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "{%- set ns = namespace(n=0) -%}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+    "{{ ns.n }}",
     "{{ strftime_now('%Y') }}{{ bos_token }}",
     "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m }}{% endfor %}",
 ])  # fmt: skip
@@ -41,14 +42,16 @@ def test_texts_are_those_of_transformers(template, tokenizer):
     wanted = tokenizer.apply_chat_template(TURNS, tokenize=False, **further)
     assert render_chat(tokenizer, TURNS, **further) == wanted
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(lambda _: render_chat(tokenizer, TURNS, **further), range(9))) == {wanted}
+        assert set(pool.map(lambda _: render_chat(tokenizer, TURNS, **further), range(9))) == {
+            wanted
+        }
 
 
 def test_a_template_that_does_not_end_is_ended(tokenizer, monkeypatch):
     monkeypatch.setattr(templates, "RENDER_SECONDS", 0.5)
     tokenizer.chat_template = NESTED
     began = time.monotonic()
-    with pytest.raises(TemplateLate, match="did not end within 0.5 s"):
+    with pytest.raises(TemplateLate, match=r"did not end within 0\.5 s"):
         render_chat(tokenizer, TURNS)
     assert time.monotonic() - began < 8
     tokenizer.chat_template = "{{ messages | length }}"

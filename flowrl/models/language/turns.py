@@ -57,7 +57,7 @@ class TurnTemplate:
 
     def text(self, turns: Sequence[_Said], opens: bool = False) -> str:
         """A conversation through the template. `opens`: with the start of the model's next turn.
-        TemplateRefused from a template that refuses it, UserError from one that does not end."""
+        TemplateRefused from a template that refuses it; UserError from an endless one."""
         messages = [{"role": role, "content": text} for role, text in turns]
         try:
             return render_chat(
@@ -181,8 +181,8 @@ class TurnTemplate:
 
         last  the token that ended the turn; None: a stop text did
         said  the stop text
-        The template's end of a turn is left out only where the model has written it. TemplateRefused
-        from a template that refuses the role.
+        The template's end of a turn is left out only where the model has written it.
+        TemplateRefused from a template that refuses the role.
         """
         if self.tokenizer.chat_template is None:
             return self.tokens(text)
