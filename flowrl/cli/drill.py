@@ -21,7 +21,7 @@ from flowrl.cli.other_python import interpreter
 from flowrl.drill.faults import Drill, Kind, Outcome, faults_of
 from flowrl.drill.proxy import Proxy
 from flowrl.drill.same_end import numbered, saved
-from flowrl.drill.training import Program
+from flowrl.drill.training import Overdue, Program
 from flowrl.errors import UserError
 from flowrl.pages.records import write_whole
 from flowrl.pages.stack import duration_text, from_template
@@ -119,7 +119,11 @@ def _drilled(
             raise UserError(f"drill: {error}") from error
         for what, fault in faults:
             print(f"{what}: ", end="", flush=True)
-            outcome = fault(drill)
+            try:
+                outcome = fault(drill)
+            except Overdue as error:
+                outcome = Outcome(what)
+                outcome.wrong(f"before the fault: {error}")
             outcomes.append(outcome)
             shutil.copyfile(drill.output, place / f"output-{len(outcomes):02d}.txt")
             print(_line(outcome), flush=True)

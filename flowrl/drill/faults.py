@@ -112,11 +112,14 @@ class Drill:
                 raise RuntimeError(f"the unbroken run ended with {code}: {training.text()[-600:]}")
         self.life = time.monotonic() - began
 
-    def moment(self) -> float:
-        """Seconds after a start at which something happens: while iterations are trained."""
-        return self.rng.uniform(
-            self.start, max(self.start, self.start + 0.8 * (self.life - self.start))
-        )
+    def at_a_moment(self, training: Training) -> bool:
+        """Wait for a moment at which something happens: somewhere in an iteration, with another one
+        after it. Whether the training runs then; Overdue if it does not get there."""
+        first = saved(self.run)
+        goal = self.rng.randint(first + 1, self.last - 2)
+        training.until(lambda: reached(training.folder) >= goal, self.limit)
+        each = (self.life - self.start) / (self.last - first)
+        return _wait(training, self.rng.uniform(0, each))
 
     def finish(self, folder: Path, outcome: Outcome, before: int, since: float) -> None:
         """Resume to the end, and compare it."""
@@ -153,7 +156,7 @@ def kill(drill: Drill, saving: bool) -> Outcome:
     folder = drill.copy("killed")
     old = set(unfinished(folder))
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
-        running = _wait(training, drill.moment())
+        running = drill.at_a_moment(training)
         if saving:
             with suppress(Overdue):
                 running = training.until(lambda: bool(set(unfinished(folder)) - old), drill.limit)
@@ -200,7 +203,7 @@ def asked(drill: Drill, number: signal.Signals) -> Outcome:
     outcome = Outcome(f"asked to end ({number.name})")
     folder = drill.copy("asked")
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
-        _wait(training, drill.moment())
+        drill.at_a_moment(training)
         before, since = reached(folder), time.monotonic()
         training.signal(number)
         try:
@@ -222,7 +225,7 @@ def orphan(drill: Drill) -> Outcome:
     outcome = Outcome("the supervisor of --restarts killed (SIGKILL)")
     folder = drill.copy("orphan")
     with begun(drill.program, drill.resume(folder), folder, drill.output, restarts=3) as training:
-        _wait(training, drill.moment())
+        drill.at_a_moment(training)
         workers = [p for p in training.workers() if p.pid != training.process.pid]
         before, since = reached(folder), time.monotonic()
         training.signal(signal.SIGKILL)
@@ -248,7 +251,7 @@ def hang(drill: Drill) -> Outcome:
     outcome = Outcome(f"{what} stopped for {HANG_SECONDS:.0f} s (SIGSTOP), then continued")
     folder = drill.copy("hung")
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
-        _wait(training, drill.moment())
+        drill.at_a_moment(training)
         workers, heard = training.workers(), len(training.text())
         before, since = reached(folder), time.monotonic()
         if not workers:
@@ -346,7 +349,7 @@ def cut_network(drill: Drill) -> Outcome:
         return outcome
     folder = drill.copy("cut")
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
-        _wait(training, drill.moment())
+        drill.at_a_moment(training)
         before, since = reached(folder), time.monotonic()
         for proxy in drill.proxies:
             proxy.cut.set()

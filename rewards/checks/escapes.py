@@ -181,6 +181,22 @@ for name in ('mem', 'oom_score_adj', 'fd', 'cwd', 'environ'):
     quietly(open, '/proc/1/' + name, 'r+b')
 leave()
 """, apart=True),
+    "a storm of signals": Escape("end", """
+end = time.time() + 0.5
+while time.time() < end: quietly(os.kill, 1, signal.SIGCHLD)
+leave(lambda: [quietly(os.kill, 1, signal.SIGCHLD) for _ in iter(lambda: time.time() < END, False)])
+""", apart=True),
+    "signals sent by files": Escape("end", """
+import fcntl
+leave()
+ready, done = os.pipe()
+for owner in (1, -1, -2):
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        quietly(fcntl.fcntl, ready, fcntl.F_SETOWN, owner)
+        quietly(fcntl.fcntl, ready, 10, int(number))
+        quietly(fcntl.fcntl, ready, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+        os.write(done, b'x')
+""", apart=True, waits=True),
     "a stopped child": Escape("end", "leave(lambda: os.kill(os.getpid(), signal.SIGSTOP))"),
     "orphans": Escape("end", """
 for i in range(20):
@@ -268,6 +284,13 @@ try:
     out('a file of 16 MB')
 except OSError:
     pass
+"""),
+    "an output with a hole": Escape("disk", """
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+file = quietly(os.open, '/dev/stdout', os.O_RDWR)
+if type(file) is int and os.path.isfile('/proc/self/fd/1'):
+    size = quietly(os.ftruncate, file, 2**24)
+    if size is None: out('an output of 16 MB')
 """),
     "many files": Escape("disk", """
 try:
@@ -401,7 +424,13 @@ for name, numbers in rows.items():
     if call(numbers[0 if X86 else 1], *given) >= 0: out(f'{name} is there')
 """, inside=True),
     "calls of another word size": Escape("calls", """
+import mmap
 if X86 and call(0x40000000 | 39) > 0: out('the numbers of x32')
+if X86:  # mov eax, 20; int 0x80; ret: the process's number by a call of 32 bits
+    code = mmap.mmap(-1, 4096, prot=7)
+    code.write(bytes([0xb8, 20, 0, 0, 0, 0xcd, 0x80, 0xc3]))
+    place = ctypes.addressof(ctypes.c_char.from_buffer(code))
+    if ctypes.CFUNCTYPE(ctypes.c_int)(place)() > 0: out('the numbers of 32 bits')
 """, inside=True),
     "timers": Escape("kernel", """
 leave()
@@ -421,6 +450,19 @@ if libc.semget(0x7f1, 1, 0o1600) >= 0: out('a semaphore')
 libc.mq_open.restype = ctypes.c_int
 if libc.mq_open(b'/flowrl-escape', os.O_CREAT | os.O_RDWR, 0o600, None) >= 0: out('a POSIX queue')
 """, apart=True, inside=True),
+    "files in flight": Escape("kernel", """
+import array
+sent = 0
+for i in range(300):
+    pair = quietly(socket.socketpair)
+    if isinstance(pair, Exception): break
+    given = array.array('i', [each.fileno() for each in pair])
+    part = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, given)]
+    if isinstance(quietly(pair[0].sendmsg, [b'x'], part), Exception): break
+    sent += 2
+    for each in pair: each.close()
+if sent >= 512: out(f'{sent} files that no process has open')
+""", inside=True),
     "many open files": Escape("kernel", """
 kept = []
 for i in range(512):
@@ -447,6 +489,10 @@ FORGING = {
     "answers for the channel": (
         "import json\nb = json.dumps({'value': True}).encode()\nfor i in range(3, 64):\n"
         "    quietly(os.write, i, len(b).to_bytes(4, 'little') + b)\ndef f(x): return 99"
+    ),
+    "errors that blame the tests": (
+        "def f(x):\n    error = ModuleNotFoundError('no numpy')\n    error.name = 'numpy'\n"
+        "    raise error"
     ),
     "code in its answer": (
         "import pickle\nclass A:\n    def __reduce__(s): return exec, ('import os; os._exit(0)',)\n"

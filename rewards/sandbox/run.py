@@ -105,7 +105,8 @@ def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> TestsRu
         ours.close()  # only the processes hold the ends, so each learns when the other has ended
         theirs.close()
         read_control(program.reports, None)
-        _, verdicts, ended = read_control(judge.reports, limits.seconds)
+        # with the last verdict there the judge need not end by itself
+        _, verdicts, ended = read_control(judge.reports, limits.seconds, lines=len(tests))
         program.end()  # both at once
         judge.end()
     passed, why = read_verdicts(verdicts, word, len(tests))
@@ -277,10 +278,13 @@ def _new_group() -> str | None:
 
 
 def read_control(
-    control: int, seconds: float | None, start: float = START_SECONDS
+    control: int,
+    seconds: float | None,
+    start: float = START_SECONDS,
+    lines: int | None = None,
 ) -> tuple[tuple[str, ...], bytes, bool]:
     """Missing protections, the text that the process wrote within `seconds` afterwards, and whether
-    it ended. RuntimeError if it does not begin within `start` seconds.
+    it ended, or wrote so many lines. RuntimeError if it does not begin within `start` seconds.
 
     With None, wait only for the protections.
     """
@@ -296,6 +300,8 @@ def read_control(
             if seconds is None:
                 break
             begun, until = True, time.monotonic() + seconds
+        if begun and lines is not None and text.count(b"\n") > lines:
+            return (*_split(text), True)
     return (*_split(text), False)
 
 
