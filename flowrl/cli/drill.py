@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import yaml
 
 from flowrl.cli.other_python import interpreter
-from flowrl.drill.faults import Drill, Kind, Outcome, faults_of
+from flowrl.drill.faults import EVERY, Drill, Kind, Outcome, faults_of
 from flowrl.drill.proxy import Proxy
 from flowrl.drill.same_end import numbered, saved
 from flowrl.drill.training import Overdue, Program
@@ -67,8 +67,10 @@ class DrillArguments:
 def drill_run(given: DrillArguments, trust: Trust) -> int:
     """Run the drill. Returns 1 if something was not as promised. UserError for a run that cannot be
     drilled."""
-    if given.iterations < 3 or given.processes < 1 or given.limit <= 0:
-        raise UserError("drill: --iterations must be at least 3, --processes and --limit positive")
+    if given.iterations < 2 * EVERY or given.processes < 1 or given.limit <= 0:
+        raise UserError(
+            f"drill: --iterations must be at least {2 * EVERY}, --processes and --limit positive"
+        )
     run = given.folder
     opened = open_folder(run, trust)
     first = saved(run)
@@ -168,7 +170,7 @@ def drill_page(
             each.fault, "impossible here" if not each.tried else "yes" if each.right else "no",
             "" if each.lost is None else str(each.lost),
             "" if each.without is None else f"{each.without:.1f}",
-            "" if each.equal is None else "yes" if each.equal else "no", "; ".join(each.notes),
+            "" if each.equal is None else "yes" if each.equal else "no",
         ]
         for each in outcomes
     ]  # fmt: skip
@@ -176,6 +178,7 @@ def drill_page(
         "title": f"Drill of {drill.run.name}", "heading": f"Drill of {drill.run.name}",
         "chips": [f"{len(right)} of {len(tried)} as promised"], "sections": [],
         "interactive": False, "about": about, "sentences": sentences, "rows": rows,
+        "seen": [(each.fault, each.notes) for each in outcomes if each.notes],
     }  # fmt: skip
     return str(from_template("drill.html", values))
 
@@ -245,7 +248,7 @@ def _copy(run: Path, folder: Path, last: int, proxies: Mapping[str, Proxy]) -> N
     file = folder / "run.yaml"
     tree = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
     tree["train"] = {**tree.get("train", {}), "iterations": last}
-    tree["checkpoint"] = {**tree.get("checkpoint", {}), "every": 1}
+    tree["checkpoint"] = {**tree.get("checkpoint", {}), "every": EVERY}
     if "track" in tree:
         tree["track"] = {k: v for k, v in tree["track"].items() if k != "with"}
     urls = {address: _through(address, proxy) for address, proxy in proxies.items()}

@@ -17,9 +17,10 @@ from typing import Literal
 
 from flowrl.drill.proxy import Proxy
 from flowrl.drill.same_end import differences, numbered, reached, saved, unfinished
-from flowrl.drill.training import Overdue, Program, Training, begun
+from flowrl.drill.training import Overdue, Program, Training, begun, runs
 
 Kind = Literal["kills", "ends", "hangs", "fills", "cuts", "records"]
+EVERY = 2  # iterations between checkpoints of a copy, so that some are not saved yet
 HANG_SECONDS = 20.0  # that a stopped process stays stopped
 ORPHAN_SECONDS = 60.0  # that a training may take to end after its supervisor
 TMPFS_MOST = 2**31  # bytes of the largest disk that is filled
@@ -112,11 +113,13 @@ class Drill:
                 raise RuntimeError(f"the unbroken run ended with {code}: {training.text()[-600:]}")
         self.life = time.monotonic() - began
 
-    def at_a_moment(self, training: Training) -> bool:
+    def at_a_moment(self, training: Training, unsaved: bool = False) -> bool:
         """Wait for a moment at which something happens: somewhere in an iteration, with another one
-        after it. Whether the training runs then; Overdue if it does not get there."""
+        after it. `unsaved`: the last iteration is in no checkpoint. Whether the training runs then;
+        Overdue if it does not get there."""
         first = saved(self.run)
-        goal = self.rng.randint(first + 1, self.last - 2)
+        later = range(first + 1, self.last - 1)
+        goal = self.rng.choice([one for one in later if one % EVERY or not unsaved])
         training.until(lambda: reached(training.folder) >= goal, self.limit)
         each = (self.life - self.start) / (self.last - first)
         return _wait(training, self.rng.uniform(0, each))
@@ -191,8 +194,9 @@ def kill_twice(drill: Drill) -> Outcome:
                 return outcome
             training.signal(signal.SIGKILL, drill.rng.choice(workers))
             outcome.lost = (outcome.lost or 0) + max(0, before - saved(folder))
-            with suppress(Overdue):
-                training.until(lambda before=before: reached(folder) < before, 5)
+            if before > saved(folder):  # a resume first cuts the lines off that it trains again
+                with suppress(Overdue):
+                    training.until(lambda before=before: reached(folder) < before, drill.limit)
         drill.follow(training, outcome, before, since)
     drill.compare(folder, outcome)
     return outcome
@@ -203,7 +207,7 @@ def asked(drill: Drill, number: signal.Signals) -> Outcome:
     outcome = Outcome(f"asked to end ({number.name})")
     folder = drill.copy("asked")
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
-        drill.at_a_moment(training)
+        drill.at_a_moment(training, unsaved=True)
         before, since = reached(folder), time.monotonic()
         training.signal(number)
         try:
@@ -231,7 +235,7 @@ def orphan(drill: Drill) -> Outcome:
         training.signal(signal.SIGKILL)
         training.process.wait()
         end = time.monotonic() + ORPHAN_SECONDS
-        while (alive := [p for p in workers if p.is_running()]) and time.monotonic() < end:
+        while (alive := [p for p in workers if runs(p)]) and time.monotonic() < end:
             time.sleep(0.1)
         took = time.monotonic() - since
         for process in alive:

@@ -137,6 +137,14 @@ class Training:
         return reached(self.folder) > iteration
 
 
+def runs(process: psutil.Process) -> bool:
+    """Whether a process is alive. One that nobody has waited for is not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
 @contextmanager
 def begun(
     program: Program,

@@ -63,7 +63,8 @@ def train(folder: Path, broken: str, resumed: bool) -> int:
         line = {"iteration": iteration, "loss": value, "seconds": time.time()}
         with open(folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
-        write(folder / "checkpoints" / f"{iteration:06d}", weights)
+        if iteration % 2 == 0 or asked:
+            write(folder / "checkpoints" / f"{iteration:06d}", weights)
         if asked:
             return 128 + asked
     (folder / "adapter").mkdir(exist_ok=True)
