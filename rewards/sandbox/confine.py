@@ -10,10 +10,12 @@ can then be read, and native code can write them.
 """
 
 import ctypes
+import functools
 import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from cgroup import end_group, enter_group, make_group
@@ -34,6 +36,7 @@ LINKS = {
 PROTECTIONS = ["network", "files", "processes", "memory"]
 MOST_FILES = 8192  # files and folders that may exist at the same time, empty ones too
 MOST_PENDING = 256  # signals that wait and timers, of all processes together
+NOBODY = 65534
 KEEPERS = 2  # processes of ours that are counted as the user's
 
 
@@ -116,11 +119,21 @@ def _first(
 
 
 def _enter_namespaces(libc: Any) -> bool:
-    """Enter new namespaces, including a user namespace if not root. False if they are not
-    permitted."""
+    """Enter new namespaces, including a user namespace if not root, or a root without other users.
+    False if they are not permitted."""
     flags = sum(SPACES.values())
-    if os.geteuid() == 0 and libc.unshare(flags) == 0:
-        return True
+    if os.geteuid() == 0:
+        others = _other_users()
+        if others and libc.unshare(flags) == 0:
+            return True
+        # a root without capabilities cannot name itself in a namespace of its own
+        if not others and not _tried(lambda: _own_users(libc, 0)):
+            return libc.unshare(flags) == 0
+    return _own_users(libc, flags)
+
+
+def _own_users(libc: Any, flags: int) -> bool:
+    """Enter a namespace of users with this one alone, and others. OSError if it cannot be named."""
     uid, gid = os.geteuid(), os.getegid()
     if libc.unshare(flags | USERS) != 0:
         return False
@@ -194,7 +207,9 @@ def _own_user() -> bool:
     """Change from root to an unused user, whose processes can be counted. False if impossible."""
     if os.geteuid() != 0:
         return True  # counted by the namespace of users
-    for uid in (1_000_000_000 + os.getppid() + os.getpid() + _nonce(), 65534):
+    if not _other_users():
+        return _counted()
+    for uid in (1_000_000_000 + os.getppid() + os.getpid() + _nonce(), NOBODY):
         try:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
@@ -203,6 +218,40 @@ def _own_user() -> bool:
             continue
         return True
     return False
+
+
+@functools.cache  # asked first where /proc is there
+def _other_users() -> bool:
+    """Whether this namespace has an unused user to change to. Those of bubblewrap and of containers
+    without root have a root who is the only one."""
+    with open("/proc/self/uid_map") as file:
+        ranges = [[int(word) for word in line.split()] for line in file]
+    return any(first <= NOBODY < first + count for first, _, count in ranges)
+
+
+def _counted() -> bool:
+    """Whether a limit on processes holds for this root, which is true unless it is the host's."""
+
+    def refused() -> bool:
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+        try:
+            os.fork()
+        except OSError:
+            return True
+        return False
+
+    return _tried(refused)
+
+
+def _tried(what: Callable[[], bool]) -> bool:
+    """The result of an attempt in a process of its own. False if it raises OSError."""
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(0 if what() else 1)
+        except OSError:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def _nonce() -> int:

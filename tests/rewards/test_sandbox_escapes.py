@@ -2,6 +2,7 @@
 alive once it is there, whatever they do to signals, sessions, users, limits and process 1."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -175,3 +176,36 @@ def test_tests_of_functions_leave_nothing_either(folder, monkeypatch):
     code = PREAMBLE + "leave()\ndef f(x):\n    leave()\n    return x + 1"
     assert run.run_tests(code, PLAIN, SMALL)[0] == [True] * 3
     assert not alive(folder)
+
+
+BWRAP = ("bwrap", "--dev-bind", "/", "/", "--unshare-user", "--unshare-pid", "--proc", "/proc")
+COUNTED = """
+from rewards.sandbox import run
+code = '''
+import os, time
+began = 0
+try:
+    for _ in range(40):
+        if os.fork() == 0: time.sleep(3); os._exit(0)
+        began += 1
+except OSError: pass
+print(began)'''
+print(run.run_program(code, '', run.SandboxLimits(processes=8)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("options", [("--uid", "1000"), ("--uid", "0", "--cap-add", "ALL")])
+def test_in_bubblewrap_processes_are_counted(options, folder):
+    """As a user there, and as a root who is the only user and is not the host's."""
+    command = [*BWRAP, *options, sys.executable, "-c", COUNTED]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(PROJECT), "HOME": folder}, cwd=PROJECT,
+        capture_output=True, text=True, timeout=120, check=False, user=NOBODY, group=NOBODY,
+        extra_groups=[],
+    )  # fmt: skip
+    if "Permission denied" in done.stderr:  # an environment below a folder of root's alone
+        pytest.skip(f"another user cannot run {sys.executable}")
+    assert "missing=()" in done.stdout and "output='7\\n'" in done.stdout
