@@ -228,8 +228,8 @@ def _check_space(run: Path, place: Path) -> None:
 
 
 def _proxies(addresses: Sequence[str]) -> Iterator[tuple[str, Proxy]]:
-    """A proxy for each http address. Those of https are left as they are: their certificates name
-    the server."""
+    """A proxy for each http address. An https address stays, since its certificate names the
+    server."""
     for address in addresses:
         parts = urlsplit(address)
         if parts.scheme == "http" and parts.hostname:

@@ -100,7 +100,7 @@ def try_all(programs: "_Programs", escapes: dict[str, Escape]) -> tuple[list[Row
             continue
         row = rows[escape.protection]
         row.programs += 1
-        # each breach is told in its own row, whatever the program was written to try
+        # each breach stands in its own row, whatever the program was written to try
         for protection, what in programs.through(escape).items():
             rows[protection].through.append(f"{name}: {what}")
     found = [row for row in rows.values() if row.programs or row.impossible]
@@ -127,8 +127,8 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 class _Outside:
-    """What a program must not reach: a listener, a file, a variable, a process; and a folder whose
-    name marks all processes that are started here."""
+    """Things that a program must not reach: a listener, a file, a variable, a process; and a folder
+    whose name marks all processes that are started here."""
 
     def __enter__(self) -> "_Outside":
         self.stack = ExitStack()
@@ -180,7 +180,7 @@ class _Outside:
                 process.kill()
 
     def reached(self) -> dict[str, str]:
-        """What was reached from within, by protection; it is as before afterwards."""
+        """Report what was reached from within, by protection; it is as before afterwards."""
         found: dict[str, str] = {}
         for listener in self.listeners:
             with suppress(BlockingIOError):
@@ -268,7 +268,7 @@ class _Programs:
         return f"it ended with {code}: {self.errors.read()[-500:].strip()}"
 
     def through(self, escape: Escape) -> dict[str, str]:
-        """What an escape got through, by protection."""
+        """Run an escape. Returns what it got through, by protection."""
         result = self.run(program_of(escape, self.outside.values), escape.tests)
         found: dict[str, str] = {}
         if left := self.outside.marked():

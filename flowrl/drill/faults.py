@@ -28,7 +28,7 @@ TMPFS_MOST = 2**31  # bytes of the largest disk that is filled
 
 @dataclass
 class Outcome:
-    """What a fault did.
+    """The result of a fault.
 
     fault     what was done
     right     whether it is as the documentation promises
@@ -75,7 +75,7 @@ class Drill:
     make: Callable[[Path], None]
     proxies: list[Proxy] = field(default_factory=list)
     start: float = 0.0  # seconds from the start of a training to its first iteration
-    life: float = 0.0  # seconds of a whole training
+    iteration: float = 0.0  # seconds of an iteration
 
     @property
     def unbroken(self) -> Path:
@@ -104,6 +104,9 @@ class Drill:
             try:
                 training.until(lambda: training.passed(first), self.limit)
                 self.start = time.monotonic() - began
+                training.until(lambda: reached(folder) >= self.last, self.limit)
+                each = (time.monotonic() - began - self.start) / (self.last - first - 1)
+                self.iteration = each
                 code = training.wait(self.limit)
             except Overdue as error:
                 raise RuntimeError(
@@ -111,7 +114,6 @@ class Drill:
                 ) from error
             if code:
                 raise RuntimeError(f"the unbroken run ended with {code}: {training.text()[-600:]}")
-        self.life = time.monotonic() - began
 
     def at_a_moment(self, training: Training, unsaved: bool = False) -> bool:
         """Wait for a moment at which something happens: somewhere in an iteration, with another one
@@ -121,8 +123,7 @@ class Drill:
         later = range(first + 1, self.last - 1)
         goal = self.rng.choice([one for one in later if one % EVERY or not unsaved])
         training.until(lambda: reached(training.folder) >= goal, self.limit)
-        each = (self.life - self.start) / (self.last - first)
-        return _wait(training, self.rng.uniform(0, each))
+        return _wait(training, self.rng.uniform(0, self.iteration))
 
     def finish(self, folder: Path, outcome: Outcome, before: int, since: float) -> None:
         """Resume to the end, and compare it."""
@@ -134,11 +135,13 @@ class Drill:
     def follow(self, training: Training, outcome: Outcome, before: int, since: float) -> None:
         """Wait until a training is beyond where it was, and for its end."""
         try:
-            goal = min(before + 1, self.last)
-            # a resume cuts lines off first, so that it can be seen to pass them again
-            training.until(lambda: reached(training.folder) >= goal, self.limit)
-            outcome.without = time.monotonic() - since
-            if code := training.wait(self.limit):
+            if before < self.last:
+                training.until(lambda: reached(training.folder) > before, self.limit)
+                outcome.without = time.monotonic() - since
+            code = training.wait(self.limit)
+            if outcome.without is None:  # all iterations had been trained; they were to be saved
+                outcome.without = time.monotonic() - since
+            if code:
                 outcome.wrong(f"it ended with code {code}: {_last(training.text())}")
         except Overdue as error:
             outcome.wrong(f"it never came back: {error}; {_last(training.text())}")
@@ -256,7 +259,7 @@ def hang(drill: Drill) -> Outcome:
     folder = drill.copy("hung")
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
         drill.at_a_moment(training)
-        workers, heard = training.workers(), len(training.text())
+        workers, known = training.workers(), len(training.text())
         before, since = reached(folder), time.monotonic()
         if not workers:
             outcome.wrong(f"it had ended: {_last(training.text())}")
@@ -266,12 +269,13 @@ def hang(drill: Drill) -> Outcome:
         try:
             while time.monotonic() < since + HANG_SECONDS and training.running():
                 time.sleep(0.1)
-            said = training.text()[heard:].strip()
+            said = training.text()[known:].strip()
         finally:
             training.signal(signal.SIGCONT, stopped)
         if several:
-            told = [line for line in said.splitlines() if "flowrl" in line or "wait" in line]
-            outcome.notes.append(f"told: {told[-1][:200]}" if told else "the others said nothing")
+            lines = [line for line in said.splitlines() if "flowrl" in line or "wait" in line]
+            last = f"the others said: {lines[-1][:200]}" if lines else "the others said nothing"
+            outcome.notes.append(last)
         drill.follow(training, outcome, before, since)
     drill.compare(folder, outcome)
     outcome.lost = 0
@@ -374,7 +378,8 @@ def cut_network(drill: Drill) -> Outcome:
 
 
 def cut_record(drill: Drill) -> Outcome:
-    """A line of metrics.jsonl before the checkpoint is missing: this must be told, or refused."""
+    """A line of metrics.jsonl before the checkpoint is missing: a resume must report or refuse
+    it."""
     outcome = Outcome("a line of metrics.jsonl removed before a resume")
     folder = drill.copy("record")
     file = folder / "metrics.jsonl"
@@ -391,9 +396,9 @@ def cut_record(drill: Drill) -> Outcome:
         except Overdue as error:
             outcome.wrong(str(error))
             return outcome
-        told = [line for line in training.text().splitlines() if "metrics.jsonl" in line]
-    if told:
-        outcome.notes.append(f"exit code {code}: {told[0][:300]}")
+        named = [line for line in training.text().splitlines() if "metrics.jsonl" in line]
+    if named:
+        outcome.notes.append(f"exit code {code}: {named[0][:300]}")
     else:
         outcome.wrong("it was taken in silence")
     return outcome

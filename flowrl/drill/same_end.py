@@ -13,9 +13,9 @@ EXACT = ("policies.safetensors", "optimizer.pt")  # of a checkpoint
 
 
 def differences(folder: Path, unbroken: Path, untimed: tuple[str, ...] = ("seconds",)) -> list[str]:
-    """What differs between two finished runs: exported weights, best weights, the last checkpoint's
-    weights and optimizer, and every line of metrics.jsonl but entries that begin with a word of
-    `untimed`. Empty if nothing does."""
+    """List what differs between two finished runs: exported weights, best weights, the weights and
+    the optimizer of the last checkpoint, and every line of metrics.jsonl but entries that begin
+    with a word of `untimed`. Empty if nothing does."""
     found = []
     names = sorted(p.relative_to(unbroken) for p in unbroken.rglob("*.safetensors"))
     exported = [name for name in names if name.parts[0] != "checkpoints"]

@@ -93,7 +93,7 @@ class Training:
 
     def workers(self) -> list[psutil.Process]:
         """The processes that train: the ranks of a launcher, the child of a supervisor, or the
-        process itself. Those of earlier attempts have ended."""
+        process itself. Earlier attempts have ended."""
         found = []
         with suppress(psutil.Error):
             for process in psutil.Process(self.process.pid).children(recursive=True):

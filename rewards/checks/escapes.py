@@ -36,7 +36,7 @@ class Escape:
     code        a template: $mark, $word, $port, $socket, $secret, $target, $canary and $outer are
                 filled in by `program_of`
     waits       whether it lasts until its time is over
-    apart       whether it does nothing unless its space of processes is its own
+    alone       whether it does nothing unless its space of processes is its own
     inside      whether it is about flowrl's own sandbox: another may permit it and still hold
     tests       Python tests of its function `f`, all of which must fail; none: it is a script
     """
@@ -44,7 +44,7 @@ class Escape:
     protection: str
     code: str
     waits: bool = False
-    apart: bool = False
+    alone: bool = False
     inside: bool = False
     tests: tuple[str, ...] = ()
 
@@ -68,7 +68,7 @@ def leave(last=None):
             linger()
         os._exit(0)
 def out(what): print('$word', what, flush=True)
-def apart():
+def alone():
     try: os.kill($outer, 0)
     except ProcessLookupError: return True
     except OSError: pass
@@ -134,7 +134,7 @@ for flag in (0x10000000, 0x20000000, 0x20000, 0x30000000):
     libc.unshare(flag)
     call(56 if X86 else 220, flag | 17, 0, 0, 0, 0) or linger()
 leave()
-""", apart=True),
+""", alone=True),
     "a child of its parent": Escape("end", """
 call(56 if X86 else 220, 0x8000 | 17, 0, 0, 0, 0) or linger()
 """),
@@ -143,49 +143,49 @@ for pid in (1, os.getppid()):
     for what in (16, 0x4206, 8):
         libc.ptrace(what, pid, 0, 0)
 leave()
-""", apart=True),
+""", alone=True),
     "process 1 signalled": Escape("end", """
 for s in range(1, 65):
     quietly(os.kill, 1, s)
 leave()
 time.sleep(0.2)
-""", apart=True),
+""", alone=True),
     "process 1 killed": Escape("end", """
 leave()
 quietly(os.kill, 1, signal.SIGKILL)
 quietly(os.kill, 1, signal.SIGSTOP)
-""", apart=True),
+""", alone=True),
     "everybody stopped": Escape("end", """
 leave()
 quietly(os.kill, -1, signal.SIGSTOP)
 quietly(os.kill, 0, signal.SIGSTOP)
-""", apart=True, waits=True),
+""", alone=True, waits=True),
     "its group killed": Escape("end", """
 leave()
 quietly(os.killpg, 0, signal.SIGKILL)
-""", apart=True),
+""", alone=True),
     "its keeper's group": Escape("end", """
 leave()
 for g in range(2, 99): quietly(os.killpg, g, signal.SIGSTOP)
 quietly(os.setpgid, 0, 0)
-""", apart=True, waits=True),
+""", alone=True, waits=True),
     "limits of process 1": Escape("end", """
 for kind in range(16):
     quietly(resource.prlimit, 1, kind, (0, 0))
 quietly(os.sched_setaffinity, 1, [0])
 quietly(os.setpriority, 0, 1, 19)
 leave()
-""", apart=True),
+""", alone=True),
     "memory of process 1": Escape("end", """
 for name in ('mem', 'oom_score_adj', 'fd', 'cwd', 'environ'):
     quietly(open, '/proc/1/' + name, 'r+b')
 leave()
-""", apart=True),
+""", alone=True),
     "a storm of signals": Escape("end", """
 end = time.time() + 0.5
 while time.time() < end: quietly(os.kill, 1, signal.SIGCHLD)
 leave(lambda: [quietly(os.kill, 1, signal.SIGCHLD) for _ in iter(lambda: time.time() < END, False)])
-""", apart=True),
+""", alone=True),
     "signals sent by files": Escape("end", """
 import fcntl
 leave()
@@ -196,7 +196,7 @@ for owner in (1, -1, -2):
         quietly(fcntl.fcntl, ready, 10, int(number))
         quietly(fcntl.fcntl, ready, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
         os.write(done, b'x')
-""", apart=True, waits=True),
+""", alone=True, waits=True),
     "a stopped child": Escape("end", "leave(lambda: os.kill(os.getpid(), signal.SIGSTOP))"),
     "orphans": Escape("end", """
 for i in range(20):
@@ -361,7 +361,7 @@ quietly(os.mkdir, 'm')
 for flags in (0x1000, 0x5000): libc.mount(b'/', b'm', None, flags, None)
 text = quietly(lambda: open('m$secret').read())
 if '$canary' in str(text): out('a file through a mount')
-""", apart=True),
+""", alone=True),
     "a file outside": Escape("files", """
 for path in ('$target', '/proc/1/root$target', '/proc/self/cwd/../../../..$target'):
     if type(quietly(os.open, path, os.O_WRONLY | os.O_CREAT, 0o666)) is int: out('a file written')
@@ -401,13 +401,13 @@ for flag in (0x10000000, 0x10020000, 0x30000000, 0x50000000, 0x02000000):
 quietly(os.mkdir, 'm')
 if libc.mount(b'none', b'm', b'tmpfs', 0, None) == 0: out('a mount')
 if libc.umount2(b'/usr', 2) == 0: out('a mount removed')
-""", apart=True, inside=True),
+""", alone=True, inside=True),
     "root": Escape("privileges", """
 if os.getuid() and quietly(os.setuid, 0) is None: out('it became root')
 if quietly(os.setgroups, [0]) is None: out('a group')
 own = os.uname().nodename.encode()
 if libc.sethostname(own, len(own)) == 0: out('the name of the host')
-""", apart=True, inside=True),
+""", alone=True, inside=True),
     "calls of newer kernels": Escape("calls", """
 size = ctypes.create_string_buffer(256)
 for name, number in (('io_uring_setup', 425), ('landlock_create_ruleset', 444), ('clone3', 435),
@@ -449,7 +449,7 @@ if libc.msgget(0x7f1, 0o1600) >= 0: out('a queue')
 if libc.semget(0x7f1, 1, 0o1600) >= 0: out('a semaphore')
 libc.mq_open.restype = ctypes.c_int
 if libc.mq_open(b'/flowrl-escape', os.O_CREAT | os.O_RDWR, 0o600, None) >= 0: out('a POSIX queue')
-""", apart=True, inside=True),
+""", alone=True, inside=True),
     "files in flight": Escape("kernel", """
 import array
 sent = 0
@@ -509,5 +509,5 @@ ESCAPES: dict[str, Escape] = {
 
 def program_of(escape: Escape, values: dict[str, str | int]) -> str:
     """The program of an escape for these values. KeyError if one is missing."""
-    guard = "apart() or sys.exit(0)\n" if escape.apart else ""
+    guard = "alone() or sys.exit(0)\n" if escape.alone else ""
     return Template(SETUP + guard + escape.code).substitute(values, seconds=SECONDS)

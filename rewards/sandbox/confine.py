@@ -222,8 +222,8 @@ def _own_user() -> bool:
 
 @functools.cache  # asked first where /proc is there
 def _other_users() -> bool:
-    """Whether this namespace has an unused user to change to. Those of bubblewrap and of containers
-    without root have a root who is the only one."""
+    """Whether this namespace has an unused user to change to. In bubblewrap and in containers
+    without root, root may be the only one."""
     with open("/proc/self/uid_map") as file:
         ranges = [[int(word) for word in line.split()] for line in file]
     return any(first <= NOBODY < first + count for first, _, count in ranges)

@@ -114,7 +114,7 @@ class External:
             )
 
     def _complaint(self) -> str:
-        """What the command writes to standard error without a program."""
+        """Read what the command writes to standard error without a program."""
         try:
             done = subprocess.run(
                 [*self.command, "-I", "-c", ""], env=_environment(), stdin=subprocess.DEVNULL,
@@ -312,8 +312,7 @@ def _left(until: float) -> float:
 
 def _relay(program: _Process, judge: _Process, written: bytearray, until: float) -> None:
     """Hand the judge's questions to the program and its answers back, until the judge ends; keep
-    what the judge writes. Once the program has ended, the judge is told so by the end of its
-    input."""
+    what the judge writes. Once the program has ended, the judge's input ends."""
     while True:
         kind, content = judge.frame(until)
         if kind == WRITTEN:

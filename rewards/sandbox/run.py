@@ -155,7 +155,7 @@ def weak_rows(
 
 
 class Sandbox(Protocol):
-    """What runs untrusted code: this module, or `external.External`."""
+    """Something that runs untrusted code: this module, or `external.External`."""
 
     def run_program(self, code: str, given: str, limits: SandboxLimits) -> ProgramResult: ...
 

@@ -73,7 +73,7 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _placeholder(value: Any) -> str:
-    """What a template sees of a value that is no plain data, as transformers writes it."""
+    """Write a value that is no plain data as transformers does, which a template then sees."""
     return f"<{type(value).__name__}>"
 
 
@@ -87,7 +87,7 @@ class _Renderer:
 
     def render(self, asked: dict[str, Any]) -> str:
         with self.lock:
-            if self.owner != os.getpid():  # a fork's own; the parent goes on with the other
+            if self.owner != os.getpid():  # a fork has its own; the other is the parent's
                 self.stack, self.channel, self.owner = ExitStack(), None, os.getpid()
             if self.channel is None:
                 self._start()

@@ -132,7 +132,7 @@ class Endless(BaseHTTPRequestHandler):
         self.send_header("Content-Encoding", encoding)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        with suppress(OSError):  # the client has heard enough
+        with suppress(OSError):  # the client has closed the connection
             self.wfile.write(body)
 
 

@@ -40,7 +40,7 @@ NEVER_ALONE = {
 ALONE = [
     name
     for name, escape in ESCAPES.items()
-    if not escape.apart and not escape.tests and name not in NEVER_ALONE
+    if not escape.alone and not escape.tests and name not in NEVER_ALONE
 ]
 
 

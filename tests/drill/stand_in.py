@@ -2,7 +2,7 @@
 
 It keeps what flowrl promises, or, named in the file `breaks` beside the run's weights, breaks one
 promise: `hangup` (SIGHUP ends it unsaved), `second` (it hangs after its second death), `orphan` (it
-outlives its supervisor), `bits` (a resume ends otherwise), `silent` (a missing line is not told),
+outlives its supervisor), `bits` (a resume ends otherwise), `silent` (a missing line is not named),
 `nan` (metrics.jsonl has one), `disk` (a full disk is a trace).
 """
 

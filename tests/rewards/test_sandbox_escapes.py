@@ -48,7 +48,7 @@ def escaped(name: str, mark: str) -> str | None:
         return f"{name}: alive: {left}"
     if result.output:
         return f"{name}: {result.output}"
-    # none is broken by itself: it ends well, or something of ours ends it
+    # it ends well, or something of ours ends it: none has mistakes of its own
     return f"{name}: ended with {result.code}" if result.code not in (0, None, 137) else None
 
 
