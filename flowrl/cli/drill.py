@@ -18,10 +18,10 @@ from urllib.parse import urlsplit, urlunsplit
 import yaml
 
 from flowrl.cli.other_python import interpreter
-from flowrl.drill.faults import EVERY, Drill, Kind, Outcome, faults_of
+from flowrl.drill.faults import EVERY, Drill, FaultKind, FaultOutcome, faults_of
 from flowrl.drill.proxy import Proxy
-from flowrl.drill.same_end import numbered, saved
-from flowrl.drill.training import Overdue, Program
+from flowrl.drill.same_end import numbered_in, saved
+from flowrl.drill.training import DrilledProgram, Overdue
 from flowrl.errors import UserError
 from flowrl.pages.records import write_whole
 from flowrl.pages.stack import duration_text, from_template
@@ -32,7 +32,7 @@ from flowrl.settings.read import open_folder, rights_of
 from flowrl.settings.trust import Trust
 from rewards.rights import Right
 
-KINDS: tuple[Kind, ...] = ("kills", "ends", "hangs", "fills", "cuts", "records")
+FAULT_KINDS: tuple[FaultKind, ...] = ("kills", "ends", "hangs", "fills", "cuts", "records")
 COPIES = 4  # of the run, that lie on the disk at the same time at most
 PAGE, NUMBERS = "drill.html", "drill.json"
 
@@ -46,7 +46,7 @@ class DrillArguments:
 
     folder: Word[Path]
     """A run's folder, with a checkpoint. It should not be training now."""
-    only: tuple[Kind, ...] = KINDS
+    only: tuple[FaultKind, ...] = FAULT_KINDS
     """Kinds of faults to try."""
     iterations: int = 4
     """Iterations that each copy trains beyond the run's newest checkpoint."""
@@ -80,7 +80,7 @@ def drill_run(given: DrillArguments, trust: Trust) -> int:
     words = ["--trust"] if opened.limits is None else _granted(opened.limits.granted)
     addresses = sorted({need.value for need in needs if need.right == Right.NETWORK})
     program = sys.executable if given.program is None else interpreter(given.program)
-    faults = faults_of(given.only, Program(program, True, run, given.processes))
+    faults = faults_of(given.only, DrilledProgram(program, True, run, given.processes))
     last = first + given.iterations
     _say_first(given, faults, last, addresses)
     if not given.yes:
@@ -94,7 +94,7 @@ def drill_run(given: DrillArguments, trust: Trust) -> int:
         _check_space(run, copies)
         proxies = {url: enter(proxy) for url, proxy in _proxies(addresses)}
         drill = Drill(
-            Program(program, given.program is None, copies / "state", given.processes),
+            DrilledProgram(program, given.program is None, copies / "state", given.processes),
             run, copies, words, last, given.limit, random.Random(given.seed),
             lambda folder: _copy(run, folder, last, proxies), [*proxies.values()],
         )  # fmt: skip
@@ -108,11 +108,11 @@ def _granted(rights: Any) -> list[str]:
 
 def _drilled(
     drill: Drill,
-    faults: Sequence[tuple[str, Callable[[Drill], Outcome]]],
+    faults: Sequence[tuple[str, Callable[[Drill], FaultOutcome]]],
     place: Path,
 ) -> int:
     """Try all faults, and write the page also if the user stops it."""
-    began, outcomes, stopped = time.monotonic(), list[Outcome](), False
+    began, outcomes, stopped = time.monotonic(), list[FaultOutcome](), False
     try:
         print("training an unbroken copy, with which all others are compared", flush=True)
         try:
@@ -124,7 +124,7 @@ def _drilled(
             try:
                 outcome = fault(drill)
             except Overdue as error:
-                outcome = Outcome(what)
+                outcome = FaultOutcome(what)
                 outcome.wrong(f"before the fault: {error}")
             outcomes.append(outcome)
             shutil.copyfile(drill.output, place / f"output-{len(outcomes):02d}.txt")
@@ -143,7 +143,7 @@ def _drilled(
 
 
 def drill_page(
-    drill: Drill, outcomes: Sequence[Outcome], seconds: float, stopped: bool, planned: int
+    drill: Drill, outcomes: Sequence[FaultOutcome], seconds: float, stopped: bool, planned: int
 ) -> str:
     """The page as HTML."""
     tried = [each for each in outcomes if each.tried]
@@ -183,7 +183,7 @@ def drill_page(
     return str(from_template("drill.html", values))
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: FaultOutcome) -> str:
     if not outcome.tried:
         return f"impossible here: {'; '.join(outcome.notes)}"
     found = ["as promised" if outcome.right else "NOT as promised"]
@@ -238,7 +238,7 @@ def _proxies(addresses: Sequence[str]) -> Iterator[tuple[str, Proxy]]:
 
 def _copy(run: Path, folder: Path, last: int, proxies: Mapping[str, Proxy]) -> None:
     """A copy of a run with its newest checkpoint alone, the drill's end and its proxies."""
-    newest = numbered(run / "checkpoints")[-1].name
+    newest = numbered_in(run / "checkpoints")[-1].name
 
     def ignored(place: str, names: list[str]) -> list[str]:
         older = Path(place) == run / "checkpoints"

@@ -23,12 +23,12 @@ import psutil
 
 from flowrl.cli.other_python import interpreter
 from flowrl.errors import UserError
-from rewards.catalogue.code_tests import LOST
+from rewards.catalogue.code_tests import LOST_PROTECTIONS
 from rewards.checks import try_programs
-from rewards.checks.escapes import ESCAPES, PROTECTIONS, Escape, program_of
+from rewards.checks.escapes import ESCAPES, PROTECTION_MEANINGS, Escape, program_of
 from rewards.sandbox.external import External, configured
 
-LIMITS = {"seconds": 1.0, "memory": 2**28, "written": 2**22, "files": 64, "processes": 16}
+TRIED_LIMITS = {"seconds": 1.0, "memory": 2**28, "written": 2**22, "files": 64, "processes": 16}
 ANSWER_SECONDS = 60.0  # for one program, its start and its end
 LATE_SECONDS = 15.0  # that an end may come after the time of a program
 LOW_NUMBER = 300  # processes of a sandbox have lower numbers in a space of their own
@@ -37,7 +37,7 @@ Tried = Literal["yes", "no", "impossible"]
 
 
 @dataclass
-class Row:
+class ProtectionRow:
     """One protection: how many programs tried it, and what got through it."""
 
     protection: str
@@ -91,10 +91,15 @@ def _external() -> External:
         raise UserError(f"doctor --sandbox: {error}") from error
 
 
-def try_all(programs: "_Programs", escapes: dict[str, Escape]) -> tuple[list[Row], list[str]]:
+def try_all(
+    programs: "_Programs", escapes: dict[str, Escape]
+) -> tuple[list[ProtectionRow], list[str]]:
     """Run all escapes. Returns a row per protection, and the protections that this system lacks."""
     missing = list(programs.run("")["missing"])
-    rows = {name: Row(name, impossible=_lacking(name, missing)) for name in PROTECTIONS}
+    rows = {
+        name: ProtectionRow(name, impossible=_lacking(name, missing))
+        for name in PROTECTION_MEANINGS
+    }
     for name, escape in escapes.items():
         if programs.external is not None and escape.inside:
             continue
@@ -112,17 +117,17 @@ def _lacking(protection: str, missing: Sequence[str]) -> str | None:
     if sys.platform != "linux" and protection in LINUX_ONLY:
         return "only Linux has the means"
     if protection in missing:
-        return f"this system permits no namespaces: {LOST[protection]}"
+        return f"this system permits no namespaces: {LOST_PROTECTIONS[protection]}"
     return None
 
 
-def print_table(rows: Sequence[Row]) -> None:
+def print_table(rows: Sequence[ProtectionRow]) -> None:
     """Print a line per protection, its meaning, and whether it held now."""
     wide = max(len(row.protection) for row in rows)
-    means = max(len(PROTECTIONS[row.protection]) for row in rows)
+    means = max(len(PROTECTION_MEANINGS[row.protection]) for row in rows)
     print(f"{'protection':<{wide}}  {'meaning':<{means}}  tried now")
     for row in rows:
-        meaning = PROTECTIONS[row.protection]
+        meaning = PROTECTION_MEANINGS[row.protection]
         print(f"{row.protection:<{wide}}  {meaning:<{means}}  {row.tried}: {row.detail}")
 
 
@@ -241,7 +246,9 @@ class _Programs:
     def run(self, code: str, tests: Sequence[str] = ()) -> dict[str, Any]:
         """The result of a program, as `rewards.checks.try_programs` writes it."""
         command = list(self.external.command) if self.external else None
-        return self._asked({"code": code, "tests": tests, "limits": LIMITS, "external": command})
+        return self._asked(
+            {"code": code, "tests": tests, "limits": TRIED_LIMITS, "external": command}
+        )
 
     def _asked(self, what: Any) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -274,7 +281,7 @@ class _Programs:
         if left := self.outside.marked():
             found["end"] = f"{len(left)} processes were alive after the verdict"
             self.outside.end_marked()
-        if result["seconds"] > LIMITS["seconds"] + LATE_SECONDS:
+        if result["seconds"] > TRIED_LIMITS["seconds"] + LATE_SECONDS:
             found["time"] = f"it ended after {result['seconds']:.0f} s"
         if escape.tests and result["passed"]:
             found["verdict"] = f"{result['passed']} of {len(escape.tests)} tests passed"

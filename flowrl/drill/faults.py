@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 from flowrl.drill.proxy import Proxy
-from flowrl.drill.same_end import differences, numbered, reached, saved, unfinished
-from flowrl.drill.training import Overdue, Program, Training, begun, runs
+from flowrl.drill.same_end import differences, numbered_in, saved, trained_until, unfinished
+from flowrl.drill.training import DrilledProgram, Overdue, Training, begun, runs
 
-Kind = Literal["kills", "ends", "hangs", "fills", "cuts", "records"]
+FaultKind = Literal["kills", "ends", "hangs", "fills", "cuts", "records"]
 EVERY = 2  # iterations between checkpoints of a copy, so that some are not saved yet
 HANG_SECONDS = 20.0  # that a stopped process stays stopped
 ORPHAN_SECONDS = 60.0  # that a training may take to end after its supervisor
@@ -27,7 +27,7 @@ TMPFS_MOST = 2**31  # bytes of the largest disk that is filled
 
 
 @dataclass
-class Outcome:
+class FaultOutcome:
     """The result of a fault.
 
     fault     what was done
@@ -65,7 +65,7 @@ class Drill:
     proxies   between the run and its servers
     """
 
-    program: Program
+    program: DrilledProgram
     run: Path
     place: Path
     words: list[str]
@@ -99,12 +99,12 @@ class Drill:
         """Train the run that all others are compared with, and measure how long it lives.
         RuntimeError with what it says if it does not end well."""
         folder = self.copy("unbroken")
-        first, began = reached(folder), time.monotonic()
+        first, began = trained_until(folder), time.monotonic()
         with begun(self.program, self.resume(folder), folder, self.output) as training:
             try:
                 training.until(lambda: training.passed(first), self.limit)
                 self.start = time.monotonic() - began
-                training.until(lambda: reached(folder) >= self.last, self.limit)
+                training.until(lambda: trained_until(folder) >= self.last, self.limit)
                 each = (time.monotonic() - began - self.start) / (self.last - first - 1)
                 self.iteration = each
                 code = training.wait(self.limit)
@@ -122,21 +122,21 @@ class Drill:
         first = saved(self.run)
         later = range(first + 1, self.last - 1)
         goal = self.rng.choice([one for one in later if one % EVERY or not unsaved])
-        training.until(lambda: reached(training.folder) >= goal, self.limit)
+        training.until(lambda: trained_until(training.folder) >= goal, self.limit)
         return _wait(training, self.rng.uniform(0, self.iteration))
 
-    def finish(self, folder: Path, outcome: Outcome, before: int, since: float) -> None:
+    def finish(self, folder: Path, outcome: FaultOutcome, before: int, since: float) -> None:
         """Resume to the end, and compare it."""
         outcome.lost = max(0, before - saved(folder))
         with begun(self.program, self.resume(folder), folder, self.output) as training:
             self.follow(training, outcome, before, since)
         self.compare(folder, outcome)
 
-    def follow(self, training: Training, outcome: Outcome, before: int, since: float) -> None:
+    def follow(self, training: Training, outcome: FaultOutcome, before: int, since: float) -> None:
         """Wait until a training is beyond where it was, and for its end."""
         try:
             if before < self.last:
-                training.until(lambda: reached(training.folder) > before, self.limit)
+                training.until(lambda: trained_until(training.folder) > before, self.limit)
                 outcome.without = time.monotonic() - since
             code = training.wait(self.limit)
             if outcome.without is None:  # all iterations had been trained; they were to be saved
@@ -146,7 +146,7 @@ class Drill:
         except Overdue as error:
             outcome.wrong(f"it never came back: {error}; {_last(training.text())}")
 
-    def compare(self, folder: Path, outcome: Outcome) -> None:
+    def compare(self, folder: Path, outcome: FaultOutcome) -> None:
         if not outcome.right:
             return
         found = differences(folder, self.unbroken)
@@ -155,10 +155,10 @@ class Drill:
             outcome.wrong("; ".join(found[:3]))
 
 
-def kill(drill: Drill, saving: bool) -> Outcome:
+def kill(drill: Drill, saving: bool) -> FaultOutcome:
     """SIGKILL at a random moment, or while a folder is being written."""
     when = "while a checkpoint was written" if saving else "at a random moment"
-    outcome = Outcome(f"killed (SIGKILL) {when}")
+    outcome = FaultOutcome(f"killed (SIGKILL) {when}")
     folder = drill.copy("killed")
     old = set(unfinished(folder))
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
@@ -166,19 +166,19 @@ def kill(drill: Drill, saving: bool) -> Outcome:
         if saving:
             with suppress(Overdue):
                 running = training.until(lambda: bool(set(unfinished(folder)) - old), drill.limit)
-        before, since = reached(folder), time.monotonic()
+        before, since = trained_until(folder), time.monotonic()
         if running:
             training.end()
     drill.finish(folder, outcome, before, since)
     return outcome
 
 
-def kill_twice(drill: Drill) -> Outcome:
+def kill_twice(drill: Drill) -> FaultOutcome:
     """Two deaths of a training, or of one process of several, that something restarts."""
     several = drill.program.processes > 1
     by = "torchrun --max-restarts 3" if several else "--restarts 3"
     what = "one process" if several else "the training"
-    outcome = Outcome(f"{what} killed twice under {by}")
+    outcome = FaultOutcome(f"{what} killed twice under {by}")
     folder = drill.copy("restarted")
     begin = [*drill.resume(folder)]
     with begun(drill.program, begin, folder, drill.output, restarts=3) as training:
@@ -186,12 +186,12 @@ def kill_twice(drill: Drill) -> Outcome:
         for time_of_death in (1, 2):
             goal = min(saved(drill.run) + time_of_death, drill.last - 1)
             try:
-                training.until(lambda goal=goal: reached(folder) >= goal, drill.limit)
+                training.until(lambda goal=goal: trained_until(folder) >= goal, drill.limit)
             except Overdue as error:
                 outcome.wrong(f"death {time_of_death - 1} of 2: it never came back: {error}")
                 return outcome
             workers = training.workers()
-            before, since = reached(folder), time.monotonic()
+            before, since = trained_until(folder), time.monotonic()
             if not training.running() or not workers:
                 outcome.wrong(f"it ended before death {time_of_death}: {_last(training.text())}")
                 return outcome
@@ -199,19 +199,21 @@ def kill_twice(drill: Drill) -> Outcome:
             outcome.lost = (outcome.lost or 0) + max(0, before - saved(folder))
             if before > saved(folder):  # a resume first cuts the lines off that it trains again
                 with suppress(Overdue):
-                    training.until(lambda before=before: reached(folder) < before, drill.limit)
+                    training.until(
+                        lambda before=before: trained_until(folder) < before, drill.limit
+                    )
         drill.follow(training, outcome, before, since)
     drill.compare(folder, outcome)
     return outcome
 
 
-def asked(drill: Drill, number: signal.Signals) -> Outcome:
+def ask_to_end(drill: Drill, number: signal.Signals) -> FaultOutcome:
     """A signal that asks for an end: the iteration is finished and saved."""
-    outcome = Outcome(f"asked to end ({number.name})")
+    outcome = FaultOutcome(f"asked to end ({number.name})")
     folder = drill.copy("asked")
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
         drill.at_a_moment(training, unsaved=True)
-        before, since = reached(folder), time.monotonic()
+        before, since = trained_until(folder), time.monotonic()
         training.signal(number)
         try:
             code = training.wait(drill.limit)
@@ -219,22 +221,22 @@ def asked(drill: Drill, number: signal.Signals) -> Outcome:
             outcome.wrong(f"it goes on: {error}")
             return outcome
         outcome.notes.append(f"exit code {code}")
-        if saved(folder) < reached(folder):
+        if saved(folder) < trained_until(folder):
             outcome.wrong(f"{number.name} lost what it had trained since its checkpoint")
-            outcome.lost = reached(folder) - saved(folder)
+            outcome.lost = trained_until(folder) - saved(folder)
             return outcome
-    drill.finish(folder, outcome, max(before, reached(folder)), since)
+    drill.finish(folder, outcome, max(before, trained_until(folder)), since)
     return outcome
 
 
-def orphan(drill: Drill) -> Outcome:
+def orphan(drill: Drill) -> FaultOutcome:
     """The death of the supervisor of `--restarts`: its child must not train on alone."""
-    outcome = Outcome("the supervisor of --restarts killed (SIGKILL)")
+    outcome = FaultOutcome("the supervisor of --restarts killed (SIGKILL)")
     folder = drill.copy("orphan")
     with begun(drill.program, drill.resume(folder), folder, drill.output, restarts=3) as training:
         drill.at_a_moment(training)
         workers = [p for p in training.workers() if p.pid != training.process.pid]
-        before, since = reached(folder), time.monotonic()
+        before, since = trained_until(folder), time.monotonic()
         training.signal(signal.SIGKILL)
         training.process.wait()
         end = time.monotonic() + ORPHAN_SECONDS
@@ -243,24 +245,24 @@ def orphan(drill: Drill) -> Outcome:
         took = time.monotonic() - since
         for process in alive:
             training.signal(signal.SIGKILL, process)
-        if alive or reached(folder) >= drill.last:
+        if alive or trained_until(folder) >= drill.last:
             outcome.wrong(f"the training went on alone for {took:.0f} s")
             return outcome
         outcome.notes.append(f"the training ended {took:.1f} s after it")
-    drill.finish(folder, outcome, max(before, reached(folder)), since)
+    drill.finish(folder, outcome, max(before, trained_until(folder)), since)
     return outcome
 
 
-def hang(drill: Drill) -> Outcome:
+def hang(drill: Drill) -> FaultOutcome:
     """A process that is stopped for a while, one of several if there are."""
     several = drill.program.processes > 1
     what = "one process of several" if several else "the training"
-    outcome = Outcome(f"{what} stopped for {HANG_SECONDS:.0f} s (SIGSTOP), then continued")
+    outcome = FaultOutcome(f"{what} stopped for {HANG_SECONDS:.0f} s (SIGSTOP), then continued")
     folder = drill.copy("hung")
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
         drill.at_a_moment(training)
         workers, known = training.workers(), len(training.text())
-        before, since = reached(folder), time.monotonic()
+        before, since = trained_until(folder), time.monotonic()
         if not workers:
             outcome.wrong(f"it had ended: {_last(training.text())}")
             return outcome
@@ -283,7 +285,7 @@ def hang(drill: Drill) -> Outcome:
 
 
 # A disk of our own, in a namespace of mounts of its own, so that nothing else sees or fills it.
-FILLED = """
+DISK_SCRIPT = """
 import ctypes, os, shutil, subprocess, sys
 source, place, size, code_file, *command = sys.argv[1:]
 libc = ctypes.CDLL(None, use_errno=True)
@@ -305,11 +307,11 @@ with open(code_file, "w") as file: file.write(str(code))
 """
 
 
-def fill(drill: Drill) -> Outcome:
+def fill_disk(drill: Drill) -> FaultOutcome:
     """A disk that is full before the next checkpoint is written: a tmpfs, seen by the run alone."""
-    outcome = Outcome("a full disk at a checkpoint")
+    outcome = FaultOutcome("a full disk at a checkpoint")
     folder, place = drill.copy("filled"), drill.place / "disk"
-    size = _size(folder) + _size(numbered(folder / "checkpoints")[-1]) // 2 + 2**16
+    size = _size(folder) + _size(numbered_in(folder / "checkpoints")[-1]) // 2 + 2**16
     if sys.platform != "linux" or size > TMPFS_MOST:
         why = "only Linux has namespaces of mounts"
         outcome.notes.append(why if sys.platform != "linux" else f"the copy has {size:,} bytes")
@@ -319,10 +321,10 @@ def fill(drill: Drill) -> Outcome:
     code_file = drill.place / "code"
     code_file.unlink(missing_ok=True)
     words = drill.program.command(drill.resume(place))
-    before_copy = reached(folder)
+    before_copy = trained_until(folder)
     with open(drill.output, "ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", FILLED, folder, place, str(size), code_file, *words],
+            [sys.executable, "-c", DISK_SCRIPT, folder, place, str(size), code_file, *words],
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             env=drill.program.environment(), start_new_session=True,
         )  # fmt: skip
@@ -344,13 +346,13 @@ def fill(drill: Drill) -> Outcome:
     if code != 3:
         outcome.wrong("a full disk must end a run with exit code 3 and a sentence")
         return outcome
-    drill.finish(folder, outcome, max(before_copy, reached(folder)), since)
+    drill.finish(folder, outcome, max(before_copy, trained_until(folder)), since)
     return outcome
 
 
-def cut_network(drill: Drill) -> Outcome:
+def cut_network(drill: Drill) -> FaultOutcome:
     """The connections to the run's servers cut for a while, through the drill's own proxies."""
-    outcome = Outcome("the network to its servers cut for 10 s")
+    outcome = FaultOutcome("the network to its servers cut for 10 s")
     if not drill.proxies:
         outcome.tried = False
         outcome.notes.append("this run has no server with an http address")
@@ -358,7 +360,7 @@ def cut_network(drill: Drill) -> Outcome:
     folder = drill.copy("cut")
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
         drill.at_a_moment(training)
-        before, since = reached(folder), time.monotonic()
+        before, since = trained_until(folder), time.monotonic()
         for proxy in drill.proxies:
             proxy.cut.set()
         try:
@@ -373,14 +375,14 @@ def cut_network(drill: Drill) -> Outcome:
             drill.compare(folder, outcome)
             return outcome
         outcome.notes.append(f"it ended with {training.wait(1)}: {_last(training.text())}")
-    drill.finish(folder, outcome, max(before, reached(folder)), since)
+    drill.finish(folder, outcome, max(before, trained_until(folder)), since)
     return outcome
 
 
-def cut_record(drill: Drill) -> Outcome:
+def cut_record(drill: Drill) -> FaultOutcome:
     """A line of metrics.jsonl before the checkpoint is missing: a resume must report or refuse
     it."""
-    outcome = Outcome("a line of metrics.jsonl removed before a resume")
+    outcome = FaultOutcome("a line of metrics.jsonl removed before a resume")
     folder = drill.copy("record")
     file = folder / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True)
@@ -404,9 +406,9 @@ def cut_record(drill: Drill) -> Outcome:
     return outcome
 
 
-def finite_records(drill: Drill) -> Outcome:
+def finite_records(drill: Drill) -> FaultOutcome:
     """Whether metrics.jsonl is JSON, which has no NaN and no Infinity."""
-    outcome = Outcome("metrics.jsonl read as strict JSON")
+    outcome = FaultOutcome("metrics.jsonl read as strict JSON")
     bad = []
     for line in (drill.unbroken / "metrics.jsonl").read_text().splitlines():
 
@@ -423,21 +425,21 @@ def finite_records(drill: Drill) -> Outcome:
 
 
 def faults_of(
-    kinds: Sequence[Kind], program: Program
-) -> list[tuple[str, Callable[[Drill], Outcome]]]:
+    kinds: Sequence[FaultKind], program: DrilledProgram
+) -> list[tuple[str, Callable[[Drill], FaultOutcome]]]:
     """The faults of these kinds, in the order in which they are tried, with what each will do."""
-    found: dict[Kind, list[tuple[str, Callable[[Drill], Outcome]]]] = {
+    found: dict[FaultKind, list[tuple[str, Callable[[Drill], FaultOutcome]]]] = {
         "kills": [
             ("kill a copy at a random moment", lambda d: kill(d, saving=False)),
             ("kill a copy while it writes a checkpoint", lambda d: kill(d, saving=True)),
             ("kill a restarted copy twice", kill_twice),
         ],
         "ends": [
-            ("ask a copy to end (SIGTERM)", lambda d: asked(d, signal.SIGTERM)),
-            ("ask a copy to end (SIGHUP, a closed terminal)", lambda d: asked(d, signal.SIGHUP)),
+            ("ask a copy to end (SIGTERM)", lambda d: ask_to_end(d, signal.SIGTERM)),
+            ("ask a copy to end (SIGHUP: a terminal)", lambda d: ask_to_end(d, signal.SIGHUP)),
         ],
         "hangs": [("stop a copy for a while (SIGSTOP)", hang)],
-        "fills": [("fill a small tmpfs in which a copy trains", fill)],
+        "fills": [("fill a small tmpfs in which a copy trains", fill_disk)],
         "cuts": [("cut the connections of a copy to its servers, in its own proxy", cut_network)],
         "records": [
             ("remove a line of a copy's metrics.jsonl", cut_record),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-EXACT = ("policies.safetensors", "optimizer.pt")  # of a checkpoint
+EXACT_FILES = ("policies.safetensors", "optimizer.pt")  # of a checkpoint
 
 
 def differences(folder: Path, unbroken: Path, untimed: tuple[str, ...] = ("seconds",)) -> list[str]:
@@ -26,12 +26,12 @@ def differences(folder: Path, unbroken: Path, untimed: tuple[str, ...] = ("secon
             found.append(f"{name} is missing")
         elif not _equal(folder / name, unbroken / name):
             found.append(f"{name} has other weights")
-    last = max((path.name for path in numbered(unbroken / "checkpoints")), default="none")
-    for name in EXACT:
+    last = max((path.name for path in numbered_in(unbroken / "checkpoints")), default="none")
+    for name in EXACT_FILES:
         here, there = (run / "checkpoints" / last / name for run in (folder, unbroken))
         if there.is_file() and not (here.is_file() and here.read_bytes() == there.read_bytes()):
             found.append(f"checkpoints/{last}/{name} differs")
-    best = [sorted(p.name for p in numbered(run / "best")) for run in (folder, unbroken)]
+    best = [sorted(p.name for p in numbered_in(run / "best")) for run in (folder, unbroken)]
     if best[0] != best[1]:
         found.append(f"the best weights are of {best[0]}, not {best[1]}")
     return [*found, *_lines_that_differ(folder, unbroken, untimed)]
@@ -77,19 +77,19 @@ def metric_lines(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def numbered(folder: Path) -> list[Path]:
+def numbered_in(folder: Path) -> list[Path]:
     """Folders by number, such as whole checkpoints."""
     return sorted(path for path in folder.glob("[0-9]*") if path.name.isdigit())
 
 
-def reached(folder: Path) -> int:
+def trained_until(folder: Path) -> int:
     """The last iteration that metrics.jsonl tells of."""
     return max((int(line.get("iteration", 0)) for line in metric_lines(folder)), default=0)
 
 
 def saved(folder: Path) -> int:
     """The iteration of the newest checkpoint; 0 without one."""
-    return max((int(path.name) for path in numbered(folder / "checkpoints")), default=0)
+    return max((int(path.name) for path in numbered_in(folder / "checkpoints")), default=0)
 
 
 def unfinished(folder: Path) -> Iterator[tuple[Path, int]]:

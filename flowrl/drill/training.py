@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from flowrl.drill.same_end import reached
+from flowrl.drill.same_end import trained_until
 from flowrl.paths import PROJECT
 
 POLL_SECONDS = 0.02
@@ -22,7 +22,7 @@ class Overdue(Exception):
 
 
 @dataclass
-class Program:
+class DrilledProgram:
     """The environment whose flowrl is drilled.
 
     python   its interpreter
@@ -134,7 +134,7 @@ class Training:
         self.process.wait()
 
     def passed(self, iteration: int) -> bool:
-        return reached(self.folder) > iteration
+        return trained_until(self.folder) > iteration
 
 
 def runs(process: psutil.Process) -> bool:
@@ -147,7 +147,7 @@ def runs(process: psutil.Process) -> bool:
 
 @contextmanager
 def begun(
-    program: Program,
+    program: DrilledProgram,
     words: Sequence[str],
     folder: Path,
     output: Path,

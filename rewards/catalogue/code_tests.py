@@ -56,7 +56,7 @@ from rewards.sandbox.external import configuration_file, configured
 from rewards.sandbox.run import Sandbox, SandboxLimits
 from rewards.types import Inline, Reward, Samples, cell
 
-LOST = {
+LOST_PROTECTIONS = {
     "network": "it could reach the network",
     "files": "it could read and write files",
     "processes": "it could start any number of processes",
@@ -293,7 +293,7 @@ def start_sandbox(limits: SandboxLimits, isolation: Isolation) -> Sandbox:
     missing = run.run_program("", "", limits).missing
     if not missing:
         return run
-    holes = "; ".join(LOST[name] for name in missing)
+    holes = "; ".join(LOST_PROTECTIONS[name] for name in missing)
     if isolation == "full":
         raise ValueError(
             f"code_tests: this system cannot fully isolate a program ({holes}): permit user "

@@ -1,7 +1,7 @@
 """Programs that try to leave the sandbox, by the protection that each tries.
 
 They are what `flowrl doctor --sandbox` runs on a user's own machine, where they may succeed. So
-each has a ceiling, below which it harms no host: it lives for SECONDS at most, starts at most 40
+each has a ceiling, below which it harms no host: it lives for ESCAPE_SECONDS at most, starts at most 40
 processes, fills at most 256 MB of memory and 16 MB of files, and signals nobody unless it finds
 itself in a space of processes of its own. A program that gets out says so with `out(what)`; whether
 something of it is alive, connected or written is for its caller to see.
@@ -10,8 +10,8 @@ something of it is alive, connected or written is for its caller to see.
 from dataclasses import dataclass
 from string import Template
 
-SECONDS = 20  # that a program or a process of it lives if nobody ends it
-PROTECTIONS = {
+ESCAPE_SECONDS = 20  # that a program or a process of it lives if nobody ends it
+PROTECTION_MEANINGS = {
     "end": "nothing of a program is alive once its verdict is there",
     "processes": "a bounded number of processes and threads",
     "memory": "bounded memory, of one process and of all together",
@@ -32,7 +32,7 @@ PROTECTIONS = {
 class Escape:
     """A program and what it tries.
 
-    protection  a key of PROTECTIONS
+    protection  a key of PROTECTION_MEANINGS
     code        a template: $mark, $word, $port, $socket, $secret, $target, $canary and $outer are
                 filled in by `program_of`
     waits       whether it lasts until its time is over
@@ -309,7 +309,7 @@ out('its time did not end it')
 linger()
 """, waits=True),
 }  # fmt: skip
-REACHING = {
+REACHING_OUT = {
     "a connection to this machine": Escape("network", """
 sock = quietly(socket.create_connection, ('127.0.0.1', $port), 2)
 if isinstance(sock, socket.socket): out('a connection')
@@ -502,7 +502,7 @@ FORGING = {
 ESCAPES: dict[str, Escape] = {
     **ENDING,
     **BOUNDED,
-    **REACHING,
+    **REACHING_OUT,
     **{name: Escape("verdict", code, tests=TESTS) for name, code in FORGING.items()},
 }
 
@@ -510,4 +510,4 @@ ESCAPES: dict[str, Escape] = {
 def program_of(escape: Escape, values: dict[str, str | int]) -> str:
     """The program of an escape for these values. KeyError if one is missing."""
     guard = "alone() or sys.exit(0)\n" if escape.alone else ""
-    return Template(SETUP + guard + escape.code).substitute(values, seconds=SECONDS)
+    return Template(SETUP + guard + escape.code).substitute(values, seconds=ESCAPE_SECONDS)

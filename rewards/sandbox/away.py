@@ -13,7 +13,7 @@ from judge import judge_tests
 from program import run_script, serve_program
 from weak_tests import audit_tests
 
-FILE = "program.py"
+AWAY_FILE = "program.py"
 ASKED, WRITTEN = b"q", b"v"  # kinds of frames, as in `external`
 
 
@@ -33,7 +33,7 @@ def work(settings: dict[str, Any], given: str) -> None:
     role, ready = settings["role"], f"{settings['word']}\n".encode()
     if role == "program":
         os.write(1, ready)
-        run_script(given.encode("utf-8", "surrogatepass"), FILE)
+        run_script(given.encode("utf-8", "surrogatepass"), AWAY_FILE)
         return
     into, out = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)

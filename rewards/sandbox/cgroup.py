@@ -10,15 +10,17 @@ import time
 from contextlib import suppress
 from typing import Any
 
-ROOT, OWN = "/sys/fs/cgroup", "/proc/self/cgroup"
+CGROUPS, OWN_CGROUP = "/sys/fs/cgroup", "/proc/self/cgroup"
 NEEDED = {"memory", "pids"}
 DELEGATED = ("user.delegate", "trusted.delegate")  # attributes that systemd sets
 PREFIX = "flowrl-"
-EXTRA = 2**24  # bytes for process 1, which is ours
+KEEPER_BYTES = 2**24  # bytes for process 1, which is ours
 REMOVE_SECONDS = 2.0  # until the kernel has taken the last process out
 
 
-def delegated_folder(root: str = ROOT, own: str = OWN, user: int | None = None) -> str | None:
+def delegated_folder(
+    root: str = CGROUPS, own: str = OWN_CGROUP, user: int | None = None
+) -> str | None:
     """A folder of the hierarchy where groups can be made that count memory and processes, at or
     above this process's own group. None if there is none."""
     user = os.geteuid() if user is None else user
@@ -77,7 +79,7 @@ def group_name(folder: str, nonce: str) -> str:
 def make_group(group: str, settings: dict[str, Any], keepers: int) -> bool:
     """Make a group with the limits of a program. False, and no group, if the kernel refuses."""
     limits = {
-        "memory.max": settings["memory"] + settings["written"] + EXTRA,
+        "memory.max": settings["memory"] + settings["written"] + KEEPER_BYTES,
         "memory.oom.group": 1,
         "pids.max": settings["processes"] + keepers,
     }

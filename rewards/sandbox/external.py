@@ -34,7 +34,7 @@ CONFIGURATION_VARIABLE = "FLOWRL_CONFIG"
 # of the run's variables, what commands such as docker and bwrap need to work
 PASSED_ON = ("PATH", "HOME", "LANG", "XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINER_HOST")
 # sent in this order: each imports only those before it
-SOURCES = ("channel", "values", "program", "remote", "judge", "weak_tests", "away")
+SENT_SOURCES = ("channel", "values", "program", "remote", "judge", "weak_tests", "away")
 BOOT = """\
 import os
 def exactly(size):
@@ -181,7 +181,7 @@ class External:
         """A process with its role and what it works on; at the end it has ended."""
         word = secrets.token_hex(16)
         settings: dict[str, Any] = {**asdict(limits), "role": role, "word": word}
-        sources = {name: (SANDBOX_FOLDER / f"{name}.py").read_text() for name in SOURCES}
+        sources = {name: (SANDBOX_FOLDER / f"{name}.py").read_text() for name in SENT_SOURCES}
         body = json.dumps([settings, sources, given]).encode("utf-8", "surrogatepass")
         entry = b"import json\nload_away(*json.loads(exactly(int(exactly(12)))))\n"
         loader = (SANDBOX_FOLDER / "load_away.py").read_bytes() + entry

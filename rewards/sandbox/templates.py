@@ -19,7 +19,9 @@ from rewards.sandbox.channel import MAX_MESSAGE, Channel, Gone
 from rewards.sandbox.run import SandboxLimits, SandboxProcess, make_folder, read_control, started
 
 RENDER_SECONDS = 10.0  # for one conversation; usual ones take a thousandth of a second
-LIMITS = SandboxLimits(seconds=10**7, memory=2**30, processes=8)  # of the process, for a whole run
+TEMPLATE_LIMITS = SandboxLimits(
+    seconds=10**7, memory=2**30, processes=8
+)  # of the process, for a whole run
 IMPORT_SECONDS = 120.0  # the import of transformers on a busy machine
 
 
@@ -117,8 +119,8 @@ class _Renderer:
                     f"the chat template did not end within {RENDER_SECONDS:g} s and was stopped"
                 ) from error
             raise TemplateRefused(
-                f"the chat template ended its process (more than {LIMITS.memory >> 20} MB of "
-                f"memory, or {MAX_MESSAGE >> 20} MB of text)"
+                f"the chat template ended its process (more than {TEMPLATE_LIMITS.memory >> 20} MB "
+                f"of memory, or {MAX_MESSAGE >> 20} MB of text)"
             ) from error
         finally:
             timer.cancel()
@@ -135,7 +137,7 @@ class _Renderer:
         with theirs:
             folder = self.stack.enter_context(make_folder(""))
             null = subprocess.DEVNULL
-            begun = started("templates", folder, LIMITS, null, null, theirs)
+            begun = started("templates", folder, TEMPLATE_LIMITS, null, null, theirs)
             self.process = self.stack.enter_context(begun)
         read_control(self.process.reports, None, IMPORT_SECONDS)
         self.channel = Channel(ours.fileno())

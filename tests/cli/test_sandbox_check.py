@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from flowrl.cli import commands, sandbox_check
-from flowrl.cli.sandbox_check import Row, _Outside, print_table, try_all
+from flowrl.cli.sandbox_check import ProtectionRow, _Outside, print_table, try_all
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from rewards.checks import escapes
-from rewards.checks.escapes import ESCAPES, PROTECTIONS, program_of
+from rewards.checks.escapes import ESCAPES, PROTECTION_MEANINGS, program_of
 from tests.rewards.test_rewards_code import ISOLATED
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="they use calls of Linux")
@@ -50,7 +50,7 @@ def test_every_program_can_be_compiled_and_each_protection_is_tried() -> None:
     ) | {"port": 1, "outer": 1}  # fmt: skip
     for name, escape in ESCAPES.items():
         compile(program_of(escape, values), name, "exec")
-    assert {escape.protection for escape in ESCAPES.values()} == set(PROTECTIONS)
+    assert {escape.protection for escape in ESCAPES.values()} == set(PROTECTION_MEANINGS)
 
 
 @linux
@@ -60,7 +60,7 @@ def test_every_program_can_be_compiled_and_each_protection_is_tried() -> None:
 )  # fmt: skip
 def test_without_a_sandbox_a_program_succeeds(name, tmp_path, monkeypatch) -> None:
     """Otherwise it would be held by its own mistakes."""
-    monkeypatch.setattr(escapes, "SECONDS", 3)
+    monkeypatch.setattr(escapes, "ESCAPE_SECONDS", 3)
     said = tmp_path / "said"  # a file, since what it leaves behind would hold a pipe open
     with _Outside() as outside, open(said, "w") as file:
         code = program_of(ESCAPES[name], outside.values)
@@ -95,7 +95,7 @@ def test_a_whole_sandbox_holds(monkeypatch, capsys) -> None:
 def test_all_programs_are_held(capsys) -> None:
     assert commands.doctor(["--sandbox"]) == 0
     said = capsys.readouterr().out
-    assert said.count(" yes: held") == len(PROTECTIONS)
+    assert said.count(" yes: held") == len(PROTECTION_MEANINGS)
 
 
 def environment_with(tmp_path: Path, file: str, old: str, new: str) -> str:
@@ -166,7 +166,10 @@ def test_on_macos_what_only_linux_has_is_impossible(monkeypatch) -> None:
 
 
 def test_the_table_tells_what_got_through(capsys) -> None:
-    rows = [Row("end", 3, ["two forks: 2 processes were alive"]), Row("files", 2)]
+    rows = [
+        ProtectionRow("end", 3, ["two forks: 2 processes were alive"]),
+        ProtectionRow("files", 2),
+    ]
     print_table(rows)
     said = capsys.readouterr().out.splitlines()
     assert said[1].endswith("no: two forks: 2 processes were alive")

@@ -20,7 +20,7 @@ from flowrl.drill import faults
 from flowrl.drill.faults import Drill, faults_of
 from flowrl.drill.proxy import Proxy
 from flowrl.drill.same_end import differences
-from flowrl.drill.training import Program, begun
+from flowrl.drill.training import DrilledProgram, begun
 from tests.drill import stand_in
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals by files of processes")
@@ -46,7 +46,7 @@ def drill_of(tmp_path, monkeypatch):
         (run / "breaks").write_text(broken)
         (tmp_path / "copies").mkdir()
         drill = Drill(
-            Program(str(python), False, tmp_path / "state"), run, tmp_path / "copies", [],
+            DrilledProgram(str(python), False, tmp_path / "state"), run, tmp_path / "copies", [],
             2 + iterations, 6.0, random.Random(0), lambda folder: _copy(run, folder, 6, {}),
         )  # fmt: skip
         drill.train_unbroken()
@@ -60,7 +60,7 @@ def drill_of(tmp_path, monkeypatch):
 
 def fault(name: str):
     found = faults_of(
-        ("kills", "ends", "hangs", "fills", "cuts", "records"), Program("", True, Path())
+        ("kills", "ends", "hangs", "fills", "cuts", "records"), DrilledProgram("", True, Path())
     )
     return next(call for what, call in found if name in what)
 
@@ -104,7 +104,7 @@ def test_nothing_that_was_started_is_alive_afterwards(tmp_path):
     code = "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\nos.setsid()\ntime.sleep(60)"
     python.write_text(f"#!/bin/sh\n{sys.executable} -c '{code}' {tmp_path} &\nsleep 60\n")
     python.chmod(0o755)
-    program = Program(str(python), False, tmp_path / "state")
+    program = DrilledProgram(str(python), False, tmp_path / "state")
     with begun(program, [], tmp_path, tmp_path / "out") as training:
         training.until(lambda: len(alive(tmp_path)) >= 2, 10)
     assert not alive(tmp_path)

@@ -70,7 +70,7 @@ def test_limits_are_written_and_empty_groups_of_the_dead_are_removed(tmp_path):
     assert cgroup.make_group(group, settings, 2)
     read = {path.name: path.read_text() for path in Path(group).iterdir()}
     assert read == {
-        "memory.max": str(2**28 + 2**20 + cgroup.EXTRA), "memory.swap.max": "0",
+        "memory.max": str(2**28 + 2**20 + cgroup.KEEPER_BYTES), "memory.swap.max": "0",
         "memory.oom.group": "1", "pids.max": "18",
     }  # fmt: skip
     assert not cgroup.make_group(group, settings, 2), "it exists"
