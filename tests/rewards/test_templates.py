@@ -65,7 +65,7 @@ def test_a_template_that_does_not_end_is_ended(tokenizer, monkeypatch):
     ("{{ 1 // 0 }}", "division"),
     ("{% for %}", "Expected"),
     ("{{ messages.__class__.__mro__ }}", "unsafe"),
-    ("{{ ('x' * 9**9)[:1] }}", ""),
+    ("{{ ('x' * 9**10)[:1] }}", "MemoryError"),
 ])  # fmt: skip
 def test_a_template_that_raises_is_refused(template, said, tokenizer):
     tokenizer.chat_template = template
@@ -81,7 +81,8 @@ def test_a_killed_process_and_a_fork_begin_again(tokenizer):
     os.kill(process.process.pid, signal.SIGKILL)
     process.process.wait()
     with pytest.raises(TemplateRefused, match="ended its process"):
-        render_chat(tokenizer, TURNS)
+        while True:  # its keeper is gone; the kernel ends it a moment later
+            render_chat(tokenizer, TURNS)
     assert render_chat(tokenizer, TURNS) == wanted
     child = os.fork()
     if not child:
