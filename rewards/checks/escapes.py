@@ -3,7 +3,7 @@
 They are what `flowrl doctor --sandbox` runs on a user's own machine, where they may succeed. So
 each has a ceiling, below which it harms no host: it lives for ESCAPE_SECONDS at most, starts at
 most 40 processes, fills at most 256 MB of memory and 16 MB of files, and signals nobody unless it
-finds itself in a space of processes of its own. A program that gets out says so with `out(what)`; whether
+finds itself in a space of its own. A program that gets out says so with `out(what)`; whether
 something of it is alive, connected or written is for its caller to see.
 """
 

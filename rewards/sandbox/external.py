@@ -89,10 +89,15 @@ def configured() -> "External":
         raise ValueError(f"{file}: {error}") from error
     section = tree.get("sandbox")
     command = section.get("command") if isinstance(section, dict) else None
-    texts = isinstance(command, list) and command and all(isinstance(w, str) for w in command)
-    if not texts or set(tree) != {"sandbox"} or set(section or ()) != {"command"}:
+    words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
+    if (
+        not words
+        or words != command
+        or set(tree) != {"sandbox"}
+        or set(section or ()) != {"command"}
+    ):
         raise ValueError(f"{file}: write {example}, a list of words, and nothing else")
-    return External(tuple(command))
+    return External(tuple(words))
 
 
 @dataclass(frozen=True)

@@ -178,13 +178,14 @@ def _file(content: bytes) -> Iterator[IO[bytes]]:
 @contextmanager
 def make_folder(code: str) -> Iterator[str]:
     """A folder with the code in it. It is removed with its content, whatever its permissions."""
-    folder = tempfile.mkdtemp(prefix="flowrl-")
+    folder, owner = tempfile.mkdtemp(prefix="flowrl-"), os.getpid()
     try:
         path = Path(folder, "program.py")
         path.write_text(code, encoding="utf-8", errors="surrogatepass")
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def package_folders() -> list[str]:
@@ -256,15 +257,17 @@ def started(
     os.close(control)
     os.close(lifeline)
     keeper = SandboxProcess(process, held, reports)
+    owner = os.getpid()
     try:
         yield keeper
     finally:
-        keeper.end()
-        os.close(held)
-        keeper.wait()
-        os.close(reports)
-        if settings["group"] is not None:  # of a keeper that was killed itself
-            end_group(settings["group"])
+        if os.getpid() == owner:  # a fork that drops its copy of this ends nothing
+            keeper.end()
+            os.close(held)
+            keeper.wait()
+            os.close(reports)
+            if settings["group"] is not None:  # of a keeper that was killed itself
+                end_group(settings["group"])
 
 
 @functools.cache
