@@ -113,6 +113,10 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
     """
     parameters = _parameters(name, want)
     place = f"reward {name!r}"
+    refused = vars(_found(name)[0]).get("REFUSED_SETTINGS", {})
+    for setting in settings:
+        if setting in refused and setting not in parameters:
+            raise ValueError(f"{place}: {setting}: {refused[setting]}")
     _check_names(place, parameters, settings)
     for setting, inner in settings.items():
         annotation = parameters[setting].annotation

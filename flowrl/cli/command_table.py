@@ -128,10 +128,17 @@ COMMANDS = {
     ),
     "doctor": Command(
         "flowrl.cli.commands:doctor",
-        "[--device cuda]",
-        "check Python, versions, extras, the hub's cache and launchers, or test a device",
+        "[RUN] [--device cuda] [--sandbox]",
+        "check versions, extras, the hub's cache and launchers; test a device or the sandbox",
         "flowrl doctor --device cuda",
         "flowrl.cli.doctor:Doctor",
+    ),
+    "drill": Command(
+        "flowrl.cli.commands:drill",
+        "RUN [--only kills fills]",
+        "kill, hang, fill and cut copies of a run, and compare their ends",
+        "flowrl drill runs/demo-0001 --yes",
+        "flowrl.cli.drill:DrillArguments",
     ),
     "path": Command(
         "flowrl.cli.app:path_command",

@@ -286,7 +286,7 @@ def new(arguments: list[str]) -> int:
 
 
 def doctor(arguments: list[str]) -> int:
-    """`doctor` or `doctor RUN`."""
+    """`doctor`, `doctor RUN` or `doctor --sandbox`."""
     from flowrl.cli.doctor import Doctor, print_findings
 
     given = parse_arguments(Doctor, arguments, "doctor")
@@ -294,6 +294,12 @@ def doctor(arguments: list[str]) -> int:
         from flowrl.cli.rights import print_rights
 
         return print_rights(given.folder)
+    if given.sandbox:
+        from flowrl.cli.sandbox_check import check_sandbox
+
+        return check_sandbox(given.program, given.isolation)
+    if given.program is not None:
+        raise UserError("doctor: --program needs --sandbox")
     quiet()
     if given.device is not None:
         check_torchvision()
@@ -303,6 +309,14 @@ def doctor(arguments: list[str]) -> int:
     if given.run is not None:
         raise UserError("doctor: --run needs --device")
     return print_findings()
+
+
+def drill(arguments: list[str]) -> int:
+    """`drill RUN`."""
+    from flowrl.cli.drill import DrillArguments, drill_run
+
+    words = [word for word in arguments if not grants(word)]
+    return drill_run(parse_arguments(DrillArguments, words, "drill"), trust_of(arguments))
 
 
 def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -76,6 +76,14 @@ class Doctor:
     a table. Exit code 1 if a check has failed, 2 if the device is missing."""
     run: str | None = None
     """With --device: a run to use in place of the demo, by its file or name."""
+    sandbox: bool = False
+    """Try the sandbox of the reward code_tests instead: programs that try to leave it run on this
+    machine, each with a ceiling, below which it harms no host. A table says what held. Exit code 1
+    if something did not, or if `isolation: full` would refuse to start here."""
+    isolation: Literal["full", "external"] = "full"
+    """With --sandbox: flowrl's own sandbox, or the external one of your configuration."""
+    program: str | None = None
+    """With --sandbox: the Python of another environment, whose sandbox is tried."""
 
 
 def findings() -> Iterator[Finding]:
@@ -228,7 +236,8 @@ def _compiler() -> Finding:
 
 def _sandbox() -> Finding:
     if platform.system() == "Linux":
-        return Finding("ok", "sandbox", "Linux, for the reward code_tests")
+        how = "Linux, for the reward code_tests; `flowrl doctor --sandbox` tries each protection"
+        return Finding("ok", "sandbox", how)
     less = "the reward code_tests isolates programs less strictly than on Linux"
     return Finding("note", "sandbox", less)
 

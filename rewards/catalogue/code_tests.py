@@ -16,8 +16,10 @@ Programs run as Python's scripts do, in separate processes with limits on time, 
 files and output, without the run's environment variables, without network, and with read-only
 access to the interpreter's files alone. That needs Linux with user namespaces (or root).
 `isolation: full` refuses to start elsewhere; `isolation: best` warns, and then a program can read
-the run's files, including its own tests, and native code in it can write them. A program can always
-use all the time and memory that it is allowed. Nothing of it is alive once its score is there.
+the run's files, including its own tests, and native code in it can write them. `isolation:
+external` runs programs and tests behind a command of the user's configuration
+(`rewards.sandbox.external`). A program can always use all the time and memory that it is allowed.
+Nothing of it is alive once its score is there. `flowrl doctor --sandbox` tries all this.
 
 A program can neither print nor guess its verdict: expected outputs never enter its process. Python
 tests run in a second process, which calls the program's functions. Arguments are copied and results
@@ -50,15 +52,23 @@ from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
 from rewards.rights import Right, TestColumn, WholeIsolation, need
 from rewards.sandbox import run
-from rewards.sandbox.run import SandboxLimits
+from rewards.sandbox.external import configuration_file, configured
+from rewards.sandbox.run import Sandbox, SandboxLimits
 from rewards.types import Inline, Reward, Samples, cell
 
-ESCAPES = {
+LOST_PROTECTIONS = {
     "network": "it could reach the network",
     "files": "it could read and write files",
     "processes": "it could start any number of processes",
     "memory": "its processes together could exceed the memory limit",
 }
+Isolation = Literal["best", "full", "external"]
+# the command would run as the user, so a run's file cannot name it
+REFUSED_SETTINGS = dict.fromkeys(
+    ("command", "external", "sandbox"),
+    f"an external sandbox is named in your own configuration ({configuration_file()}), never in a "
+    "run's file; here write isolation: external",
+)
 COUNTED = ("late", "without_code", "unjudged")
 AUDIT_SECONDS = 20.0  # for trying the tests of all rows on programs that solve nothing
 SHOWN_ROWS = 5  # rows that a warning names
@@ -92,6 +102,7 @@ class CodeTests:
     columns: TestColumns
     limits: SandboxLimits
     parallel: int
+    sandbox: Sandbox = run
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -127,7 +138,7 @@ class CodeTests:
         """Whether each test passes, and what kept the judge from a verdict on some."""
         if tests.pairs:
             return self._pairs(code, tests), []
-        passed, late, limits = run.run_tests(code, tests.python, self.limits)
+        passed, late, limits = self.sandbox.run_tests(code, tests.python, self.limits)
         if late:
             self._count("late")
         return passed, list(limits.values())
@@ -135,7 +146,7 @@ class CodeTests:
     def _pairs(self, code: str, tests: Tests) -> list[bool]:
         passed = []
         for given, wanted in tests.pairs:
-            outcome = run.run_program(code, given, self.limits)
+            outcome = self.sandbox.run_program(code, given, self.limits)
             if outcome.code is None:
                 self._count("late")
             passed.append(outcome.code == 0 and _lines(outcome.output) == _lines(wanted))
@@ -190,7 +201,7 @@ class CodeTests:
         weak = {row: how for row, one in enumerate(tests) if one and (how := _idle_pairs(one))}
         rows = [row for row, one in enumerate(tests) if one and one.python]
         python = [tests[row].python for row in rows]  # type: ignore[union-attr]
-        verdicts = run.weak_rows(python, AUDIT_SECONDS, self.limits) if rows else []
+        verdicts = self.sandbox.weak_rows(python, AUDIT_SECONDS, self.limits) if rows else []
         weak |= {row: how for row, how in zip(rows, verdicts, strict=False) if how}
         if len(verdicts) < len(rows):
             warnings.warn(
@@ -271,24 +282,30 @@ def _idle_pairs(tests: Tests) -> str | None:
     return "prints its input" if same else None
 
 
-def start_sandbox(limits: SandboxLimits, isolation: Literal["best", "full"]) -> None:
+def start_sandbox(limits: SandboxLimits, isolation: Isolation) -> Sandbox:
     """Start a test process. Raises ValueError, or warns, if protections are missing."""
     if os.name != "posix":
         raise ValueError("code_tests needs a POSIX system, which can limit processes")
+    if isolation == "external":
+        external = configured()
+        external.check()
+        return external
     missing = run.run_program("", "", limits).missing
     if not missing:
-        return
-    holes = "; ".join(ESCAPES[name] for name in missing)
+        return run
+    holes = "; ".join(LOST_PROTECTIONS[name] for name in missing)
     if isolation == "full":
         raise ValueError(
             f"code_tests: this system cannot fully isolate a program ({holes}): permit user "
-            "namespaces, run as root, or accept the risk with isolation: best"
+            "namespaces, run as root, use isolation: external, or accept the risk with isolation: "
+            "best; `flowrl doctor --sandbox` shows each protection"
         )
     warnings.warn(
         "code_tests: this system cannot fully isolate a program, and a malicious program can "
         f"exploit that: {holes}",
         stacklevel=3,
     )
+    return run
 
 
 def load(
@@ -299,7 +316,7 @@ def load(
     processes: int = 32,
     output: int = 4,
     parallel: int = 4,
-    isolation: Annotated[Literal["best", "full"], WholeIsolation] = "full",
+    isolation: Annotated[Isolation, WholeIsolation] = "full",
 ) -> Reward:
     """kind       the share of tests passed, or 1 only for all of them
     seconds    wall-clock time for all Python tests of a sample, or for one input; after a test that
@@ -310,7 +327,8 @@ def load(
     parallel   number of programs at the same time; with more programs than cores, they run out of
                time
     isolation  full: refuse to start where programs cannot be isolated; best: warn, and accept that
-               a program may read the run's files, its tests among them
+               a program may read the run's files, its tests among them; external: programs and
+               tests run behind the command of the user's configuration, which isolates them
     """
     small = min(seconds, memory / 64, processes, output, parallel)
     if small <= 0 or memory < 64:
@@ -323,5 +341,4 @@ def load(
     need(Right.CODE, tests, f"code_tests, which runs the tests of the column {tests},")
     if isolation != "full":
         need(Right.CODE, isolation, f"code_tests, isolation: {isolation}")
-    start_sandbox(limits, isolation)
-    return CodeTests(kind, columns, limits, parallel)
+    return CodeTests(kind, columns, limits, parallel, start_sandbox(limits, isolation))

@@ -98,15 +98,8 @@ class ProcessReward:
             ids = list(self.tokenizer(prompt).input_ids)
         else:
             turn = [{"role": "user", "content": prompt}]
-            ids = list(
-                templated(
-                    self.tokenizer,
-                    turn,
-                    tokenize=True,
-                    add_generation_prompt=True,
-                    return_dict=True,
-                )["input_ids"]
-            )
+            text = templated(self.tokenizer, turn, add_generation_prompt=True)
+            ids = list(self.tokenizer(text, add_special_tokens=False).input_ids)
         places: list[int] = []
         for step in steps:
             ids += [*self.tokenizer(step, add_special_tokens=False).input_ids, *self.mark]

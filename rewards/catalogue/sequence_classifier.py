@@ -58,7 +58,8 @@ class SequenceClassifier:
         else:
             pairs = zip(("user", "assistant"), (prompt, text), strict=True)
             turns = [{"role": role, "content": content} for role, content in pairs]
-            given = templated(self.tokenizer, turns, tokenize=True, return_dict=True)
+            written = templated(self.tokenizer, turns)
+            given = self.tokenizer(written, add_special_tokens=False)
         row = {k: list(v) for k, v in given.items() if k in ("input_ids", "token_type_ids")}
         length = len(row["input_ids"])
         if self.most is not None and length > self.most:

@@ -58,7 +58,6 @@ class YesNo:
             self.processor,
             [{"role": "user", "content": parts}],
             add_generation_prompt=True,
-            tokenize=False,
         )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rewards.sandbox.templates import TemplateLate, TemplateRefused, render_chat
+
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 _PROBE = " \n a text\n "  # that a chat template must keep as it is
 
@@ -29,9 +31,7 @@ def chat_frame(who: str, base: str, tokenizer: Any) -> tuple[str, str]:
         )
     parts = [{"type": "image"}, {"type": "video"}, {"type": "text", "text": _PROBE}]
     turns = [{"role": "user", "content": parts}]
-    found = templated(
-        tokenizer, turns, chat_template=template, tokenize=False, add_generation_prompt=True
-    )
+    found = templated(tokenizer, turns, chat_template=template, add_generation_prompt=True)
     before, there, after = found.partition(vision_block(IMAGE) + vision_block(VIDEO) + _PROBE)
     if not there:
         raise ValueError(
@@ -41,13 +41,13 @@ def chat_frame(who: str, base: str, tokenizer: Any) -> tuple[str, str]:
     return before, after
 
 
-def templated(templates: Any, turns: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+def templated(templates: Any, turns: Sequence[Mapping[str, Any]], **options: Any) -> str:
     """Write turns in the chat template of a tokenizer or processor. ValueError, with its name,
-    whatever the template raises."""
+    whatever the template raises, and if it does not end."""
     try:
-        return templates.apply_chat_template(turns, **options)
-    except Exception as error:  # the model's own template, which may raise anything
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return render_chat(templates, turns, **options)
+    except (TemplateRefused, TemplateLate) as error:
+        why = " ".join(str(error).split())[:200]
         raise ValueError(
             f"the chat template of {_name_of(templates)} cannot write a turn ({why}): use a "
             "model with another template"

@@ -4,6 +4,7 @@ program  runs the code of the file `program.py` as a script
 serve    runs it, then answers the requests of the judge's process
 judge    runs tests, read from standard input, and writes their verdicts
 audit    runs the tests of many rows against programs that solve nothing
+templates  renders chat templates as it is asked to: `templates`
 
 Before any code runs, a process writes the missing protections to the file `control`; the judge and
 the audit also write their results there.
@@ -21,6 +22,7 @@ from confine import confine
 
 # a completion may have modules of these names
 OWN_MODULES = (
+    "cgroup",
     "channel",
     "confine",
     "judge",
@@ -28,6 +30,7 @@ OWN_MODULES = (
     "program",
     "remote",
     "syscalls",
+    "template_worker",
     "values",
     "weak_tests",
 )
@@ -97,6 +100,19 @@ def _audit(settings: dict[str, Any]) -> Callable[[list[list[str]]], None]:
     return work
 
 
+def _templates(settings: dict[str, Any]) -> Callable[[bytes], None]:
+    from template_worker import serve_templates
+
+    sys.path += settings["paths"]  # what renders is imported before anything is confined
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def work(_: bytes) -> None:
+        os.close(settings["control"])
+        serve_templates(Channel(*settings["channel"]), render_jinja_template)
+
+    return work
+
+
 def _writer(settings: dict[str, Any]) -> Callable[[str], None]:
     def write(text: str) -> None:
         os.write(settings["control"], text.encode())
@@ -104,7 +120,13 @@ def _writer(settings: dict[str, Any]) -> Callable[[str], None]:
     return write
 
 
-ROLES = {"program": _program, "serve": _serve, "judge": _judge, "audit": _audit}
+ROLES = {
+    "program": _program,
+    "serve": _serve,
+    "judge": _judge,
+    "audit": _audit,
+    "templates": _templates,
+}
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Messages between two processes: JSON, each after its length in 4 bytes, over one open file."""
+"""Messages between two processes: JSON, each after its length in 4 bytes."""
 
 import json
 import os
@@ -18,10 +18,11 @@ class Connection(Protocol):
 
 
 class Channel:
-    """A connection over a file object for reading and writing, such as one end of a socket pair."""
+    """A connection over an open file, such as one end of a socket pair, or over one for reading and
+    another for writing."""
 
-    def __init__(self, file: int) -> None:
-        self.file = file
+    def __init__(self, file: int, out: int | None = None) -> None:
+        self.file, self.out = file, file if out is None else out
 
     def send(self, message: Any) -> None:
         body = json.dumps(message).encode()
@@ -30,7 +31,7 @@ class Channel:
         left = memoryview(len(body).to_bytes(4, "little") + body)
         while left:
             try:
-                left = left[os.write(self.file, left) :]
+                left = left[os.write(self.out, left) :]
             except OSError as error:
                 raise Gone from error
 

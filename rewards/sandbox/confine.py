@@ -3,18 +3,22 @@
 On Linux, where user namespaces are permitted (or as root): no network, no view of other processes,
 and a read-only file system with only the interpreter and the system's libraries. The code is not
 process 1 of its namespace: that one is ours, and with its end the kernel ends all others there.
-Memory is limited per process by address space, and in total by a watcher outside that ends them;
-without a watcher, only one process is allowed. Elsewhere a system-call filter (Linux) and a Python
-audit hook refuse what they can: files can then be read, and native code can write them.
+Memory is limited per process by address space, and in total by a control group where one is
+delegated, elsewhere by a watcher outside that ends them; without either, only one process is
+allowed. Elsewhere a system-call filter (Linux) and a Python audit hook refuse what they can: files
+can then be read, and native code can write them.
 """
 
 import ctypes
+import functools
 import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
+from cgroup import end_group, enter_group, make_group
 from keeper import keep_program, reap
 from syscalls import filter_calls
 
@@ -32,6 +36,7 @@ LINKS = {
 PROTECTIONS = ["network", "files", "processes", "memory"]
 MOST_FILES = 8192  # files and folders that may exist at the same time, empty ones too
 MOST_PENDING = 256  # signals that wait and timers, of all processes together
+NOBODY = 65534
 KEEPERS = 2  # processes of ours that are counted as the user's
 
 
@@ -46,6 +51,9 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     alone = linux and _enter_namespaces(libc)
     if linux:
         libc.prctl(DUMPABLE, 0, 0, 0, 0)  # others of this user may not look into our memory
+    group = settings["group"] if alone else None
+    if group is not None and not make_group(group, settings, KEEPERS):
+        group = settings["group"] = None
     ready, report = os.pipe()
     kept, held = os.pipe()
     child = os.fork()  # a new space of processes begins with it
@@ -53,12 +61,16 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
         for file in (*close, report, kept):
             os.close(file)
         keep_program(child, ready, settings)
+    if group is not None and not enter_group(group):
+        end_group(group)
+        group = None
     for file in (ready, held, settings["lifeline"]):
         os.close(file)
     missing, watched = list(PROTECTIONS), False
     if alone:
         libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-        missing, watched = _first(libc, settings, [*close, settings["control"]], kept, report)
+        files = [*close, settings["control"]]
+        missing, watched = _first(libc, settings, files, kept, report, group is not None)
     else:
         os.write(report, b"0")
     os.close(report)
@@ -81,16 +93,18 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
 
 
 def _first(
-    libc: Any, settings: dict[str, Any], close: list[int], kept: int, report: int
+    libc: Any, settings: dict[str, Any], close: list[int], kept: int, report: int, grouped: bool
 ) -> tuple[list[str], bool]:
     """Become process 1, and continue in a child of it: the missing protections there, and whether
-    the keeper limits the total memory."""
+    the total memory is limited, by its control group or by the keeper."""
     missing, watched = [], False
     try:
         watched = _own_root(libc, settings)
     except OSError:
         missing = ["files"]
-    os.write(report, b"1" if watched else b"0")
+    # a group counts memory by itself; the keeper looks at it only without one
+    os.write(report, b"1" if watched and not grouped else b"0")
+    watched = watched or grouped
     os.setsid()  # a signal to the code's own group would reach the keeper
     program = os.fork()
     if program:
@@ -105,11 +119,21 @@ def _first(
 
 
 def _enter_namespaces(libc: Any) -> bool:
-    """Enter new namespaces, including a user namespace if not root. False if they are not
-    permitted."""
+    """Enter new namespaces, including a user namespace if not root, or a root without other users.
+    False if they are not permitted."""
     flags = sum(SPACES.values())
-    if os.geteuid() == 0 and libc.unshare(flags) == 0:
-        return True
+    if os.geteuid() == 0:
+        others = _other_users()
+        if others and libc.unshare(flags) == 0:
+            return True
+        # a root without capabilities cannot name itself in a namespace of its own
+        if not others and not _tried(lambda: _own_users(libc, 0)):
+            return libc.unshare(flags) == 0
+    return _own_users(libc, flags)
+
+
+def _own_users(libc: Any, flags: int) -> bool:
+    """Enter a namespace of users with this one alone, and others. OSError if it cannot be named."""
     uid, gid = os.geteuid(), os.getegid()
     if libc.unshare(flags | USERS) != 0:
         return False
@@ -183,7 +207,9 @@ def _own_user() -> bool:
     """Change from root to an unused user, whose processes can be counted. False if impossible."""
     if os.geteuid() != 0:
         return True  # counted by the namespace of users
-    for uid in (1_000_000_000 + os.getppid() + os.getpid() + _nonce(), 65534):
+    if not _other_users():
+        return _counted()
+    for uid in (1_000_000_000 + os.getppid() + os.getpid() + _nonce(), NOBODY):
         try:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
@@ -192,6 +218,40 @@ def _own_user() -> bool:
             continue
         return True
     return False
+
+
+@functools.cache  # asked first where /proc is there
+def _other_users() -> bool:
+    """Whether this namespace has an unused user to change to. In bubblewrap and in containers
+    without root, root may be the only one."""
+    with open("/proc/self/uid_map") as file:
+        ranges = [[int(word) for word in line.split()] for line in file]
+    return any(first <= NOBODY < first + count for first, _, count in ranges)
+
+
+def _counted() -> bool:
+    """Whether a limit on processes holds for this root, which is true unless it is the host's."""
+
+    def refused() -> bool:
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+        try:
+            os.fork()
+        except OSError:
+            return True
+        return False
+
+    return _tried(refused)
+
+
+def _tried(what: Callable[[], bool]) -> bool:
+    """The result of an attempt in a process of its own. False if it raises OSError."""
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(0 if what() else 1)
+        except OSError:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def _nonce() -> int:

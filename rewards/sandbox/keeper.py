@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from cgroup import end_group
+
 WATCH_SECONDS = 0.02  # between two looks at the memory of all processes
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -36,6 +38,8 @@ def keep_program(child: int, ready: int, settings: dict[str, Any]) -> NoReturn:
     if ended is None:
         os.kill(child, signal.SIGKILL)  # nobody has waited for it, so the number is still its own
         ended = os.waitpid(child, 0)[1]
+    if settings["group"] is not None:
+        end_group(settings["group"])
     _leave(ended)
 
 

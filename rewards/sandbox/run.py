@@ -1,5 +1,6 @@
 """Start a sandboxed process, wait no longer than allowed, and read its results."""
 
+import functools
 import json
 import os
 import secrets
@@ -17,7 +18,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
+
+from rewards.sandbox.cgroup import delegated_folder, end_group, group_name
 
 SANDBOX_FOLDER = Path(__file__).parent
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")  # by name, as pip and Debian call them
@@ -61,14 +64,14 @@ def run_program(code: str, given: str, limits: SandboxLimits) -> ProgramResult:
     """Run a script on standard input."""
     with ExitStack() as stack:
         enter = stack.enter_context
-        folder = enter(_folder(code))
+        folder = enter(make_folder(code))
         stdin = enter(_file(given.encode("utf-8", "surrogatepass")))
         stdout = enter(_file(b""))
         # the program, another user, may open them by their names in /dev as well
         os.fchmod(stdin.fileno(), 0o444)
         os.fchmod(stdout.fileno(), 0o666)
-        program = enter(_started("program", folder, limits, stdin, stdout))
-        missing, _, ended = _read_control(program.reports, limits.seconds)
+        program = enter(started("program", folder, limits, stdin, stdout))
+        missing, _, ended = read_control(program.reports, limits.seconds)
         status = program.process.wait() if ended else None
         stdout.seek(0)
         output = stdout.read(limits.written).decode("utf-8", "replace")
@@ -93,22 +96,28 @@ def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> TestsRu
         enter = stack.enter_context
         enter(ours)
         enter(theirs)
-        folders = enter(_folder(code)), enter(_folder(""))
+        folders = enter(make_folder(code)), enter(make_folder(""))
         null = subprocess.DEVNULL
         word = secrets.token_hex(16)
         questions = enter(_file(json.dumps([word, *tests]).encode()))
-        program = enter(_started("serve", folders[0], limits, null, null, theirs))
-        judge = enter(_started("judge", folders[1], limits, questions, null, ours))
+        program = enter(started("serve", folders[0], limits, null, null, theirs))
+        judge = enter(started("judge", folders[1], limits, questions, null, ours))
         ours.close()  # only the processes hold the ends, so each learns when the other has ended
         theirs.close()
-        _read_control(program.reports, None)
-        _, verdicts, ended = _read_control(judge.reports, limits.seconds)
+        read_control(program.reports, None)
+        # with the last verdict there the judge need not end by itself
+        _, verdicts, ended = read_control(judge.reports, limits.seconds, lines=len(tests))
         program.end()  # both at once
         judge.end()
-    given = _verdicts(verdicts, word, len(tests))
-    passed = [verdict is True for verdict in given] + [False] * (len(tests) - len(given))
-    why = {number: verdict for number, verdict in enumerate(given) if isinstance(verdict, str)}
+    passed, why = read_verdicts(verdicts, word, len(tests))
     return TestsRun(passed, not ended, why)
+
+
+def read_verdicts(written: bytes, word: str, tests: int) -> tuple[list[bool], dict[int, str]]:
+    """Whether each test passed, from what the judge wrote, and why it has no verdict on some."""
+    given = _verdicts(written, word, tests)
+    passed = [verdict is True for verdict in given] + [False] * (tests - len(given))
+    return passed, {number: why for number, why in enumerate(given) if isinstance(why, str)}
 
 
 def _verdicts(written: bytes, word: str, most: int) -> list[bool | str]:
@@ -138,11 +147,23 @@ def weak_rows(
     """
     limits = replace(limits, seconds=seconds + 1)
     with ExitStack() as stack:
-        folder = stack.enter_context(_folder(""))
+        folder = stack.enter_context(make_folder(""))
         stdin = stack.enter_context(_file(json.dumps([list(row) for row in rows]).encode()))
-        audit = stack.enter_context(_started("audit", folder, limits, stdin, subprocess.DEVNULL))
-        _, lines, _ = _read_control(audit.reports, limits.seconds)
+        audit = stack.enter_context(started("audit", folder, limits, stdin, subprocess.DEVNULL))
+        _, lines, _ = read_control(audit.reports, limits.seconds)
     return [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+class Sandbox(Protocol):
+    """Something that runs untrusted code: this module, or `external.External`."""
+
+    def run_program(self, code: str, given: str, limits: SandboxLimits) -> ProgramResult: ...
+
+    def run_tests(self, code: str, tests: Sequence[str], limits: SandboxLimits) -> TestsRun: ...
+
+    def weak_rows(
+        self, rows: Sequence[Sequence[str]], seconds: float, limits: SandboxLimits
+    ) -> list[str | None]: ...
 
 
 @contextmanager
@@ -155,15 +176,16 @@ def _file(content: bytes) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _folder(code: str) -> Iterator[str]:
+def make_folder(code: str) -> Iterator[str]:
     """A folder with the code in it. It is removed with its content, whatever its permissions."""
-    folder = tempfile.mkdtemp(prefix="flowrl-")
+    folder, owner = tempfile.mkdtemp(prefix="flowrl-"), os.getpid()
     try:
         path = Path(folder, "program.py")
         path.write_text(code, encoding="utf-8", errors="surrogatepass")
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def package_folders() -> list[str]:
@@ -211,7 +233,7 @@ class SandboxProcess:
 
 
 @contextmanager
-def _started(
+def started(
     role: str,
     folder: str,
     limits: SandboxLimits,
@@ -225,6 +247,7 @@ def _started(
     settings: dict[str, Any] = {**asdict(limits), "folder": folder, "control": control}
     settings |= {"lifeline": lifeline, "most_seconds": limits.seconds + 3 * START_SECONDS}
     settings["paths"] = package_folders()
+    settings["group"] = _new_group()
     settings["channel"] = [] if channel is None else [channel.fileno()]
     command = [sys.executable, "-I", "-S", str(SANDBOX_FOLDER), role, json.dumps(settings)]
     process = subprocess.Popen(
@@ -233,23 +256,42 @@ def _started(
     )  # fmt: skip
     os.close(control)
     os.close(lifeline)
-    started = SandboxProcess(process, held, reports)
+    keeper = SandboxProcess(process, held, reports)
+    owner = os.getpid()
     try:
-        yield started
+        yield keeper
     finally:
-        started.end()
-        os.close(held)
-        started.wait()
-        os.close(reports)
+        if os.getpid() == owner:  # a fork that drops its copy of this ends nothing
+            keeper.end()
+            os.close(held)
+            keeper.wait()
+            os.close(reports)
+            if settings["group"] is not None:  # of a keeper that was killed itself
+                end_group(settings["group"])
 
 
-def _read_control(control: int, seconds: float | None) -> tuple[tuple[str, ...], bytes, bool]:
+@functools.cache
+def _groups() -> str | None:
+    return delegated_folder() if sys.platform == "linux" else None
+
+
+def _new_group() -> str | None:
+    folder = _groups()
+    return None if folder is None else group_name(folder, secrets.token_hex(6))
+
+
+def read_control(
+    control: int,
+    seconds: float | None,
+    start: float = START_SECONDS,
+    lines: int | None = None,
+) -> tuple[tuple[str, ...], bytes, bool]:
     """Missing protections, the text that the process wrote within `seconds` afterwards, and whether
-    it ended.
+    it ended, or wrote so many lines. RuntimeError if it does not begin within `start` seconds.
 
     With None, wait only for the protections.
     """
-    text, until, begun = b"", time.monotonic() + START_SECONDS, False
+    text, until, begun = b"", time.monotonic() + start, False
     while (left := until - time.monotonic()) > 0:
         if not select.select([control], [], [], left)[0]:
             break
@@ -261,6 +303,8 @@ def _read_control(control: int, seconds: float | None) -> tuple[tuple[str, ...],
             if seconds is None:
                 break
             begun, until = True, time.monotonic() + seconds
+        if begun and lines is not None and text.count(b"\n") > lines:
+            return (*_split(text), True)
     return (*_split(text), False)
 
 

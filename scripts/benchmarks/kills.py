@@ -10,7 +10,8 @@ same bits), one that is free but said (one line names it; the end is that of a c
 resumed without kills), and one that never changes (exit code 2, one sentence, no file touched; once
 set back, the run goes on). Weights, averages, optimizer states, the best weights and all metrics
 but seconds are compared to the bit. Processes are forked from one that has imported everything;
-those of the case `launch` are started by `accelerate launch`.
+those of the case `launch` are started by `accelerate launch`. `flowrl drill RUN` does the same with
+a user's own run, in fewer trials; both compare ends with `flowrl.drill.same_end`.
 """
 
 import argparse
@@ -29,10 +30,11 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from flowrl.drill.same_end import differences, unfinished
 from flowrl.paths import PROJECT
 from flowrl.session.atomic import LOCK, damage, numbered_folders
 from tests.support import runs, text_runs, tiny_lm
-from tests.support.warm import Process, Warm, agree, small, unfinished
+from tests.support.warm import Process, Warm, small
 
 IMAGES: dict[str, dict[str, Any]] = {
     "flow_grpo": {"name": "flow_grpo", "steps": 2, "group": 2, "clip": 0.2},
@@ -220,12 +222,10 @@ class Trial:
         return copy if kind == "said" else wanted
 
     def agrees(self, folder: Path, wanted: Path) -> bool:
-        try:
-            agree(folder, wanted)
-        except (AssertionError, OSError, ValueError) as error:
-            self.wrong(f"{folder} differs from {wanted}: {error!r}")
-            return False
-        return True
+        found = differences(folder, wanted)
+        if found:
+            self.wrong(f"{folder} differs from {wanted}: {'; '.join(found)}")
+        return not found
 
     def errors(self) -> list[str]:
         """Sentences of errors, of all processes."""

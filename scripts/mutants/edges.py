@@ -19,7 +19,7 @@ ROWS = (
      '                continue\n            reason = line.endswith(b" 1")',
      f"{SANDBOX}::test_verdicts_end_with_the_first_line_of_another_form"),
     ("keeper-kills", "rewards/sandbox/keeper.py", "        os.kill(child, signal.SIGKILL)", "        os._exit(1)", ESCAPES),
-    ("keeper-waits", "rewards/sandbox/run.py", "        started.wait()\n", "        process.kill()\n", ESCAPES),
+    ("keeper-waits", "rewards/sandbox/run.py", "            keeper.wait()\n", "            process.kill()\n", ESCAPES),
     ("keeper-group", "rewards/sandbox/confine.py", "    os.setsid()  #", "    pass  #", ESCAPES),
     ("timers", "rewards/sandbox/confine.py", "        limits[resource.RLIMIT_SIGPENDING] = MOST_PENDING\n", "", ESCAPES),
     ("judge-pickles", "rewards/sandbox/judge.py", "    sys.addaudithook(_refuse_pickles)\n", "", FORGED),

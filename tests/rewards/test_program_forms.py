@@ -27,6 +27,16 @@ ALONE = {
     "a pool of processes",
     "lock",
 }
+BY_DEFAULT = (  # one of each kind; the others are slow
+    "exit",
+    "its own file",
+    "pickle",
+    "a pool of processes",
+    "/dev/stdin",
+    "subprocess",
+    "deep recursion in a thread",
+    "numpy",
+)
 FORMS = {
     'exit': """print(1)
 exit()""",
@@ -216,7 +226,10 @@ q=queue.Queue(); q.put(1); print(q.get(timeout=1))""",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in BY_DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in FORMS],
+)
 def test_a_right_program_passes_in_any_form(name):
     if name in ALONE and not ISOLATED:
         pytest.skip("no namespaces are permitted here")

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ import psutil
 import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
-from safetensors.torch import load_file
 
 from flowrl import cli
+from flowrl.drill.same_end import differences, unfinished
 from flowrl.paths import PROJECT
 from tests.support import process_runs, runs
 from tests.support.runs import environment, lines
+
+__all__ = ["Process", "Warm", "agree", "small", "together", "unfinished"]
 
 JOBS = "@jobs"  # the first word of a command that `process_runs` carries out
 
@@ -181,37 +183,13 @@ def small(pipeline: Path, folder: Path) -> dict:
     return tree
 
 
-def unfinished(folder: Path) -> Iterator[tuple[Path, int]]:
-    """What is half-written or half-removed at this moment: paths and their times of change."""
-    for end in ("**/.*.tmp", "**/.*.old", "*.tmp"):
-        for path in folder.glob(end):
-            with suppress(OSError):  # gone in between
-                yield path, path.stat().st_ino
-
-
 def agree(folder: Path, unbroken: Path, untimed: tuple[str, ...] = ("seconds",)) -> None:
     """Weights, raw and averaged, optimizer, best and every line but what begins with a word of
     `untimed` are the same."""
     names = [p.relative_to(unbroken) for p in unbroken.rglob("*.safetensors")]
-    exported = [name for name in names if name.parts[0] != "checkpoints"]
-    assert len(exported) >= 3
-    for name in exported:
-        found, wanted = (load_file(run / name) for run in (folder, unbroken))
-        assert found.keys() == wanted.keys()
-        assert all(torch.equal(found[key], wanted[key]) for key in wanted), name
-    last = max((unbroken / "checkpoints").iterdir()).name
-    for name in ("policies.safetensors", "optimizer.pt"):
-        found, wanted = (run / "checkpoints" / last / name for run in (folder, unbroken))
-        assert found.read_bytes() == wanted.read_bytes(), name
-    assert [p.name for p in (folder / "best").glob("[0-9]*")] == [
-        p.name for p in (unbroken / "best").glob("[0-9]*")
-    ]
-    kept = [
-        [{k: v for k, v in line.items() if not k.startswith(untimed)} for line in lines(run)]
-        for run in (folder, unbroken)
-    ]
-    assert [line["iteration"] for line in kept[0]] == list(range(len(kept[1])))
-    assert kept[0] == kept[1]
+    assert len([name for name in names if name.parts[0] != "checkpoints"]) >= 3
+    assert [line["iteration"] for line in lines(folder)] == list(range(len(lines(unbroken))))
+    assert not differences(folder, unbroken, untimed)
 
 
 def imports() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from flowrl.errors import UserError
 from flowrl.models.language.turns import turn_template
 from flowrl.prompts import Chat, has_images
+from rewards.sandbox.templates import TemplateLate, TemplateRefused, render_chat
 
 
 def chat_tokens(
@@ -20,8 +21,8 @@ def chat_tokens(
     if has_images(prompt):
         raise images_refused(prompt)
     turns = turn_template(tokenizer, template).messages(chat_turns(prompt, system))
-    found: Any = rendered(tokenizer, turns, prompt, template, tokenize=True, return_dict=True)
-    return found["input_ids"]
+    text = rendered(tokenizer, turns, prompt, template)
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def images_refused(prompt: str) -> UserError:
@@ -51,21 +52,14 @@ def rendered(
     turns: Sequence[Any],
     prompt: str,
     template: Mapping[str, Any],
-    *,
-    tokenize: bool,
-    return_dict: bool,
-) -> Any:
+) -> str:
     """Messages through the chat template of a tokenizer or processor. UserError if it refuses
     them."""
     try:
-        return templates.apply_chat_template(
-            turns,
-            add_generation_prompt=True,
-            tokenize=tokenize,
-            return_dict=return_dict,
-            **template,
-        )
-    except Exception as error:  # the model's own template, which may raise anything
+        return render_chat(templates, turns, add_generation_prompt=True, **template)
+    except TemplateLate as error:
+        raise UserError(f"{prompt_place(prompt)}: model.language: {error}") from error
+    except TemplateRefused as error:
         roles = ", ".join(turn["role"] for turn in turns)
         raise UserError(
             f"{prompt_place(prompt)}: the chat template of model.language rejects messages of "

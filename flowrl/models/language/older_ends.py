@@ -6,12 +6,12 @@ Older versions took the tokenizer's end for the end of a turn (`flowrl.models.la
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from flowrl.models.language.turns import ANSWERED, ASKED, TurnTemplate, turn_template
 from flowrl.settings.model.environment import EnvironmentSettings
 from flowrl.settings.model.model import ModelSettings
+from rewards.sandbox.templates import TemplateRefused
 
 OLDER = "the checkpoint is from an older version: "
 
@@ -68,7 +68,7 @@ def _given(tokenizer: Any, stop: Sequence[int]) -> list[int]:
 def _other_replies(turns: TurnTemplate, how: EnvironmentSettings, stop: Sequence[int]) -> bool:
     try:
         whole = turns.reply(ASKED[1], how.role, None)
-    except (TemplateError, TypeError):  # the start says so
+    except TemplateRefused:  # the start says so
         return False
     older = whole[1:] if whole[:1] and whole[0] in stop else whole
     return any(turns.reply(ASKED[1], how.role, last) != older for last in stop)

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
-
 from flowrl.errors import UserError
+from rewards.sandbox.templates import TemplateLate, TemplateRefused, render_chat
 
 ASKED = ("a question", "another one", "a last one")
 ANSWERED = ("an answer", "one more", "and the last")
@@ -58,11 +57,14 @@ class TurnTemplate:
 
     def text(self, turns: Sequence[_Said], opens: bool = False) -> str:
         """A conversation through the template. `opens`: with the start of the model's next turn.
-        TemplateError or TypeError from a template that refuses it."""
+        TemplateRefused from a template that refuses it; UserError from an endless one."""
         messages = [{"role": role, "content": text} for role, text in turns]
-        return self.tokenizer.apply_chat_template(
-            self.messages(messages), add_generation_prompt=opens, tokenize=False, **self.further
-        )
+        try:
+            return render_chat(
+                self.tokenizer, self.messages(messages), add_generation_prompt=opens, **self.further
+            )
+        except TemplateLate as error:
+            raise UserError(f"model.language: {error}: use a model with another one") from error
 
     def tried(self, turns: Sequence[_Said], opens: bool = False) -> str | None:
         """`text`, or None if there is no template or it refuses."""
@@ -70,7 +72,7 @@ class TurnTemplate:
             return None
         try:
             return self.text(turns, opens)
-        except (TemplateError, TypeError):
+        except TemplateRefused:
             return None
 
     def tokens(self, text: str) -> list[int]:
@@ -179,8 +181,8 @@ class TurnTemplate:
 
         last  the token that ended the turn; None: a stop text did
         said  the stop text
-        The template's end of a turn is left out only where the model has written it. TemplateError
-        from a template that refuses the role.
+        The template's end of a turn is left out only where the model has written it.
+        TemplateRefused from a template that refuses the role.
         """
         if self.tokenizer.chat_template is None:
             return self.tokens(text)

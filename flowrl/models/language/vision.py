@@ -106,9 +106,7 @@ class Vision:
         images = row_images(row, at)
         turns, shown = _placed(chat_turns(prompt, system), images, at)
         if self.processor.chat_template is not None:
-            text = rendered(
-                self.processor, turns, prompt, template, tokenize=False, return_dict=False
-            )
+            text = rendered(self.processor, turns, prompt, template)
         else:
             text = "".join(self._plain(part) for turn in turns for part in turn["content"])
         mark = self.processor.image_token

@@ -1,0 +1,283 @@
+"""`flowrl drill RUN`: kills, hangs, fills and cuts on copies of a run, and a page of them."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import yaml
+
+from flowrl.cli.other_python import interpreter
+from flowrl.drill.faults import EVERY, Drill, FaultKind, FaultOutcome, faults_of
+from flowrl.drill.proxy import Proxy
+from flowrl.drill.same_end import numbered_in, saved
+from flowrl.drill.training import DrilledProgram, Overdue
+from flowrl.errors import UserError
+from flowrl.pages.records import write_whole
+from flowrl.pages.stack import duration_text, from_template
+from flowrl.paths import new_numbered
+from flowrl.session.atomic import LOCK
+from flowrl.settings.command_line.arguments import Word
+from flowrl.settings.read import open_folder, rights_of
+from flowrl.settings.trust import Trust
+from rewards.rights import Right
+
+FAULT_KINDS: tuple[FaultKind, ...] = ("kills", "ends", "hangs", "fills", "cuts", "records")
+COPIES = 4  # of the run, that lie on the disk at the same time at most
+PAGE, NUMBERS = "drill.html", "drill.json"
+
+
+@dataclass
+class DrillArguments:
+    """Kill, hang, fill and cut copies of a run on this machine, and write a page: what was lost,
+    seconds without progress, and whether the end has the same bits. The run itself is only read.
+    Exit code 1 if something was not as the documentation promises. `--trust` and `--trust=RIGHTS`
+    are as in `train --resume`."""
+
+    folder: Word[Path]
+    """A run's folder, with a checkpoint. It should not be training now."""
+    only: tuple[FaultKind, ...] = FAULT_KINDS
+    """Kinds of faults to try."""
+    iterations: int = 4
+    """Iterations that each copy trains beyond the run's newest checkpoint."""
+    limit: float = 600.0
+    """Seconds within which a training must go on or end."""
+    processes: int = 1
+    """Processes of torchrun; 1: without a launcher."""
+    seed: int = 0
+    """Draws the moments of the faults."""
+    out: Path | None = None
+    """Folder of the page; by default runs/drill-0001 or the next number."""
+    program: str | None = None
+    """The Python of another environment, whose flowrl is drilled."""
+    yes: bool = False
+    """Begin without asking."""
+
+
+def drill_run(given: DrillArguments, trust: Trust) -> int:
+    """Run the drill. Returns 1 if something was not as promised. UserError for a run that cannot be
+    drilled."""
+    if given.iterations < 2 * EVERY or given.processes < 1 or given.limit <= 0:
+        raise UserError(
+            f"drill: --iterations must be at least {2 * EVERY}, --processes and --limit positive"
+        )
+    run = given.folder
+    opened = open_folder(run, trust)
+    first = saved(run)
+    if not first:
+        raise UserError(f"drill: {run} has no checkpoint to begin from: train it first")
+    needs, _ = rights_of(run)
+    words = ["--trust"] if opened.limits is None else _granted(opened.limits.granted)
+    addresses = sorted({need.value for need in needs if need.right == Right.NETWORK})
+    program = sys.executable if given.program is None else interpreter(given.program)
+    faults = faults_of(given.only, DrilledProgram(program, True, run, given.processes))
+    last = first + given.iterations
+    _say_first(given, faults, last, addresses)
+    if not given.yes:
+        _ask()
+    place = given.out or new_numbered(Path("runs"), "drill")
+    place.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        enter(_interrupted_by_sigterm())
+        copies = Path(enter(tempfile.TemporaryDirectory(prefix="copies-", dir=place)))
+        _check_space(run, copies)
+        proxies = {url: enter(proxy) for url, proxy in _proxies(addresses)}
+        drill = Drill(
+            DrilledProgram(program, given.program is None, copies / "state", given.processes),
+            run, copies, words, last, given.limit, random.Random(given.seed),
+            lambda folder: _copy(run, folder, last, proxies), [*proxies.values()],
+        )  # fmt: skip
+        return _drilled(drill, faults, place)
+
+
+def _granted(rights: Any) -> list[str]:
+    """The words that give copies the rights which the user's own folder has."""
+    return [f"--trust={','.join(sorted(rights))}"] if rights else []
+
+
+def _drilled(
+    drill: Drill,
+    faults: Sequence[tuple[str, Callable[[Drill], FaultOutcome]]],
+    place: Path,
+) -> int:
+    """Try all faults, and write the page also if the user stops it."""
+    began, outcomes, stopped = time.monotonic(), list[FaultOutcome](), False
+    try:
+        print("training an unbroken copy, with which all others are compared", flush=True)
+        try:
+            drill.train_unbroken()
+        except RuntimeError as error:
+            raise UserError(f"drill: {error}") from error
+        for what, fault in faults:
+            print(f"{what}: ", end="", flush=True)
+            try:
+                outcome = fault(drill)
+            except Overdue as error:
+                outcome = FaultOutcome(what)
+                outcome.wrong(f"before the fault: {error}")
+            outcomes.append(outcome)
+            shutil.copyfile(drill.output, place / f"output-{len(outcomes):02d}.txt")
+            print(_line(outcome), flush=True)
+    except KeyboardInterrupt:
+        stopped = True
+        print("\nstopped; everything that was started has ended", flush=True)
+    seconds = time.monotonic() - began
+    numbers = [asdict(outcome) for outcome in outcomes]
+    write_whole(place / NUMBERS, json.dumps(numbers, indent=1) + "\n")
+    write_whole(place / PAGE, drill_page(drill, outcomes, seconds, stopped, len(faults)))
+    print(f"page: {place / PAGE}")
+    if stopped:
+        return 128 + signal.SIGINT
+    return int(not all(outcome.right for outcome in outcomes))
+
+
+def drill_page(
+    drill: Drill, outcomes: Sequence[FaultOutcome], seconds: float, stopped: bool, planned: int
+) -> str:
+    """The page as HTML."""
+    tried = [each for each in outcomes if each.tried]
+    right = [each for each in tried if each.right]
+    equal = [each for each in tried if each.equal is not None]
+    sentences = [
+        f"{len(right)} of {len(tried)} faults ended as promised.",
+        f"{sum(bool(each.equal) for each in equal)} of {len(equal)} ends have the bits of the "
+        "unbroken run.",
+    ]
+    waits = [each.without for each in tried if each.without is not None]
+    if waits:
+        sentences.append(f"The longest time without progress was {duration_text(max(waits))}.")
+    sentences += [f"Not as promised: {each.fault}." for each in tried if not each.right]
+    if stopped:
+        sentences.append(f"Stopped after {len(outcomes)} of {planned} faults.")
+    about = (
+        f"Copies of {drill.run}, from checkpoint {saved(drill.run)} to iteration {drill.last}, "
+        f"{drill.program.processes} process{'es' if drill.program.processes > 1 else ''}, in "
+        f"{duration_text(seconds)}. A training starts in {duration_text(drill.start)}."
+    )
+    rows = [
+        [
+            each.fault, "impossible here" if not each.tried else "yes" if each.right else "no",
+            "" if each.lost is None else str(each.lost),
+            "" if each.without is None else f"{each.without:.1f}",
+            "" if each.equal is None else "yes" if each.equal else "no",
+        ]
+        for each in outcomes
+    ]  # fmt: skip
+    values = {
+        "title": f"Drill of {drill.run.name}", "heading": f"Drill of {drill.run.name}",
+        "chips": [f"{len(right)} of {len(tried)} as promised"], "sections": [],
+        "interactive": False, "about": about, "sentences": sentences, "rows": rows,
+        "seen": [(each.fault, each.notes) for each in outcomes if each.notes],
+    }  # fmt: skip
+    return str(from_template("drill.html", values))
+
+
+def _line(outcome: FaultOutcome) -> str:
+    if not outcome.tried:
+        return f"impossible here: {'; '.join(outcome.notes)}"
+    found = ["as promised" if outcome.right else "NOT as promised"]
+    if outcome.lost is not None:
+        found.append(f"{outcome.lost} iterations lost")
+    if outcome.without is not None:
+        found.append(f"{outcome.without:.1f} s without progress")
+    if outcome.equal is not None:
+        found.append("bits equal" if outcome.equal else "bits differ")
+    return ", ".join([*found, *outcome.notes])
+
+
+def _say_first(
+    given: DrillArguments, faults: Sequence[tuple[str, Any]], last: int, addresses: Sequence[str]
+) -> None:
+    print(f"The drill will copy {given.folder} and train the copies to iteration {last}:")
+    for what, _ in faults:
+        print(f"  {what}")
+    print(
+        "It signals only what it starts, fills at most a small tmpfs of its own, and cuts only its "
+        "own proxies. Trackers are off. The run itself is only read."
+    )
+    if addresses:
+        print(f"The copies ask the run's servers: {', '.join(addresses)}")
+
+
+def _ask() -> None:
+    if not sys.stdin.isatty():
+        raise UserError("drill: add --yes to begin without being asked")
+    if input("Begin? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UserError("drill: not begun")
+
+
+def _check_space(run: Path, place: Path) -> None:
+    size = sum(os.stat(path).st_blocks * 512 for path in run.rglob("*") if path.is_file())
+    free = shutil.disk_usage(place).free
+    if COPIES * size > free:
+        raise UserError(
+            f"drill: {COPIES} copies of {run} need {COPIES * size / 2**30:.1f} GiB, and "
+            f"{free / 2**30:.1f} GiB are free in {place}: choose another --out"
+        )
+
+
+def _proxies(addresses: Sequence[str]) -> Iterator[tuple[str, Proxy]]:
+    """A proxy for each http address. An https address stays, since its certificate names the
+    server."""
+    for address in addresses:
+        parts = urlsplit(address)
+        if parts.scheme == "http" and parts.hostname:
+            yield address, Proxy(parts.hostname, parts.port or 80)
+
+
+def _copy(run: Path, folder: Path, last: int, proxies: Mapping[str, Proxy]) -> None:
+    """A copy of a run with its newest checkpoint alone, the drill's end and its proxies."""
+    newest = numbered_in(run / "checkpoints")[-1].name
+
+    def ignored(place: str, names: list[str]) -> list[str]:
+        older = Path(place) == run / "checkpoints"
+        return [n for n in names if n == LOCK or n.endswith(".tmp") or (older and n != newest)]
+
+    shutil.copytree(run, folder, ignore=ignored)
+    file = folder / "run.yaml"
+    tree = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
+    tree["train"] = {**tree.get("train", {}), "iterations": last}
+    tree["checkpoint"] = {**tree.get("checkpoint", {}), "every": EVERY}
+    if "track" in tree:
+        tree["track"] = {k: v for k, v in tree["track"].items() if k != "with"}
+    urls = {address: _through(address, proxy) for address, proxy in proxies.items()}
+    text = yaml.safe_dump(_replaced(tree, urls), sort_keys=False, allow_unicode=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def _through(address: str, proxy: Proxy) -> str:
+    return urlunsplit(urlsplit(address)._replace(netloc=f"127.0.0.1:{proxy.port}"))
+
+
+def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(each, texts) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_replaced(each, texts) for each in value]
+    return texts.get(value, value) if isinstance(value, str) else value
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM and a closed terminal end the drill as Ctrl-C does: it cleans up."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    known = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in known.items():
+            signal.signal(number, handler)

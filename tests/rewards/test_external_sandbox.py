@@ -1,0 +1,136 @@
+"""`isolation: external`: the judge over the input and output of a command of the user's."""
+
+import os
+import shutil
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from rewards import load
+from rewards.load import check_reward
+from rewards.sandbox.external import CONFIGURATION_VARIABLE, External, configured
+from rewards.sandbox.run import ProgramResult, SandboxLimits
+from tests.rewards.test_rewards_code import PLAIN, block, of
+from tests.rewards.test_rewards_sandbox import FORGED
+
+PYTHON = External((sys.executable,))  # a command that isolates nothing
+SHORT = SandboxLimits(seconds=1.0, written=2**16)
+BWRAP = [
+    *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"),
+    *("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
+]
+
+
+def configure(tmp_path: Path, monkeypatch, text: str) -> Path:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    file.chmod(0o600)
+    monkeypatch.setenv(CONFIGURATION_VARIABLE, str(file))
+    return file
+
+
+def test_a_program_reads_its_input_and_its_code_comes_back() -> None:
+    assert PYTHON.run_program("print(input()[::-1])", "abc\n", SHORT) == ProgramResult(
+        0, "cba\n", ()
+    )
+    assert PYTHON.run_program("raise SystemExit(7)", "", SHORT).code == 7
+    long = "x" * 2**20  # more than a pipe holds, and read late
+    assert PYTHON.run_program("print(len(input()))", long, SHORT).output == "1048576\n"
+    assert PYTHON.run_program("print(1)", long, SHORT).output == "1\n"
+
+
+def test_time_and_output_are_bounded() -> None:
+    began = time.monotonic()
+    code = "print(1, flush=True)\nwhile 1: pass"
+    assert PYTHON.run_program(code, "", SHORT) == ProgramResult(None, "1\n", ())
+    found = PYTHON.run_program("while 1: print('x' * 9999)", "", SHORT)
+    assert len(found.output) == SHORT.written
+    assert time.monotonic() - began < 10
+
+
+def test_tests_are_judged_as_ever() -> None:
+    assert PYTHON.run_tests("def f(x): return x + 1", PLAIN, SHORT) == ([True] * 3, False, {})
+    slow = "import time\ndef f(x): return x + 1 if x == 2 else time.sleep(9)"
+    assert PYTHON.run_tests(slow, PLAIN, SHORT) == ([True, False, False], True, {})
+    gone = "import os\ndef f(x): return os._exit(0) if x < 0 else x + 1"
+    assert PYTHON.run_tests(gone, PLAIN, SHORT) == ([True, False, False], False, {})
+    rows = [["assert f(2) == 3"], ["assert f(2)"]]
+    assert PYTHON.weak_rows(rows, 5.0, SHORT) == [None, "returns True"]
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "answers for the channel" else pytest.param(n, marks=pytest.mark.slow)
+             for n in FORGED],
+)  # fmt: skip
+def test_a_verdict_cannot_be_forged(name) -> None:
+    assert PYTHON.run_tests(FORGED[name], PLAIN, SHORT).passed == [False] * 3
+
+
+def test_what_is_no_python_is_named(tmp_path, monkeypatch) -> None:
+    configure(tmp_path, monkeypatch, '[sandbox]\ncommand = ["/bin/false"]')
+    with pytest.raises(ValueError, match=r"`/bin/false` does not run a Python .* code 1"):
+        load("code_tests", isolation="external")
+    configure(tmp_path, monkeypatch, '[sandbox]\ncommand = ["/no/such"]')
+    with pytest.raises(ValueError, match="cannot be started"):
+        load("code_tests", isolation="external")
+
+
+def test_the_reward_runs_behind_the_configured_command(tmp_path, monkeypatch) -> None:
+    own = tmp_path / "mine"
+    own.write_text(f'#!/bin/sh\necho >> {tmp_path}/started\nexec {sys.executable} "$@"\n')
+    own.chmod(0o755)
+    configure(tmp_path, monkeypatch, f'[sandbox]\ncommand = ["{own}"]')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reward = load("code_tests", isolation="external")
+    media = [block("def f(x):\n    return x + 1"), block("def f(x):\n    return x")]
+    assert reward(of(media, PLAIN)).tolist() == [1, 0]
+    # one to try the command, and a program and a judge for each text
+    assert len((tmp_path / "started").read_text()) == 5
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "write .sandbox. command"),
+    ("[sandbox]", "write .sandbox. command"),
+    ('[sandbox]\ncommand = "bwrap python3"', "a list of words"),
+    ('[sandbox]\ncommand = ["a"]\nnetwork = true', "and nothing else"),
+    ('[sandbox]\ncommand = ["a"]\n[more]', "and nothing else"),
+    ("[sandbox", "config.toml"),
+])  # fmt: skip
+def test_a_configuration_of_another_form_is_refused(text, said, tmp_path, monkeypatch) -> None:
+    configure(tmp_path, monkeypatch, text)
+    with pytest.raises(ValueError, match=said):
+        configured()
+
+
+def test_a_configuration_that_others_may_write_is_refused(tmp_path, monkeypatch) -> None:
+    file = configure(tmp_path, monkeypatch, '[sandbox]\ncommand = ["a"]')
+    assert configured().command == ("a",)
+    file.chmod(0o620)
+    with pytest.raises(ValueError, match="others can write it"):
+        configured()
+    file.unlink()
+    with pytest.raises(ValueError, match="isolation: external needs"):
+        configured()
+
+
+@pytest.mark.parametrize("setting", ["command", "external", "sandbox"])
+def test_a_runs_file_names_no_command(setting) -> None:
+    with pytest.raises(ValueError, match="never in a run's file; here write isolation: external"):
+        check_reward("code_tests", {setting: ["sh", "-c", "id"]})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_in_bubblewrap() -> None:
+    inside = External((*BWRAP, os.path.realpath(sys.executable)))
+    inside.check()
+    assert inside.run_tests("def f(x): return x + 1", PLAIN, SHORT).passed == [True] * 3
+    code = (
+        "import socket\ntry: socket.create_connection(('1.1.1.1', 53), 1)\n"
+        "except OSError as error: print(error.errno)"
+    )
+    assert inside.run_program(code, "", SHORT).output == "101\n"  # no network is reachable
