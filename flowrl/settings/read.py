@@ -15,6 +15,7 @@ from flowrl.credit.proxies import named_rewards
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.settings.checks.gradients import check_gradients, check_own_gradients
+from flowrl.settings.checks.guidance import check_ratio_guidance
 from flowrl.settings.checks.machine import (
     check_bundles,
     check_hub,
@@ -292,6 +293,7 @@ def check_plan(run: Run) -> None:
     check_bundles(run, algorithm)
     check_start_samples(run, algorithm)
     check_gradients(run, algorithm)
+    check_ratio_guidance(run, algorithm)
 
 
 def _check_merging(run: Run, algorithm: Algorithm) -> None:
