@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
 from flowrl.losses.base import Derived, Entries, Objective
@@ -28,13 +29,23 @@ from flowrl.losses.reward import RewardGradient
 from flowrl.processes.sharding import local_shard
 from flowrl.session.learner import Learner
 from flowrl.session.record import Terminal
+from flowrl.settings.sections.budget import BudgetSettings
 from samplers.host import on_host
 
 SIGNAL = "signal"  # metric: the share of entries with an advantage other than 0
 STILL = 1e-6  # of the learning rate: Adam's first step is the rate, unless its epsilon is larger
+DETACHED = (
+    "no trained weight takes part in what the loss evaluates; choose other layers in "
+    "model.lora.targets, and leave torch.no_grad, detach and unused branches out of your own model"
+)
 SHOWN = 3  # names of modules in a sentence
 # a pair of low-rank matrices is one module: in the first step only B has a gradient
 _HALF = re.compile(r"\.(lora|hada|lokr)_\w+(\..*)?$|\.[^.]+$")
+
+
+def module_of(parameter: str) -> str:
+    """The module of a trained parameter; one for both matrices of an adapter."""
+    return _HALF.sub("", parameter)
 
 
 def compares_samples(loss: Objective) -> bool:
@@ -59,23 +70,29 @@ class Watch:
 
     taught  by chunk, the rows [b] that the loss has a gradient for
     signal  by chunk, the rows [b] whose samples differ
+    kept    by chunk, the rows [b] in the loss
     """
 
     names: list[str] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)
     taught: list[Tensor] = field(default_factory=list)
     signal: list[Tensor] = field(default_factory=list)
     steps: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # largest gradient, change
 
     def chunk(self, loss: Objective, rows: Rows, entries: Entries) -> None:
-        """Watch the rows of a call, before its backward pass."""
+        """Watch the rows of a call, before its backward pass. UserError if no trained weight takes
+        part in their evaluation."""
         kept = rows.mask.any(1)
         own = (rows.advantage.ne(0) & rows.mask).any(1) if compares_samples(loss) else kept
         place = len(self.taught)
         self.signal.append(own)
+        self.kept.append(kept)
         self.taught.append(torch.zeros_like(kept))
-        for part in entries.new or ():
-            if isinstance(part, Tensor) and part.requires_grad:
-                part.register_hook(partial(self._seen, place))
+        read = [part for part in entries.new or () if part is not None and part.requires_grad]
+        if entries.new is not None and not read:
+            raise UserError(f"the run cannot learn: {DETACHED}")
+        for part in read:
+            part.register_hook(partial(self._seen, place))
 
     def _seen(self, place: int, gradient: Tensor) -> None:
         some = gradient.detach().flatten(1).ne(0).any(1)
@@ -98,43 +115,47 @@ class Watch:
         largest = self._at(gradients, places).abs()
         before = self._at(parameters, places)
         yield
-        t, rate = learner.run.train, learner.optimizer.param_groups[0]["lr"]
+        group = learner.optimizer.param_groups[0]
+        decayed = before * (
+            1 - group["lr"] * group["weight_decay"]
+        )  # rounded as the optimizer does
         after = self._at(parameters, places)
-        moved = (after - (1 - rate * t.weight_decay) * before).abs()
-        self.steps.append((largest, torch.where(after == before, 0.0, moved)))
+        moved = torch.where(after == before, 0.0, (after - decayed).abs())
+        self.steps.append((largest.double(), moved.double()))
 
     @torch.no_grad()
     def _at(self, values: Mapping[str, Tensor], places: Sequence[Tensor]) -> Tensor:
         """One value of each parameter [p]."""
         parts = [
-            values[name].detach().flatten().index_select(0, at).double()
+            values[name].detach().flatten().index_select(0, at)
             for name, at in zip(self.names, places, strict=True)
         ]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        return torch.cat(parts) if parts else torch.zeros(0)
 
     def found(self) -> "Measured":
         """All numbers of this process."""
-        rows = [int(on_host(torch.cat(part)).sum()) for part in (self.signal, self.taught) if part]
-        signal, taught = rows if rows else (0, 0)
+        parts = (self.kept, self.signal, self.taught)
+        kept, signal, taught = (int(sum(int(on_host(row).sum()) for row in part)) for part in parts)
         modules = dict[str, tuple[float, float]]()
         if self.steps:
             parts = [torch.stack(part).amax(0) for part in zip(*self.steps, strict=True)]
             gradients, moves = torch.stack(parts).cpu().tolist()
             for name, gradient, move in zip(self.names, gradients, moves, strict=True):
-                module = _HALF.sub("", name)
+                module = module_of(name)
                 before = modules.get(module, (0.0, 0.0))
                 modules[module] = max(before[0], gradient), max(before[1], move)
-        return Measured(sum(map(len, self.taught)), signal, taught, modules)
+        return Measured(sum(map(len, self.taught)), kept, signal, taught, modules)
 
 
 class Measured(NamedTuple):
     """What an update did.
 
-    rows     in its calls, and how many of them have a `signal`, and a gradient of the loss
+    rows     in its calls, and how many of them are in the loss, have a signal, and a gradient
     modules  largest gradient after clipping, and largest change of a weight, by module
     """
 
     rows: int
+    kept: int
     signal: int
     taught: int
     modules: Mapping[str, tuple[float, float]]
@@ -147,8 +168,8 @@ class Measured(NamedTuple):
             for name, (gradient, move) in each.modules.items():
                 before = modules.get(name, (0.0, 0.0))
                 modules[name] = max(before[0], gradient), max(before[1], move)
-        rows, signal, taught = (sum(each[k] for each in every) for k in range(3))
-        return cls(rows, signal, taught, modules)
+        rows, kept, signal, taught = (sum(each[k] for each in every) for k in range(4))
+        return cls(rows, kept, signal, taught, modules)
 
     @property
     def reached(self) -> list[str]:
@@ -204,8 +225,8 @@ def said(learner: Learner, found: Measured, metrics: Mapping[str, float]) -> str
 
 def silence(found: Measured, metrics: Mapping[str, float]) -> str:
     """Why an iteration's data teaches nothing."""
-    if not found.rows:
-        return "the update had no rows"
+    if not found.kept:
+        return "the update had no rows in its loss"
     causes = [
         f"{metrics[name]:.0%} {what}"
         for name, what in (
@@ -221,12 +242,29 @@ def silence(found: Measured, metrics: Mapping[str, float]) -> str:
 def broken_links(learner: Learner, found: Measured, metrics: Mapping[str, float]) -> Iterator[str]:
     """The settings that keep an update from learning, with the way out: none for a healthy run and
     for silent data."""
+    if credit_is_zero(learner, found, metrics):
+        yield (
+            f"every group's samples score differently, and the credit of all {found.rows} rows is "
+            "0; check the scales, bounds and weights in recipe.advantage"
+        )
     if found.signal and not found.taught:
         yield broken_loss(learner, found, metrics)
     if found.taught and not found.reached:
         yield broken_model(learner, found)
     if found.reached and metrics["lr"] > 0 and found.moved <= STILL * metrics["lr"]:
         yield broken_step(learner, found, metrics)
+
+
+def credit_is_zero(learner: Learner, found: Measured, metrics: Mapping[str, float]) -> bool:
+    """Whether the recipe itself turns scores that differ into advantages of 0. Texts are left out,
+    whose credit may read successes, and so are trackers, which compare with earlier iterations."""
+    algorithm = learner.algorithm
+    differ = metrics.get("flat_groups", 1.0) == metrics.get("unscored_share", 1.0) == 0
+    whole = found.kept == found.rows > 0 and learner.run.budget == BudgetSettings()
+    plain = (
+        not algorithm.text and algorithm.tracker is NoTracker and compares_samples(algorithm.loss)
+    )
+    return differ and whole and plain and not found.signal and not found.taught
 
 
 def broken_loss(learner: Learner, found: Measured, metrics: Mapping[str, float]) -> str:

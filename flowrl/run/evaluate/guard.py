@@ -19,8 +19,8 @@ UNSCORED = (
 
 
 ONE_WINNER = (
-    "its answers fail to be read for one winner alone, which biases the scores; look at such an "
-    "answer (`flowrl score` shows it), and adjust the judge's template or how its answer is read"
+    "its answers fail to be read for one winner alone, which biases the scores; set the "
+    "judge's `log`, look at such an answer, and adjust its template or how the answer is read"
 )
 SILENT = {
     "flat_groups": "of the groups scored all samples the same",
