@@ -30,7 +30,6 @@ from flowrl.processes.sharding import local_shard
 from flowrl.session.learner import Learner
 from flowrl.session.record import Terminal
 from flowrl.settings.sections.budget import BudgetSettings
-from samplers.host import on_host
 
 SIGNAL = "signal"  # metric: the share of entries with an advantage other than 0
 STILL = 1e-6  # of the learning rate: Adam's first step is the rate, unless its epsilon is larger
@@ -73,7 +72,8 @@ class Watch:
     kept    by chunk, the rows [b] in the loss
     """
 
-    names: list[str] = field(default_factory=list)
+    every: list[str] = field(default_factory=list)  # trained parameters
+    names: list[str] = field(default_factory=list)  # those with a gradient, in the order of `steps`
     kept: list[Tensor] = field(default_factory=list)
     taught: list[Tensor] = field(default_factory=list)
     signal: list[Tensor] = field(default_factory=list)
@@ -110,15 +110,14 @@ class Watch:
             if p.grad is not None
         }
         gradients = {name: gradient for name, gradient in gradients.items() if gradient.numel()}
-        self.names = list(gradients)
+        self.every, self.names = list(learner.policies.parameters), list(gradients)
         places = [gradient.abs().argmax()[None] for gradient in gradients.values()]
         largest = self._at(gradients, places).abs()
         before = self._at(parameters, places)
         yield
         group = learner.optimizer.param_groups[0]
-        decayed = before * (
-            1 - group["lr"] * group["weight_decay"]
-        )  # rounded as the optimizer does
+        decay = 1 - group["lr"] * group["weight_decay"]
+        decayed = before * decay  # rounded as the optimizer does
         after = self._at(parameters, places)
         moved = torch.where(after == before, 0.0, (after - decayed).abs())
         self.steps.append((largest.double(), moved.double()))
@@ -134,17 +133,22 @@ class Watch:
 
     def found(self) -> "Measured":
         """All numbers of this process."""
-        parts = (self.kept, self.signal, self.taught)
-        kept, signal, taught = (int(sum(int(on_host(row).sum()) for row in part)) for part in parts)
-        modules = dict[str, tuple[float, float]]()
-        if self.steps:
-            parts = [torch.stack(part).amax(0) for part in zip(*self.steps, strict=True)]
-            gradients, moves = torch.stack(parts).cpu().tolist()
-            for name, gradient, move in zip(self.names, gradients, moves, strict=True):
-                module = module_of(name)
-                before = modules.get(module, (0.0, 0.0))
-                modules[module] = max(before[0], gradient), max(before[1], move)
-        return Measured(sum(map(len, self.taught)), kept, signal, taught, modules)
+        counts = [
+            torch.stack([rows.sum() for rows in part]).sum().double()
+            for part in (self.kept, self.signal, self.taught)
+            if part
+        ]
+        steps = [torch.stack(part).amax(0) for part in zip(*self.steps, strict=True)]
+        numbers = torch.cat([torch.stack(counts), *steps]).tolist() if counts else [0.0] * 3
+        (kept, signal, taught), rest = numbers[:3], numbers[3:]
+        modules = {module_of(name): (0.0, 0.0) for name in self.every}
+        gradients, moves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        for name, gradient, move in zip(self.names, gradients, moves, strict=True):
+            module = module_of(name)
+            before = modules[module]
+            modules[module] = max(before[0], gradient), max(before[1], move)
+        rows = sum(map(len, self.taught))
+        return Measured(rows, int(kept), int(signal), int(taught), modules)
 
 
 class Measured(NamedTuple):
@@ -201,7 +205,7 @@ class LearningCheck:
         if broken is not None:
             whose = f"{learner.name}: " if learner.name else ""
             raise UserError(f"{whose}the run cannot learn: {broken}")
-        if not found.signal:
+        if not found.signal and not found.taught:
             terminal.say(f"learning: {silence(found, metrics)}; the next iteration is judged")
             return
         self.done = True

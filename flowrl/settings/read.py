@@ -16,7 +16,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.settings.checks.gradients import check_gradients, check_own_gradients
 from flowrl.settings.checks.guidance import check_ratio_guidance
-from flowrl.settings.checks.learning import check_learning
+from flowrl.settings.checks.learning import check_learning, check_single_step
 from flowrl.settings.checks.machine import (
     check_bundles,
     check_hub,
@@ -296,6 +296,7 @@ def check_plan(run: Run) -> None:
     check_gradients(run, algorithm)
     check_ratio_guidance(run, algorithm)
     check_learning(run)
+    check_single_step(run)
 
 
 def _check_merging(run: Run, algorithm: Algorithm) -> None:

@@ -67,6 +67,13 @@ class Tiny(Points):
         return base + 1e-22 * (super().forward(x, sigma, encoded) - base)
 
 
+class Random(Points):
+    """Dropout that evaluation mode does not switch off."""
+
+    def forward(self, x: Tensor, sigma: Tensor, encoded: Tensor) -> Tensor:
+        return super().forward(x, sigma, encoded) + 0.3 * torch.randn_like(x)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Weightless(Surrogate):
     """A policy term with the weight 0."""

@@ -8,6 +8,20 @@ ROUNDED = 1e-7  # a weight of 1 in float32 rounds smaller changes away
 UNMOVED = 0.99  # share of the base in an average at the end of the run
 
 
+ONE_STEP = frozenset(("text_opo",))  # recipes whose estimator is proven for exact on-policy steps
+
+
+def check_single_step(run: Run) -> None:
+    """UserError for several optimizer steps per iteration of a recipe that is for one."""
+    name = run.recipe.name  # type: ignore[attr-defined]
+    for setting in ("updates", "epochs"):
+        if name in ONE_STEP and getattr(run.train, setting) > 1:
+            raise UserError(
+                f"train.{setting}: {name} has neither ratio nor clip, and its proof is for one "
+                f"on-policy step per iteration: set train.{setting}: 1, or use text_grpo"
+            )
+
+
 def check_learning(run: Run) -> None:
     """UserError for rates that move no weight, and for an evaluated average that stays the base."""
     t = run.train
