@@ -131,7 +131,7 @@ class Watch:
         ]
         return torch.cat(parts) if parts else torch.zeros(0)
 
-    def found(self) -> "Measured":
+    def found(self) -> "UpdateFacts":
         """All numbers of this process."""
         counts = [
             torch.stack([rows.sum() for rows in part]).sum().double()
@@ -148,11 +148,11 @@ class Watch:
             before = modules[module]
             modules[module] = max(before[0], gradient), max(before[1], move)
         rows = sum(map(len, self.taught))
-        return Measured(rows, int(kept), int(signal), int(taught), modules)
+        return UpdateFacts(rows, int(kept), int(signal), int(taught), modules)
 
 
-class Measured(NamedTuple):
-    """What an update did.
+class UpdateFacts(NamedTuple):
+    """Numbers of an update.
 
     rows     in its calls, and how many of them are in the loss, have a signal, and a gradient
     modules  largest gradient after clipping, and largest change of a weight, by module
@@ -165,8 +165,9 @@ class Measured(NamedTuple):
     modules: Mapping[str, tuple[float, float]]
 
     @classmethod
-    def joined(cls, every: list["Measured"]) -> "Measured":
-        """Those of all processes: rows are theirs alone, weights are the same or shards."""
+    def joined(cls, every: list["UpdateFacts"]) -> "UpdateFacts":
+        """Join the numbers of all processes: their rows are different, their weights the same, or
+        shards."""
         modules = dict[str, tuple[float, float]]()
         for each in every:
             for name, (gradient, move) in each.modules.items():
@@ -198,7 +199,7 @@ class LearningCheck:
     ) -> None:
         """Say what the update did, or raise a UserError, on all processes, if settings keep the
         model from learning. `metrics` are the iteration's, with `lr`."""
-        found = Measured.joined(learner.parallel.every(watch.found()))
+        found = UpdateFacts.joined(learner.parallel.every(watch.found()))
         if metrics["skipped"] and not found.modules:  # no step was taken: a gradient overflowed
             return
         broken = next(broken_links(learner, found, metrics), None)
@@ -212,7 +213,7 @@ class LearningCheck:
         terminal.say(f"learning: {said(learner, found, metrics)}")
 
 
-def said(learner: Learner, found: Measured, metrics: Mapping[str, float]) -> str:
+def said(learner: Learner, found: UpdateFacts, metrics: Mapping[str, float]) -> str:
     """The sentence on a healthy update."""
     what = "adapters" if learner.run.model.lora is not None else "modules"
     reached, every = len(found.reached), len(found.modules)
@@ -227,7 +228,7 @@ def said(learner: Learner, found: Measured, metrics: Mapping[str, float]) -> str
     return f"{line}; none reaches {', '.join(without[:SHOWN])}{more}"
 
 
-def silence(found: Measured, metrics: Mapping[str, float]) -> str:
+def silence(found: UpdateFacts, metrics: Mapping[str, float]) -> str:
     """Why an iteration's data teaches nothing."""
     if not found.kept:
         return "the update had no rows in its loss"
@@ -243,8 +244,10 @@ def silence(found: Measured, metrics: Mapping[str, float]) -> str:
     return f"no row of this update compares different samples{why}, so the data teaches nothing"
 
 
-def broken_links(learner: Learner, found: Measured, metrics: Mapping[str, float]) -> Iterator[str]:
-    """The settings that keep an update from learning, with the way out: none for a healthy run and
+def broken_links(
+    learner: Learner, found: UpdateFacts, metrics: Mapping[str, float]
+) -> Iterator[str]:
+    """The settings that keep an update from learning, and their fix: none for a healthy run and
     for silent data."""
     if credit_is_zero(learner, found, metrics):
         yield (
@@ -259,7 +262,7 @@ def broken_links(learner: Learner, found: Measured, metrics: Mapping[str, float]
         yield broken_step(learner, found, metrics)
 
 
-def credit_is_zero(learner: Learner, found: Measured, metrics: Mapping[str, float]) -> bool:
+def credit_is_zero(learner: Learner, found: UpdateFacts, metrics: Mapping[str, float]) -> bool:
     """Whether the recipe itself turns scores that differ into advantages of 0. Texts are left out,
     whose credit may read successes, and so are trackers, which compare with earlier iterations."""
     algorithm = learner.algorithm
@@ -271,7 +274,7 @@ def credit_is_zero(learner: Learner, found: Measured, metrics: Mapping[str, floa
     return differ and whole and plain and not found.signal and not found.taught
 
 
-def broken_loss(learner: Learner, found: Measured, metrics: Mapping[str, float]) -> str:
+def broken_loss(learner: Learner, found: UpdateFacts, metrics: Mapping[str, float]) -> str:
     """Rows differ, and the loss has no gradient for any of them."""
     loss, rows = learner.algorithm.loss, f"none of {found.signal} rows has a gradient"
     if isinstance(loss, RewardGradient) and metrics.get("through/satisfied", 0.0) >= 1:
@@ -329,7 +332,7 @@ ZEROS = {
 """Metrics with which a loss says that nothing is left, and the setting that is the cause."""
 
 
-def broken_model(learner: Learner, found: Measured) -> str:
+def broken_model(learner: Learner, found: UpdateFacts) -> str:
     """The loss has a gradient, and no trained weight has one."""
     m = learner.run.model
     rows = f"{found.taught} rows have a gradient, and it reaches none of "
@@ -352,7 +355,7 @@ def broken_model(learner: Learner, found: Measured) -> str:
     )
 
 
-def broken_step(learner: Learner, found: Measured, metrics: Mapping[str, float]) -> str:
+def broken_step(learner: Learner, found: UpdateFacts, metrics: Mapping[str, float]) -> str:
     """Weights have a gradient, and the step does not move them."""
     t, norm = learner.run.train, metrics["grad_norm"]
     steepest = max(gradient for gradient, _ in found.modules.values())

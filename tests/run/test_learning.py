@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import flowrl
 from flowrl.errors import UserError
-from flowrl.iteration.learning_check import Measured, module_of
+from flowrl.iteration.learning_check import UpdateFacts, module_of
 from flowrl.paths import PROJECT
 from flowrl.run.watch.guidance_check import check_guidance
 from flowrl.session.progress import Progress
@@ -127,7 +127,7 @@ BY_UPDATE: dict[str, tuple[dict[str, Any], str, str, dict[str, Any], str]] = {
         "no trained weight takes part",
     ),
     "a detached model of a matching loss": (
-        {"name": "awm", "steps": 4, "group": 4}, "Detached", "Closeness", {},
+        {"name": "awm", "steps": 4, "group": 4, "levels_per_sample": 2}, "Detached", "Closeness", {},
         "no trained weight takes part",
     ),
     "a model under no_grad": (
@@ -215,7 +215,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "a cosine schedule": {"train": {"schedule": {"name": "cosine"}}},
     "adapters": {"model": {"lora": {"rank": 2}}},
     "adapters of a matching loss": {
-        "model": {"lora": {"rank": 1}}, "recipe": {"name": "awm", **SMALL}
+        "model": {"lora": {"rank": 1}}, "recipe": {"name": "awm", **SMALL, "levels_per_sample": 2}
     },
     "a small rate for all weights": {"train": {"lr": 3e-7}},
     "a tight bound on gradients": {"train": {"max_grad_norm": 1e-3}},
@@ -229,7 +229,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "a target": {"recipe": {"name": "refl", "steps": 4, "form": "target", "first": 0.5}},
     "a trust region": {"recipe": {"name": "flow_dppo", "steps": 4, "group": 4, "noisy": 1}},
     "an implicit reward": {"recipe": {"name": "crd", **SMALL}},
-    "good and bad parts": {"recipe": {"name": "dgpo", **SMALL}},
+    "good and bad parts": {"recipe": {"name": "dgpo", **SMALL, "levels_per_sample": 2}},
     "samples of the start": {
         "recipe": {"name": f"{PROJECT / 'examples' / 'own' / 'points.py'}:tilt", **SMALL}
     },
@@ -262,10 +262,11 @@ def test_a_resumed_run_is_judged_again(tmp_path: Path, capsys: Any) -> None:
     settings = tree(tmp_path, {"name": "flow_grpo", **SMALL}, iterations=2)
     first = flowrl.train(settings=settings, folder=tmp_path / "run")
     capsys.readouterr()
-    flowrl.train(resume=first.folder, iterations=3)
+    assert runs.flowrl("train", "--resume", first.folder, "--train.iterations", "3") == 0
     assert "rows have a gradient, which reaches" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"train\.max_grad_norm 1e-20 shrinks"):
-        flowrl.train(resume=first.folder, iterations=4, max_grad_norm=1e-20)
+    frozen_now = ("--train.iterations", "4", "--train.max-grad-norm", "1e-20")
+    assert runs.flowrl("train", "--resume", first.folder, *frozen_now) == 3
+    assert "train.max_grad_norm 1e-20 shrinks" in capsys.readouterr().err
 
 
 def test_an_adapter_whose_halves_are_both_0_is_told(pipeline: Path, tmp_path: Path) -> None:
@@ -286,10 +287,10 @@ def test_a_pair_of_matrices_counts_as_one_module() -> None:
     """In the first step only B has a gradient."""
     names = ["a.to_q.lora_A.default.weight", "a.to_q.lora_B.default.weight", "b.weight", "b.bias"]
     every = [
-        Measured(4, 4, 2, 2, {"a.to_q": (0.0, 0.0)}),
-        Measured(4, 3, 1, 0, {"a.to_q": (2.0, 1e-3), "b": (0.0, 0.0)}),
+        UpdateFacts(4, 4, 2, 2, {"a.to_q": (0.0, 0.0)}),
+        UpdateFacts(4, 3, 1, 0, {"a.to_q": (2.0, 1e-3), "b": (0.0, 0.0)}),
     ]
-    joined = Measured.joined(every)
+    joined = UpdateFacts.joined(every)
     assert joined[:4] == (8, 7, 3, 2) and joined.reached == ["a.to_q"] and joined.moved == 1e-3
     assert {module_of(name) for name in names} == {"a.to_q", "b"}
 

@@ -129,7 +129,7 @@ class Dim(Closeness):
 
 
 class FlatAtFirst(Closeness):
-    """The same score for all samples of its first calls."""
+    """The same score for all samples of a prompt in its first calls."""
 
     def __init__(self, calls: int = 4) -> None:
         self.left = calls
@@ -137,14 +137,15 @@ class FlatAtFirst(Closeness):
     def __call__(self, samples: Samples) -> Tensor:
         self.left -= 1
         found = super().__call__(samples)
-        return torch.zeros_like(found) if self.left >= 0 else found
+        of_prompt = torch.tensor([len(prompt) / 20 - 2.0 for prompt in samples.prompts])
+        return of_prompt if self.left >= 0 else found
 
 
 class Sparse(Closeness):
     """1 near the target, which few samples reach."""
 
     def __call__(self, samples: Samples) -> Tensor:
-        return (super().__call__(samples) > -0.1).double()
+        return (super().__call__(samples) > -0.4).double()
 
 
 class Patchy(Closeness):

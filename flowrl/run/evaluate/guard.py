@@ -50,10 +50,10 @@ def audible_falls(run: Run, alarms: Alarms, scores: Mapping[str, Sequence[float]
         least, surely = alarms.smallest_fall(name, len(each))
         if surely == 0:
             continue
-        more = "" if surely == least else f"; evaluate.samples: {enough(alarms)} tells {least:.2g}"
+        more = "" if surely == least else f"; evaluate.samples: {enough(alarms)} shows {least:.2g}"
         yield (
             f"alarms: a fall of {name} by {surely:.2g} from {alarms.base[f'held_out/{name}']:.3g} "
-            f"is told whatever its noise, with {len(each)} samples{more}"
+            f"raises an alarm whatever its noise, with {len(each)} samples{more}"
         )
 
 
@@ -101,7 +101,7 @@ def exact(run: Run) -> bool:
 
 
 def _silent(alarms: Alarms, metrics: Mapping[str, float], model: str) -> str:
-    """What to say of data that has taught nothing for many iterations."""
+    """The alarm of data that has taught nothing for many iterations."""
     own = f"{model}/" if model else ""
     rows = alarms.outside[f"{own}silent"]
     causes = [

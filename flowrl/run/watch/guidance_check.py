@@ -21,7 +21,7 @@ def check_guidance(run: Run) -> None:
 
 
 def guided_target(run: Run) -> str:
-    """Why a guided velocity is no target of a matching loss, and the way out."""
+    """Why a guided velocity is no target of a matching loss, and the fix."""
     name = run.recipe.name  # type: ignore[attr-defined]
     return (
         f"model.guidance.train: {name} regresses the model's own velocity, and at scale "

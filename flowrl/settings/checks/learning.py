@@ -4,7 +4,7 @@ first update shows the others: flowrl/iteration/learning_check.py."""
 from flowrl.errors import UserError
 from flowrl.settings.sections.run import Run
 
-ROUNDED = 1e-7  # a weight of 1 in float32 rounds smaller changes away
+NO_CHANGE = 1e-7  # a weight of 1 in float32 rounds smaller changes away
 UNMOVED = 0.99  # share of the base in an average at the end of the run
 
 
@@ -31,7 +31,7 @@ def check_learning(run: Run) -> None:
         rates["train.rewriter_lr"] = t.rewriter_lr
     for name, rate in rates.items():
         reach = rate * steps * min(1.0, t.iterations / (warm + 1))
-        if reach < ROUNDED:
+        if reach < NO_CHANGE:
             why = f" and a warm-up of {warm} iterations" if warm >= t.iterations else ""
             raise UserError(
                 f"{name}: at {rate:g}{why}, {steps} optimizer steps move no weight by more than "
