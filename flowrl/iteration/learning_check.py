@@ -32,12 +32,14 @@ from flowrl.session.record import Terminal
 from flowrl.settings.sections.budget import BudgetSettings
 
 SIGNAL = "signal"  # metric: the share of entries with an advantage other than 0
-STILL = 1e-6  # of the learning rate: Adam's first step is the rate, unless its epsilon is larger
+UNMOVED_SHARE = (
+    1e-6  # of the learning rate: Adam's first step is the rate, unless its epsilon is larger
+)
 DETACHED = (
     "no trained weight takes part in what the loss evaluates; choose other layers in "
     "model.lora.targets, and leave torch.no_grad, detach and unused branches out of your own model"
 )
-SHOWN = 3  # names of modules in a sentence
+MOST_NAMES = 3  # names of modules in a sentence
 # a pair of low-rank matrices is one module: in the first step only B has a gradient
 _HALF = re.compile(r"\.(lora|hada|lokr)_\w+(\..*)?$|\.[^.]+$")
 
@@ -224,8 +226,8 @@ def said(learner: Learner, found: UpdateFacts, metrics: Mapping[str, float]) -> 
     without = [name for name in found.modules if name not in found.reached]
     if not without:
         return line
-    more = "" if len(without) <= SHOWN else f" and {len(without) - SHOWN} more"
-    return f"{line}; none reaches {', '.join(without[:SHOWN])}{more}"
+    more = "" if len(without) <= MOST_NAMES else f" and {len(without) - MOST_NAMES} more"
+    return f"{line}; none reaches {', '.join(without[:MOST_NAMES])}{more}"
 
 
 def silence(found: UpdateFacts, metrics: Mapping[str, float]) -> str:
@@ -258,7 +260,7 @@ def broken_links(
         yield broken_loss(learner, found, metrics)
     if found.taught and not found.reached:
         yield broken_model(learner, found)
-    if found.reached and metrics["lr"] > 0 and found.moved <= STILL * metrics["lr"]:
+    if found.reached and metrics["lr"] > 0 and found.moved <= UNMOVED_SHARE * metrics["lr"]:
         yield broken_step(learner, found, metrics)
 
 
@@ -346,7 +348,7 @@ def broken_model(learner: Learner, found: UpdateFacts) -> str:
         )
     if m.dtype == "float16":
         return f"{rows}{what}: it vanishes in float16; set model.dtype: bfloat16 or float32"
-    names = ", ".join(list(found.modules)[:SHOWN])
+    names = ", ".join(list(found.modules)[:MOST_NAMES])
     targets = "choose other layers in model.lora.targets, or " if m.lora is not None else ""
     return (
         f"{rows}{what} ({names}): they take no part in what the loss evaluates, or their outputs "
@@ -360,7 +362,7 @@ def broken_step(learner: Learner, found: UpdateFacts, metrics: Mapping[str, floa
     t, norm = learner.run.train, metrics["grad_norm"]
     steepest = max(gradient for gradient, _ in found.modules.values())
     moved = f"weights moved by at most {found.moved:.1e}"
-    if math.isfinite(norm) and norm > 0 and t.max_grad_norm < STILL * norm:
+    if math.isfinite(norm) and norm > 0 and t.max_grad_norm < UNMOVED_SHARE * norm:
         return (
             f"{moved}: train.max_grad_norm {t.max_grad_norm:g} shrinks the gradient, of norm "
             f"{norm:.1e}, below Adam's epsilon; set it near 1"

@@ -18,7 +18,7 @@ from flowrl.session.record import Terminal
 FAR_ABOVE_CLIP = 10.0  # a noise floor of this many clip ranges would train on noise alone
 UNCLIPPED = 0.01  # noise of log-ratios that a loss without a clip range takes without a warning
 REPEATED = 0.1  # share of the floor that two evaluations of the same rows never reach by rounding
-LARGEST_ROUNDING = 0.03  # log-densities of float32 differ by less through the shape of a batch
+MOST_ROUNDING = 0.03  # log-densities of float32 differ by less through the shape of a batch
 RECOMPUTE = "train.recompute_old: true (old log-densities at the training batch's shape)"
 
 
@@ -85,7 +85,7 @@ def coarse(learner: Learner) -> bool:
 
 
 @torch.no_grad()
-def cause_of(learner: Learner, made: TrainingRows, floor: float) -> Cause:
+def cause_of_floor(learner: Learner, made: TrainingRows, floor: float) -> Cause:
     """The cause of a noise floor. Evaluates the first rows twice more, which happens only where a
     floor is too large. Collective, as the processes share calls."""
     model = learner.run.model
@@ -107,14 +107,14 @@ def cause_of(learner: Learner, made: TrainingRows, floor: float) -> Cause:
             f"{kind} rounds otherwise at the training batch's shape",
             f"set {RECOMPUTE}, or a model.dtype with higher precision",
         )
-    if floor <= LARGEST_ROUNDING:
+    if floor <= MOST_ROUNDING:
         return Cause(
             "arithmetic rounds otherwise at the training batch's shape",
             f"set {RECOMPUTE}, or a wider clip",
         )
     return Cause(
-        f"rounding of {model.dtype} is below {LARGEST_ROUNDING:g}, so the update evaluates something else "
-        "than sampling did",
+        f"rounding of {model.dtype} is below {MOST_ROUNDING:g}, so the update evaluates something "
+        "else than sampling did",
         "run `flowrl prove` on this file, and take out settings that act on one of the two alone "
         "(model.call, model.adapters, your own kernel or solver)",
         rounding=False,
@@ -158,10 +158,10 @@ def check_ratio(learner: Learner, made: TrainingRows, terminal: Terminal) -> flo
     matters = clip is not None or "old" in loss.roles
     highest = max((each for each in learner.parallel.every(floor) if each is not None), default=0.0)
     if recomputed:  # rounding is repaired; densities of something else are not
-        bound = max(bound, math.inf if coarse(learner) else LARGEST_ROUNDING)
+        bound = max(bound, math.inf if coarse(learner) else MOST_ROUNDING)
     if not matters or highest <= bound:
         return floor
-    cause = cause_of(learner, made, highest)
+    cause = cause_of_floor(learner, made, highest)
     if recomputed and cause.rounding:
         return floor
     if recomputed:

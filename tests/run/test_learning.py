@@ -127,8 +127,8 @@ BY_UPDATE: dict[str, tuple[dict[str, Any], str, str, dict[str, Any], str]] = {
         "no trained weight takes part",
     ),
     "a detached model of a matching loss": (
-        {"name": "awm", "steps": 4, "group": 4, "levels_per_sample": 2}, "Detached", "Closeness", {},
-        "no trained weight takes part",
+        {"name": "awm", "steps": 4, "group": 4, "levels_per_sample": 2}, "Detached", "Closeness",
+        {}, "no trained weight takes part",
     ),
     "a model under no_grad": (
         {"name": "dpo", "steps": 4, "group": 4}, "NoGradient", "Closeness", {},

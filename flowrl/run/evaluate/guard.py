@@ -22,7 +22,7 @@ ONE_WINNER = (
     "its answers fail to be read for one winner alone, which biases the scores; set the "
     "judge's `log`, look at such an answer, and adjust its template or how the answer is read"
 )
-SILENT = {
+SILENT_CAUSES = {
     "flat_groups": "of the groups scored all samples the same",
     "unscored_share": "of the samples had no score",
 }
@@ -106,7 +106,7 @@ def _silent(alarms: Alarms, metrics: Mapping[str, float], model: str) -> str:
     rows = alarms.outside[f"{own}silent"]
     causes = [
         f"{metrics[f'{own}{name}']:.0%} {what}"
-        for name, what in SILENT.items()
+        for name, what in SILENT_CAUSES.items()
         if metrics.get(f"{own}{name}")
     ]
     why = f"; in the last of them {', '.join(causes)}" if causes else ""

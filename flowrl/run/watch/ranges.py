@@ -32,7 +32,7 @@ def above(low: float, remedy: str) -> Range:
     return Range(low, math.inf, f"above {low:g}", remedy)
 
 
-def between(low: float, high: float, remedy: str) -> Range:
+def within_both(low: float, high: float, remedy: str) -> Range:
     return Range(low, high, f"{low:g} to {high:g}", remedy)
 
 
@@ -40,7 +40,7 @@ SERVER = (
     "the server does not generate with the weights that are trained, or in another precision: "
     "restart it with the model's own weights, and see docs/text_server.md"
 )
-LAG = "samples are too old for the weights: lower workers.lag, train.lr or train.updates"
+TOO_OLD = "samples are too old for the weights: lower workers.lag, train.lr or train.updates"
 CLIP = "lower train.lr or train.updates, or widen recipe.clip"
 MISMATCH_EXACT, MISMATCH_COARSE = 1e-2, 0.1  # nats, of float32 and of half precision or a server
 
@@ -51,15 +51,15 @@ RANGES: Mapping[str, Range] = {
         "budget.flat: resample",
     )._replace(patience=10),  # rare successes may come late
     "text/empty": below(0.05, "texts end before they begin: look at the prompts and the template"),
-    "ratio": between(0.9, 1.1, CLIP),
+    "ratio": within_both(0.9, 1.1, CLIP),
     "clipped_low": below(0.5, CLIP),
     "clipped_high": below(0.5, CLIP),
     "clipped_dual": below(0.1, CLIP),
-    "gate": between(0.5, 1.5, "lower train.lr or train.updates"),
-    "phi": between(0.5, 2.0, "lower train.lr or train.updates"),
+    "gate": within_both(0.5, 1.5, "lower train.lr or train.updates"),
+    "phi": within_both(0.5, 2.0, "lower train.lr or train.updates"),
     "gated": below(0.5, "the rewards disagree on most samples: look at them"),
     "outside": below(0.9, "raise recipe.most, or lower train.lr"),
-    "weight": between(0.01, 0.99, "lower recipe.beta or train.lr"),
+    "weight": within_both(0.01, 0.99, "lower recipe.beta or train.lr"),
     "won": above(0.4, "lower train.lr: the policy turns away from the better samples"),
     "unscored_way": below(0.9, "intermediate rewards score almost no state: see their report"),
     "guide/moved": below(1.0, "lower recipe.scale"),
@@ -67,14 +67,14 @@ RANGES: Mapping[str, Range] = {
         0.99, "the samples score above the bound, so nothing is learned: raise recipe.bound"
     ),
     "skipped": below(0.9, "gradients are not finite: lower train.lr, or use model.dtype: bfloat16"),
-    "mismatch_weight": between(0.8, 1.25, SERVER),
+    "mismatch_weight": within_both(0.8, 1.25, SERVER),
     "mismatch_truncated": below(0.1, SERVER),
     "mismatch_masked": below(0.1, SERVER),
     "mismatch_effective": above(0.9, SERVER),
-    "behind_weight": between(0.8, 1.25, LAG),
-    "behind_outside": below(0.1, LAG),
-    "behind_clipped": below(0.3, LAG),
-    "off_policy": below(0.3, LAG),
+    "behind_weight": within_both(0.8, 1.25, TOO_OLD),
+    "behind_outside": below(0.1, TOO_OLD),
+    "behind_clipped": below(0.3, TOO_OLD),
+    "off_policy": below(0.3, TOO_OLD),
     "budget/rounds": below(3.0, "most prompts are too easy or too hard: see budget.rates"),
 }
 """By metric. `mismatch` has a bound of its own: see `mismatch_range`."""
