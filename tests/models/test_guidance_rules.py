@@ -117,7 +117,10 @@ def test_scales_that_only_the_loaded_model_knows_are_compared_then() -> None:
         check_measured_guidance(run, run.algorithm(), 0.0, 1.0)
 
 
-@pytest.mark.parametrize("name", ["HunyuanVideo15Pipeline", "MotifVideoPipeline"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("HunyuanVideo15Pipeline", marks=pytest.mark.slow), "MotifVideoPipeline"],
+)
 def test_a_guider_is_switched_off_for_the_calls_without_guidance(name: str) -> None:
     made = tiny(getattr(diffusers, name), {**SPECIALS, **VIDEO_SPECIALS}, SIZES)
     policy = PipelinePolicy(made.pipe, call=made.call)

@@ -167,12 +167,6 @@ BY_UPDATE: dict[str, tuple[dict[str, Any], str, str, dict[str, Any], str]] = {
          f"{FROZEN}:Nothing"]}, "Points", "Closeness", {}, r"the credit of all \d+ rows is 0",
     ),
 }  # fmt: skip
-QUICK = ("refl above its bound", "a gradient clipped to nothing", "a branch times 0",
-         "a loss times 0", "a detached model")  # fmt: skip
-FIRST_UPDATES = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name)
-    for name in BY_UPDATE
-]
 
 
 def points(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
@@ -188,7 +182,7 @@ def test_forty_settings_are_in_the_tables() -> None:
     assert len(BY_SETTINGS) + len(BY_UPDATE) >= 50
 
 
-@pytest.mark.parametrize("name", FIRST_UPDATES)
+@pytest.mark.parametrize("name", BY_UPDATE)
 def test_settings_that_freeze_learning_end_the_run_after_its_first_update(
     name: str, tmp_path: Path
 ) -> None:
@@ -281,6 +275,16 @@ def test_an_adapter_whose_halves_are_both_0_is_told(pipeline: Path, tmp_path: Pa
     assert not any(bool(p.any()) for p in zero.learner.policies.parameters.values())
     with pytest.raises(UserError, match=r"both matrices of each are 0.*model\.lora\.from"):
         iterate(zero, Progress())
+
+
+def test_a_merged_adapter_that_changes_nothing_is_refused(pipeline: Path, tmp_path: Path) -> None:
+    """Released adapters have been seen whose B was never trained."""
+    settings = runs.tree(pipeline, tmp_path, runs.NFT, self_test="off")
+    runs.opened(settings, tmp_path).learner.save(tmp_path / "new")  # B is 0 before the first step
+    (file,) = (tmp_path / "new").glob("*.safetensors")
+    settings["model"]["adapters"] = [str(file)]
+    with pytest.raises(UserError, match=r"model\.adapters, 1: .* changes nothing"):
+        runs.opened(settings, tmp_path)
 
 
 def test_a_pair_of_matrices_counts_as_one_module() -> None:
