@@ -10,11 +10,11 @@ Where another link is broken, settings are the cause, and the run ends.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,6 +76,9 @@ class Watch:
 
     every: list[str] = field(default_factory=list)  # trained parameters
     names: list[str] = field(default_factory=list)  # those with a gradient, in the order of `steps`
+    places: list[Tensor] = field(default_factory=list)  # of their largest gradients
+    largest: Tensor = field(default_factory=lambda: torch.zeros(0))  # these gradients
+    weights: Tensor = field(default_factory=lambda: torch.zeros(0))  # there, before a step
     kept: list[Tensor] = field(default_factory=list)
     taught: list[Tensor] = field(default_factory=list)
     signal: list[Tensor] = field(default_factory=list)
@@ -101,11 +104,22 @@ class Watch:
         self.taught[place] = self.taught[place] | some.to(self.taught[place].device)
 
     @contextmanager
-    def step(self, learner: Learner) -> Iterator[None]:
-        """Measure an optimizer step inside: each parameter at the place of its largest gradient,
-        since a copy of all weights would not fit. Weight decay moves weights without a gradient,
-        and does not count."""
-        parameters = learner.policies.local(learner.policies.parameters)
+    def steps_of(self, learner: Learner) -> Iterator[None]:
+        """Measure the optimizer steps inside."""
+        before, after = partial(self._before, learner), partial(self._after, learner)
+        hooks = (
+            learner.optimizer.register_step_pre_hook(before),
+            learner.optimizer.register_step_post_hook(after),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _before(self, learner: Learner, *_: Any) -> None:
+        """Look up each parameter at the place of its largest gradient, since a copy of all weights
+        would not fit."""
         gradients = {
             name: local_shard(p.grad) if isinstance(p.grad, DTensor) else p.grad
             for name, p in learner.policies.parameters.items()
@@ -113,23 +127,25 @@ class Watch:
         }
         gradients = {name: gradient for name, gradient in gradients.items() if gradient.numel()}
         self.every, self.names = list(learner.policies.parameters), list(gradients)
-        places = [gradient.abs().argmax()[None] for gradient in gradients.values()]
-        largest = self._at(gradients, places).abs()
-        before = self._at(parameters, places)
-        yield
+        self.places = [gradient.abs().argmax()[None] for gradient in gradients.values()]
+        self.largest = self._at(gradients).abs()
+        self.weights = self._at(learner.policies.local(learner.policies.parameters))
+
+    def _after(self, learner: Learner, *_: Any) -> None:
+        """Compare with the weights before the step. Weight decay moves weights without a gradient,
+        and does not count."""
         group = learner.optimizer.param_groups[0]
-        decay = 1 - group["lr"] * group["weight_decay"]
-        decayed = before * decay  # rounded as the optimizer does
-        after = self._at(parameters, places)
-        moved = torch.where(after == before, 0.0, (after - decayed).abs())
-        self.steps.append((largest.double(), moved.double()))
+        decayed = self.weights * (1 - group["lr"] * group["weight_decay"])  # rounded as there
+        now = self._at(learner.policies.local(learner.policies.parameters))
+        moved = torch.where(now == self.weights, 0.0, (now - decayed).abs())
+        self.steps.append((self.largest.double(), moved.double()))
 
     @torch.no_grad()
-    def _at(self, values: Mapping[str, Tensor], places: Sequence[Tensor]) -> Tensor:
+    def _at(self, values: Mapping[str, Tensor]) -> Tensor:
         """One value of each parameter [p]."""
         parts = [
             values[name].detach().flatten().index_select(0, at)
-            for name, at in zip(self.names, places, strict=True)
+            for name, at in zip(self.names, self.places, strict=True)
         ]
         return torch.cat(parts) if parts else torch.zeros(0)
 
@@ -202,7 +218,7 @@ class LearningCheck:
         """Say what the update did, or raise a UserError, on all processes, if settings keep the
         model from learning. `metrics` are the iteration's, with `lr`."""
         found = UpdateFacts.joined(learner.parallel.every(watch.found()))
-        if metrics["skipped"] and not found.modules:  # no step was taken: a gradient overflowed
+        if not found.modules:  # no step was taken: a gradient overflowed
             return
         broken = next(broken_links(learner, found, metrics), None)
         if broken is not None:

@@ -206,9 +206,7 @@ def denominators(learner: Learner, share: Chunks) -> Counts:
     return Counts(*torch.tensor(learner.parallel.every(tuple(own))).sum(0).tolist())
 
 
-def optimizer_step(
-    learner: Learner, progress: Progress, tally: Tally, watch: Watch | None = None
-) -> float:
+def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
     """Sum gradients over processes, clip and step. A norm that is not finite skips the step. This
     is the only wait for a GPU: the norm, spreads of decoders and the values in `tally` are read at
     once.
@@ -223,8 +221,7 @@ def optimizer_step(
     if fine:
         late.judge(fine)
     if math.isfinite(norm):
-        with nullcontext() if watch is None else watch.step(learner):
-            learner.scaler.step(learner.optimizer)
+        learner.scaler.step(learner.optimizer)
         learner.policies.publish()
     learner.scaler.update()
     learner.optimizer.zero_grad(set_to_none=True)
@@ -269,14 +266,15 @@ def update(
     shares = prepare(learner, made, shares)
     equal = averages_in_use(learner)
     norms: list[float] = []
-    for number, share in enumerate(shares * learner.run.train.epochs):
-        try:
-            before = None if number else equal
-            add_gradients(learner, made, share, before, tally, seen, loss, watch)
-        except CallTooLarge as error:
-            error.repeatable = not norms  # a step has changed the weights that sampled
-            raise
-        norms.append(optimizer_step(learner, progress, tally, watch))
+    with nullcontext() if watch is None else watch.steps_of(learner):
+        for number, share in enumerate(shares * learner.run.train.epochs):
+            try:
+                before = None if number else equal
+                add_gradients(learner, made, share, before, tally, seen, loss, watch)
+            except CallTooLarge as error:
+                error.repeatable = not norms  # a step has changed the weights that sampled
+                raise
+            norms.append(optimizer_step(learner, progress, tally))
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
     metrics = {

@@ -46,7 +46,7 @@ ROWS = (
     ("learning-loss", LEARNING, "if found.signal and not found.taught:", "if False:", LEARNS),
     ("learning-model", LEARNING, "if found.taught and not found.reached:", "if False:", LEARNS),
     ("learning-step", LEARNING, "found.moved <= UNMOVED_SHARE * metrics[\"lr\"]", "False", LEARNS),
-    ("learning-decay", LEARNING, "(after - decayed).abs()", "(after - before).abs()", LEARNS),
+    ("learning-decay", LEARNING, "(now - decayed).abs()", "(now - self.weights).abs()", LEARNS),
     ("guidance-auto", "flowrl/settings/sections/run.py",
      'return "none" if isinstance(self.algorithm().likelihood, Matching) else own.sample',
      "return own.sample", "models/test_guidance_rules.py"),
