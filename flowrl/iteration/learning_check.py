@@ -32,6 +32,7 @@ from flowrl.session.record import Terminal
 from flowrl.settings.sections.budget import BudgetSettings
 
 SIGNAL = "signal"  # metric: the share of entries with an advantage other than 0
+ADAM_EPSILON = 1e-8  # of torch's and bitsandbytes' AdamW
 UNMOVED_SHARE = (
     1e-6  # of the learning rate: Adam's first step is the rate, unless its epsilon is larger
 )
@@ -199,6 +200,10 @@ class UpdateFacts(NamedTuple):
         return [name for name, (gradient, _) in self.modules.items() if gradient > 0]
 
     @property
+    def steepest(self) -> float:
+        return max((gradient for gradient, _ in self.modules.values()), default=0.0)
+
+    @property
     def moved(self) -> float:
         return max((move for _, move in self.modules.values()), default=0.0)
 
@@ -276,7 +281,9 @@ def broken_links(
         yield broken_loss(learner, found, metrics)
     if found.taught and not found.reached:
         yield broken_model(learner, found)
-    if found.reached and metrics["lr"] > 0 and found.moved <= UNMOVED_SHARE * metrics["lr"]:
+    still = found.moved <= UNMOVED_SHARE * metrics["lr"]
+    carried = found.steepest < UNMOVED_SHARE * ADAM_EPSILON  # a resumed Adam moves by its momentum
+    if found.reached and metrics["lr"] > 0 and (still or carried):
         yield broken_step(learner, found, metrics)
 
 
@@ -376,14 +383,14 @@ def broken_model(learner: Learner, found: UpdateFacts) -> str:
 def broken_step(learner: Learner, found: UpdateFacts, metrics: Mapping[str, float]) -> str:
     """Weights have a gradient, and the step does not move them."""
     t, norm = learner.run.train, metrics["grad_norm"]
-    steepest = max(gradient for gradient, _ in found.modules.values())
+    steepest = found.steepest
     moved = f"weights moved by at most {found.moved:.1e}"
     if math.isfinite(norm) and norm > 0 and t.max_grad_norm < UNMOVED_SHARE * norm:
         return (
             f"{moved}: train.max_grad_norm {t.max_grad_norm:g} shrinks the gradient, of norm "
             f"{norm:.1e}, below Adam's epsilon; set it near 1"
         )
-    if steepest < 1e-8:
+    if steepest < ADAM_EPSILON:
         scale = (
             "raise recipe.scale"
             if isinstance(learner.algorithm.loss, RewardGradient)

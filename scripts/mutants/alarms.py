@@ -45,7 +45,7 @@ ROWS = (
     ("learning-pairs", LEARNING, "return _HALF.sub(\"\", parameter)", "return parameter", LEARNS),
     ("learning-loss", LEARNING, "if found.signal and not found.taught:", "if False:", LEARNS),
     ("learning-model", LEARNING, "if found.taught and not found.reached:", "if False:", LEARNS),
-    ("learning-step", LEARNING, "found.moved <= UNMOVED_SHARE * metrics[\"lr\"]", "False", LEARNS),
+    ("learning-step", LEARNING, "(still or carried)", "False", LEARNS),
     ("learning-decay", LEARNING, "(now - decayed).abs()", "(now - self.weights).abs()", LEARNS),
     ("guidance-auto", "flowrl/settings/sections/run.py",
      'return "none" if isinstance(self.algorithm().likelihood, Matching) else own.sample',
