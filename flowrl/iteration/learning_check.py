@@ -385,6 +385,8 @@ def broken_step(learner: Learner, found: UpdateFacts, metrics: Mapping[str, floa
     t, norm = learner.run.train, metrics["grad_norm"]
     steepest = found.steepest
     moved = f"weights moved by at most {found.moved:.1e}"
+    if found.moved > UNMOVED_SHARE * metrics["lr"]:
+        moved = "weights move by Adam's earlier gradients alone"
     if math.isfinite(norm) and norm > 0 and t.max_grad_norm < UNMOVED_SHARE * norm:
         return (
             f"{moved}: train.max_grad_norm {t.max_grad_norm:g} shrinks the gradient, of norm "
