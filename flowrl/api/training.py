@@ -16,6 +16,7 @@ from flowrl.api.untouched import untouched
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.run import start as starting
+from flowrl.run.watch.guidance_check import check_guidance
 from flowrl.run.watch.size_check import check_rows
 from flowrl.session.given_check import check_given
 from flowrl.session.live import Callback, Live
@@ -239,6 +240,7 @@ def train(  # noqa: PLR0913 one call has all of a run
             with opened.limited():
                 check_given(run)
                 check_run(run, objects)
+                check_guidance(run)
                 check_rows(run)
                 result = starting.resume(run, Path(resume), live=live)
     if result.signal is not None:
@@ -266,6 +268,7 @@ def _read(given: Given, files: Path) -> tuple[Run, dict[str, Any]]:
         run, objects = given.start(files)
         check_given(run)
         check_run(run, objects)
+        check_guidance(run)
         check_rows(run)
     except UserError as error:
         raise UserError(str(error).replace(f"{files}/", "")) from error

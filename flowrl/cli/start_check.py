@@ -12,6 +12,8 @@ def check_start(run: Run) -> None:
         check_given(run)
     check_run(run)
     if run.model.own is None:
-        from flowrl.run.watch.size_check import check_rows  # slow to import
+        from flowrl.run.watch.guidance_check import check_guidance  # slow to import
+        from flowrl.run.watch.size_check import check_rows
 
+        check_guidance(run)
         check_rows(run)

@@ -215,6 +215,12 @@ class Clip:
 
     at: float = 5.0
 
+    def __post_init__(self) -> None:
+        if self.at <= 0:
+            raise UserError(
+                f"Clip needs a bound above 0, not {self.at}: every advantage would be 0"
+            )
+
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return credit._replace(value=credit.value.clamp(-self.at, self.at))
 
@@ -228,6 +234,13 @@ class Rescale:
 
     at: float = 5.0
     to: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.at <= 0 or self.to <= 0:
+            raise UserError(
+                f"Rescale needs ranges above 0, not {self.at} and {self.to}: every advantage would "
+                "be 0 or infinite"
+            )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return credit._replace(value=credit.value * (self.to / self.at))

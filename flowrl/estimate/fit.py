@@ -69,14 +69,16 @@ def _words(change: str, run: Run) -> list[str] | None:
         case "--model.vae.slicing":
             return None if m.vae.slicing or not pipeline else [name]
         case "--model.offload-experts":
-            seen = sizes.of(m, run.algorithm().steps) if m.lora is not None else None
+            seen = (
+                sizes.of(run.trained_model, run.algorithm().steps) if m.lora is not None else None
+            )
             several = seen is not None and seen.largest < seen.trained and not m.compile
             return [name] if pipeline and several and not m.offload_experts else None
         case "--train.states.device":
             moves = pipeline and not run.algorithm().reward_gradient and t.states.device is None
             return [name, *value] if moves else None
         case "--train.rows-per-call":
-            seen = sizes.of(m, run.algorithm().steps)
+            seen = sizes.of(run.trained_model, run.algorithm().steps)
             rows = 1 if seen is None else rows_per_call(run, seen, "training")
             return None if rows == 1 else [name, "1" if rows < 8 else str(rows // 8)]
         case "--train.optimizer":

@@ -97,7 +97,7 @@ def size(count: int) -> str:
 def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     """Estimate a run's memory, for a joint run of both models, at the largest size of its prompts;
     None if a model is not on this machine."""
-    sizes = [at_size(run.model, size.given) for _, size in size_shares(run)]
+    sizes = [at_size(run.trained_model, size.given) for _, size in size_shares(run)]
     every = [_of_model(run.model_copy(update={"model": m}), iteration) for m in sizes]
     own = max((each for each in every if each is not None), key=_total, default=None)
     if run.joint is None or run.before is None or own is None:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -92,9 +92,10 @@ def of(m: ModelSettings, length: int) -> Sizes | None:
     return _pipeline(described, m) if m.pipeline else _language(described, length)
 
 
-def rows_per_state(described: Description, guidance: GuidanceScale) -> int:
+def rows_per_state(described: Description, guidance: GuidanceScale | Literal["auto"]) -> int:
     """Denoiser rows per state: two with classifier-free guidance, unless the denoiser takes the
-    scale as an input. None means the pipeline's own scale."""
+    scale as an input. None means the pipeline's own scale; `Run.trained_model` replaces auto."""
+    assert guidance != "auto", "the recipe decides: Run.trained_model"
     if guidance == "none" or described.first.config.get("guidance_embeds"):
         return 1
     if guidance is None and described.guided_by_part:

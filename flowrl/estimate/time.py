@@ -134,7 +134,7 @@ def estimate_time(
 ) -> TimeEstimate | None:
     """Estimate the seconds of an iteration, on average over the sizes of its prompts; None if the
     model's operations are unknown. `count` is that of the first size."""
-    m, described = run.model, describe(run.model)
+    m, described = run.trained_model, describe(run.model)
     length = run.algorithm().steps
     counts = [
         (share, flop_count(described, at_size(m, size.given), length))
@@ -173,7 +173,7 @@ def at_work(draws: int, devices: int, members: int) -> float:
 
 def reading_weights(run: Run, devices: DeviceGroup, samples: int) -> float:
     """Seconds for reading all weights once per token of each batch of texts."""
-    model = sizes.of(run.model, run.algorithm().steps)
+    model = sizes.of(run.trained_model, run.algorithm().steps)
     assert model is not None
     each = -(-samples // devices.number)
     batches = -(-each // rows_per_call(run, model, "sampling"))

@@ -36,7 +36,7 @@ class Traffic:
 def traffic(run: Run, iteration: int = 0) -> Traffic | None:
     """Bytes of an iteration; None if the model is not on this machine."""
     algorithm = run.algorithm()
-    model = sizes.of(run.model, algorithm.steps)
+    model = sizes.of(run.trained_model, algorithm.steps)
     if model is None:
         return None
     levels = run.levels(algorithm.steps)

@@ -1,6 +1,8 @@
 """Self-check before the first update: the trainer must reproduce the sampler's densities."""
 
+import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -15,6 +17,9 @@ from flowrl.session.record import Terminal
 
 FAR_ABOVE_CLIP = 10.0  # a noise floor of this many clip ranges would train on noise alone
 UNCLIPPED = 0.01  # noise of log-ratios that a loss without a clip range takes without a warning
+REPEATED = 0.1  # share of the floor that two evaluations of the same rows never reach by rounding
+MOST_ROUNDING = 0.03  # log-densities of float32 differ by less through the shape of a batch
+RECOMPUTE = "train.recompute_old: true (old log-densities at the training batch's shape)"
 
 
 @torch.no_grad()
@@ -61,8 +66,77 @@ def uncompiled_above(learner: Learner, made: TrainingRows, terminal: Terminal) -
     return replace(made, rows=tuple(without_old(rows) for rows in made.rows))
 
 
+class Cause(NamedTuple):
+    """Why stored and recomputed log-densities differ, and what helps.
+
+    rounding  whether the same function was evaluated: densities that are recomputed for the update
+              are then those of the policy that sampled
+    """
+
+    what: str
+    advice: str
+    rounding: bool = True
+
+
+def coarse(learner: Learner) -> bool:
+    """Whether the model's arithmetic rounds so much that a floor of any size may be rounding."""
+    model = learner.run.model
+    return model.dtype in ("bfloat16", "float16") or bool(model.tf32)
+
+
+@torch.no_grad()
+def cause_of_floor(learner: Learner, made: TrainingRows, floor: float) -> Cause:
+    """The cause of a noise floor. Evaluates the first rows twice more, which happens only where a
+    floor is too large. Collective, as the processes share calls."""
+    model = learner.run.model
+    if repeated_floor(learner, made) > REPEATED * floor:
+        return Cause(
+            "two evaluations of the same rows differ as much, so the model's forward is random "
+            "(dropout, or noise of its own)",
+            "switch its randomness off in evaluation mode, where flowrl calls it",
+            rounding=False,
+        )
+    if savings.are_compiled(learner.policy.roots().values()):
+        return Cause(
+            "compiled blocks round otherwise at another shape",
+            f"set model.compile: false, or {RECOMPUTE}",
+        )
+    if coarse(learner):
+        kind = "TF32" if model.tf32 else model.dtype
+        return Cause(
+            f"{kind} rounds otherwise at the training batch's shape",
+            f"set {RECOMPUTE}, or a model.dtype with higher precision",
+        )
+    if floor <= MOST_ROUNDING:
+        return Cause(
+            "arithmetic rounds otherwise at the training batch's shape",
+            f"set {RECOMPUTE}, or a wider clip",
+        )
+    return Cause(
+        f"rounding of {model.dtype} is below {MOST_ROUNDING:g}, so the update evaluates something "
+        "else than sampling did",
+        "run `flowrl prove` on this file, and take out settings that act on one of the two alone "
+        "(model.call, model.adapters, your own kernel or solver)",
+        rounding=False,
+    )
+
+
+def repeated_floor(learner: Learner, made: TrainingRows) -> float:
+    """Largest |log-ratio| between two evaluations of the first step's rows, over all processes."""
+    likelihood, largest = learner.algorithm.likelihood, 0.0
+    for chunk in share_of(learner, made, 0, 0):
+        rows = chunk.rows()
+        if rows.old is None:
+            continue
+        with learner.policies.using(learner.sampler):
+            first, second = (likelihood.evaluate(made.policy, rows) for _ in range(2))
+        largest = max(largest, float(likelihood.log_ratio(first, second, rows).abs().max()))
+    return max(learner.parallel.every(largest))
+
+
 def check_ratio(learner: Learner, made: TrainingRows, terminal: Terminal) -> float | None:
-    """Print the noise floor and the clip range. Warns above that range; UserError far above it."""
+    """Print the noise floor and the clip range. Warns above that range; UserError far above it, and
+    for densities that differ by more than rounding, whatever the update does with them."""
     floor = noise_floor(learner, made)
     if floor is None:
         terminal.say("self-check: old and new are computed on the same rows, ratio 1")
@@ -80,26 +154,34 @@ def check_ratio(learner: Learner, made: TrainingRows, terminal: Terminal) -> flo
     terminal.say(
         f"self-check: stored log-densities recomputed, largest difference {floor:.1e}{beside}{then}"
     )
+    bound = UNCLIPPED if clip is None else min(clip)
+    matters = clip is not None or "old" in loss.roles
+    highest = max((each for each in learner.parallel.every(floor) if each is not None), default=0.0)
+    if recomputed:  # rounding is repaired; densities of something else are not
+        bound = max(bound, math.inf if coarse(learner) else MOST_ROUNDING)
+    if not matters or highest <= bound:
+        return floor
+    cause = cause_of_floor(learner, made, highest)
+    if recomputed and cause.rounding:
+        return floor
     if recomputed:
-        return floor
-    advice = (
-        "set train.recompute_old: true (old log-densities at the training batch's shape), a "
-        "model.dtype with higher precision, or a wider clip"
-    )
-    if clip is None:
-        if floor > UNCLIPPED and "old" in loss.roles:
-            terminal.warn(
-                f"the noise floor {floor:.1e} scales ratios that are not clipped; {advice}"
-            )
-        return floor
-    if floor > FAR_ABOVE_CLIP * min(clip):
         raise UserError(
-            f"the noise floor of log-densities, {floor:.1e}, is far above the clip range "
-            f"{min(clip):g}, so ratios would be noise; {advice}"
+            f"stored and recomputed log-densities differ by {highest:.1e}, which "
+            f"train.recompute_old cannot repair: {cause.what}; {cause.advice}"
         )
-    if floor > min(clip):
+    if clip is None:
         terminal.warn(
-            f"the noise floor {floor:.1e} is above the clip range {min(clip):g}; {advice}"
+            f"the noise floor {floor:.1e} scales ratios that are not clipped: {cause.what}; "
+            f"{cause.advice}"
+        )
+    elif highest > FAR_ABOVE_CLIP * bound:
+        raise UserError(
+            f"the noise floor of log-densities, {highest:.1e}, is far above the clip range "
+            f"{bound:g}, so ratios would be noise: {cause.what}; {cause.advice}"
+        )
+    else:
+        terminal.warn(
+            f"the noise floor {floor:.1e} is above {bound:g}: {cause.what}; {cause.advice}"
         )
     return floor
 

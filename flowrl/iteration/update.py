@@ -3,7 +3,8 @@ and the optimizer steps. Denominators are counted here alone."""
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from flowrl.errors import NotFiniteError
 from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.histograms import IterationValues
+from flowrl.iteration.learning_check import SIGNAL, LearningCheck, Watch, signal_metric
 from flowrl.iteration.minibatches import Chunks, shares_of
 from flowrl.iteration.ratio_check import checked_ratio
 from flowrl.iteration.records import TrainingRows, Updated
@@ -86,6 +88,7 @@ def add_gradients(
     tally: Tally,
     seen: IterationValues | None,
     loss: ChunkLoss,
+    watch: Watch | None = None,
 ) -> None:
     """Add the gradients of one optimizer step's chunks, and their metrics to `tally` and `seen`.
     `equal`: see `chunk_loss`; None after the iteration's first step."""
@@ -94,12 +97,16 @@ def add_gradients(
         for chunk in share:
             rows = chunk.rows()
             entries, mask = loss(learner, made, rows, equal)
+            if watch is not None:
+                watch.chunk(learner.algorithm.loss, rows, entries)
             value = reduced(entries, mask, counts)
             value = value if learner.loss_weight == 1 else learner.loss_weight * value
             learner.parallel.backward(learner.scaler.scale(value))
             tally.add("loss", entries.value, mask)
             for name, values in entries.metrics.items():
                 tally.add(name, values, mask)
+            if (signal := signal_metric(learner.algorithm.loss, rows)) is not None:
+                tally.add(SIGNAL, signal, mask)
             if seen is not None:
                 seen.add(rows, entries.metrics)
 
@@ -162,7 +169,7 @@ def chunk_loss(
         evaluations[role] = Evaluation(new.logp.detach(), out)
     if fresh and "old" in evaluations:
         evaluations["old"] = with_replayed(evaluations["old"], chunk)
-    entries = loss(likelihood, evaluations, chunk)
+    entries = loss(likelihood, evaluations, chunk)._replace(new=new)
     if "old" in evaluations:
         here = equal is not None and learner.sampler == "current"
         stored = here and not learner.run.budget.replay
@@ -235,8 +242,9 @@ def update(
     keep_values: bool = False,
     loss: ChunkLoss = chunk_loss,
     prepare: Prepare = unchanged,
+    watch: Watch | None = None,
 ) -> Updated:
-    """Take the iteration's optimizer steps.
+    """Take the iteration's optimizer steps, which `watch` measures.
 
     NotFiniteError after SKIPPED_STEPS consecutive steps without a finite gradient; `progress`
     counts them, over iterations and resumed runs.
@@ -258,14 +266,15 @@ def update(
     shares = prepare(learner, made, shares)
     equal = averages_in_use(learner)
     norms: list[float] = []
-    for number, share in enumerate(shares * learner.run.train.epochs):
-        try:
-            before = None if number else equal
-            add_gradients(learner, made, share, before, tally, seen, loss)
-        except CallTooLarge as error:
-            error.repeatable = not norms  # a step has changed the weights that sampled
-            raise
-        norms.append(optimizer_step(learner, progress, tally))
+    with nullcontext() if watch is None else watch.steps_of(learner):
+        for number, share in enumerate(shares * learner.run.train.epochs):
+            try:
+                before = None if number else equal
+                add_gradients(learner, made, share, before, tally, seen, loss, watch)
+            except CallTooLarge as error:
+                error.repeatable = not norms  # a step has changed the weights that sampled
+                raise
+            norms.append(optimizer_step(learner, progress, tally))
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
     metrics = {
@@ -288,6 +297,7 @@ class UpdateStage:
     loss         of a chunk of rows
     prepare      adds columns to the rows of all steps
     check        of the first iteration
+    learning     judges the first update after a start
     """
 
     learner: Learner
@@ -298,6 +308,7 @@ class UpdateStage:
     loss: ChunkLoss = chunk_loss
     prepare: Prepare = unchanged
     check: FirstCheck = checked_ratio
+    learning: LearningCheck = field(default_factory=LearningCheck)
 
     def __call__(self, rows: TrainingRows) -> Updated:
         rate = learning_rate(self.learner.run, rows.iteration)
@@ -306,9 +317,13 @@ class UpdateStage:
         if self.progress.optimizer_steps == 0:
             rows = self.checked(rows)
         with self.clock("update"):
-            updated = self.steps(rows)
+            updated, watch = self.steps(rows)
         self.follow(rows, updated)
-        return replace(updated, metrics={**updated.metrics, "lr": rate})
+        updated = replace(updated, metrics={**updated.metrics, "lr": rate})
+        if watch is not None:
+            metrics = {**rows.metrics, **updated.metrics}
+            self.learning.judge(self.learner, watch, metrics, self.terminal)
+        return updated
 
     def checked(self, rows: TrainingRows) -> TrainingRows:
         """The same rows after measuring the first ratio, which may switch off compilation."""
@@ -320,13 +335,15 @@ class UpdateStage:
 
         return with_smaller_calls(learner, self.terminal, check)
 
-    def steps(self, rows: TrainingRows) -> Updated:
+    def steps(self, rows: TrainingRows) -> tuple[Updated, Watch | None]:
         """Take the optimizer steps; again, with smaller calls, while the first is not taken."""
         learner = self.learner
 
-        def take() -> Updated:
+        def take() -> tuple[Updated, Watch | None]:
             learner.policies.forget_gradients()
-            return update(learner, rows, self.progress, self.keep_values, self.loss, self.prepare)
+            watch, kept = self.learning.watch(), self.keep_values
+            made = update(learner, rows, self.progress, kept, self.loss, self.prepare, watch)
+            return made, watch
 
         return with_smaller_calls(learner, self.terminal, take)
 

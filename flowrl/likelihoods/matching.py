@@ -116,6 +116,11 @@ class Matching:
             return NEEDS_TOKEN
         if self.parts and (self.paired or self.together > 1):
             return "modalities: losses that compare samples of a group have one advantage for all"
+        if self.levels_per_sample < 1:
+            return (
+                "Matching needs at least one noise level per sample: raise levels_per_sample from "
+                f"{self.levels_per_sample}"
+            )
         if self.together < 1 or (self.paired and self.together > 1):
             return (
                 "Matching keeps either pairs or groups together: set paired or together, not both"

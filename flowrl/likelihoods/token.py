@@ -67,6 +67,11 @@ class Token:
                 "at temperature 0 nothing is random, so nothing can be learned: raise the "
                 "temperature"
             )
+        if any(plan.top_k == 1 for plan in plans):
+            return (
+                "at top_k 1 nothing is random, so nothing can be learned: raise top_k, or leave it "
+                "out"
+            )
         counts = greedy_baselines(choices.transforms)
         if any(counts != [plan.group] * plan.greedy for plan in plans):
             return (

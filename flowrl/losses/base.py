@@ -62,13 +62,15 @@ class Entries(NamedTuple):
     """Entries of a loss. Metrics are averaged over unmasked entries.
 
     `per_token` is a further term of the loss that is averaged over tokens, whatever the
-    `denominator`: the entropy bonus.
+    `denominator`: the entropy bonus. `new` is the trained policy's evaluation that the loss has
+    read, which the update adds.
     """
 
     value: Float[Tensor, "b t"]
     denominator: Denominator
     metrics: Mapping[str, Metric]
     per_token: Float[Tensor, "b t"] | None = None
+    new: Evaluation | None = None
 
 
 PolicyTerm = tuple[Float[Tensor, "b t"], Mapping[str, Metric]]

@@ -90,7 +90,7 @@ def _pipeline(run: Run, device: torch.device, trains: bool) -> Policy:
     if compiles(run, device):
         savings.compile_blocks(policy.denoisers)
     policy.loop.own_sampler = any(map(unbound, image_plans(run.algorithm())))
-    policy.guidance = Scales(policy.scale(m.guidance.sample), policy.scale(m.guidance.train))
+    policy.guidance = Scales(policy.scale(m.guidance.sample), policy.scale(run.training_guidance))
     policy.encoding_cache = _encoding_cache(run)
     policy.storage, policy.noise = _storage(run), run.train.noise
     rows = [row for place in run.prompts.given if trains for row in _rows(run, place)]

@@ -61,6 +61,11 @@ def flow_dppo(
     `most`, since the scale depends on the noise.
     """
     noise = named(kernel, {"flow_sde": FlowSDE(eta), "cps": CPS(eta)})
+    if most is None and not isinstance(noise, FlowSDE | CPS):
+        raise UserError(
+            f"most: the kernel {type(noise).__name__} has no published divergence; set most, about "
+            "1e-7 for noise as large as Flow-SDE's"
+        )
     least = 1e-6 if isinstance(noise, CPS) else 1e-7
     return Algorithm(
         steps=steps,

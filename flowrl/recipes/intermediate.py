@@ -96,7 +96,8 @@ def vgpo(
 ) -> Algorithm:  # fmt: skip
     """VGPO, arXiv:2512.12387, according to reviews and summaries of the paper: a step's credit is
     the discounted sum of the rewards of the projections that follow it, plus a part that remains if
-    a group has no spread. Needs rewards above 0; KL 0.04, without which aesthetics degrade.
+    a group has no spread. That part pulls towards samples of positive rewards and away from those
+    of negative ones. KL 0.04, without which aesthetics degrade.
 
     Partly guessed: the sources do not give gamma, kappa, the position of the weight Q_k / mean Q,
     or the `bounds` that clip it (our addition). The absolute part applies to the first half of the

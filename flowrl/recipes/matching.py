@@ -10,6 +10,7 @@ from typing import Literal
 from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.advantages import Clip, Estimator, Rescale, Standardize, Sum
 from flowrl.credit.comparisons import BestWorst, Exponential
+from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching, WeightingName, weighting
 from flowrl.likelihoods.noise_levels import Discrete, LogitNormal, PermutedGrid, Times, Uniform
 from flowrl.losses.ratio import NFT, Anchor, Preference, Surrogate, Weighted
@@ -121,6 +122,10 @@ def rwr(
     grows with the rewards; noise and data are paired at random, not by optimal transport; steps,
     group and levels are our choice.
     """
+    if rate == 0:
+        raise UserError(
+            "rate is 0, so all samples have the weight 1 and no reward is read: raise it"
+        )
     return Algorithm(
         steps=steps,
         plan=Ode(group, solver or Euler()),

@@ -14,7 +14,12 @@ from flowrl.iteration.records import Iteration
 from flowrl.iteration.stages import Stages
 from flowrl.run.call_search import search_sizes
 from flowrl.run.evaluate.evaluate import ask_workers, evaluate_and_keep
-from flowrl.run.evaluate.guard import Raised, raised_by_evaluation, raised_by_training
+from flowrl.run.evaluate.guard import (
+    Raised,
+    audible_falls,
+    raised_by_evaluation,
+    raised_by_training,
+)
 from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.evaluate.trial import AskedTrial
 from flowrl.run.model_proof import StartProof
@@ -105,6 +110,8 @@ def begin(session: Session, resume: Path | None, cache: bool) -> "TrainingLoop":
             keep_settings(session)
     if resume is None:
         loop.record_base()
+    for sentence in audible_falls(session.run, alarms, progress.base_scores or {}):
+        terminal.say(sentence)
     proof.keep()
     return loop
 

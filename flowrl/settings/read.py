@@ -16,6 +16,8 @@ from flowrl.errors import UserError
 from flowrl.laws import check_laws
 from flowrl.likelihoods.matching import Matching
 from flowrl.settings.checks.gradients import check_gradients, check_own_gradients
+from flowrl.settings.checks.guidance import check_ratio_guidance
+from flowrl.settings.checks.learning import check_learning, check_single_step
 from flowrl.settings.checks.machine import (
     check_bundles,
     check_hub,
@@ -300,6 +302,9 @@ def check_plan(run: Run) -> None:
             own = algorithm if each is run else each.algorithm()
             levels, labels = each.levels(own.steps), [spec.label for spec in each.rewards]
             check_laws(own, levels, each.train.seed, labels or ["reward"])
+    check_ratio_guidance(run, algorithm)
+    check_learning(run)
+    check_single_step(run)
 
 
 def _check_merging(run: Run, algorithm: Algorithm) -> None:

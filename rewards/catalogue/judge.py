@@ -64,6 +64,17 @@ class Pointwise:
         return self.panel.examples()
 
 
+def unread_by_winner(ab: Float[Tensor, " p"], ba: Float[Tensor, " p"]) -> dict[str, float]:
+    """Verdicts that could not be read in one of a pair's two orders, by the place of the sample
+    that wins in the other: a judge whose answers fail for one winner alone biases all scores.
+
+    `ab` and `ba`: probabilities that the first sample shown wins; NaN where unread.
+    """
+    other = torch.cat([1 - ba[ab.isnan()], 1 - ab[ba.isnan()]])  # of the unread order's first
+    found = {"unread_first": (other > 0.5).sum(), "unread_second": (other < 0.5).sum()}
+    return {name: float(count) for name, count in found.items() if count}
+
+
 @dataclass(frozen=True)
 class Pairwise:
     """P(a is better). With `both_orders`, each pair is judged twice with the samples swapped.
@@ -87,6 +98,7 @@ class Pairwise:
         self.panel.note({"first_wins": float(p.nansum()), "verdicts": verdicts})
         if not self.both_orders:
             return p
+        self.panel.note(unread_by_winner(*p.split(len(a))))
         return (p[: len(a)] + 1 - p[len(a) :]) / 2
 
     def _about(

@@ -116,12 +116,13 @@ class Panel:
 
     def report(self) -> dict[str, float]:
         """Numbers since the last report: the client's counts, the mean standard deviation of
-        votes, and how often the first sample of a pair wins."""
+        votes, how often the first sample of a pair wins, and unread verdicts by winner."""
         report = self.client.report()
         sums = {name: math.fsum(each) for name, each in self.notes.items()}  # exact in any order
         for name, count in (("spread", "spreads"), ("first_wins", "verdicts")):
             if sums.get(count):
                 report[name] = sums[name] / sums[count]
+        report |= {name: sums[name] for name in ("unread_first", "unread_second") if name in sums}
         self.notes.clear()
         return report
 

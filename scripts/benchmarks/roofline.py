@@ -152,8 +152,8 @@ def iteration(run: Run) -> dict[str, Seconds]:
     work, known = iteration_work(run), describe(run.model)
     assert known is not None
     sampled = work.sampling * rows_per_state(known, run.model.guidance.sample)
-    trained = work.training * rows_per_state(known, run.model.guidance.train)
-    frozen = work.frozen * rows_per_state(known, run.model.guidance.train)
+    trained = work.training * rows_per_state(known, run.training_guidance)
+    frozen = work.frozen * rows_per_state(known, run.training_guidance)
     model, inputs = made(run)
     model.requires_grad_(False)
     free = call(model, inputs, False)

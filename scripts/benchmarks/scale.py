@@ -52,7 +52,7 @@ def volume(count: float) -> str:
 
 
 def row(name: str, run: Run, gpus: int) -> str:
-    model = sizes.of(run.model, run.algorithm().steps)
+    model = sizes.of(run.trained_model, run.algorithm().steps)
     devices = parse_devices(f"{gpus}xH100")
     time = estimate_time(run, devices, 0.4)
     assert model is not None and time is not None

@@ -106,7 +106,7 @@ def _scale(scale: GuidanceScale) -> str:
 def settings(path: Path, run: Run) -> tuple[str, ...]:
     m, name = run.model, str(run.recipe.name)  # type: ignore[attr-defined]
     sides = [str(side) for side in (m.height, m.width, m.call.get("num_frames")) if side]
-    scales = (m.guidance.sample, m.guidance.train, run.evaluation_guidance)
+    scales = (m.guidance.sample, run.training_guidance, run.evaluation_guidance)
     said = " / ".join(_scale(scale) for scale in scales)
     adapters = "all weights" if m.lora is None else f"rank {m.lora.rank}"
     link = f"[models/{path.stem}](../configs/models/{path.name})"

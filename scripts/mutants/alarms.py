@@ -4,6 +4,8 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 """
 
 ALARMS, TESTS = "flowrl/run/watch/alarms.py", "run/test_alarms.py"
+RANGES, LEARNS = "run/test_ranges.py", "run/test_learning.py"
+LEARNING = "flowrl/iteration/learning_check.py"
 EVALUATE = "flowrl/run/evaluate/evaluate.py"
 HISTOGRAMS, LINES = "flowrl/iteration/histograms.py", "flowrl/run/show/lines.py"
 SAMPLE_PAGES = "flowrl/run/show/sample_pages.py"
@@ -34,6 +36,29 @@ ROWS = (
     ("alarms-outage", ALARMS, "share = fmean([*shares, _failed_share(metrics)])",
      "share = _failed_share(metrics)", TESTS),
     ("alarms-abstained", ALARMS, " - metrics.get(\"abstained_share\", 0.0)", "", TESTS),
+    ("alarms-range-in-a-row", ALARMS, "self.outside.get(name, 0) + 1 if out else 0",
+     "self.outside.get(name, 0) + out", RANGES),
+    ("alarms-range-side", ALARMS, "not healthy.low <= value <= healthy.high",
+     "value > healthy.high", RANGES),
+    ("alarms-silent", ALARMS, "+ 1 if signal == 0 else 0", "+ 1 if signal < 0.1 else 0", RANGES),
+    ("alarms-one-winner", ALARMS, "max(both) >= self.at.one_winner * sum(both)", "True", RANGES),
+    ("alarms-smallest-fall", ALARMS, "math.sqrt(2 / samples)", "math.sqrt(1 / samples)", RANGES),
+    ("learning-pairs", LEARNING, "return _HALF.sub(\"\", parameter)", "return parameter", LEARNS),
+    ("learning-loss", LEARNING, "if found.signal and not found.taught:", "if False:", LEARNS),
+    ("learning-model", LEARNING, "if found.taught and not found.reached:", "if False:", LEARNS),
+    ("learning-step", LEARNING, "(still or carried)", "False", LEARNS),
+    ("learning-decay", LEARNING, "(now - decayed).abs()", "(now - self.weights).abs()", LEARNS),
+    ("guidance-auto", "flowrl/settings/sections/run.py",
+     'return "none" if isinstance(self.algorithm().likelihood, Matching) else own.sample',
+     "return own.sample", "models/test_guidance_rules.py"),
+    ("guidance-matching", "flowrl/run/watch/guidance_check.py",
+     "rows_per_state(described, scale) > 1", "False", "models/test_guidance_rules.py"),
+    ("guidance-ratio", "flowrl/settings/checks/guidance.py",
+     "if sample not in MEASURED and train not in MEASURED:", "if False:",
+     "models/test_guidance_rules.py"),
+    ("ratio-random", "flowrl/iteration/ratio_check.py",
+     "if repeated_floor(learner, made) > REPEATED * floor:", "if False:",
+     "iteration/test_ratio_causes.py"),
     ("evaluate-unpaired", EVALUATE, "gains = column - column.new_tensor(base[name])",
      "gains = column", "run/test_evaluate.py"),
     ("evaluate-unscored", EVALUATE, "known = values.double().masked_fill(~scored, torch.nan)",

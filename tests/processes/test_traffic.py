@@ -36,7 +36,7 @@ def test_the_estimate_is_what_two_processes_send(pipeline, tmp_path, config):
     together(config, jobs, tmp_path / "out")
     for name, each in jobs.items():
         run = run_from(each["settings"], "test")
-        model = sizes.of(run.model, run.algorithm().steps)
+        model = sizes.of(run.trained_model, run.algorithm().steps)
         assert model is not None
         expected = traffic(run, model, 2)
         assert expected is not None

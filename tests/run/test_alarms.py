@@ -201,7 +201,7 @@ def test_more_than_a_tenth_unscored_is_told():
 
 def test_samples_to_which_no_reward_applies_are_no_failures_and_are_named_once():
     alarms, row = Alarms(), TRAINING | {"unscored_share": 0.55, "abstained_share": 0.5}
-    assert [alarms.outside(row) for _ in range(2)] == [
+    assert [alarms.unapplied(row) for _ in range(2)] == [
         ["no reward applies to 50 % of the samples"],
         [],
     ]

@@ -236,7 +236,7 @@ def path_entries(
         slope = zeros.index_copy(0, at, slope)
     moved = ((path.x0 - path.x0.detach()) * slope).flatten(1).sum(1)  # 0, with the gradient
     evaluations["new"] = Evaluation((value + moved)[:, None], None if out is None else out.out)
-    return loss(likelihood, evaluations, rows)
+    return loss(likelihood, evaluations, rows)._replace(new=evaluations["new"])
 
 
 class GradedSamples(NamedTuple):

@@ -1,12 +1,16 @@
 """Warnings about signs of trouble in a run, from its alarms."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from flowrl.iteration.learning_check import compares_samples
 from flowrl.iteration.units import LAG
 from flowrl.run.watch.alarms import Alarms, Unclear
 from flowrl.run.watch.judges import CANNOT_TELL, judges
+from flowrl.run.watch.ranges import ranges_of
 from flowrl.session.session import Session
+from flowrl.settings import Run
 
 UNSCORED = (
     "Check why the reward leaves them unscored, and fix it, its server or its settings: the run "
@@ -17,6 +21,18 @@ OUTSIDE = (
     "Nothing is learned from them: leave their prompts out, or add a reward that returns a score "
     "for them, not None"
 )
+
+
+ONE_WINNER = (
+    "its answers fail to be read for one winner alone, which biases the scores; set the "
+    "judge's `log`, look at such an answer, and adjust its template or how the answer is read"
+)
+SILENT_CAUSES = {
+    "flat_groups": "of the groups scored all samples the same",
+    "unscored_share": "of the samples had no score",
+    "abstained_share": "of the samples had no reward that applies",
+}
+"""Metrics that say why an iteration's data is silent."""
 
 
 class Raised(NamedTuple):
@@ -31,17 +47,48 @@ class Raised(NamedTuple):
         return [*self.notes, *self.signs]
 
 
+def audible_falls(run: Run, alarms: Alarms, scores: Mapping[str, Sequence[float]]) -> Iterator[str]:
+    """A line per held-out reward on the smallest fall that raises an alarm. `scores`: of the base's
+    samples."""
+    for name, each in scores.items():
+        if run.train.alarms == "off" or f"held_out_std/{name}" not in alarms.base:
+            continue
+        least, surely = alarms.smallest_fall(name, len(each))
+        if surely == 0:
+            continue
+        more = "" if surely == least else f"; evaluate.samples: {enough(alarms)} shows {least:.2g}"
+        yield (
+            f"alarms: a fall of {name} by {surely:.2g} from {alarms.base[f'held_out/{name}']:.3g} "
+            f"raises an alarm whatever its noise, with {len(each)} samples{more}"
+        )
+
+
+def enough(alarms: Alarms) -> int:
+    """Samples of an evaluation with which noise hides no fall that is large enough to matter."""
+    return math.ceil(2 * (alarms.at.errors / alarms.at.fall) ** 2)
+
+
 def raised_by_training(
     session: Session, alarms: Alarms, metrics: dict[str, float], iteration: int
 ) -> Raised:
     """Signs from an iteration of training; also sets its metric `alarms` to their number."""
     if session.run.train.alarms == "off":
         return Raised([], [])
-    lost, outside = alarms.unscored(metrics), alarms.outside(metrics)
+    lost, outside = alarms.unscored(metrics), alarms.unapplied(metrics)
     signs = alarms.watch(metrics, iteration)
     constant = alarms.constant(metrics)
-    metrics["alarms"] = float(len(lost) + len(outside) + len(signs) + len(constant))
+    models = [each.name for each in session.learner.chain if each.learns]
+    watched = ranges_of(exact(session.run), compares_samples(session.algorithm.loss))
+    ranges, silent = alarms.ranges(metrics, watched, models), alarms.silent(metrics, models)
+    unread = alarms.unread(metrics)
+    found = (lost, outside, signs, constant, ranges, silent, unread)
+    metrics["alarms"] = float(sum(map(len, found)))
     notes = [
+        *ranges,
+        *(f"{text}: {ONE_WINNER}" for text in unread),
+        *(_silent(alarms, metrics, model) for model in silent),
+    ]
+    notes += [
         f"the reward {name} gave every sample of {alarms.at.window} iterations the same score, "
         f"{metrics[f'reward/{name}']:.3f}, so nothing is learned from it. Check the samples and "
         "the reward, or leave the reward out"
@@ -52,6 +99,30 @@ def raised_by_training(
     late = metrics.get(LAG, 0.0)
     aged = f" (samples at lag {late:.0f})" if late else ""
     return Raised(notes, texts + _collapse(session, signs, aged) if signs else texts)
+
+
+def exact(run: Run) -> bool:
+    """Whether log-probabilities of sampling and training are of one engine, in float32."""
+    m = run.model
+    return m.server is None and m.dtype in ("float32", "float64") and not m.tf32
+
+
+def _silent(alarms: Alarms, metrics: Mapping[str, float], model: str) -> str:
+    """The alarm of data that has taught nothing for many iterations."""
+    own = f"{model}/" if model else ""
+    rows = alarms.outside[f"{own}silent"]
+    causes = [
+        f"{metrics[f'{own}{name}']:.0%} {what}"
+        for name, what in SILENT_CAUSES.items()
+        if metrics.get(f"{own}{name}")
+    ]
+    why = f"; in the last of them {', '.join(causes)}" if causes else ""
+    who = f"{model}: " if model else ""
+    return (
+        f"{who}the data of {rows} iterations in a row taught nothing{why}. Look at the samples and "
+        "their scores; choose prompts on which samples differ, a larger recipe.group, or "
+        "budget.flat: resample"
+    )
 
 
 def raised_by_evaluation(

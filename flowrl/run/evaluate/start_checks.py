@@ -21,11 +21,13 @@ from flowrl.prompts import DATA_SET, IMAGE_COLUMNS
 from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial
 from flowrl.run.model_proof import StartProof
+from flowrl.run.watch.guidance_check import guided_target
 from flowrl.run.watch.judges import no_judge, seen_in_training
 from flowrl.run.watch.text_facts import text_length
 from flowrl.session.session import Session, prove_rewards
 from flowrl.session.start_record import source_digests
 from flowrl.settings import Run
+from flowrl.settings.checks.guidance import check_measured_guidance
 from rewards.types import MediaForm
 from samplers import Plan, evaluations
 
@@ -41,6 +43,7 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
         *unread_columns(session),
     ):
         session.terminal.say(sentence)
+    check_proven_guidance(session)
     check_levels(session)
     check_drawn_sets(session)
     for sentence in counts_on_levels(session):
@@ -125,6 +128,21 @@ def _model_warnings(session: Session) -> Iterator[str]:
     config = learner.policy.model.config
     found = learning_rate_warning(session.run, weights), experts_warning(config)
     yield from (warning for warning in found if warning is not None)
+
+
+def check_proven_guidance(session: Session) -> None:
+    """UserError for guidance scales of the loaded pipeline that its recipe cannot train at: another
+    scale than the samples' where densities are compared, a guided one in a matching loss."""
+    policy, run, algorithm = session.learner.policy, session.run, session.algorithm
+    if not isinstance(policy, PipelinePolicy):
+        return
+    check_measured_guidance(run, algorithm, *policy.guidance)
+    if not isinstance(algorithm.likelihood, Matching) or run.training_guidance == "none":
+        return
+    at = algorithm.steps, policy.guidance.train
+    proofs = [each.known_proofs.get(at) for each in policy.sized]
+    if any(proof is not None and proof.evaluations > 1 for proof in proofs):
+        raise UserError(guided_target(run))
 
 
 def check_drawn_sets(session: Session) -> None:

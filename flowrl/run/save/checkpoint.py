@@ -234,8 +234,10 @@ def _checked(state: Mapping[str, Any], checkpoint: Path) -> tuple[Progress, Mapp
     """Check the types and plausibility of a state's numbers. Returns the progress and the alarms'
     state, which may come from an older version. ValueError, in a sentence."""
     kept: Mapping[str, Any] = state["alarms"]
-    # older versions tested which samples lack a score, and kept the test's evidence
-    alarms: Mapping[str, Any] = {name: kept[name] for name in kept if name != "evidence"}
+    # older versions tested which samples lack a score, and kept the test's evidence; and they
+    # counted no iterations outside of healthy ranges
+    alarms: dict[str, Any] = {name: kept[name] for name in kept if name != "evidence"}
+    alarms.setdefault("outside", {})
     try:
         progress = _PROGRESS.validate_python(state["progress"])
         if alarms.keys() == Alarms().state().keys():

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 from typing import Any, NamedTuple
 
+from flowrl.run.watch.ranges import Range
+
 Metrics = Mapping[str, float]
 DIVERSITY = ("image/diversity", "text/distinct")
 LOOKS = ("image/brightness", "image/saturation", "image/edges", "image/entropy", "image/diversity")
@@ -16,6 +18,7 @@ STATISTICS = (*LOOKS, "text/distinct", "text/length", "text/stopped")
 _KEPT = ("reward", "reward_std", "unscored_share", *STATISTICS)
 _ERROR = "held_out_gain_error/"
 _ITERATION = "iteration"
+_FIRST, _SECOND = "/unread_first", "/unread_second"
 
 
 class Unclear(str):
@@ -45,6 +48,9 @@ class Thresholds:
     stopped: float = 0.5  # of the share of texts that ended by themselves at the start
     reward_fall: float = 0.33  # below its best, in spreads of the start
     unscored: float = 0.1  # share of samples
+    unread: int = 8  # verdicts of a judge in an iteration
+    one_winner: float = 0.9  # share of them
+    silent: int = 10  # iterations in a row whose data teaches nothing
 
 
 class Gain(NamedTuple):
@@ -74,6 +80,56 @@ class Alarms:
     best: list[float] = field(default_factory=list)  # rewards of the window with the highest mean
     raised: list[str] = field(default_factory=list)
     flat: dict[str, int] = field(default_factory=dict)  # iterations in a row without any spread
+    outside: dict[str, int] = field(default_factory=dict)  # of a metric outside of its range
+
+    def silent(self, metrics: Metrics, models: Collection[str]) -> list[str]:
+        """Names of models whose data has taught nothing for `silent` iterations in a row. Each is
+        returned again after as many."""
+        found: list[str] = []
+        for model in models:
+            own = f"{model}/" if model else ""
+            signal = metrics.get(f"{own}signal", metrics.get(f"{own}grad_norm", 1.0))
+            key = f"{own}silent"
+            self.outside[key] = self.outside.get(key, 0) + 1 if signal == 0 else 0
+            if self.outside[key] and self.outside[key] % self.at.silent == 0:
+                found.append(model)
+        return found
+
+    def ranges(
+        self, metrics: Metrics, ranges: Mapping[str, Range], models: Collection[str]
+    ) -> list[str]:
+        """A clause for each metric of a model that is outside of its healthy range for too many
+        iterations in a row."""
+        signs: list[Sign] = []
+        for name in (f"{model}/{name}" if model else name for model in models for name in ranges):
+            value = metrics.get(name, math.nan)
+            if math.isnan(value):
+                continue
+            healthy = ranges[name if name in ranges else name.partition("/")[2]]
+            out = not healthy.low <= value <= healthy.high
+            self.outside[name] = self.outside.get(name, 0) + 1 if out else 0
+            if self.outside[name] >= healthy.patience:
+                text = f"{name} is {value:.3g}, healthy is {healthy.words}: {healthy.remedy}"
+                signs.append(Sign(f"range/{name}", text))
+        return self._new(signs)
+
+    def unread(self, metrics: Metrics) -> list[str]:
+        """A clause for each judge whose unread verdicts are of one winner."""
+        signs: list[Sign] = []
+        for key in metrics:
+            own = key.removesuffix(_FIRST)
+            if own == key and not key.endswith(_SECOND):
+                continue
+            own = own.removesuffix(_SECOND)
+            both = [metrics.get(f"{own}{end}", 0.0) for end in (_FIRST, _SECOND)]
+            if sum(both) >= self.at.unread and max(both) >= self.at.one_winner * sum(both):
+                place = ("first", "second")[both[1] > both[0]]
+                text = (
+                    f"{max(both):.0f} of {sum(both):.0f} unread verdicts of "
+                    f"{own.removeprefix('calls/')} are for the sample that is shown {place}"
+                )
+                signs.append(Sign(f"{own}/unread", text))
+        return self._new(signs)
 
     def constant(self, metrics: Metrics) -> list[str]:
         """Names of rewards with a constant score for `window` iterations; each is returned once.
@@ -101,7 +157,7 @@ class Alarms:
             return []
         return self._new([Sign("unscored", f"{100 * share:.0f} % of the samples have no score")])
 
-    def outside(self, metrics: Metrics) -> list[str]:
+    def unapplied(self, metrics: Metrics) -> list[str]:
         """A clause about samples to which no reward applies, once in a run."""
         share = metrics.get("abstained_share", 0.0)
         if share == 0:
@@ -252,6 +308,14 @@ class Alarms:
         if best - now <= max(self.at.reward_fall * spread, self.at.errors * error):
             return []
         return [Sign("reward", f"the reward fell from {best:.3f} to {now:.3f}")]
+
+    def smallest_fall(self, name: str, samples: int) -> tuple[float, float]:
+        """The smallest fall of a held-out score that can raise an alarm, and the one that does
+        whatever its noise: if the samples' changes are independent of the base's scores, the paired
+        difference has sqrt(2 / samples) of their spread as its standard error."""
+        spread = self.base[f"held_out_std/{name}"]
+        least = self.at.fall * spread
+        return least, max(least, self.at.errors * spread * math.sqrt(2 / samples))
 
     def forget(self, concerns: Callable[[str], bool]) -> None:
         """Drop held-out scores and statistics, by name, with which later evaluations cannot be

@@ -29,13 +29,15 @@ class Guidance(Settings):
     own scale; null is its default (7.0 for StableDiffusion3Pipeline), or no scale if its call takes
     none.
 
-    A matching loss regresses the velocity itself, so AWM, NFT and DPO need `train: none`.
+    A matching loss (AWM, NFT, DPO and their kin) regresses the velocity itself, so a guided `train`
+    is refused there. A loss on ratios compares densities of one policy, so `train` equals `sample`.
     """
 
     sample: GuidanceScale = 1.0
     """Guidance scale for training samples and evaluations."""
-    train: GuidanceScale = 1.0
-    """Guidance scale for the rows on which the loss is computed."""
+    train: GuidanceScale | Literal["auto"] = "auto"
+    """Guidance scale for the rows on which the loss is computed. auto: none in recipes with a
+    matching loss, whose samples may be guided all the same, and `sample` in all others."""
 
 
 class RewriterSettings(Settings):

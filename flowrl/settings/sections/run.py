@@ -227,6 +227,20 @@ class Run(Settings):
         return self.model.guidance.sample if e.guidance is None else e.guidance
 
     @property
+    def training_guidance(self) -> GuidanceScale:
+        """Guidance scale of the rows on which the loss is computed; None is the pipeline's own."""
+        own = self.model.guidance
+        if own.train != "auto":
+            return own.train
+        return "none" if isinstance(self.algorithm().likelihood, Matching) else own.sample
+
+    @property
+    def trained_model(self) -> ModelSettings:
+        """The model's settings with the guidance of training as a scale."""
+        guidance = self.model.guidance.model_copy(update={"train": self.training_guidance})
+        return self.model.model_copy(update={"guidance": guidance})
+
+    @property
     def evaluation_size(self) -> dict[str, int]:
         """Height, width and frames of evaluations, each only if it differs from training's."""
         own = {name: getattr(self.evaluate, name) for name in SIZES}

@@ -33,7 +33,7 @@ model.lora.targets: linear layers that get an adapter
     | | model.target_modules | lora_target_modules | | target_modules
 model.guidance.sample: scale of classifier-free guidance in sampling; `none` is without
     sample.guidance_scale | cfg_infer | train.guidance_scale | | | guidance_scale, true_cfg_scale
-model.guidance.train: scale of classifier-free guidance in training; `none` is without
+model.guidance.train: the same in training; `auto` follows the recipe, `none` is without
     train.cfg | | | | |
 model.height: height of a sample in pixels
     resolution | h | train.resolution | | | height

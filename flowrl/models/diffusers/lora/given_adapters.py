@@ -50,8 +50,19 @@ def merge_adapters(pipe: Any, adapters: Sequence[FrozenAdapter]) -> None:
         with in_diffusers_format(pipe, each.path, place, plain=False) as read:
             load_whole(pipe, read, FROZEN, place, each.path, second=second)
         filled = [name for name, module in _loadable(pipe).items() if _layers(module)]
+        if not any(_changes(layer) for name in filled for layer in _layers(pipe.components[name])):
+            raise UserError(
+                f"{place}: {each.path} changes nothing, since a matrix of each of its products is "
+                "0 (an adapter that was never trained); leave it out, or name another file"
+            )
         pipe.fuse_lora(components=filled, lora_scale=each.scale, adapter_names=[FROZEN])
         pipe.unload_lora_weights()
+
+
+def _changes(layer: BaseTunerLayer) -> bool:
+    """Whether a layer's adapter adds anything: all of its matrices have values."""
+    matrices = [p for name, p in layer.named_parameters() if f".{FROZEN}." in f"{name}."]
+    return all(bool(p.detach().count_nonzero()) for p in matrices)
 
 
 def begin_from(pipe: Any, denoisers: Mapping[str, nn.Module], source: str) -> None:

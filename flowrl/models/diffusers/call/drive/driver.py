@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.models.cache_utils import CacheMixin
 from torch import Tensor, nn
 
@@ -57,6 +58,8 @@ from samplers.layout import Layout
 
 DENOISERS = ("transformer", "transformer_2", "unet")
 ENCODERS = ("encode_prompt", "_encode_prompt")  # methods that encode prompts, the newer name first
+GUIDER = "guider"  # a component that guides, in place of an argument of the call
+GUIDER_OFF = 0.0  # the scale that stands for a guider which is switched off
 NEVER_STOP = 2**31  # of a denoiser that stays stubbed
 
 
@@ -73,6 +76,8 @@ class Driver:
         self.logger = logging.getLogger(type(pipe).__module__)
         self.control = Control()
         self.scheduler = stand_in(scheduler, self.control)
+        guider = vars(pipe).get(GUIDER)
+        self.guider = guider if isinstance(guider, BaseGuidance) else None
         self.memo: Memo | None = Memo(pipe)  # None: no call encodes images
         self.behind = 0  # times that the loop cuts off at the end of its list
         self.stubs = Stubs(self.denoisers)
@@ -264,6 +269,9 @@ class Driver:
     ) -> Any:
         """Return the call's result, or the Stop that ended it (without its frames)."""
         self._refuse_caches()
+        if self.guider is not None and GUIDER in arguments:
+            arguments = {name: value for name, value in arguments.items() if name != GUIDER}
+            patches = [*patches, Patch(self.pipe, GUIDER, self.guider.new(enabled=False))]
         vars(self.control).update(vars(control))
         self.control.layout = self.layout
         finished = False

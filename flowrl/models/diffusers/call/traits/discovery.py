@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.drive.driver import Driver
+from flowrl.models.diffusers.call.drive.driver import GUIDER, GUIDER_OFF, Driver
 from flowrl.models.diffusers.call.drive.latents import Entry, PartEntries, PipelineCall, Target
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own
 from flowrl.models.diffusers.call.inputs import columns
@@ -68,6 +68,7 @@ class Traits:
     shared     the user's images, which all rows share
     kind       the quantity that its model predicts
     guidance   the argument that sets the guidance scale; None without such an argument
+    guider     whether a component guides instead, which calls can leave out
     steps      of a trial call
     required   placeholders for required images
     encodings  encodings by the names of a row's own arguments
@@ -93,6 +94,7 @@ class Traits:
     kind: ModelOutput
     guidance: str | None
     steps: int
+    guider: bool = False
     required: Extra = field(default_factory=dict)
     encodings: Mapping[tuple[str, ...], Encoding] = field(default_factory=dict)
     blank: Conditioning = Conditioning(SINGLE, ([()],), (SHORT_PROMPT,))
@@ -138,6 +140,8 @@ class Traits:
             texts = [name for name in given if columns.TEXT_COLUMNS.fullmatch(name) and given[name]]
             given |= {name: given[name][0] for name in texts}
         if guidance is not None:
+            if self.guidance is None and self.guider and guidance == GUIDER_OFF:
+                return given | {GUIDER: GUIDER_OFF}
             if self.guidance is None:
                 raise UserError(f"{self.name} takes no guidance: leave guidance out (null)")
             given[self.guidance] = float(guidance)
@@ -172,6 +176,7 @@ def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None)
         kind,
         guidance,
         steps if levels is None else levels.trial,
+        guider=guidance is None and driver.guider is not None,
         levels=levels,
         sign=-1 if kind == "inverted" else 1,
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.drive.driver import Driver
+from flowrl.models.diffusers.call.drive.driver import GUIDER_OFF, Driver
 from flowrl.models.diffusers.call.drive.latents import PipelineCall, Target
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own
 from flowrl.models.diffusers.call.inputs.conditioning import SHORT_PROMPT
@@ -46,7 +46,8 @@ def neutral_scale(driver: Driver, traits: Traits) -> float | None:
     """The cheapest guidance scale at which the negative prompt has no effect.
 
     None for a pipeline without an argument for it; 1 for a model that takes the scale as an input,
-    in one evaluation. Raises UserError if guidance cannot be switched off.
+    in one evaluation; GUIDER_OFF for a guider, which is then switched off in the call. Raises
+    UserError if guidance cannot be switched off.
     """
     with its_own(traits.name, traits.call):
         return _neutral_scale(driver, traits)
@@ -57,6 +58,8 @@ def _neutral_scale(driver: Driver, traits: Traits) -> float | None:
         rows = _first_velocity(driver, traits, None)[1]
         if rows == 1:
             return None
+        if traits.guider and _first_velocity(driver, traits, GUIDER_OFF)[1] == 1:
+            return GUIDER_OFF
         raise UserError(
             f"guidance none: a component of {traits.name} makes {rows} evaluations per row, and "
             "its call takes no scale: change that component, or leave guidance out (null)"
