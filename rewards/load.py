@@ -331,6 +331,39 @@ def _named_within(value: Any, at: str) -> Iterator[Thing]:
         yield Thing(at, value, CODE_FILE)
 
 
+def rewards_within(
+    name: str, settings: Mapping[str, Any], want: Want = "load"
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A reward and its members, each by name with its settings. Imports no user's file: in the
+    settings of a user's function, a mapping with the name of a reward counts as one.
+
+    ValueError for a member that is no reward, as `check_reward` raises.
+    """
+    yield name, settings
+    if own_name(name) is not None:
+        yield from _rewards_in(settings)
+        return
+    if name not in names():
+        return
+    for setting, parameter in _parameters(name, want).items():
+        kind, value = _nested(parameter.annotation), settings.get(setting)
+        if kind is not None and value is not None:
+            for spec in _specs(setting, _unnamed(setting, value, parameter.annotation), kind):
+                yield from rewards_within(*spec, "judge" if kind is Judge else "load")
+
+
+def _rewards_in(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rewards that settings of a user's function name."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get("name"), str) and value["name"] in names():
+            yield from rewards_within(*_spec(value))
+        for each in value.values():
+            yield from _rewards_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _rewards_in(each)
+
+
 def _nested(annotation: Any) -> Any:
     """Reward or Judge if the annotation is one of them, several, or one or None; otherwise None."""
     if annotation in (Reward, Judge):

@@ -25,6 +25,7 @@ from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.read import dump, run_from
 from rewards.load import own_name
 from rewards.perception.files import READER
+from rewards.rules import RULES, changed_rules
 from samplers import Plan
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -46,6 +47,7 @@ class StartRecord:
     texts_by_length: bool = False  # in calls of the update: older versions took the order of draws
     media_reader: int = 1  # the version by which files of images and videos are read
     turns_by_template: bool = False  # where turns end: older versions asked the tokenizer
+    reward_rules: int = 1  # the version of the rules of flowrl's rewards
 
     @classmethod
     def of(cls, run: Run, processes: int) -> "StartRecord":
@@ -62,6 +64,7 @@ class StartRecord:
             texts_by_length=True,
             media_reader=READER,
             turns_by_template=True,
+            reward_rules=RULES,
         )
 
     @classmethod
@@ -132,12 +135,28 @@ def _moved(before: StartRecord | None, run: Run) -> Iterator[str]:
         )
     if not (before and before.turns_by_template):
         yield from _ends(run)
+    for clause in rules_changed_since(before, run):
+        yield (
+            f"the checkpoint is from an older version, whose rule of a reward was another: {clause}"
+            "; results differ from those of an uninterrupted run where it matters"
+        )
     plans = [plan for plan in run.algorithm().plans if isinstance(plan, Plan)]
     if not (before and before.shared_states) and any(plan.shares_states for plan in plans):
         yield (
             "the checkpoint is from an older version: samples that continue from the same state "
             "now stay in one optimizer step, so results differ from those of an uninterrupted run"
         )
+
+
+def rules_changed_since(before: StartRecord | None, run: Run) -> list[str]:
+    """A clause for each rule of the run's rewards that has changed since a checkpoint."""
+    version = 1 if before is None else before.reward_rules
+    clauses = [
+        clause
+        for spec in (*run.rewards, *run.judges, *run.intermediate_rewards)
+        for clause in changed_rules(spec.name, spec.settings, version)
+    ]
+    return list(dict.fromkeys(clauses))
 
 
 def _reads_media(run: Run) -> bool:
