@@ -32,6 +32,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from rewards.checks.settings import call_with, function_parameters, settings_of
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
+from rewards.checks.winnable import KnowsWinnable
 from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
 from rewards.types import Judge, Reward
 from rewards.user_function import (
@@ -350,6 +351,17 @@ def rewards_within(
         if kind is not None and value is not None:
             for spec in _specs(setting, _unnamed(setting, value, parameter.annotation), kind):
                 yield from rewards_within(*spec, "judge" if kind is Judge else "load")
+
+
+def may_know(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a reward, or a member of it, may know which rows can be won (`KnowsWinnable`), by the
+    classes of its module. Its weights are not loaded."""
+    for member, _ in rewards_within(name, settings):
+        module, function = _found(member)
+        kinds = [vars(module).get(function)] if function else list(vars(module).values())
+        if any(isinstance(kind, type) and issubclass(kind, KnowsWinnable) for kind in kinds):
+            return True
+    return False
 
 
 def _rewards_in(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -16,7 +16,6 @@ from tests.support.runs import flowrl
 CONCERNED: list[dict[str, Any]] = [
     {},
     {"find": "boxed"},
-    {"find": "boxed"},
     {"find": "tag"},
     {"find": "last_number"},
     {"kind": "boxed"},

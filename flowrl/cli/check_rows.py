@@ -1,0 +1,43 @@
+"""`flowrl plan --check-rows`: which training rows can be won."""
+
+from collections import Counter
+
+from flowrl.paths import cache_folder
+from flowrl.session.row_checks import (
+    CACHE,
+    PLACE,
+    KeptAnswers,
+    RowAnswers,
+    askers_of,
+    lost_of,
+    place_of,
+    refusal,
+)
+from flowrl.session.session import load_rewards
+from flowrl.settings import Run
+from rewards.load import may_know
+
+
+def check_rows(run: Run) -> bool:
+    """Print how many rows can be won, and those that cannot. Returns whether a start accepts them.
+
+    UserError if the prompts or a reward cannot be read.
+    """
+    specs = [spec for spec in run.rewards if may_know(spec.name, spec.settings)]
+    prompts, kept = run.prompts.read("train"), KeptAnswers([cache_folder() / CACHE])
+    if not specs:
+        print(f"{PLACE}: no reward says whether its rows can be won")
+        return True
+    kept.read()
+    found = RowAnswers(prompts, askers_of(load_rewards(specs)), kept).every(range(len(prompts)))
+    count, lost = Counter(one.answer for one in found.values()), lost_of(found)
+    print(
+        f"{PLACE}: {count['yes']} rows can be won, {count['no']} cannot, and of {count['unknown']} "
+        "there is no reference"
+    )
+    for row, why in sorted(lost.items()):
+        print(f"cannot be won: {place_of(prompts, row)}: {why}")
+    refused = bool(lost) and run.prompts.unwinnable == "refuse"
+    if refused:
+        print(f"before training: {refusal(prompts, lost)}")
+    return not refused
