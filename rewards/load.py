@@ -30,9 +30,9 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from rewards.checks.settings import call_with, function_parameters, settings_of
+from rewards.checks.winnable import KnowsWinnable
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
-from rewards.checks.winnable import KnowsWinnable
 from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
 from rewards.types import Judge, Reward
 from rewards.user_function import (

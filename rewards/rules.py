@@ -38,8 +38,8 @@ CHANGES = (
         "the program is the last block that says it is Python, else the last one without a "
         "language that does something (before: the last block); programs run as Python's scripts "
         "do; rows with fn_name or testtype: functional call the function (before: they read "
-        "input) and may use Python's library without importing it; printed numbers with a fraction are "
-        "compared as numbers (before: as texts); a sample whose tests the judge cannot run is "
+        "input) and may use Python's library without importing it; printed numbers with a fraction "
+        "are compared as numbers (before: as texts); a sample whose tests the judge cannot run is "
         "unscored (before: 0)",
     ),
     Change(
@@ -47,8 +47,8 @@ CHANGES = (
         "math_answer",
         "the last box is the answer (before: neighbouring boxes were one set), answers with the "
         "same text are equal, money, thousands and repeating decimals are read, and a right "
-        "answer that no text matches leaves its samples unscored (before: it ended the run); lists, "
-        "bases, arrays and 4.5e3 are read, and of several formulas all belong to the answer",
+        "answer that no text matches leaves its samples unscored (before: it ended the run); "
+        "lists, bases, arrays and 4.5e3 are read, and of several formulas all are the answer",
     ),
     Change(
         2,

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from flowrl.paths import cache_folder
-from flowrl.session.row_checks import (
+from flowrl.session.row_answers import (
     CACHE,
     PLACE,
     KeptAnswers,
@@ -11,8 +11,8 @@ from flowrl.session.row_checks import (
     askers_of,
     lost_of,
     place_of,
-    refusal,
 )
+from flowrl.session.row_checks import refusal
 from flowrl.session.session import load_rewards
 from flowrl.settings import Run
 from rewards.load import may_know

@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
 _PACKED = re.compile(r"e[A-Za-z0-9+/\s]{16,}={0,2}\s*")  # base64 of zlib's first byte, 0x78
 _MOST_BYTES = 2**28  # of tests, unpacked
 

@@ -71,8 +71,8 @@ from functools import *
 from operator import *
 from builtins import *
 from typing import *
-import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator, random
-import re, statistics, string, sys
+import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator
+import random, re, statistics, string, sys
 """
 """What the judges of APPS and LiveCodeBench import before a program whose function they call
 (hendrycks/apps, eval/testing_util.py; LiveCodeBench, lcb_runner/evaluation/testing_util.py), from

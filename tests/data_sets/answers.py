@@ -205,7 +205,7 @@ FORMS: dict[str, AnswerForm] = {
              boxed(r"p(1)=1 / 4, p(0)=3 / 4, \text{ and } p(z)=0 \text{ otherwise}"),
              boxed("p(z)=0", "0")),
             (college(r"$.72 \mathrm{~m}$"), boxed("0.72", r".72 \mathrm{~m}"), boxed("72")),
-            (college(r"$\{x \mid x<0\}$"), boxed(r"\{x \mid x<0\}", r"(-\infty, 0)"),
+            (college(r"$\{x \mid x<0\}$"), boxed(r"\{x \mid x<0\}", r"\{ x | x < 0 \}"),
              boxed(r"(0,\infty)")),
             (college("$1 / 12$"), boxed(r"\frac{1}{12}"), boxed("12")),
             (college(r"$\frac{\sin ^{3} t}{3}+C$"), boxed(r"\frac{1}{3}\sin^3 t + C"),
@@ -221,8 +221,8 @@ FORMS: dict[str, AnswerForm] = {
              (*boxed("43"), "Answer: 3")),
             (verl("math_dapo", "-7", "MATH"), (*boxed("-7"), "Answer: -7"), boxed("7")),
         ),
-        "BytedTsinghua-SIA/DAPO-Math-17k, as verl's recipe/dapo reads it: parquet with chats, whole "
-        "numbers, and Answer: in the last line",
+        "BytedTsinghua-SIA/DAPO-Math-17k, as verl's recipe/dapo reads it: parquet with chats, "
+        "whole numbers, and Answer: in the last line",
         reward=NESTED,
         suffix="parquet",
     ),

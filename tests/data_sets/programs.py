@@ -33,7 +33,10 @@ METHOD = """class Solution:
 """
 FUNCTION = "def longest(words):\n    return max(map(len, words))\n"
 FIRST = "def longest(words):\n    return len(words[0])\n"
-SHOUTING = "class Solution:\n    def longest(self, words):\n        return str(max(map(len, words)))\n"
+SHOUTING = """class Solution:
+    def longest(self, words):
+        return str(max(map(len, words)))
+"""
 PAIR = "def ends(items):\n    return items[0], items[-1]\n"
 PAIRS = "def ends(items):\n    return [(items[0], items[-1])]\n"
 WRONG_PAIR = "def ends(items):\n    return items[-1], items[0]\n"
@@ -222,7 +225,8 @@ FORMS: dict[str, ProgramForm] = {
         (
             (kodcode("from solution import longest\n\ndef test_longest():\n"
                      '    assert longest(["ab", "c"]) == 2\n\ndef test_one():\n'
-                     '    assert longest(["abc"]) == 3\n', FUNCTION), (FUNCTION,), (FIRST + "1/0\n",)),
+                     '    assert longest(["abc"]) == 3\n', FUNCTION), (FUNCTION,),
+             (FIRST + "1/0\n",)),
             (kodcode("import pytest\nfrom solution import longest\n\ndef test_none():\n"
                      "    with pytest.raises(ValueError):\n        longest([])\n", FUNCTION),
              (FUNCTION,), (FIRST,)),

@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from flowrl.errors import UserError
+from flowrl.models.image_check import ImageRows
 from flowrl.run.save import checkpoint
 from flowrl.session import row_checks
-from flowrl.session.row_checks import RECORD, read_lines, with_rows_checked
+from flowrl.session.row_answers import read_lines
+from flowrl.session.row_checks import RECORD, with_rows_checked
 from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings.read import run_from
+from rewards.perception.files import check_image_file
 from rewards.sandbox import run as sandbox
 from tests.support import runs, text_runs
 from tests.support.runs import flowrl
@@ -48,6 +52,7 @@ def config(
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tree["prompts"] = {"train": str(file), "per_iteration": 2} | prompts
     tree["rewards"] = [reward]
+    tree["train"]["on_failure"] = "skip_group"  # of rows without an answer
     del tree["evaluate"]
     return runs.write(tree, folder)
 
@@ -169,3 +174,29 @@ def test_when_every_row_of_an_iteration_is_lost_the_rows_stay(model, tmp_path, m
             config(model, tmp_path, [ANSWERS[1]] * 2, "math_answer", unwinnable="leave_out"),
             tmp_path / "none",
         )
+
+
+def test_images_beyond_those_decoded_at_the_start_are_decoded_before_their_row(tmp_path):
+    for name in ("whole.png", "cut.png"):
+        Image.effect_noise((32, 32), 60.0).convert("RGB").save(tmp_path / name)
+    cut = tmp_path / "cut.png"
+    cut.write_bytes(cut.read_bytes()[:900])
+    check_image_file(cut)  # its header is whole
+    rows = [{"image": str(tmp_path / name)} for name in ("whole.png", "cut.png")]
+    rows += [{"image": {"bytes": cut.read_bytes(), "path": None}}, {"image": None}]
+    told, asked = ImageRows(("image",)), [""] * len(rows)
+    assert [one.answer for one in told.winnable(asked, rows)] == ["yes", "no", "no", "yes"]
+    keys = told.answer_keys(asked, rows)
+    assert keys[3] is None and len(set(keys)) == 4
+    cut.write_bytes((tmp_path / "whole.png").read_bytes())  # a repaired file is asked again
+    assert told.answer_keys(asked, rows)[1] != keys[1]
+
+
+@pytest.mark.parametrize("mode", ["refuse", "leave_out"])
+def test_plan_asks_all_rows(model, tmp_path, capsys, mode):
+    file = config(model, tmp_path, PROGRAMS, CODE, unwinnable=mode)
+    assert flowrl("plan", file, "--check-rows") == (mode == "refuse")
+    out = capsys.readouterr().out
+    assert "4 rows can be won, 2 cannot, and of 0 there is no reference" in out
+    assert out.count("cannot be won: ") == 2 and "line 4 ('d :')" in out
+    assert ("before training: prompts.train: nothing can win" in out) == (mode == "refuse")

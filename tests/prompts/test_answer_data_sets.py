@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.session.row_checks import KeptAnswers, RowAnswers, askers_of
+from flowrl.session.row_answers import KeptAnswers, RowAnswers, askers_of
 from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec
 from flowrl.settings.sections.data import PromptFiles
