@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import PartialState
 
+from flowrl.errors import UserError
 from flowrl.processes.meeting import agreed
 from flowrl.prompts import Draws, PromptSet
 from flowrl.prompts.prompt_set import PromptRow
@@ -110,16 +111,21 @@ class RowAnswers:
         """By row: no with the first reason, if a reward says so; else yes, if one does."""
         every: dict[int, Winnable] = dict.fromkeys(rows, Winnable("unknown"))
         for asker in self.askers if rows else ():
-            keys = dict(zip(rows, self._keys(asker, rows), strict=True))
-            quick = [row for row, key in keys.items() if key is None]
-            found = dict(zip(quick, self._answers(asker, quick), strict=True))
-            if slowly:
-                found |= self._kept_or_asked(asker, keys)
+            try:
+                found = self._answers_of(asker, rows, slowly)
+            except ValueError as error:
+                raise UserError(f"reward {asker.label}: {error}") from error
             for row, one in found.items():
                 said = replace(one, why=f"{asker.label}: {one.why}") if one.why else one
                 if RANK[said.answer] > RANK[every[row].answer]:
                     every[row] = said
         return every
+
+    def _answers_of(self, asker: Asker, rows: Sequence[int], slowly: bool) -> dict[int, Winnable]:
+        keys = dict(zip(rows, self._keys(asker, rows), strict=True))
+        quick = [row for row, key in keys.items() if key is None]
+        found = dict(zip(quick, self._answers(asker, quick), strict=True))
+        return found | self._kept_or_asked(asker, keys) if slowly else found
 
     def _keys(self, asker: Asker, rows: Sequence[int]) -> list[str | None]:
         if not isinstance(asker.knows, KnowsSlowly):

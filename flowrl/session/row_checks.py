@@ -36,7 +36,6 @@ from flowrl.session.row_answers import (
     read_lines,
 )
 from flowrl.session.session import Session
-from flowrl.session.start_record import prompt_digests
 from flowrl.settings import Run
 
 RECORD = "row_checks.jsonl"  # in a run's folder
@@ -75,7 +74,8 @@ def _at_start(session: Session, answers: RowAnswers, begun: bool) -> list[int] |
     """The rows that a run never draws; None for a run that draws all of them."""
     answers.kept.read()
     run, prompts, record = session.run, session.prompts, session.folder / RECORD
-    digest = dict(prompt_digests(run)).get(PLACE, "")
+    assert session.start_record is not None, "the main process has one"
+    digest = session.start_record.prompts.get(PLACE, "")
     recorded = _recorded(record, digest, len(prompts))
     if recorded is not None:
         return recorded

@@ -5,8 +5,10 @@ was read. Not found, and so not here: multiple choice (their answers are letters
 `exact_answer` compares), and the proofs of OlympiadBench, which have no answer.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 QUESTION = "How long is the rope?"
@@ -110,6 +112,19 @@ def open_r1(answer: str) -> dict[str, Any]:
     }
 
 
+def xlam(*calls: Mapping[str, Any]) -> dict[str, Any]:
+    tools = [
+        {
+            "name": "measure",
+            "description": "Measures.",
+            "parameters": {"of": {"description": "what", "type": "str"}},
+        }
+    ]
+    return {"id": 0, "query": QUESTION, "answers": json.dumps(calls), "tools": json.dumps(tools)}
+
+
+ROPE = {"name": "measure", "arguments": {"of": "rope", "unit": "m"}}
+LINE = {"name": "measure", "arguments": {"of": "line"}}
 NESTED = {"name": "math_answer", "column": "reward_model.ground_truth"}
 
 FORMS: dict[str, AnswerForm] = {
@@ -258,6 +273,15 @@ FORMS: dict[str, AnswerForm] = {
         "BytedTsinghua-SIA/AIME-2024: the form of DAPO-Math; answers have up to three digits",
         reward=NESTED,
         suffix="parquet",
+    ),
+    "xLAM": AnswerForm(
+        (
+            (xlam(ROPE), (json.dumps([ROPE], indent=1),), (json.dumps([LINE]), "measure(rope)")),
+            (xlam(ROPE, LINE), (json.dumps([LINE, ROPE]),), (json.dumps([ROPE]),)),
+        ),
+        "Salesforce/xlam-function-calling-60k, as its loaders read it: answers and tools are JSON",
+        {"column": "query"},
+        {"name": f"{Path(__file__).with_name('calls.py')}:same_calls"},
     ),
     "geometry3k": AnswerForm(
         (

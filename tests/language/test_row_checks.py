@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 
@@ -20,7 +21,7 @@ from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings.read import run_from
 from rewards.perception.files import check_image_file
 from rewards.sandbox import run as sandbox
-from tests.support import runs, text_runs
+from tests.support import process_runs, runs, text_runs
 from tests.support.runs import flowrl
 
 RIGHT, WRONG = "def f(a):\n    return a + 1\n", "def f(a):\n    return a\n"
@@ -192,6 +193,12 @@ def test_images_beyond_those_decoded_at_the_start_are_decoded_before_their_row(t
     assert told.answer_keys(asked, rows)[1] != keys[1]
 
 
+def test_a_row_without_a_reward_is_one_sentence(model, tmp_path):
+    reward = {"name": "by_row", "column": "prompt", "rewards": {"a :": "exact_answer"}}
+    with pytest.raises(UserError, match=r"^reward by_row: .*row 2 .*add one, or set"):
+        opened(config(model, tmp_path, ANSWERS, reward), tmp_path / "run")
+
+
 @pytest.mark.parametrize("mode", ["refuse", "leave_out"])
 def test_plan_asks_all_rows(model, tmp_path, capsys, mode):
     file = config(model, tmp_path, PROGRAMS, CODE, unwinnable=mode)
@@ -200,3 +207,66 @@ def test_plan_asks_all_rows(model, tmp_path, capsys, mode):
     assert "4 rows can be won, 2 cannot, and of 0 there is no reference" in out
     assert out.count("cannot be won: ") == 2 and "line 4 ('d :')" in out
     assert ("before training: prompts.train: nothing can win" in out) == (mode == "refuse")
+
+
+SEEN = '''
+import os
+from pathlib import Path
+
+
+def seen(samples):
+    """The length of each text; the prompts are written down."""
+    with (Path(__file__).parent / f"seen-{os.getpid()}.txt").open("a") as out:
+        out.writelines(f"{prompt}\\n" for prompt in samples.prompts)
+    return [float(len(text)) for text in samples.media]
+'''
+
+
+def watched(model: Path, folder: Path, **more: Any) -> Path:
+    """A run of programs whose prompts are written down; none is tried at the start."""
+    folder.mkdir()
+    file = config(model, folder, [*PROGRAMS, program("g", RIGHT), program("h", None)], CODE)
+    tree = yaml.safe_load(file.read_text())
+    (folder / "seen.py").write_text(SEEN)
+    tree["rewards"] = [CODE | {"weight": 0.0}, {"name": f"{folder / 'seen.py'}:seen"}]
+    tree["train"] |= {"iterations": 6, "self_test": "off"}
+    tree["checkpoint"] = {"every": 1, "keep": 6}
+    return runs.write(tree | more, folder)
+
+
+def seen_by(folder: Path) -> list[str]:
+    return sorted(
+        line for file in folder.glob("seen-*.txt") for line in file.read_text().splitlines()
+    )
+
+
+@pytest.mark.slow
+def test_processes_lags_and_a_resume_leave_out_the_same_rows(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(row_checks, "FIRST", 0)
+    monkeypatch.setattr(row_checks, "cache_folder", lambda: tmp_path / "none")
+    whole = watched(model, tmp_path / "whole")
+    assert flowrl("train", whole, "--folder", tmp_path / "whole" / "run") == 0
+    every = seen_by(tmp_path / "whole")
+    assert every and not set(every) & LOST
+
+    broken = watched(model, tmp_path / "broken")
+    folder = tmp_path / "broken" / "run"
+    assert flowrl("train", broken, "--folder", folder, "--train.iterations", "3") == 0
+    assert flowrl("train", "--resume", folder, "--train.iterations", "6") == 0
+    assert seen_by(tmp_path / "broken") == every
+    assert same_files(tmp_path / "whole" / "run", folder)
+
+    late = watched(model, tmp_path / "late", workers={"lag": 1})
+    assert flowrl("train", late, "--folder", tmp_path / "late" / "run") == 0
+    assert set(seen_by(tmp_path / "late")) <= set(every)
+
+    two = watched(model, tmp_path / "two")
+    words = ("-m", "flowrl", "train", two, "--folder", tmp_path / "two" / "run")
+    launched = process_runs.launch(process_runs.DDP, *words, "--prompts.unwinnable", "leave_out")
+    assert launched.returncode == 0, launched.stdout
+    assert seen_by(tmp_path / "two") == every
+
+
+def same_files(a: Path, b: Path) -> bool:
+    first, second = runs.weights(a), runs.weights(b)
+    return all(torch.equal(first[name], second[name]) for name in first)
