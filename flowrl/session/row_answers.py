@@ -225,4 +225,6 @@ def place_of(prompts: PromptSet, row: int) -> str:
     meta = prompts.meta[row]
     place = meta.place if isinstance(meta, PromptRow) else f"row {row + 1}"
     text = " ".join(prompts.texts[row].split())
-    return f"{place.removeprefix(f'{PLACE}: ')} ({text[:40]!r})"
+    for prefix in (PLACE, "prompts.held_out"):
+        place = place.removeprefix(f"{prefix}: ")
+    return f"{place} ({text[:40]!r})"

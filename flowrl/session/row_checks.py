@@ -62,6 +62,14 @@ def with_rows_checked(session: Session, begun: bool) -> Session:
     return replace(session, prompts=answers.prompts, placing=placing)
 
 
+def _warn_of_held_out(session: Session, prompts: PromptSet) -> None:
+    """Held-out rows stay: without them later scores could not be compared with earlier ones."""
+    judges = askers_of(session.judges)
+    lost = lost_of(RowAnswers(prompts, judges, KeptAnswers([])).at_once())
+    if lost:
+        session.terminal.warn(f"{_sentence(prompts, lost, 'prompts.held_out')}; they are kept")
+
+
 def _image_askers(session: Session) -> list[Asker]:
     """The files of images that the model takes from the rows."""
     model = session.run.model
@@ -79,14 +87,18 @@ def _at_start(session: Session, answers: RowAnswers, begun: bool) -> list[int] |
     recorded = _recorded(record, digest, len(prompts))
     if recorded is not None:
         return recorded
+    if session.held_out is not None:
+        _warn_of_held_out(session, session.held_out)
     lost, mode = lost_of(answers.at_once()), run.prompts.unwinnable
     if mode == "keep" or (begun and not any("left_out" in line for line in read_lines(record))):
         if lost:
             why = "" if mode == "keep" else ", as when the run was begun"
             session.terminal.warn(f"{_sentence(prompts, lost)}; they are kept{why}")
         return None
-    found = lost | lost_of(answers.every(_first_rows(run, prompts, lost)))
-    if mode == "refuse" and not begun and found:
+    refuses = mode == "refuse" and not begun
+    drawn = prompts if refuses else prompts.without(lost, PLACE)
+    found = lost | lost_of(answers.every(_first_rows(run, drawn)))
+    if refuses and found:
         raise UserError(refusal(prompts, found))
     append(record, {"prompts": digest, "left_out": sorted(lost)})
     if found:
@@ -103,8 +115,8 @@ def refusal(prompts: PromptSet, lost: Mapping[int, str]) -> str:
     )
 
 
-def _sentence(prompts: PromptSet, lost: Mapping[int, str]) -> str:
-    return f"{PLACE}: nothing can win {len(lost)} of {len(prompts)} rows: {named(prompts, lost)}"
+def _sentence(prompts: PromptSet, lost: Mapping[int, str], place: str = PLACE) -> str:
+    return f"{place}: nothing can win {len(lost)} of {len(prompts)} rows: {named(prompts, lost)}"
 
 
 def _recorded(record: Path, digest: str, count: int) -> list[int] | None:
@@ -118,8 +130,7 @@ def _recorded(record: Path, digest: str, count: int) -> list[int] | None:
     return found
 
 
-def _first_rows(run: Run, prompts: PromptSet, lost: Mapping[int, str]) -> list[int]:
+def _first_rows(run: Run, prompts: PromptSet) -> list[int]:
     """The rows of the first iterations, as a run without a budget draws them."""
-    drawn = prompts.without(lost, PLACE)
-    every = [drawn.draw(k, run.drawn, run.train.seed).rows for k in range(FIRST)]
+    every = [prompts.draw(k, run.drawn, run.train.seed).rows for k in range(FIRST)]
     return list(dict.fromkeys(row for rows in every for row in rows))

@@ -154,6 +154,18 @@ def test_a_run_that_was_begun_before_keeps_its_rows(model, tmp_path, capsys):
     assert checkpoint.newest(tmp_path / "run") is not None
 
 
+def test_held_out_rows_are_said_and_stay(model, tmp_path, capsys):
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in ANSWERS))
+    file = config(model, tmp_path, ANSWERS[:1], NUMBER, per_iteration=1, held_out=str(held_out))
+    session = opened(file, tmp_path / "run")
+    assert session.held_out is not None and len(session.held_out) == 5
+    assert not session.held_out.left_out
+    error = capsys.readouterr().err
+    assert error.count("prompts.held_out: nothing can win 3 of 5 rows") == 1
+    assert "held_out.jsonl, line 2 ('b :')" in error and "they are kept" in error
+
+
 def test_a_cut_line_of_the_record_is_asked_again(model, tmp_path, monkeypatch):
     monkeypatch.setattr(row_checks, "FIRST", 0)
     file = config(model, tmp_path, PROGRAMS, CODE)
@@ -170,6 +182,8 @@ def test_when_every_row_of_an_iteration_is_lost_the_rows_stay(model, tmp_path, m
     rows = [program(name, WRONG) for name in "abc"]
     session = opened(config(model, tmp_path, rows, CODE), tmp_path / "run")
     assert set(drawn(session, 3)) == {"a :", "b :", "c :"}
+    with pytest.raises(UserError, match="nothing can win 2 of 2 rows"):
+        opened(config(model, tmp_path, [ANSWERS[1]] * 2, NUMBER), tmp_path / "refused")
     with pytest.raises(UserError, match="no row is left"):
         opened(
             config(model, tmp_path, [ANSWERS[1]] * 2, "math_answer", unwinnable="leave_out"),
