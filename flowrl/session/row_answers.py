@@ -108,7 +108,8 @@ class RowAnswers:
         return self._asked(list(rows), slowly=True)
 
     def _asked(self, rows: Sequence[int], slowly: bool) -> dict[int, Winnable]:
-        """By row: no with the first reason, if a reward says so; else yes, if one does."""
+        """The answer of each row: no with the first reason, if a reward says so; else yes, if one
+        does."""
         every: dict[int, Winnable] = dict.fromkeys(rows, Winnable("unknown"))
         for asker in self.askers if rows else ():
             try:
