@@ -1,7 +1,7 @@
 """Rules of rewards that later versions have changed: a run that was begun before says so.
 
-A run records `RULES`, the version of the rules of all rewards. When a rule changes, `RULES` is
-raised and a line is added to `CHANGES`.
+A run records `RULES_VERSION`, the version of the rules of all rewards. When a rule changes, `RULES_VERSION` is
+raised and a line is added to `RULE_CHANGES`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rewards.load import Want, rewards_within
 
-RULES = 2
+RULES_VERSION = 2
 
 
 class Change(NamedTuple):
@@ -31,7 +31,7 @@ def _finds(*ways: str) -> Callable[[Mapping[str, Any]], bool]:
     return lambda settings: settings.get("find", "all") in ways
 
 
-CHANGES = (
+RULE_CHANGES = (
     Change(
         2,
         "code_tests",
@@ -84,6 +84,6 @@ def changed_rules(
     """A clause for each rule of a reward and of its members that has changed since a version of
     the rules, beginning with the reward's name. Imports no user's file."""
     for member, own in rewards_within(name, settings, want):
-        for change in CHANGES:
+        for change in RULE_CHANGES:
             if change.reward == member and change.since > version and change.concerns(own):
                 yield f"{member}: {change.what}"

@@ -153,7 +153,7 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     run = override(read_run(run_file(str(path))), options)
     check_plan(run)
     quiet()
-    from flowrl.cli.check_rows import check_rows
+    from flowrl.cli.check_rows import report_rows
     from flowrl.cli.plan import describe_run, open_points
     from flowrl.estimate import fit
     from flowrl.estimate import time as time_estimate
@@ -172,7 +172,7 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
         print(line)
     for point in open_points(run):
         print(f"before training: {point}")
-    won = not given.check_rows or check_rows(run)
+    won = not given.check_rows or report_rows(run)
     return fit.fits(run, limit, given.iteration) and won
 
 

@@ -16,14 +16,14 @@ from flowrl.prompts.prompt_set import PromptRow
 from flowrl.session.atomic import flushed
 from rewards import Reward
 from rewards.checks.winnable import KnowsSlowly, KnowsWinnable, Winnable
-from rewards.rules import RULES
+from rewards.rules import RULES_VERSION
 from rewards.types import parts_of
 from samplers.noise import generator
 
-CACHE = "row_answers.jsonl"  # in flowrl's cache
+ANSWERS_FILE = "row_answers.jsonl"  # in flowrl's cache
 RANK = {"unknown": 0, "yes": 1, "no": 2}  # of answers, when several rewards have one
 SHOWN = 10  # rows that a message names
-PLACE = "prompts.train"
+TRAINING_ROWS = "prompts.train"
 
 
 class Asker(NamedTuple):
@@ -132,7 +132,7 @@ class RowAnswers:
         if not isinstance(asker.knows, KnowsSlowly):
             return [None] * len(rows)
         keys = asker.knows.answer_keys(*self.prompts.take(rows))
-        return [None if key is None else f"{RULES}:{key}" for key in keys]
+        return [None if key is None else f"{RULES_VERSION}:{key}" for key in keys]
 
     def _kept_or_asked(self, asker: Asker, keys: Mapping[int, str | None]) -> dict[int, Winnable]:
         slow = {row: key for row, key in keys.items() if key is not None}
@@ -166,7 +166,7 @@ class WinnableDraws:
     seed: int
     state: PartialState
     say: Callable[[str], None]
-    place: str = PLACE
+    place: str = TRAINING_ROWS
     lost: dict[int, str] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)
 
@@ -209,23 +209,23 @@ class WinnableDraws:
         if lost:
             these = "this row" if len(lost) == 1 else "these rows"
             self.say(
-                f"{self.place}, iteration {iteration + 1}: {named(self.answers.prompts, lost)}; "
+                f"{self.place}, iteration {iteration + 1}: {rows_named(self.answers.prompts, lost)}; "
                 f"nothing can win {these}, and other rows are drawn instead"
             )
 
 
-def named(prompts: PromptSet, rows: Mapping[int, str], most: int = SHOWN) -> str:
+def rows_named(prompts: PromptSet, rows: Mapping[int, str], most: int = SHOWN) -> str:
     """The first rows with their places and what is said of them, and the number of the others."""
     shown = sorted(rows)[:most]
     rest = f"; and {len(rows) - len(shown)} more" if len(rows) > len(shown) else ""
-    return "; ".join(f"{place_of(prompts, row)}: {rows[row]}" for row in shown) + rest
+    return "; ".join(f"{row_place(prompts, row)}: {rows[row]}" for row in shown) + rest
 
 
-def place_of(prompts: PromptSet, row: int) -> str:
+def row_place(prompts: PromptSet, row: int) -> str:
     """A row's file and line, and how its prompt begins."""
     meta = prompts.meta[row]
     place = meta.place if isinstance(meta, PromptRow) else f"row {row + 1}"
     text = " ".join(prompts.texts[row].split())
-    for prefix in (PLACE, "prompts.held_out"):
+    for prefix in (TRAINING_ROWS, "prompts.held_out"):
         place = place.removeprefix(f"{prefix}: ")
     return f"{place} ({text[:40]!r})"

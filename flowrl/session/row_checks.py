@@ -23,8 +23,8 @@ from flowrl.paths import cache_folder
 from flowrl.processes.meeting import agreed
 from flowrl.prompts import PromptSet
 from flowrl.session.row_answers import (
-    CACHE,
-    PLACE,
+    ANSWERS_FILE,
+    TRAINING_ROWS,
     Asker,
     KeptAnswers,
     RowAnswers,
@@ -32,8 +32,8 @@ from flowrl.session.row_answers import (
     append,
     askers_of,
     lost_of,
-    named,
     read_lines,
+    rows_named,
 )
 from flowrl.session.session import Session
 from flowrl.settings import Run
@@ -52,12 +52,12 @@ def with_rows_checked(session: Session, begun: bool) -> Session:
     askers = [*askers_of(session.rewards), *images]
     if not askers or session.draw_count == 0:
         return session
-    kept = KeptAnswers([session.folder / RECORD, cache_folder() / CACHE])
+    kept = KeptAnswers([session.folder / RECORD, cache_folder() / ANSWERS_FILE])
     answers, state = RowAnswers(session.prompts, askers, kept), PartialState()
     left_out = agreed(state, lambda: _at_start(session, answers, begun))
     if left_out is None:  # all rows are drawn but those that cannot be
         left_out, answers = [], replace(answers, askers=images)
-    answers = replace(answers, prompts=session.prompts.without(left_out, PLACE))
+    answers = replace(answers, prompts=session.prompts.without(left_out, TRAINING_ROWS))
     placing = WinnableDraws(answers, session.run.train.seed, state, session.terminal.warn)
     return replace(session, prompts=answers.prompts, placing=placing)
 
@@ -83,7 +83,7 @@ def _at_start(session: Session, answers: RowAnswers, begun: bool) -> list[int] |
     answers.kept.read()
     run, prompts, record = session.run, session.prompts, session.folder / RECORD
     assert session.start_record is not None, "the main process has one"
-    digest = session.start_record.prompts.get(PLACE, "")
+    digest = session.start_record.prompts.get(TRAINING_ROWS, "")
     recorded = _recorded(record, digest, len(prompts))
     if recorded is not None:
         return recorded
@@ -96,17 +96,17 @@ def _at_start(session: Session, answers: RowAnswers, begun: bool) -> list[int] |
             session.terminal.warn(f"{_sentence(prompts, lost)}; they are kept{why}")
         return None
     refuses = mode == "refuse" and not begun
-    drawn = prompts if refuses else prompts.without(lost, PLACE)
+    drawn = prompts if refuses else prompts.without(lost, TRAINING_ROWS)
     found = lost | lost_of(answers.every(_first_rows(run, drawn)))
     if refuses and found:
-        raise UserError(refusal(prompts, found))
+        raise UserError(refusal_of_rows(prompts, found))
     append(record, {"prompts": digest, "left_out": sorted(lost)})
     if found:
         session.terminal.say(f"{_sentence(prompts, found)}; they are left out")
     return sorted(lost)
 
 
-def refusal(prompts: PromptSet, lost: Mapping[int, str]) -> str:
+def refusal_of_rows(prompts: PromptSet, lost: Mapping[int, str]) -> str:
     """A sentence with the rows and both ways out."""
     return (
         f"{_sentence(prompts, lost)}; correct {'it' if len(lost) == 1 else 'them'}, or leave "
@@ -115,8 +115,10 @@ def refusal(prompts: PromptSet, lost: Mapping[int, str]) -> str:
     )
 
 
-def _sentence(prompts: PromptSet, lost: Mapping[int, str], place: str = PLACE) -> str:
-    return f"{place}: nothing can win {len(lost)} of {len(prompts)} rows: {named(prompts, lost)}"
+def _sentence(prompts: PromptSet, lost: Mapping[int, str], place: str = TRAINING_ROWS) -> str:
+    return (
+        f"{place}: nothing can win {len(lost)} of {len(prompts)} rows: {rows_named(prompts, lost)}"
+    )
 
 
 def _recorded(record: Path, digest: str, count: int) -> list[int] | None:

@@ -25,7 +25,7 @@ from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.read import dump, run_from
 from rewards.load import own_name
 from rewards.perception.files import READER
-from rewards.rules import RULES, changed_rules
+from rewards.rules import RULES_VERSION, changed_rules
 from samplers import Plan
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -64,7 +64,7 @@ class StartRecord:
             texts_by_length=True,
             media_reader=READER,
             turns_by_template=True,
-            reward_rules=RULES,
+            reward_rules=RULES_VERSION,
         )
 
     @classmethod

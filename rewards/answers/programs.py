@@ -55,7 +55,7 @@ def last_program(text: str) -> str | None:
     return None
 
 
-LIBRARY = """\
+LIBRARY_IMPORTS = """\
 from string import *
 from re import *
 from datetime import *
@@ -84,7 +84,7 @@ def with_library(code: str) -> str:
     """The program with names of Python's library that it may use without importing them. It still
     has its own where it defines or imports them."""
     first = "".join(_FUTURE.findall(code))
-    return first + LIBRARY + _FUTURE.sub("", code)
+    return first + LIBRARY_IMPORTS + _FUTURE.sub("", code)
 
 
 def _does_something(code: str) -> bool:

@@ -21,7 +21,7 @@ from rewards.perception.media import expect
 from rewards.types import Reward, Samples, cell
 
 _NUMBER = r"(?:(?<!\w)[-+])?\d(?:[\d,]*\d)?(?:\.\d+)?(?:/\d+)?"
-FORMS = {"boxed": r"\boxed{{{}}}", "tag": "<answer>{}</answer>", "hash": "#### {}"}
+ANSWER_FORMS = {"boxed": r"\boxed{{{}}}", "tag": "<answer>{}</answer>", "hash": "#### {}"}
 FIND = {  # the last match counts: models restate their answers
     "all": r"(?s)\A\s*(.*?)\s*\Z",
     "last_number": rf"({_NUMBER})",
@@ -115,7 +115,7 @@ class ExactAnswer:
     def _form(self) -> str | None:
         """A text that has an answer where `find` looks for it."""
         name = next((name for name, text in FIND.items() if text == self.pattern.pattern), None)
-        return None if name is None else FORMS.get(name, "{}")
+        return None if name is None else ANSWER_FORMS.get(name, "{}")
 
     def answers(self, samples: Samples) -> list[Hashable | None]:
         """The answer of each text in canonical form; None if the pattern finds none."""

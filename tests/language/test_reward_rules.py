@@ -8,11 +8,11 @@ import pytest
 
 from flowrl.run.save import checkpoint
 from flowrl.session import atomic
-from rewards.rules import CHANGES, RULES, changed_rules
+from rewards.rules import RULE_CHANGES, RULES_VERSION, changed_rules
 from tests.support import runs, text_runs
 from tests.support.runs import flowrl
 
-# settings under which a reward follows each changed rule, in the order of CHANGES
+# settings under which a reward follows each changed rule, in the order of RULE_CHANGES
 CONCERNED: list[dict[str, Any]] = [
     {},
     {"find": "boxed"},
@@ -28,14 +28,14 @@ NESTED = {
 }
 
 
-@pytest.mark.parametrize(("change", "settings"), list(zip(CHANGES, CONCERNED, strict=True)))
+@pytest.mark.parametrize(("change", "settings"), list(zip(RULE_CHANGES, CONCERNED, strict=True)))
 def test_every_changed_rule_is_said_wherever_the_reward_stands(change, settings):
     spec = {"name": change.reward, **settings}
     said = list(changed_rules(change.reward, settings, change.since - 1))
     assert f"{change.reward}: {change.what}" in said
     for nested in NESTED.values():
         assert list(changed_rules(*nested(spec), change.since - 1)) == said
-    assert not [*changed_rules(change.reward, settings, RULES)]
+    assert not [*changed_rules(change.reward, settings, RULES_VERSION)]
 
 
 @pytest.mark.parametrize(

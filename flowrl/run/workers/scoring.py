@@ -36,7 +36,7 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_LAUNCHERS = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_")
 
 RewardColumn = Float[Tensor, " n"]
-Rows = Sequence[Mapping[str, Any]]
+RowColumns = Sequence[Mapping[str, Any]]
 ReplicaScores = tuple[list[RewardColumn], dict[str, float], float]  # by plan; reports; seconds
 
 
@@ -73,14 +73,14 @@ class ScoringWorker:
             columns = [scored(self.label, self.rewards[self.label], each) for each in samples]
         return columns, reports(self.rewards), time.perf_counter() - began
 
-    def winnable(self, prompts: Sequence[str], meta: Rows) -> list[Winnable]:
+    def winnable(self, prompts: Sequence[str], meta: RowColumns) -> list[Winnable]:
         """Whether rows can be won; unknown if the reward does not say."""
         reward = self.rewards[self.label]
         if not isinstance(reward, KnowsWinnable):
             return [Winnable("unknown")] * len(prompts)
         return reward.winnable(prompts, meta)
 
-    def answer_keys(self, prompts: Sequence[str], meta: Rows) -> list[str | None]:
+    def answer_keys(self, prompts: Sequence[str], meta: RowColumns) -> list[str | None]:
         """Keys of the answers that take work."""
         reward = self.rewards[self.label]
         if not isinstance(reward, KnowsSlowly):
@@ -135,11 +135,11 @@ class ReplicatedReward:
                 self.reported[name] = self.reported.get(name, 0.0) + value
         return column
 
-    def winnable(self, prompts: Sequence[str], meta: Rows) -> list[Winnable]:
+    def winnable(self, prompts: Sequence[str], meta: RowColumns) -> list[Winnable]:
         """Whether rows can be won, by the first replica."""
         return ray.get(self.replicas[0].winnable.remote(list(prompts), list(meta)))
 
-    def answer_keys(self, prompts: Sequence[str], meta: Rows) -> list[str | None]:
+    def answer_keys(self, prompts: Sequence[str], meta: RowColumns) -> list[str | None]:
         return ray.get(self.replicas[0].answer_keys.remote(list(prompts), list(meta)))
 
     def report(self) -> dict[str, float]:
