@@ -1,7 +1,7 @@
 """Rules of rewards that later versions have changed: a run that was begun before says so.
 
-A run records `RULES_VERSION`, the version of the rules of all rewards. When a rule changes, `RULES_VERSION` is
-raised and a line is added to `RULE_CHANGES`.
+A run records `RULES_VERSION`, the version of the rules of all rewards. When a rule changes, the
+version is raised and a line is added to `RULE_CHANGES`.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -32,8 +32,8 @@ def report_rows(run: Run) -> bool:
     found = RowAnswers(prompts, askers_of(load_rewards(specs)), kept).every(range(len(prompts)))
     count, lost = Counter(one.answer for one in found.values()), lost_of(found)
     print(
-        f"{TRAINING_ROWS}: {count['yes']} rows can be won, {count['no']} cannot, and of {count['unknown']} "
-        "there is no reference"
+        f"{TRAINING_ROWS}: {count['yes']} rows can be won, {count['no']} cannot, and of "
+        f"{count['unknown']} there is no reference"
     )
     for row, why in sorted(lost.items()):
         print(f"cannot be won: {row_place(prompts, row)}: {why}")

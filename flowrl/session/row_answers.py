@@ -208,9 +208,9 @@ class WinnableDraws:
         self.lost |= lost
         if lost:
             these = "this row" if len(lost) == 1 else "these rows"
+            shown = rows_named(self.answers.prompts, lost)
             self.say(
-                f"{self.place}, iteration {iteration + 1}: {rows_named(self.answers.prompts, lost)}; "
-                f"nothing can win {these}, and other rows are drawn instead"
+                f"{self.place}, iteration {iteration + 1}: {shown}; nothing can win {these}, and other rows are drawn instead"
             )
 
 
