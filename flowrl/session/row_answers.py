@@ -210,7 +210,8 @@ class WinnableDraws:
             these = "this row" if len(lost) == 1 else "these rows"
             shown = rows_named(self.answers.prompts, lost)
             self.say(
-                f"{self.place}, iteration {iteration + 1}: {shown}; nothing can win {these}, and other rows are drawn instead"
+                f"{self.place}, iteration {iteration + 1}: {shown}; nothing can win {these}, "
+                "and other rows are drawn instead"
             )
 
 
