@@ -30,6 +30,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from rewards.checks.settings import call_with, function_parameters, settings_of
+from rewards.checks.winnable import KnowsWinnable
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
 from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
@@ -333,6 +334,50 @@ def _named_within(value: Any, at: str) -> Iterator[Thing]:
             yield from _named_within(each, at)
     elif (own := own_name(value)) is not None and not own.ours:
         yield Thing(at, value, CODE_FILE)
+
+
+def rewards_within(
+    name: str, settings: Mapping[str, Any], want: Want = "load"
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A reward and its members, each by name with its settings. Imports no user's file: in the
+    settings of a user's function, a mapping with the name of a reward counts as one.
+
+    ValueError for a member that is no reward, as `check_reward` raises.
+    """
+    yield name, settings
+    if own_name(name) is not None:
+        yield from _rewards_in(settings)
+        return
+    if name not in names():
+        return
+    for setting, parameter in _parameters(name, want).items():
+        kind, value = _nested(parameter.annotation), settings.get(setting)
+        if kind is not None and value is not None:
+            for spec in _specs(setting, _unnamed(setting, value, parameter.annotation), kind):
+                yield from rewards_within(*spec, "judge" if kind is Judge else "load")
+
+
+def may_know(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a reward, or a member of it, may know which rows can be won (`KnowsWinnable`), by the
+    classes of its module. Its weights are not loaded."""
+    for member, _ in rewards_within(name, settings):
+        module, function = _found(member)
+        kinds = [vars(module).get(function)] if function else list(vars(module).values())
+        if any(isinstance(kind, type) and issubclass(kind, KnowsWinnable) for kind in kinds):
+            return True
+    return False
+
+
+def _rewards_in(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rewards that settings of a user's function name."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get("name"), str) and value["name"] in names():
+            yield from rewards_within(*_spec(value))
+        for each in value.values():
+            yield from _rewards_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _rewards_in(each)
 
 
 def _nested(annotation: Any) -> Any:

@@ -26,6 +26,7 @@ from flowrl.settings.read import check_plan, open_folder, override, read_run, wi
 from flowrl.settings.trust import Trust
 
 NO_CACHE, WAIT, AUTO = "--no-cache", "--wait", "auto"
+CHECK_ROWS = "--check-rows"
 WAIT_SECONDS = 5.0
 
 
@@ -181,9 +182,10 @@ def compare_command(arguments: list[str]) -> int:
 def plan(arguments: list[str]) -> int:
     """`plan CONFIG ... [overrides]`. Exit code 1 if a run does not fit in memory."""
     keys = ("--svg", "--iteration", "--memory", "--devices", "--utilisation")
-    own, rest = split_keys(arguments, keys)
+    own, rest = split_keys([word for word in arguments if word != CHECK_ROWS], keys)
     count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
     words = [*rest[:count], *(word for pair in own.items() for word in pair)]
+    words += [CHECK_ROWS] * (CHECK_ROWS in arguments)
     given = parse_arguments(PlanArguments, words, "plan")
     if not given.configs:
         raise UserError("plan: give a run file, such as `flowrl plan configs/demo.yaml`")
@@ -199,6 +201,7 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     check_plan(run)
     quiet()
     check_own_scoring(run, {})
+    from flowrl.cli.check_rows import report_rows
     from flowrl.cli.plan import describe_run, open_points
     from flowrl.estimate import fit
     from flowrl.estimate import time as time_estimate
@@ -217,7 +220,8 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
         print(line)
     for point in open_points(run):
         print(f"before training: {point}")
-    return fit.fits(run, limit, given.iteration)
+    won = not given.check_rows or report_rows(run)
+    return fit.fits(run, limit, given.iteration) and won
 
 
 def prove(arguments: list[str]) -> int:

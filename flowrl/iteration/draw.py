@@ -20,5 +20,6 @@ class PlainDraw:
 
 
 def draws_here(session: Session, iteration: int, draws: Draws) -> Drawn:
-    """These draws, sampled by the algorithm's own policy."""
-    return Drawn.of(session.parallel, iteration, draws, session.algorithm.behaviour)
+    """These draws, without rows that nothing can win, sampled by the algorithm's own policy."""
+    placed = session.placed(iteration, draws)
+    return Drawn.of(session.parallel, iteration, placed, session.algorithm.behaviour)

@@ -1,6 +1,9 @@
 """Checks of the images in prompt rows before any weights load."""
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
@@ -8,15 +11,16 @@ from flowrl.models.description import describe
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
 from flowrl.settings import ModelSettings
+from rewards.checks.winnable import Winnable
 from rewards.perception.files import check_image_file, open_image_bytes, open_image_file
 
-DECODED = 200  # files that are decoded before a run starts; of the others the header is read
+DECODED = 200  # files that are decoded before a run starts; the others before their row is drawn
 
 
 def check_images(model: ModelSettings, prompts: PromptSet) -> None:
     """UserError, with the row's place, for an image that the model could not read: a missing or
-    damaged file, or a row without one where others have one. Only the first DECODED files are
-    decoded completely."""
+    damaged file, or a row without one where others have one. The first DECODED files are decoded
+    completely, of the others the header is read: `ImageRows` decodes them before they are drawn."""
     columns = prompts.columns
     described = None if model.own is not None else describe(model)
     names = [] if described is None else described.image_columns(columns)
@@ -45,6 +49,46 @@ def _check(value: Any, place: str, seen: set[Any]) -> None:
                 check_image_file(file)
         except ValueError as error:
             raise UserError(f"{place}: {error}") from error
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Whether the images of rows can be decoded, as `rewards.checks.winnable` asks. `names`: the
+    columns that the model takes."""
+
+    names: tuple[str, ...]
+
+    def winnable(self, _: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
+        return [self._decoded(row) for row in meta]
+
+    def _decoded(self, row: Mapping[str, Any]) -> Winnable:
+        for name in self.names:
+            for file in _files(row.get(name)):
+                try:
+                    if isinstance(file, bytes):
+                        open_image_bytes(file, "bytes")
+                    else:
+                        open_image_file(file)
+                except ValueError as error:
+                    return Winnable("no", f"{name}: {error}")
+        return Winnable("yes")
+
+    def answer_keys(self, _: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """A hash of each row's files, by path, size and time."""
+        return [self._key(row) for row in meta]
+
+    def _key(self, row: Mapping[str, Any]) -> str | None:
+        files = [file for name in self.names for file in _files(row.get(name))]
+        found = hashlib.sha256()
+        for file in files:
+            found.update(file if isinstance(file, bytes) else repr(_stamp(file)).encode())
+        return f"image:{found.hexdigest()}" if files else None
+
+
+def _stamp(file: str) -> tuple[str, int, int]:
+    path = Path(file.partition("#")[0])
+    stat = path.stat() if path.is_file() else None
+    return (file, 0, 0) if stat is None else (file, stat.st_size, stat.st_mtime_ns)
 
 
 def _files(value: Any) -> Iterator[str | bytes]:

@@ -4,9 +4,10 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,13 +63,15 @@ class PromptSet:
     """Prompts with all columns of their rows, which rewards receive as `meta`. A prompt of chat
     messages is a `flowrl.prompts.chat.Chat`.
 
-    shares   of several data sets in order: the number of prompts of each, and its weight. Every
-             iteration draws from each in proportion to its weight. Empty: no weights
+    shares    of several data sets in order: the number of prompts of each, and its weight. Every
+              iteration draws from each in proportion to its weight. Empty: no weights
+    left_out  rows that are never drawn; they keep their index
     """
 
     texts: tuple[str, ...]
     meta: tuple[Mapping[str, Any], ...]
     shares: tuple[tuple[int, float], ...] = ()
+    left_out: frozenset[int] = frozenset()
 
     @classmethod
     def read(cls, source: str, column: str, place: str) -> "PromptSet":
@@ -149,39 +152,62 @@ class PromptSet:
         """
         ids = range(iteration * count, (iteration + 1) * count)
         rows: list[int] = []
-        first = 0
-        for part, (size, number) in enumerate(self._counts(count)):
-            own = () if part == 0 else (part,)
+        for part, (own, number) in enumerate(zip(self._parts(), self._counts(count), strict=True)):
+            there = [row for row in own if row not in self.left_out]
+            more = () if part == 0 else (part,)
             if weights is not None:
-                key = (seed, "prompts", iteration, *own)
-                found = weighted_draw(weights[first : first + size], number, key)
+                key = (seed, "prompts", iteration, *more)
+                found = weighted_draw(weights[there], number, key)
             else:
-                found = _in_turn(size, iteration * number, number, (seed, "prompts"), own)
-            rows += [first + row for row in found]
-            first += size
+                key = (seed, "prompts")
+                found = _in_turn(len(there), iteration * number, number, key, more)
+            rows += [there[place] for place in found]
         return Draws.each(ids, rows)
 
-    def _counts(self, count: int) -> list[tuple[int, int]]:
-        """The number of prompts of each data set and its share of `count` draws, by largest
-        remainders."""
+    def _parts(self) -> list[range]:
+        """The rows of each data set that has a share; of all, without shares."""
+        sizes = [size for size, _ in self.shares] or [len(self)]
+        ends = list(accumulate(sizes))
+        return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+    def part_of(self, row: int) -> range:
+        """The rows from which the same share of draws is taken as from this one."""
+        return next(part for part in self._parts() if row in part)
+
+    def without(self, rows: Iterable[int], place: str) -> "PromptSet":
+        """The same set, of which these rows are never drawn. UserError, beginning with `place`, if
+        a data set has no other row."""
+        left_out = self.left_out | frozenset(rows)
+        for part in self._parts():
+            if all(row in left_out for row in part):
+                first = self.meta[part.start]
+                name = f" of {first.get(DATA_SET)}" if self.shares else ""
+                raise UserError(f"{place}: no row{name} is left to draw")
+        return replace(self, left_out=left_out)
+
+    def _counts(self, count: int) -> list[int]:
+        """The share of each data set of `count` draws, by largest remainders."""
         if not self.shares:
-            return [(len(self), count)]
+            return [count]
         whole = sum(weight for _, weight in self.shares)
         exact = [count * weight / whole for _, weight in self.shares]
         parts = [int(value) for value in exact]
         left = sorted(range(len(exact)), key=lambda i: (parts[i] - exact[i], i))
         for i in left[: count - sum(parts)]:
             parts[i] += 1
-        return [(size, part) for (size, _), part in zip(self.shares, parts, strict=True)]
+        return parts
 
     def never_drawn(self, count: int) -> list[int]:
         """Data sets from which iterations of `count` draws never take a prompt."""
-        return [i for i, (_, part) in enumerate(self._counts(count)) if part == 0]
+        return [i for i, part in enumerate(self._counts(count)) if part == 0]
 
     def weights(self) -> Tensor:
-        """Weight of each prompt [prompts] from `shares`, float64; 1 without them."""
+        """Weight of each prompt [prompts] from `shares`, float64; 1 without them; 0 for rows that
+        are left out."""
         parts = [torch.full((size,), w / size) for size, w in self.shares]
-        return torch.cat(parts).double() if parts else torch.ones(len(self), dtype=torch.float64)
+        found = torch.cat(parts).double() if parts else torch.ones(len(self), dtype=torch.float64)
+        found[sorted(self.left_out)] = 0
+        return found
 
     def digest(self) -> str:
         """A hash of all prompts and columns, for data sets without a file."""

@@ -22,6 +22,7 @@ from flowrl.run.train import Result, train_session
 from flowrl.session import record, start_record
 from flowrl.session.atomic import appear, held, reason, sweep
 from flowrl.session.live import NOTHING_LIVE, Live, of_callback
+from flowrl.session.row_checks import with_rows_checked
 from flowrl.session.session import (
     SampleSource,
     Session,
@@ -65,6 +66,7 @@ def _start(
                     accelerator = open_accelerator(run, chosen)
                     agreed(state, lambda: open_trackers(run, chosen, accelerator, 0))
                     session = open_session(run, chosen, accelerator, live, rewards_of(cluster))
+                    session = with_rows_checked(session, begun=False)
                 with with_workers(session, cluster) as session:
                     return train_session(session, cache=cache)
         except UserError as error:
@@ -175,6 +177,7 @@ def _resume(run: Run, folder: Path, cache: bool, live: Live, state: PartialState
                     first = 0 if newest is None else int(newest.name) + 1
                     agreed(state, lambda: open_trackers(run, folder, accelerator, first))
                     session = open_session(run, folder, accelerator, live, rewards_of(cluster))
+                    session = with_rows_checked(session, begun=newest is not None)
                 with with_workers(session, cluster) as session:
                     return train_session(session, newest, cache)
 

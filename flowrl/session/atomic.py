@@ -31,6 +31,7 @@ LOCK = ".lock"
 WRITTEN = {"checkpoints", "best", "samples", "report", "given", *EXPORTED}
 WRITTEN |= {f"{name}_raw" for name in EXPORTED}
 WRITTEN_FILES = {"run.yaml", "metrics.jsonl", "report.html", "starts.jsonl", "alarms.jsonl"}
+WRITTEN_FILES |= {"row_checks.jsonl"}
 # what file systems of networks and of user space answer to a lock, and to a sync, that they lack
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}

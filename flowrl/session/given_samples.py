@@ -1,11 +1,12 @@
 """Given samples in a run: checked at the start, encoded once, and drawn by epochs."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -18,7 +19,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.given_texts import check_length, completion_rows
 from flowrl.models.language.turns import turn_template
-from flowrl.prompts import Draws
+from flowrl.prompts import Draws, PromptSet
 from flowrl.prompts.row_sizes import unsized
 from flowrl.session.given_file import (
     GivenFile,
@@ -27,11 +28,15 @@ from flowrl.session.given_file import (
     wrong_size,
 )
 from flowrl.session.learner import Learner
+from flowrl.session.record import Terminal
+from flowrl.session.row_answers import Asker, KeptAnswers, RowAnswers, WinnableDraws
 from flowrl.settings.sections.given import GivenSettings
+from rewards.checks.winnable import Winnable
 from samplers import Plan, Rollout, steps_of
 
 GIVEN_INDEX = -1  # in place of the plan's index, in the keys of given samples' noise
 KEPT_BYTES = 2**31  # of encoded samples, on the CPU; others are encoded again
+ROW = "row"  # column with the number of a given prompt
 ROUND_TRIPS = 4  # given samples that are decoded again at the start
 
 
@@ -73,18 +78,32 @@ class GivenSamples:
     settings: GivenSettings
     learner: Learner
     kept: KeptLatents = field(default_factory=KeptLatents)
+    placing: WinnableDraws | None = None  # of images and videos
 
     @classmethod
     def open(cls, learner: Learner) -> "GivenSamples | None":
         """Read the file of a run; None without one."""
         if learner.run.given is None:
             return None
-        return cls(GivenFile.read(learner.run), learner.run.given, learner)
+        made = cls(GivenFile.read(learner.run), learner.run.given, learner)
+        if learner.run.model.language is not None:
+            return made
+        numbered = tuple({ROW: row} for row in range(len(made.file.prompts)))
+        answers = RowAnswers(
+            PromptSet(made.file.prompts.texts, numbered),
+            [Asker("given", ReadableRows(made))],
+            KeptAnswers([]),
+        )
+        state = PartialState()
+        warn = Terminal(state.is_main_process).warn
+        placing = WinnableDraws(answers, learner.run.train.seed, state, warn, "given.file")
+        return replace(made, placing=placing)
 
     def draws(self, iteration: int) -> Draws:
         """Draw the given prompts of an iteration; an epoch contains each once, in a new order."""
         count = self.settings.count(self.learner.run.prompts.per_iteration)
-        return self.file.prompts.draw(iteration, count, self.learner.run.train.seed)
+        drawn = self.file.prompts.draw(iteration, count, self.learner.run.train.seed)
+        return drawn if self.placing is None else self.placing.placed(iteration, drawn)
 
     def open_batch(self, rows: Sequence[int]) -> Any:
         texts, meta = self.file.prompts.take(rows)
@@ -178,6 +197,27 @@ class GivenSamples:
             media = self.media(self.file.items[item], encode)
             loss.append(encode.round_trip(batch, media, self.encoded(batch, item)))
         return [*said, f"given samples, encoded and decoded again: {min(loss):.1f} dB or better"]
+
+
+@dataclass(frozen=True)
+class ReadableRows:
+    """Whether the given samples of rows can be read and fit, as `rewards.checks.winnable` asks: a
+    file that shows its damage only when it is decoded must not end a run."""
+
+    samples: GivenSamples
+
+    def winnable(self, _: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
+        return [self._read(self.samples.file.rows[row[ROW]]) for row in meta]
+
+    def _read(self, items: Sequence[int]) -> Winnable:
+        encode = self.samples.kept.encoder
+        assert encode is not None, "the start encodes the first samples"
+        for item in items:
+            try:
+                self.samples.media(self.samples.file.items[item], encode)
+            except UserError as error:
+                return Winnable("no", str(error))
+        return Winnable("yes")
 
 
 def cropped(media: Tensor, height: int, width: int) -> Tensor:

@@ -17,6 +17,7 @@ from flowrl.errors import UserError
 from flowrl.session.start_record import StartRecord, files_named, prompt_digests, source_digests
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.read import dump, run_from
+from rewards.rules import changed_rules
 
 EVALUATE = ("temperature", "samples", "per_prompt", "success", "seed")
 MODEL = ("height", "width", "call", "sigmas", "system", "stop", "environment", "steps")
@@ -54,7 +55,9 @@ class Incomparable:
         labels = frozenset(
             spec.label
             for spec in old.judges
-            if _scoring(spec) != _scoring(now.get(spec.label)) or changed & {*_sources(spec)}
+            if _scoring(spec) != _scoring(now.get(spec.label))
+            or changed & {*_sources(spec)}
+            or any(changed_rules(spec.name, spec.settings, before.reward_rules))
         )
         best = _deciding(old)
         return cls(labels=labels, best=best != _deciding(run) or best in labels)

@@ -21,7 +21,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.own.policy import shown_by
 from flowrl.processes.parallel import Parallel
-from flowrl.prompts import DATA_SET, PromptSet
+from flowrl.prompts import DATA_SET, Draws, PromptSet
 from flowrl.session.given_samples import GivenSamples
 from flowrl.session.learner import Learner
 from flowrl.session.live import NOTHING_LIVE, Live
@@ -53,6 +53,12 @@ class SampleSource(Protocol):
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None: ...
 
 
+class DrawPlacing(Protocol):
+    """Draws other rows in place of those that nothing can win (`flowrl.session.row_checks`)."""
+
+    def placed(self, iteration: int, draws: Draws) -> Draws: ...
+
+
 @dataclass(frozen=True)
 class Session:
     """All objects of a run, for the loop and checkpoints. Functions that only need the policy take
@@ -74,6 +80,7 @@ class Session:
     given: GivenSamples | None = None
     writer: FileWriter = field(default_factory=FileWriter)
     source: SampleSource | None = None  # None: this process samples what it has just drawn
+    placing: DrawPlacing | None = None  # None: all rows are drawn, whatever their answers are
 
     @property
     def run(self) -> Run:
@@ -121,6 +128,10 @@ class Session:
         """The rewards that report numbers for the log, or have a member that does."""
         found = self.rewards.items()
         return {label: each for label, each in found if [*parts_of(each, Reports)]}
+
+    def placed(self, iteration: int, draws: Draws) -> Draws:
+        """The draws of an iteration without rows that nothing can win. Collective."""
+        return draws if self.placing is None else self.placing.placed(iteration, draws)
 
     def drawn(self, samples: Samples) -> Samples:
         """The samples as pages show them: tensors of a user's own model become images."""

@@ -28,6 +28,7 @@ from flowrl.settings.read import dump, run_from
 from flowrl.settings.sections.data import IN_PYTHON
 from rewards.load import own_name
 from rewards.perception.files import READER
+from rewards.rules import RULES_VERSION, changed_rules
 from samplers import Columns, Plan
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -51,6 +52,7 @@ class StartRecord:
     turns_by_template: bool = False  # where turns end: older versions asked the tokenizer
     parents_as_data: bool = False  # of nodes: older versions inferred them from numbers of nodes
     abstaining: bool = False  # None of a reward: a failure in older versions
+    reward_rules: int = 1  # the version of the rules of flowrl's rewards
 
     @classmethod
     def of(cls, run: Run, processes: int) -> "StartRecord":
@@ -69,6 +71,7 @@ class StartRecord:
             turns_by_template=True,
             parents_as_data=True,
             abstaining=True,
+            reward_rules=RULES_VERSION,
         )
 
     @classmethod
@@ -146,6 +149,11 @@ def _moved(before: StartRecord | None, run: Run) -> Iterator[str]:
             "held-out means are over the rewards that apply (docs/rewards.md, "
             '"Rewards that do not apply")'
         )
+    for clause in rules_changed_since(before, run):
+        yield (
+            f"the checkpoint is from an older version, whose rule of a reward was another: {clause}"
+            "; results differ from those of an uninterrupted run where it matters"
+        )
     plans = [plan for plan in run.algorithm().plans if isinstance(plan, Plan)]
     if not (before and before.shared_states) and any(plan.shares_states for plan in plans):
         yield (
@@ -196,6 +204,17 @@ def _names_own(value: Any) -> bool:
     if not isinstance(value, str):
         return False
     return value == "remote" or value.startswith(IN_PYTHON) or own_name(value) is not None
+
+
+def rules_changed_since(before: StartRecord | None, run: Run) -> list[str]:
+    """A clause for each rule of the run's rewards that has changed since a checkpoint."""
+    version = 1 if before is None else before.reward_rules
+    clauses = [
+        clause
+        for spec in (*run.rewards, *run.judges, *run.intermediate_rewards)
+        for clause in changed_rules(spec.name, spec.settings, version)
+    ]
+    return list(dict.fromkeys(clauses))
 
 
 def _reads_media(run: Run) -> bool:

@@ -4,6 +4,7 @@ and the forms in which data sets write right answers.
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _FORMULA = re.compile(
@@ -62,26 +63,44 @@ def last_answer(text: str, boxed: bool) -> str | None:
     return numbers[-1].strip() if numbers else None
 
 
+def answer_text(value: Any) -> str | None:
+    """The text of a cell that holds a right answer, or several that all belong to it
+    (OlympiadBench's `final_answer`); None for an empty cell."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or None
+    return None if value is None else str(value)
+
+
 def right_answer(text: str) -> str:
     """A right answer as TeX, from the forms of data sets: a solution with a box, a text that ends
-    with `#### 72`, a single formula, or bare."""
+    with `#### 72`, formulas with commas between them, words with one formula, or bare. Of several
+    formulas among words none alone is the answer: all of the text is."""
     box = last_box(text)
     if box is not None:
         return box
     last = text.rpartition("####")[2].strip()
-    formula = _FORMULA.fullmatch(last)
-    if formula:
-        return next(filter(None, formula.groups())).strip()
-    if any(sign in last for sign in ("$$", r"\(", r"\[")) or re.search(r"(?<!\\)\$[^$]+\$", last):
-        return last_answer(last, False) or last
-    return last
+    formulas = [next(filter(None, match.groups())).strip() for match in _FORMULA.finditer(last)]
+    between = _FORMULA.sub("", last)
+    if len(formulas) == 1 and not re.search(r"\d", between):
+        return formulas[0]
+    if formulas and not between.strip(" ,;\n"):
+        return ", ".join(formulas)
+    return _FORMULA.sub(lambda match: next(filter(None, match.groups())), last)
 
 
 DASHES: dict[int, str] = dict.fromkeys(
     (0x2212, 0x2013), "-"
 )  # the minus sign and the dash of printed texts
-_SPACING = re.compile(r"\\[,!;: ]|\\q?quad\b|~|\\(?:left|right|displaystyle)(?![a-zA-Z])")
+_SPACING = re.compile(r"(?<!\\)\\[,!;: ]|\\q?quad\b|~|\\(?:left|right|displaystyle)(?![a-zA-Z])")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?)[eE]([+-]?\d+)(?!\w)")
+_BARE_POINT = re.compile(r"(?<=\d)\.(?=\s*/)")
+_ARRAY = re.compile(
+    r"(?:\\left\s*)?[\[(]\s*\\begin\{array\}\s*\{[^{}]*\}(.*?)\\end\{array\}\s*(?:\\right\s*)?[\])]"
+    r"|\\begin\{array\}\s*\{[^{}]*\}(.*?)\\end\{array\}",
+    re.DOTALL,
+)
+_BASED = re.compile(r"([0-9A-Z]+)_\{?(\d{1,2})\}?")
 _REPEATING = re.compile(
     r"(?<![\d.])(\d*)\.(\d*)(?:\\overline|\\bar|\\dot)\s*(?:\{\s*(\d+)\s*\}|(\d))(?![\d.])"
 )
@@ -89,7 +108,9 @@ _REPEATING = re.compile(
 
 def simplified(answer: str) -> str:
     r"""TeX that means the same and has fewer forms: without dollar signs of money, spacing and
-    commas between thousands; 0.\overline{3} is a fraction."""
+    commas between thousands; 0.\overline{3} is a fraction, 4.5e3 a product, an array in brackets a
+    matrix."""
+    answer = _ARRAY.sub(_matrix, answer)
     text = answer.replace(r"\$", "").replace(r"\text{\$}", "").strip().strip("$")
     text = text.replace("{,}", ",").translate(DASHES)
     text = re.sub(r"(?<=\d),\\!(?=\d{3})", ",", text)
@@ -98,8 +119,20 @@ def simplified(answer: str) -> str:
     text = re.sub(r"\\(?:textbf|textit|mathrm|mathbf|mbox)(?=\s*\{)", r"\\text", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "", text)
     text = _REPEATING.sub(_fraction, text)
+    text = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", _BARE_POINT.sub("", text))
+    text = text.replace("{bmatrix}", "{pmatrix}")
     text = " ".join(text.split()).rstrip(".").strip()
     return text.replace(",", "") if _GROUPED.fullmatch(text) else text
+
+
+def _matrix(match: re.Match[str]) -> str:
+    return rf"\begin{{pmatrix}}{match[1] or match[2]}\end{{pmatrix}}"
+
+
+def other_base(answer: str, right: str) -> bool:
+    """Whether both name a base, as in 25_8, and differ: parsers read the digits alone."""
+    found = [_BASED.fullmatch(simplified(one).replace(" ", "")) for one in (answer, right)]
+    return all(found) and len({(match[1], int(match[2])) for match in found if match}) > 1
 
 
 def _fraction(match: re.Match[str]) -> str:
@@ -121,4 +154,4 @@ def has_content(answer: str) -> bool:
 
 def _bare(answer: str) -> str:
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", simplified(answer))
-    return "".join(text.split()).casefold()
+    return "".join(text.split()).rstrip(".").casefold()

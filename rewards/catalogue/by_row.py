@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.checks.self_test import ChecksPrompts
-from rewards.checks.winnable import KnowsWinnable, Winnable
+from rewards.checks.winnable import KnowsSlowly, KnowsWinnable, Winnable
 from rewards.combine import reward_scores
 from rewards.types import Reports, Reward, RewardScores, Samples, cell
 
@@ -63,6 +63,19 @@ class ByRow:
                 answers = reward.winnable([prompts[i] for i in some], [meta[i] for i in some])
                 for row, one in zip(some, answers, strict=True):
                     found[row] = one
+        return found
+
+    def answer_keys(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
+    ) -> list[str | None]:
+        """The key of each row's reward."""
+        found: list[str | None] = [None] * len(prompts)
+        for value, some in self._rows(prompts, meta).items():
+            reward = self.rewards[value]
+            if isinstance(reward, KnowsSlowly):
+                keys = reward.answer_keys([prompts[i] for i in some], [meta[i] for i in some])
+                for row, key in zip(some, keys, strict=True):
+                    found[row] = key
         return found
 
     def report(self) -> dict[str, float]:

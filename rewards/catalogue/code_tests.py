@@ -7,10 +7,11 @@ without one scores 0. Its tests are in a column of the prompt file, a list of ei
     Python that must run to its end, such as "assert add(2, 3) == 5"; functions `test_...` are
     called, and the module `solution` has the program's names
     {"input": text, "output": text}: its input, and what it must print before it ends with exit code
-    0; trailing whitespace does not matter
+    0; trailing whitespace does not matter, and numbers with a fraction are compared as numbers
 
 or {"inputs": [...], "outputs": [...]} of these; with "fn_name", or with `"testtype": "functional"`
-in each pair, they are arguments and results of a function or of a method of the class `Solution`.
+in each pair, they are arguments and results of a function or of a method of the class `Solution`,
+which may use Python's library without importing it, as the judges of these data sets permit.
 
 Programs run as Python's scripts do, in separate processes with limits on time, memory, processes,
 files and output, without the run's environment variables, without network, and with read-only
@@ -28,26 +29,30 @@ program, or compare its objects by their own `==`; and an argument changes in pl
 test ignores the call's result (`rotate(a, 2)`). A sample whose tests fail since they do one of
 these, or import what is not installed, is unscored, and a warning says why: it is not the program
 that failed. Before a run the tests of every row are run on trivial programs that solve nothing, and
-a warning names the rows that such a program passes; rows whose `reference` fails too are named.
+a warning names the rows that such a program passes. A row whose `reference` fails can be won by
+nothing: `prompts.unwinnable` says what becomes of it.
 Tests are trusted: use only tests whose code you would run.
 """
 
+import hashlib
 import json
+import math
 import os
+import re
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rewards.answers.code_tests import Tests, function_name, read_tests
-from rewards.answers.programs import last_program
+from rewards.answers.programs import last_program, with_library
 from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
 from rewards.rights import Right, TestColumn, WholeIsolation, need
@@ -73,12 +78,34 @@ COUNTED = ("late", "without_code", "unjudged")
 AUDIT_SECONDS = 20.0  # for trying the tests of all rows on programs that solve nothing
 SHOWN_ROWS = 5  # rows that a warning names
 MOST_REFERENCES = 3  # of one row: APPS has up to hundreds
-TRIED_ROWS = 16  # rows whose references are tried before a run
+
+
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 def _lines(text: str) -> list[str]:
     """Lines without trailing whitespace, and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def same_output(printed: str, wanted: str) -> bool:
+    """Whether a program printed what it should: the same lines but for trailing whitespace, where
+    numbers with a fraction are compared as numbers, within 1e-5 of their size (as APPS's judge)."""
+    lines, others = _lines(printed), _lines(wanted)
+    pairs = zip(lines, others, strict=False)
+    return len(lines) == len(others) and all(a == b or _same_numbers(a, b) for a, b in pairs)
+
+
+def _same_numbers(printed: str, wanted: str) -> bool:
+    words, others = printed.split(), wanted.split()
+    pairs = zip(words, others, strict=False)
+    return len(words) == len(others) and all(a == b or _near(a, b) for a, b in pairs)
+
+
+def _near(printed: str, wanted: str) -> bool:
+    if not (_NUMBER.fullmatch(printed) and _NUMBER.fullmatch(wanted) and "." in printed + wanted):
+        return False
+    return math.isclose(float(printed), float(wanted), rel_tol=1e-5, abs_tol=1e-8)
 
 
 @dataclass(frozen=True)
@@ -88,12 +115,27 @@ class TestColumns:
     column     holds a list of tests, or its JSON text
     function   names the function of `testtype: functional`: its name, code that begins it, or JSON
                with `func_name`; LiveCodeBench's are starter_code and metadata
-    reference  a program that wins, or a list of them: tried before a run
+    reference  a program that wins, or a list of them: tried before the row is drawn
     """
 
     column: TestColumn = "tests"
     function: str = ""
     reference: str = "reference"
+
+
+class Unreadable(str):
+    """Why a row's tests cannot be read."""
+
+
+class Verdicts(NamedTuple):
+    """passed  whether each test passes
+    limits  what kept the judge from a verdict on some
+    late    number of programs that were stopped for their time
+    """
+
+    passed: list[bool]
+    limits: list[str]
+    late: int
 
 
 @dataclass(frozen=True)
@@ -108,99 +150,123 @@ class CodeTests:
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         expect(samples, "code_tests", "text")
-        tests = self._tests(samples.prompts, samples.meta)
+        tests = self._tests(samples.meta)
         jobs = list(zip(samples.media, tests, strict=True))
         distinct = list(dict.fromkeys(jobs))
         with ThreadPoolExecutor(self.parallel) as pool:
             scores = dict(zip(distinct, pool.map(self._score, distinct), strict=True))
         return torch.tensor([scores[job] for job in jobs], dtype=torch.float64)
 
-    def _score(self, job: tuple[str, Tests | None]) -> float:
+    def _score(self, job: tuple[str, Tests | Unreadable | None]) -> float:
         text, tests = job
         if tests is None:
             return torch.nan
+        if isinstance(tests, Unreadable):
+            return self._unjudged(f"its tests cannot be read: {tests}")
         code = last_program(text)
         if code is None:
             self._count("without_code")
             return 0.0
-        passed, limits = self._run(code, tests)
-        if limits:
-            self._count("unjudged")
-            warnings.warn(
-                f"code_tests: a sample is unscored, since {limits[0]}; change the tests of its row",
-                stacklevel=2,
-            )
-            return torch.nan
-        share = sum(passed) / len(passed)
+        found = self._run(code, tests)
+        self._count("late", found.late)
+        if found.limits:
+            return self._unjudged(found.limits[0])
+        share = sum(found.passed) / len(found.passed)
         return share if self.kind == "graded" else float(share == 1)
 
-    def _run(self, code: str, tests: Tests) -> tuple[list[bool], list[str]]:
-        """Whether each test passes, and what kept the judge from a verdict on some."""
-        if tests.pairs:
-            return self._pairs(code, tests), []
-        passed, late, limits = self.sandbox.run_tests(code, tests.python, self.limits)
-        if late:
-            self._count("late")
-        return passed, list(limits.values())
+    def _unjudged(self, why: str) -> float:
+        self._count("unjudged")
+        warnings.warn(
+            f"code_tests: a sample is unscored, since {why}; change the tests of its row",
+            stacklevel=3,
+        )
+        return torch.nan
 
-    def _pairs(self, code: str, tests: Tests) -> list[bool]:
-        passed = []
+    def _run(self, code: str, tests: Tests) -> Verdicts:
+        if tests.pairs:
+            return self._pairs(code, tests)
+        whole = with_library(code) if tests.imports else code
+        passed, late, limits = self.sandbox.run_tests(whole, tests.python, self.limits)
+        return Verdicts(passed, list(limits.values()), int(late))
+
+    def _pairs(self, code: str, tests: Tests) -> Verdicts:
+        passed, late = list[bool](), 0
         for given, wanted in tests.pairs:
             outcome = self.sandbox.run_program(code, given, self.limits)
-            if outcome.code is None:
-                self._count("late")
-            passed.append(outcome.code == 0 and _lines(outcome.output) == _lines(wanted))
+            late += outcome.code is None
+            passed.append(outcome.code == 0 and same_output(outcome.output, wanted))
             if self.kind == "strict" and not passed[-1]:
                 break
-        return passed
+        return Verdicts(passed, [], late)
 
-    def _count(self, name: str) -> None:
+    def _count(self, name: str, more: int = 1) -> None:
         with self._lock:
-            self.counts[name] += 1
+            self.counts[name] += more
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        """ValueError, naming the row, if tests cannot be run; warns if tests are weak."""
+        """ValueError, naming the first row, if no row's tests can be read; warns if tests are
+        weak."""
         if not any(cell(row, self.columns.column) is not None for row in meta):
             raise ValueError(self._no_column)
-        self._warn_of_weak(prompts, self._tests(prompts, meta))
-        tried = self.winnable(prompts[:TRIED_ROWS], meta[:TRIED_ROWS])
-        lost = {row: one.why for row, one in enumerate(tried) if one.answer == "no"}
-        if lost:
-            warnings.warn(
-                f"code_tests: no program can win {len(lost)} of the first {len(tried)} rows: "
-                f"{_named(lost, prompts)}; correct these rows or leave them out",
-                stacklevel=2,
+        tests = self._tests(meta)
+        if not any(isinstance(one, Tests) for one in tests):
+            row, why = next((i, one) for i, one in enumerate(tests) if isinstance(one, Unreadable))
+            raise ValueError(
+                f"code_tests: row {row + 1} (prompt {prompts[row][:60]!r}): "
+                f"{self.columns.column}: {why}"
             )
+        self._warn_of_weak(prompts, tests)
 
     def winnable(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
         """Whether each row can be won: its reference passes all its tests."""
-        tests = self._tests(prompts, meta)
-        references = [cell(row, self.columns.reference) for row in meta]
-        jobs = list(zip(tests, references, strict=True))
         with ThreadPoolExecutor(self.parallel) as pool:
-            return list(pool.map(self._winnable, jobs))
+            return list(pool.map(self._winnable, self._tried(meta)))
 
-    def _winnable(self, job: tuple[Tests | None, Any]) -> Winnable:
-        tests, reference = job
-        codes = [] if tests is None else _references(reference)
+    def answer_keys(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
+    ) -> list[str | None]:
+        """A hash of each row's tests, references and limits; None for a row without them, whose
+        answer takes no program."""
+        how = [self.kind, asdict(self.limits)]
+        return [
+            hashlib.sha256(json.dumps([how, asdict(tests), codes]).encode()).hexdigest()
+            if isinstance(tests, Tests) and codes
+            else None
+            for tests, codes in self._tried(meta)
+        ]
+
+    def _tried(
+        self, meta: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[Tests | Unreadable | None, list[str]]]:
+        """The tests and the references of each row."""
+        codes = [_references(cell(row, self.columns.reference)) for row in meta]
+        return list(zip(self._tests(meta), codes, strict=True))
+
+    def _winnable(self, job: tuple[Tests | Unreadable | None, list[str]]) -> Winnable:
+        tests, codes = job
+        if isinstance(tests, Unreadable):
+            return Winnable("no", f"its tests cannot be read: {tests}")
         if tests is None or not codes:
             return Winnable("unknown")
         why = ""
         for code in codes:
-            passed, limits = self._run(code, tests)
-            if all(passed):
+            found = self._run(code, tests)
+            if all(found.passed):
                 return Winnable("yes")
-            failed = f"its reference fails test {passed.index(False) + 1}" + (
+            failed = f"its reference fails test {found.passed.index(False) + 1}" + (
                 "" if tests.python else " or a later one" if self.kind == "strict" else ""
             )
-            why = why or (limits[0] if limits else failed)
+            why = why or (found.limits[0] if found.limits else failed)
         return Winnable("no", why)
 
-    def _warn_of_weak(self, prompts: Sequence[str], tests: Sequence[Tests | None]) -> None:
+    def _warn_of_weak(
+        self, prompts: Sequence[str], tests: Sequence[Tests | Unreadable | None]
+    ) -> None:
         """Warn of rows whose tests pass for a program that solves nothing."""
-        weak = {row: how for row, one in enumerate(tests) if one and (how := _idle_pairs(one))}
-        rows = [row for row, one in enumerate(tests) if one and one.python]
-        python = [tests[row].python for row in rows]  # type: ignore[union-attr]
+        read = {row: one for row, one in enumerate(tests) if isinstance(one, Tests)}
+        weak = {row: how for row, one in read.items() if (how := _idle_pairs(one))}
+        rows = [row for row, one in read.items() if one.python]
+        python = [read[row].python for row in rows]
         verdicts = self.sandbox.weak_rows(python, AUDIT_SECONDS, self.limits) if rows else []
         weak |= {row: how for row, how in zip(rows, verdicts, strict=False) if how}
         if len(verdicts) < len(rows):
@@ -216,22 +282,19 @@ class CodeTests:
                 stacklevel=3,
             )
 
-    def _tests(
-        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
-    ) -> list[Tests | None]:
+    def _tests(self, meta: Sequence[Mapping[str, Any]]) -> list[Tests | Unreadable | None]:
+        """The tests of each row; None where it has none."""
         if not meta:
             raise ValueError(self._no_column)
         column, function = self.columns.column, self.columns.function
-        tests: list[Tests | None] = []
-        for row, columns in enumerate(meta):
+        tests: list[Tests | Unreadable | None] = []
+        for columns in meta:
             given = cell(columns, column)
             try:
                 name = function_name(cell(columns, function)) if function else None
                 tests.append(None if given is None else read_tests(given, name))
             except (ValueError, SyntaxError, TypeError) as error:
-                raise ValueError(
-                    f"code_tests: row {row + 1} (prompt {prompts[row][:60]!r}): {column}: {error}"
-                ) from error
+                tests.append(Unreadable(error))
         return tests
 
     @property

@@ -5,7 +5,7 @@ prompt has no answer in that column is unscored.
 """
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -16,10 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.answers.boxes import last_box
+from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
 from rewards.types import Reward, Samples, cell
 
 _NUMBER = r"(?:(?<!\w)[-+])?\d(?:[\d,]*\d)?(?:\.\d+)?(?:/\d+)?"
+ANSWER_FORMS = {"boxed": r"\boxed{{{}}}", "tag": "<answer>{}</answer>", "hash": "#### {}"}
 FIND = {  # the last match counts: models restate their answers
     "all": r"(?s)\A\s*(.*?)\s*\Z",
     "last_number": rf"({_NUMBER})",
@@ -90,6 +92,31 @@ class ExactAnswer:
         answer = last_match(text, self.pattern)
         return float(answer is not None and same(answer, str(truth), self.kind))
 
+    def winnable(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
+        """Whether a text with each row's answer, where `find` looks for it, would win; unknown for
+        a pattern from the user."""
+        return [self._winnable(row) for row in meta]
+
+    def _winnable(self, row: Mapping[str, Any]) -> Winnable:
+        truth, form = cell(row, self.column), self._form
+        if truth is None or form is None:
+            return Winnable("unknown")
+        right = str(truth)
+        what = f"its {self.column} {right[:60]!r}"
+        if not right.strip():
+            return Winnable("no", f"{what} is empty")
+        if self._score(form.format(right), row) == 1:
+            return Winnable("yes")
+        where = next(name for name, text in FIND.items() if text == self.pattern.pattern)
+        more = "; math_answer takes the part after ####" if "####" in right else ""
+        return Winnable("no", f"{what} is never what `find: {where}` finds in a text{more}")
+
+    @property
+    def _form(self) -> str | None:
+        """A text that has an answer where `find` looks for it."""
+        name = next((name for name, text in FIND.items() if text == self.pattern.pattern), None)
+        return None if name is None else ANSWER_FORMS.get(name, "{}")
+
     def answers(self, samples: Samples) -> list[Hashable | None]:
         """The answer of each text in canonical form; None if the pattern finds none."""
         found = [last_match(text, self.pattern) for text in samples.media]
@@ -97,10 +124,9 @@ class ExactAnswer:
 
     def examples(self) -> Samples | None:
         """The right answer and a wrong one; None for a pattern from the user."""
-        forms = {FIND["boxed"]: r"\boxed{{{}}}", FIND["tag"]: "<answer>{}</answer>"}
-        if self.pattern.pattern not in FIND.values():
+        form = self._form
+        if form is None:
             return None
-        form = forms.get(self.pattern.pattern, "#### {}" if "#" in self.pattern.pattern else "{}")
         texts, meta = [form.format(7), form.format(8)], [{self.column: "7"}] * 2
         return Samples(texts, ["3 + 4"] * 2, torch.zeros(2, dtype=torch.long), meta)
 

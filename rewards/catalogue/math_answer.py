@@ -22,14 +22,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.answers.boxes import has_content, last_answer, right_answer, same_text, simplified
+from rewards.answers.boxes import (
+    answer_text,
+    has_content,
+    last_answer,
+    other_base,
+    right_answer,
+    same_text,
+    simplified,
+)
 from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
 from rewards.serving.workers import Workers
 from rewards.types import Reward, Samples, cell
 
 READING = 60.0  # seconds to read one right answer: a busy machine must not end a run
-SHOWN = 256  # right answers that are parsed before a run; the others when their prompt is used
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class MathAnswer:
             answer = last_answer(text, self.find == "boxed")
             right = right_answer(gold)
             found[gold, text] = answer is not None and same_text(answer, right)
-            if answer is not None and not found[gold, text]:
+            if answer is not None and not found[gold, text] and not other_base(answer, right):
                 asked.append(
                     ((gold, text), {"gold": simplified(right), "text": simplified(answer)})
                 )
@@ -75,20 +82,12 @@ class MathAnswer:
         }
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        """ValueError, naming the row, if its answer cannot be read."""
+        """ValueError if no row has an answer. Which answers no text can match: `winnable`."""
         if not any(cell(row, self.column) is not None for row in meta):
             raise ValueError(
                 f"math_answer: no prompt has a column {self.column!r}; add it to the prompt "
                 "file, or name another with `column`"
             )
-        golds = self._golds(prompts, meta)
-        lost = self._lost(golds[:SHOWN]) | self._empty(golds)
-        for row, gold in enumerate(golds):
-            if gold in lost:
-                raise ValueError(
-                    f"{self._place(row, prompts, gold)} {lost[gold]}; fix the prompt file, or "
-                    "leave the row's answer out to have it unscored"
-                )
 
     def winnable(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
         """Whether each row's answer can be matched by a completion that has it."""
@@ -97,7 +96,7 @@ class MathAnswer:
         return [
             Winnable("unknown")
             if gold is None
-            else Winnable("no", lost[gold])
+            else Winnable("no", f"its {self.column} {gold[:60]!r} {lost[gold]}")
             if gold in lost
             else Winnable("yes")
             for gold in golds
@@ -108,15 +107,27 @@ class MathAnswer:
         if not meta:
             self.check_prompts(prompts, meta)
         given = [cell(row, self.column) for row in meta]
-        return [None if gold is None else str(gold) for gold in given]
+        return [answer_text(gold) for gold in given]
 
     def _empty(self, golds: Sequence[str | None]) -> dict[str, str]:
-        """Right answers without anything that a completion could have."""
-        return {
-            gold: "contains no answer"
-            for gold in golds
-            if gold is not None and not has_content(right_answer(gold))
-        }
+        """Right answers without anything that a completion could have, or that no completion can
+        put into a box (or, with `find: any`, a formula)."""
+        lost: dict[str, str] = {}
+        for gold in dict.fromkeys(golds):
+            if gold is None:
+                continue
+            right = right_answer(gold)
+            if not has_content(right):
+                lost[gold] = "contains no answer"
+            elif not self._can_stand(right):
+                lost[gold] = "has braces that no box can hold"
+        return lost
+
+    def _can_stand(self, right: str) -> bool:
+        """Whether a completion with the right answer is read as having it."""
+        ways = [rf"\boxed{{{right}}}"] + [f"${right}$"] * (self.find == "any")
+        found = [last_answer(way, self.find == "boxed") for way in ways]
+        return any(one is not None and same_text(one, right) for one in found)
 
     def _lost(self, golds: Sequence[str | None]) -> dict[str, str]:
         """Right answers that no completion can match, each with the reason. All are parsed before
@@ -176,7 +187,8 @@ def load(
 ) -> Reward:
     r"""find       any: the last box, else the last formula, else the last number; boxed: TeX's
                   \boxed{} only
-    column     holds the right answer: TeX or a number, bare, in $$ or \boxed{}, or after ####
+    column     holds the right answer: TeX or a number, bare, in $$ or \boxed{}, or after ####; or
+               a list of answers that all belong to it
     seconds    time limit per comparison; a comparison that takes longer scores 0
     processes  number of parallel worker processes, about 100 MB each
     """

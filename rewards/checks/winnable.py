@@ -27,3 +27,15 @@ class KnowsWinnable(Protocol):
     def winnable(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
     ) -> list[Winnable]: ...
+
+
+@runtime_checkable
+class KnowsSlowly(KnowsWinnable, Protocol):
+    """One that has to work for some answers, as to run a program: these are asked for before the
+    row is drawn, and kept."""
+
+    def answer_keys(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
+    ) -> list[str | None]:
+        """A hash of everything that each row's answer depends on; None where it takes no work."""
+        ...

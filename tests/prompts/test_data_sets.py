@@ -237,7 +237,13 @@ def settings_of(folder: Path, prompts: Any) -> dict[str, Any]:
 
 
 def test_settings_come_back_as_they_were_written(tmp_path):
-    plain = {"train": "a.jsonl", "held_out": "b.jsonl", "per_iteration": 3, "column": "prompt"}
+    plain = {
+        "train": "a.jsonl",
+        "held_out": "b.jsonl",
+        "per_iteration": 3,
+        "column": "prompt",
+        "unwinnable": "leave_out",
+    }
     run = run_from(settings_of(tmp_path, plain), "test")
     assert dump(run)["prompts"] == plain
     many = {"source": "o/d", "config": "main", "where": {"level": {"min": 3}, "n": [1, 2]}}

@@ -1,6 +1,7 @@
 """Code by tests: what passes, what is stopped, and what cannot be forged."""
 
 import json
+import re
 import warnings
 from dataclasses import replace
 
@@ -105,9 +106,11 @@ BROKEN = {
 
 @pytest.mark.parametrize("tests", BROKEN.values(), ids=BROKEN)
 def test_tests_that_cannot_be_run_name_their_row(tests):
+    reward = loaded()
     with pytest.raises(ValueError, match=r"row 2 \(prompt 'b'\): tests"):
-        rows = Prompts(("a", "b"), [{"tests": PLAIN}, {"tests": tests}], "text")
-        self_test("code_tests", loaded(), rows)
+        reward.check_prompts(["a", "b"], [{"tests": None}, {"tests": tests}])
+    (told,) = reward.winnable(["a"], [{"tests": tests}])
+    assert told.answer == "no" and told.why.startswith("its tests cannot be read")
 
 
 def test_missing_tests_are_told_or_unscored():
@@ -293,10 +296,8 @@ def test_what_the_judge_cannot_run_is_unscored_with_a_reason(name):
     with pytest.warns(UserWarning, match=f"a sample is unscored, since .*{why}"):
         assert reward(of([block(code)], [test])).isnan().all()
     assert reward.report()["unjudged"] == 1
-    with pytest.warns(
-        UserWarning, match=rf"no program can win 1 of the first 1 rows: row 1 .*{why}"
-    ):
-        reward.check_prompts(["p"], [{"tests": [test], "reference": code}])
+    (told,) = reward.winnable(["p"], [{"tests": [test], "reference": code}])
+    assert told.answer == "no" and re.search(why, told.why)
 
 
 def test_a_program_cannot_make_its_own_failure_the_judges():
@@ -332,8 +333,10 @@ def test_a_row_says_whether_it_can_be_won():
     got = [one.answer for one in reward.winnable(["p"] * len(rows), rows)]
     assert got == ["yes", "yes", "yes", "unknown", "unknown", "no", "no"]
     assert reward.winnable(["p"], rows[6:])[0].why == "its reference fails test 4"
-    with pytest.warns(UserWarning, match=r"win 2 of the first 7 rows: row 6 .'p'.*row 7"):
-        reward.check_prompts(["p"] * len(rows), rows)
+    keys = reward.answer_keys(["p"] * len(rows), rows)
+    assert [key is None for key in keys] == [False] * 3 + [True] * 2 + [False] * 2
+    assert len(set(keys)) == 6  # of equal rows equal, of others not
+    assert loaded(seconds=3.0).answer_keys(["p"], rows[:1]) != keys[:1]  # a limit decides too
 
 
 CALLS = {
@@ -411,7 +414,11 @@ UNREADABLE = {
 def test_tests_of_no_form_are_refused_with_their_reason(name):
     tests, why = UNREADABLE[name]
     with pytest.raises(ValueError, match=rf"row 1 \(prompt 'p'\): tests: .*{why}"):
-        loaded()(of(["x"], tests))
+        loaded().check_prompts(["p"], [{"tests": tests}])
+    reward, rows = loaded(), [{"tests": tests}, {"tests": PLAIN}]
+    assert [one.answer for one in reward.winnable(["p", "q"], rows)] == ["no", "unknown"]
+    with pytest.warns(UserWarning, match=f"unscored, since its tests cannot be read: .*{why}"):
+        assert reward(of(["x"], tests)).isnan().all()
 
 
 def test_tests_of_both_forms_are_read():

@@ -351,6 +351,18 @@ def test_a_run_that_began_with_another_reader_of_files_resumes_with_a_line(
     )
 
 
+def test_a_sample_that_cannot_be_decoded_ends_no_run(pipeline, tmp_path, monkeypatch, capsys):
+    """The first ones are decoded at the start, others before they are drawn."""
+    monkeypatch.setattr(given_file, "DECODED", 1)
+    tree = settings(pipeline, tmp_path, MATCHING, {}, iterations=3)
+    damaged = tmp_path / "5_0.png"
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    assert runs.flowrl("train", runs.write(tree, tmp_path), "--folder", tmp_path / "run") == 0
+    error = capsys.readouterr().err
+    assert error.count("given.file, iteration") == 1 and "5_0.png" in error
+    assert "other rows are drawn instead" in error
+
+
 @pytest.mark.parametrize("form", ["hh", "messages"])
 def test_conversations_are_given_texts(tmp_path, form):
     """Pairs without a prompt share their beginning; supervised chats end with their completion."""

@@ -106,6 +106,7 @@ class IterationsAhead:
         else:
             request = DrawRequest(session.prompts, count, seed, iteration, weights)
             draws, more = session.spending.first_draws(request)
+        draws = session.placed(iteration, draws)
         self.started[iteration] = Started(draws, version, self._units(iteration, draws), more)
 
     def _units(self, iteration: int, draws: Draws) -> list[SamplingUnit]:

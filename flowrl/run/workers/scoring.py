@@ -27,6 +27,7 @@ from flowrl.session.session import load_rewards
 from flowrl.settings import Run
 from flowrl.settings.read import run_from
 from rewards import Samples
+from rewards.checks.winnable import KnowsSlowly, KnowsWinnable, Winnable
 from rewards.combine import blamed, reward_scores
 from rewards.types import FindsAnswers, RewardScores, parts_of, reports
 
@@ -34,6 +35,7 @@ WORKERS_ASKED = 3  # workers that are asked for a result before the run ends
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_LAUNCHERS = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_")
 
+RowColumns = Sequence[Mapping[str, Any]]
 ReplicaScores = tuple[list[RewardScores], dict[str, float], float]  # by plan; reports; seconds
 
 
@@ -69,6 +71,20 @@ class ScoringWorker:
             reward = self.rewards[self.label]
             columns = [reward_scores(self.label, reward, each) for each in samples]
         return columns, reports(self.rewards), time.perf_counter() - began
+
+    def winnable(self, prompts: Sequence[str], meta: RowColumns) -> list[Winnable]:
+        """Whether rows can be won; unknown if the reward does not say."""
+        reward = self.rewards[self.label]
+        if not isinstance(reward, KnowsWinnable):
+            return [Winnable("unknown")] * len(prompts)
+        return reward.winnable(prompts, meta)
+
+    def answer_keys(self, prompts: Sequence[str], meta: RowColumns) -> list[str | None]:
+        """Keys of the answers that take work."""
+        reward = self.rewards[self.label]
+        if not isinstance(reward, KnowsSlowly):
+            return [None] * len(prompts)
+        return reward.answer_keys(prompts, meta)
 
 
 @contextmanager
@@ -117,6 +133,13 @@ class ReplicatedReward:
                 name = name.removeprefix(f"calls/{self.label}/")
                 self.reported[name] = self.reported.get(name, 0.0) + value
         return column.plain
+
+    def winnable(self, prompts: Sequence[str], meta: RowColumns) -> list[Winnable]:
+        """Whether rows can be won, by the first replica."""
+        return ray.get(self.replicas[0].winnable.remote(list(prompts), list(meta)))
+
+    def answer_keys(self, prompts: Sequence[str], meta: RowColumns) -> list[str | None]:
+        return ray.get(self.replicas[0].answer_keys.remote(list(prompts), list(meta)))
 
     def report(self) -> dict[str, float]:
         with self.lock:

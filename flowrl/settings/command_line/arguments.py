@@ -169,6 +169,9 @@ class PlanArguments:
     """GPUs to estimate seconds for, such as 8xH100 or RTX-4090."""
     utilisation: Annotated[float, Field(gt=0, le=1)] = 0.4
     """Assumed fraction of the devices' peak FLOP/s, with --devices."""
+    check_rows: bool = False
+    """Ask of every training row whether anything can win it, with the programs of its reference.
+    The answers are kept, and `train` does not ask again. Exit code 1 if rows are refused."""
 
 
 @dataclasses.dataclass

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import (
@@ -17,7 +17,7 @@ from pydantic import (
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection, on_hub
-from flowrl.settings.base import Settings
+from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.words.values import short_repr
 from rewards.rights import ReadSource, Right, allows
 
@@ -121,12 +121,17 @@ class PromptFiles(Settings):
     with settings, such as {source: openai/gsm8k, config: main, column: question}; or a list of
     these."""
 
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"unwinnable": OnResume.NEVER}
     train: DataSets
     held_out: DataSets | None = None
     per_iteration: int = Field(default=16, ge=1, le=1_000_000)
     """Prompts drawn per iteration; each gets a group of samples."""
     column: str = "prompt"
     """Column that holds the prompts."""
+    unwinnable: Literal["refuse", "leave_out", "keep"] = "refuse"
+    """Training rows that nothing can win (an empty answer, tests that their own reference fails).
+    refuse: the start refuses and names them; leave_out: they are never drawn; keep: they are
+    drawn."""
 
     @field_serializer("train", "held_out")
     def _written(self, sets: tuple[DataSet, ...] | None) -> Any:

@@ -1,0 +1,89 @@
+"""Rules of rewards that later versions have changed: a run that was begun before says so.
+
+A run records `RULES_VERSION`, the version of the rules of all rewards. When a rule changes, the
+version is raised and a line is added to `RULE_CHANGES`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from rewards.load import Want, rewards_within
+
+RULES_VERSION = 2
+
+
+class Change(NamedTuple):
+    """A changed rule.
+
+    since     the first version of the rules that has it
+    reward    name of the reward
+    what      the present rule and, in parentheses, the older one
+    concerns  whether a reward with these settings follows it
+    """
+
+    since: int
+    reward: str
+    what: str
+    concerns: Callable[[Mapping[str, Any]], bool] = lambda _: True
+
+
+def _finds(*ways: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda settings: settings.get("find", "all") in ways
+
+
+RULE_CHANGES = (
+    Change(
+        2,
+        "code_tests",
+        "the program is the last block that says it is Python, else the last one without a "
+        "language that does something (before: the last block); programs run as Python's scripts "
+        "do; rows with fn_name or testtype: functional call the function (before: they read "
+        "input) and may use Python's library without importing it; printed numbers with a fraction "
+        "are compared as numbers (before: as texts); a sample whose tests the judge cannot run is "
+        "unscored (before: 0)",
+    ),
+    Change(
+        2,
+        "math_answer",
+        "the last box is the answer (before: neighbouring boxes were one set), answers with the "
+        "same text are equal, money, thousands and repeating decimals are read, and a right "
+        "answer that no text matches leaves its samples unscored (before: it ended the run); "
+        "lists, bases, arrays and 4.5e3 are read, and of several formulas all are the answer",
+    ),
+    Change(
+        2,
+        "exact_answer",
+        "a box may have braces of any depth, also \\fbox (before: two levels of \\boxed)",
+        _finds("boxed"),
+    ),
+    Change(
+        2,
+        "exact_answer",
+        "the last <answer> counts, also after one that is not closed (before: the text from "
+        "the one that is not closed)",
+        _finds("tag"),
+    ),
+    Change(
+        2,
+        "exact_answer",
+        "a sign behind a letter or a digit is none, so 5-3 ends with 3 (before: with -3)",
+        _finds("last_number"),
+    ),
+    Change(
+        2,
+        "format",
+        "a box may have braces of any depth, and empty boxes do not count (before: two levels)",
+        lambda settings: settings.get("kind") == "boxed",
+    ),
+)
+
+
+def changed_rules(
+    name: str, settings: Mapping[str, Any], version: int, want: Want = "load"
+) -> Iterator[str]:
+    """A clause for each rule of a reward and of its members that has changed since a version of
+    the rules, beginning with the reward's name. Imports no user's file."""
+    for member, own in rewards_within(name, settings, want):
+        for change in RULE_CHANGES:
+            if change.reward == member and change.since > version and change.concerns(own):
+                yield f"{member}: {change.what}"
