@@ -214,8 +214,7 @@ def override(run: Run, arguments: Sequence[str]) -> Run:
     if not arguments:
         return run
     run, words = _other_recipe(run, list(arguments))
-    tree = dump(run)
-    with_options(tree, type(run.recipe), words)
+    tree = with_options(dump(run), type(run.recipe), words)
     changed = run_from(tree, "command line")
     named = any(w.startswith(f"--recipe.{part}") for w in words for part in PART_SETTINGS)
     return _without_unread(changed, tree, words) if named else changed

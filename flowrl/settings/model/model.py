@@ -12,6 +12,7 @@ from flowrl.settings.model.levels import Sigmas, checked_sigmas
 from flowrl.settings.model.own_model import OwnModelSettings
 from flowrl.settings.model.quantization import Quantization
 from flowrl.settings.model.server import Server
+from flowrl.settings.words.exclusive import KIND_SETTINGS
 from flowrl.settings.words.short_forms import adapter_settings, guidance_settings, lora_settings
 from rewards.rights import KernelName, NameInFolder, ReadFile
 
@@ -225,30 +226,12 @@ class ModelSettings(Settings):
         set_ = [name for name, value in kinds.items() if value is not None]
         if len(set_) != 1:
             raise ValueError("set either pipeline (images, video), language (text) or own")
-        of = {
-            "pipeline": {"height", "width", "guidance", "call", "sigmas"}
-            | {
-                "adapters",
-                "encodings",
-                "rewriter",
-                "offload",
-                "offload_experts",
-                "vae",
-                "attention",
-                "compile",
-                "context_parallel",
-                "quantization",
-            },
-            "language": {"gguf_file", "head_dtype", "system", "template", "stop", "server"}
-            | {"environment", "steps", "attention", "quantization"},
-            "own": {"sigmas", "weights"},
-        }
-        known = of[set_[0]]
-        for name in sorted({name for names in of.values() for name in names} - known):
+        known = KIND_SETTINGS[set_[0]]
+        for name in sorted({name for names in KIND_SETTINGS.values() for name in names} - known):
             if getattr(self, name) != type(self).model_fields[name].get_default(
                 call_default_factory=True, validated_data={}
             ):
-                other = next(kind for kind, names in of.items() if name in names)
+                other = next(kind for kind, names in KIND_SETTINGS.items() if name in names)
                 raise ValueError(f"{name} is a setting of {other} models: leave it out")
         if self.quantization is not None:
             self._fits(self.quantization)
