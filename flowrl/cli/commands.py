@@ -8,9 +8,9 @@ from shlex import quote
 
 from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import FOLDER, RESUME, grants, resumed_by_launcher, split_keys, trust_of
-from flowrl.cli.start_check import check_start
 from flowrl.errors import UserError
 from flowrl.paths import run_file
+from flowrl.run.watch.start_check import check_start, model_refusal, refusals, unchecked
 from flowrl.settings.command_line.arguments import (
     EvaluateArguments,
     ExportArguments,
@@ -132,7 +132,8 @@ def compare_command(arguments: list[str]) -> int:
 
 
 def plan(arguments: list[str]) -> int:
-    """`plan CONFIG ... [overrides]`. Exit code 1 if a run does not fit in memory."""
+    """`plan CONFIG ... [overrides]`. Exit code 1 if a run could not start here or does not
+    fit in memory."""
     keys = ("--svg", "--iteration", "--memory", "--devices", "--utilisation")
     own, rest = split_keys(arguments, keys)
     count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
@@ -147,11 +148,12 @@ def plan(arguments: list[str]) -> int:
 
 
 def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: int) -> bool:
-    """Print one plan. Returns whether the run fits in memory, as far as that is known."""
+    """Print one plan. Returns whether the run can start here and fits in memory, as far as that is
+    known."""
     run = override(read_run(run_file(str(path))), options)
     check_plan(run)
     quiet()
-    from flowrl.cli.plan import describe_run, open_points
+    from flowrl.cli.plan import describe_run
     from flowrl.estimate import fit
     from flowrl.estimate import time as time_estimate
     from flowrl.estimate.devices import parse_devices
@@ -160,6 +162,10 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     devices = None if given.devices is None else parse_devices(given.devices)
     if len(given.configs) > 1:
         print(f"{chr(10) if index else ''}{path}")
+    points = list(refusals(run))
+    if (model := model_refusal(run)) is not None:  # nothing is known of what it would cost
+        print("\n".join(f"refused: {point}" for point in dict.fromkeys((model, *points))))
+        return False
     print(describe_run(run, given.iteration, given.svg))
     limit = fit.limit(given.memory, devices)
     print(fit.memory_report(run, limit, given.iteration))
@@ -167,9 +173,10 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
         print(time_estimate.time_report(run, devices, given.utilisation, given.iteration))
     for line in workers_report(run, devices, given.utilisation, given.iteration):
         print(line)
-    for point in open_points(run):
-        print(f"before training: {point}")
-    return fit.fits(run, limit, given.iteration)
+    print("not checked here:", *unchecked(run), sep="\n  ")
+    for point in points:
+        print(f"refused: {point}")
+    return not points and fit.fits(run, limit, given.iteration)
 
 
 def prove(arguments: list[str]) -> int:

@@ -1,6 +1,7 @@
 """A transformers causal or vision-language model as a policy, with its chat template."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,24 @@ from rewards.perception.hub import of_network
 from samplers.completions import Completions
 
 _PROVEN = 256  # prompts with images that are read at the start, evenly spaced
+
+
+# otherwise transformers asks on the terminal whether to run a model's own code
+_OWN_CODE = {"trust_remote_code": False}
+
+
+@contextmanager
+def _read(source: str) -> Iterator[None]:
+    """Turns errors of files that transformers cannot read into UserErrors."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, ValueError | ImportError) and not of_network(error):
+            raise
+        why = " ".join(str(error).split())[:300]
+        if "trust_remote_code" in str(error):
+            why = "it has code of its own (auto_map), which flowrl does not run"
+        raise UserError(f"model.language: {source} cannot be loaded: {why}") from error
 
 
 class CausalPolicy:
@@ -112,7 +131,7 @@ class CausalPolicy:
         name of transformers' `attn_implementation`; None leaves the choice to transformers."""
         gguf = {} if gguf_file is None else {"gguf_file": gguf_file}
         config: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
-        try:
+        with _read(source):
             if gguf_file is not None:
                 from transformers import GgufConfig  # which transformers 5.0 does not have yet
 
@@ -120,28 +139,36 @@ class CausalPolicy:
             elif quantized is not None:
                 config["quantization_config"] = configuration(quantized, transformers, dtype)
                 config["device_map"] = {"": str(device)}
-            # otherwise transformers asks on the terminal whether to run a model's own code
-            own_code = {"trust_remote_code": False}
-            tokenizer = AutoTokenizer.from_pretrained(source, **own_code, **gguf)
-            found = AutoConfig.from_pretrained(source, **own_code, **gguf)
+            tokenizer = AutoTokenizer.from_pretrained(source, **_OWN_CODE, **gguf)
+            found = AutoConfig.from_pretrained(source, **_OWN_CODE, **gguf)
             kind = model_class(found)
             with loading(quantized):
                 model, info = kind.from_pretrained(
                     source, dtype=dtype, output_loading_info=True, **gguf, **config
                 )
-        except Exception as error:
-            if not isinstance(error, ValueError | ImportError) and not of_network(error):
-                raise
-            why = " ".join(str(error).split())[:300]
-            if "trust_remote_code" in str(error):
-                why = "it has code of its own (auto_map), which flowrl does not run"
-            raise UserError(f"model.language: {source} cannot be loaded: {why}") from error
         if missing := sorted(info["missing_keys"]):
             raise UserError(f"model.language: {source}: {lacks(missing, type(model).__name__)}")
         model.requires_grad_(False)
         keep_differentiable(model, quantized)
         if quantized is None:
             model = model.to(dtype).to(device)
+        vision = Vision.of(model, source) if reads_images(found) else None
+        if vision is not None and tokenizer.chat_template is None:
+            tokenizer.chat_template = vision.processor.chat_template
+        return cls(model, tokenizer, vision=vision)
+
+    @classmethod
+    def without_weights(cls, source: str, attention: str | None = None) -> "CausalPolicy":
+        """The model of a local folder on torch's meta device, for questions that its classes, its
+        configuration and its tokenizer answer. UserError, as `load`, for files that cannot be
+        read."""
+        config: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+        with _read(source):
+            tokenizer = AutoTokenizer.from_pretrained(source, **_OWN_CODE)
+            found = AutoConfig.from_pretrained(source, **_OWN_CODE)
+            kind = model_class(found)
+            with torch.device("meta"):
+                model = kind.from_config(found, **config)
         vision = Vision.of(model, source) if reads_images(found) else None
         if vision is not None and tokenizer.chat_template is None:
             tokenizer.chat_template = vision.processor.chat_template
