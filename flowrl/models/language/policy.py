@@ -324,9 +324,13 @@ class CausalPolicy:
                 f"{self.name} computes logits with more than its head, so all of them are held in "
                 "memory at once"
             )
-        sentences.append(prove_padding(reader, self.stop))
+        alone = self.sizes.rows("sampling", 2) == self.sizes.rows("training", 2) == 1
+        if alone:  # what padding or several images would change in a call does not occur
+            sentences.append("each call has one row, so none is padded")
+        else:
+            sentences.append(prove_padding(reader, self.stop))
         if images:
-            sentences.append(prove_images(reader, self.stop))
+            sentences.append(prove_images(reader, self.stop, alone=alone))
         if self.packing is not None:
             sentences.append(prove_packing(every, steps))
         if self.environment is not None:

@@ -13,6 +13,7 @@ from flowrl.paths import find
 from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.checks.model_files import (
     PIPELINE_INDEX,
+    check_index,
     check_no_own_code,
     check_pipeline_files,
     check_weights,
@@ -288,6 +289,8 @@ def check_language(source: str, gguf_file: str | None) -> None:
 def check_pipeline(source: str) -> None:
     """UserError for a value that is neither a diffusers folder nor a hub name, and for a folder
     without whole weights."""
+    if (folder := find(source)).is_dir():
+        check_index(folder, source)
     _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
     if (folder := find(source)).is_dir():
         check_pipeline_files(folder)
