@@ -10,7 +10,7 @@ from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import FOLDER, RESUME, grants, resumed_by_launcher, split_keys, trust_of
 from flowrl.errors import UserError
 from flowrl.paths import run_file
-from flowrl.run.watch.start_check import check_start, model_refusal, refusals, unchecked
+from flowrl.run.watch.start_check import check_model_of, check_start, refusals, unchecked
 from flowrl.settings.command_line.arguments import (
     EvaluateArguments,
     ExportArguments,
@@ -162,10 +162,7 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     devices = None if given.devices is None else parse_devices(given.devices)
     if len(given.configs) > 1:
         print(f"{chr(10) if index else ''}{path}")
-    points = list(refusals(run))
-    if (model := model_refusal(run)) is not None:  # nothing is known of what it would cost
-        print("\n".join(f"refused: {point}" for point in dict.fromkeys((model, *points))))
-        return False
+    check_model_of(run)  # else nothing is known of what it would cost
     print(describe_run(run, given.iteration, given.svg))
     limit = fit.limit(given.memory, devices)
     print(fit.memory_report(run, limit, given.iteration))
@@ -174,6 +171,7 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     for line in workers_report(run, devices, given.utilisation, given.iteration):
         print(line)
     print("not checked here:", *unchecked(run), sep="\n  ")
+    points = list(refusals(run))
     for point in points:
         print(f"refused: {point}")
     return not points and fit.fits(run, limit, given.iteration)

@@ -136,6 +136,9 @@ def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
         yield f"pipe = DiffusionPipeline.from_pretrained({place}, {dtype})"
         return
     yield f"pipe = DiffusionPipeline.from_pretrained({source}, {dtype})"
+    if changed := subject.run.model.scheduler:  # an adapter's files do not contain it
+        given = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        yield f"pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, {given})"
     if (others := _without_pipeline(subject, files)) is not None:
         yield from others
         return

@@ -12,6 +12,7 @@ from typing import Any
 
 import diffusers
 
+from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.description import Description, describe, local_folder
 from flowrl.models.diffusers.call.levels.user_levels import refuse_levels
@@ -58,28 +59,34 @@ def _check_pipeline(run: Run) -> None:
     if m.sigmas is not None:
         refuse_levels(kind.__name__, parameters)
     if folder is not None:
-        _check_scheduler(folder, kind.__name__)
+        _check_scheduler(folder, kind.__name__, m.scheduler)
     refuse_sizes(run, kind.__name__, parameters)
     call = {"height": m.height, "width": m.width, **m.call}
     denoisers = described.denoisers
     guidance = checks.guidance_argument(parameters, tuple(denoisers.values()))
     given = {key: value for key, value in call.items() if value is not None}
     checks.arguments(kind.__name__, given, parameters, guidance)
+    try:
+        checks.arguments(kind.__name__, given | run.evaluate.call, parameters, guidance)
+    except UserError as error:
+        raise UserError(f"evaluate.call: {error}") from error
     _check_savings(run, kind, described)
     if m.lora is not None and m.lora.start is None:
         for denoiser in denoisers.values():
             chosen_targets(denoiser, m.lora.targets)
 
 
-def _check_scheduler(folder: Path, owner: str) -> None:
-    """UserError for a scheduler whose configuration does not determine the model's process."""
+def _check_scheduler(folder: Path, owner: str, settings: Mapping[str, Any]) -> None:
+    """UserError for settings that the scheduler does not have, and for a configuration that does
+    not determine the model's process."""
     file = folder / "scheduler" / "scheduler_config.json"
     if not file.is_file():
         return
     config = read_json(file, "model.pipeline")
     kind = getattr(diffusers, str(config.get("_class_name")), None)
     if kind is not None:
-        checks.prediction(kind.from_config(config), owner)
+        own = checks.with_settings(kind.from_config(config), settings, owner)
+        checks.prediction(own, owner)
 
 
 def _check_savings(run: Run, kind: type, described: Description) -> None:

@@ -83,6 +83,7 @@ def _pipeline(run: Run, device: torch.device, trains: bool) -> Policy:
         held=BaseMemory(m.offload, m.offload_experts, m.quantization),
         levels=own,
         adapters=m.adapters,
+        scheduler=m.scheduler,
     )
     savings.decoder(policy.pipe, tiling=m.vae.tiling, slicing=m.vae.slicing)
     if m.attention is not None:
@@ -158,23 +159,29 @@ def refuse_sizes(run: Run, owner: str, parameters: Collection[str]) -> None:
 
 
 def evaluation_policy(policy: Policy, run: Run) -> Policy:
-    """The policy at `evaluate`'s guidance and size, or the same policy if they equal the model's.
+    """The policy at `evaluate`'s guidance, size and arguments, or the same policy if they equal the
+    model's.
 
     Otherwise a policy with the same modules, so that it always has the same weights. At the same
     size proofs are shared; another size has its own. UserError for a size that the pipeline
     refuses.
     """
-    size, guidance = run.evaluation_size, run.evaluation_guidance
-    if run.model.pipeline is None or (not size and guidance == run.model.guidance.sample):
+    size, guidance, call = run.evaluation_size, run.evaluation_guidance, run.evaluate.call
+    same = not size and not call and guidance == run.model.guidance.sample
+    if run.model.pipeline is None or same:
         return policy
     from flowrl.models.diffusers.policy import PipelinePolicy
-    from flowrl.models.diffusers.sizes.by_size import LoopSize
+    from flowrl.models.diffusers.sizes.by_size import LoopSize, called_with
 
     assert isinstance(policy, PipelinePolicy)
     twin = copy.copy(policy)
     refuse_sizes(run, policy.name, policy.loop.driver.parameters)
     if size:
         twin = copy.copy(policy.at(LoopSize.of(policy.loop, RowSize(**size))))
+    if call:
+        twin = called_with(twin, call)
+        twin.encoding_cache = None  # of training's arguments
+    if size or call:
         twin.used, twin.one_size = {}, False
         twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
     twin.guidance = policy.guidance._replace(sample=policy.scale(guidance))

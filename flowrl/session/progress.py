@@ -18,7 +18,7 @@ from flowrl.session.start_record import StartRecord, files_named, prompt_digests
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.read import dump, run_from
 
-EVALUATE = ("temperature", "samples", "per_prompt", "success", "seed")
+EVALUATE = ("temperature", "call", "samples", "per_prompt", "success", "seed")
 MODEL = ("height", "width", "call", "sigmas", "system", "stop", "environment", "steps")
 
 

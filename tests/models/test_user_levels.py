@@ -213,7 +213,12 @@ def test_a_function_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_plan_names_a_call_without_sigmas(tmp_path: Path) -> None:
-    (tmp_path / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
+    (tmp_path / "model_index.json").write_text(
+        '{"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"]}'
+    )
+    (tmp_path / "transformer").mkdir()
+    config = '{"_class_name": "WanTransformer3DModel", "num_layers": 1}'
+    (tmp_path / "transformer" / "config.json").write_text(config)
     made = run(LIST, "--model.pipeline", str(tmp_path))
     assert any("WanPipeline takes no `sigmas`" in point for point in refusals(made))
 

@@ -25,6 +25,8 @@ VALUES: dict[str, Any] = {
     "model.lora.alpha": 8.0,
     "model.lora.targets": ["to_q"],
     "model.lora.merge": "evaluation",
+    "model.sigmas": {"shift": 2.0},
+    "model.scheduler": {"shift": 3.0},
     "model.offload_experts": True,
     "model.context_parallel": 2,
     "model.compile": True,

@@ -78,7 +78,8 @@ def _read(source: str) -> Iterator[None]:
 class CausalPolicy:
     """One language model: its prompts, completions and trainable weights.
 
-    `rows_per_call` bounds the completions in one call of the model. The model stays in evaluation
+    `rows_per_call` bounds the completions in one call of the model; a model on torch's meta device
+    has no `weights`, and is never called. The model stays in evaluation
     mode, so dropout is off in sampling and training alike. Its published generation settings
     (repetition penalty, top-k, ...) are ignored: training does not apply a penalty, so the ratio
     of new to old would be wrong.
@@ -93,6 +94,7 @@ class CausalPolicy:
         *,
         rows_per_call: int | None = None,
         vision: Vision | None = None,
+        weights: bool = True,
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.vision = vision  # reads the images of prompts
@@ -112,7 +114,7 @@ class CausalPolicy:
         self.stop_texts: StopTexts | None = None
         text = model.config.get_text_config().to_dict()
         self.context: int | None = text.get("max_position_embeddings")
-        self._separate_head = has_separate_head(model)
+        self._separate_head = not weights or has_separate_head(model)
         # not every call has images: their part is gathered with what is outside of blocks
         self.calls = GatheredCalls(model, model if vision is None else model.get_decoder())
 
@@ -172,7 +174,7 @@ class CausalPolicy:
         vision = Vision.of(model, source) if reads_images(found) else None
         if vision is not None and tokenizer.chat_template is None:
             tokenizer.chat_template = vision.processor.chat_template
-        return cls(model, tokenizer, vision=vision)
+        return cls(model, tokenizer, vision=vision, weights=False)
 
     def configure(
         self,

@@ -60,19 +60,10 @@ def check_shares(run: Run, processes: int) -> None:
         )
 
 
-def model_refusal(run: Run) -> str | None:
-    """Why the run's model could not be driven; None if it can, as far as its files show."""
-    try:
-        check_model_of(run)
-    except UserError as error:
-        return str(error)
-    return None
-
-
 def check_model_of(run: Run) -> None:
     """UserError for a model that this run could not drive, without its prompts and rewards."""
     check_model(run.model)
-    _before_weights(run)
+    check_classes_of(run)
 
 
 def _checks(run: Run, given: Collection[str], *, hub: bool = True) -> Iterator[Check]:
@@ -85,7 +76,7 @@ def _checks(run: Run, given: Collection[str], *, hub: bool = True) -> Iterator[C
         for place in run.prompts.given:
             if hub or not run.prompts.on_hub(place):
                 yield partial(_rows, run, place)
-        yield partial(_before_weights, run)
+        yield partial(check_classes_of, run)
 
 
 # each imports what is slow to import
@@ -110,7 +101,9 @@ def _shares(run: Run) -> None:
     check_shares(run, 1)
 
 
-def _before_weights(run: Run) -> None:
+def check_classes_of(run: Run) -> None:
+    """UserError for what the model's classes and configuration refuse, without asking whether its
+    files of weights are whole."""
     from flowrl.models.before_weights import check_before_weights
 
     check_before_weights(run)

@@ -156,6 +156,8 @@ def _refuse_evaluation(run: Run, why: str) -> None:
     for place in ("guidance", *SIZES):
         if getattr(run.evaluate, place) is not None:
             raise UserError(f"evaluate.{place} {why}: leave it out")
+    if run.evaluate.call:
+        raise UserError(f"evaluate.call {why}: leave it out")
 
 
 def _check_own(run: Run) -> None:

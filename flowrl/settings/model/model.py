@@ -101,6 +101,7 @@ class ModelSettings(Settings):
         "weights": OnResume.NEVER,
         "lora": OnResume.NEVER,
         "adapters": OnResume.NEVER,
+        "scheduler": OnResume.NEVER,
         "offload": OnResume.FREE,
         "offload_experts": OnResume.FREE,
     }
@@ -172,6 +173,8 @@ class ModelSettings(Settings):
     a list that decreases from at most 1, one per step (the final 0 may be left out); or
     FILE.py:FUNCTION, which maps a number of steps to such a list. For flows whose call takes
     `sigmas`."""
+    scheduler: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the pipeline's scheduler in place of its folder's, such as {flow_shift: 12.0}."""
     offload: bool = False
     """Keep text encoders, image encoders and VAE on the CPU while they are not used."""
     offload_experts: bool = False
@@ -285,6 +288,11 @@ class ModelSettings(Settings):
     @model_validator(mode="after")
     def _together(self) -> "ModelSettings":
         """Settings that exclude each other."""
+        if self.scheduler and self.sigmas is not None:
+            raise ValueError(
+                "scheduler: its levels would be replaced by those of sigmas: leave one of the two "
+                "out"
+            )
         if self.offload_experts and self.lora is None:
             raise ValueError(
                 "offload_experts: all weights are trained (lora: null), so optimizers need them "

@@ -14,9 +14,9 @@ from typing import Any
 KIND_SETTINGS: Mapping[str, frozenset[str]] = {
     "pipeline": frozenset(
         (
-            "height", "width", "guidance", "call", "sigmas", "adapters", "encodings", "rewriter",
-            "offload", "offload_experts", "vae", "attention", "compile", "context_parallel",
-            "quantization",
+            "height", "width", "guidance", "call", "sigmas", "scheduler", "adapters", "encodings",
+            "rewriter", "offload", "offload_experts", "vae", "attention", "compile",
+            "context_parallel", "quantization",
         )
     ),
     "language": frozenset(
@@ -69,6 +69,7 @@ EXCLUSIVE: tuple[tuple[Side, ...], ...] = (
         Side(("model.lora.from",)),
         Side(("model.lora.rank", "model.lora.alpha", "model.lora.targets")),
     ),
+    (Side(("model.sigmas",)), Side(("model.scheduler",), without=({},))),
     (_EXPERTS, _COMPILE),
     (_EXPERTS, _SHARED),
     (_EXPERTS, _MERGE),
