@@ -133,7 +133,8 @@ CLAIMS = (
     "Refused at load: pipelines whose latents follow the shape of the "
     "conditioning image, unless height and width are set; `denoising_end` and `denoising_start`. "
     "KolorsPipeline is not listed: it needs the package sentencepiece. Written by "
-    "`scripts/benchmarks/pipelines.py`.",
+    "`scripts/benchmarks/pipelines.py`, with the verdicts by diffusers' version that `flowrl plan` "
+    "and a start read (`flowrl/models/diffusers/call/traits/verdicts.json`).",
 )
 NOT_COMPARED = "- | -"  # the end of a row of a sweep without whole samples
 

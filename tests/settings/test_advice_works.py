@@ -190,6 +190,17 @@ CASES = [
         {"evaluate.temperature": 0.5},
         {"evaluate.temperature": DROP},
     ),
+    Advice("evaluate.call", LM | {"evaluate.call": {"a": 1}}, {"evaluate.call": DROP}),
+    Advice(
+        "has a setting of its own: set evaluate.",
+        {"evaluate.call": {"height": 32}},
+        {"evaluate.call": DROP, "evaluate.height": 32},
+    ),
+    Advice(
+        "its levels would be replaced by those of sigmas",
+        {"model.scheduler": {"shift": 3.0}, "model.sigmas": {"shift": 2.0}},
+        {"model.sigmas": DROP},
+    ),
     Advice(
         "train.share_prompts is only for texts",
         {"train.share_prompts": True},
