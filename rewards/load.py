@@ -32,7 +32,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from rewards.checks.settings import call_with, function_parameters, settings_of
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
-from rewards.perception.packages import PACKAGES
+from rewards.perception.packages import REWARD_PACKAGES
 from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
 from rewards.types import Judge, Reward
 from rewards.user_function import (
@@ -132,7 +132,7 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
 def check_packages(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
     """ValueError if a reward needs a package that is not installed, in the words of its loading.
     Includes the members of composite rewards. Loads no weights."""
-    needed = PACKAGES.get(name)
+    needed = REWARD_PACKAGES.get(name)
     if needed is not None:
         needed(settings)
     for setting, parameter in _parameters(name, want).items():

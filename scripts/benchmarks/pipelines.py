@@ -38,7 +38,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline  # noqa: E402
 
 from flowrl.errors import UserError  # noqa: E402
 from flowrl.models.diffusers.call.traits import checks  # noqa: E402
-from flowrl.models.diffusers.call.traits.verdicts import FILE as VERDICTS  # noqa: E402
+from flowrl.models.diffusers.call.traits.verdicts import VERDICTS_FILE as VERDICTS  # noqa: E402
 from flowrl.models.diffusers.policy import PipelinePolicy  # noqa: E402
 from flowrl.models.diffusers.replay.replay import Replay  # noqa: E402
 from flowrl.models.diffusers.whole.whole_proof import (  # noqa: E402

@@ -12,7 +12,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
-from flowrl.models.diffusers.call.traits.verdicts import verdicts
+from flowrl.models.diffusers.call.traits.verdicts import swept_verdicts
 from flowrl.models.diffusers.lora.given_adapters import merge_adapters
 from flowrl.models.diffusers.lora.lora import LORA_FILE, class_writes_adapters
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
@@ -29,7 +29,7 @@ FAST = ("PixArtSigmaPipeline", "OvisImagePipeline")  # one by peft, one by the m
 def without_writer() -> list[str]:
     """The exact pipelines whose class does not write adapters."""
     found = []
-    for name in verdicts().get("exact", {}):
+    for name in swept_verdicts().get("exact", {}):
         kind = getattr(diffusers, name)
         takes = inspect.signature(kind.__init__).parameters
         if not class_writes_adapters(kind, [each for each in DENOISERS if each in takes]):

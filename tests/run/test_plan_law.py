@@ -11,7 +11,7 @@ import diffusers
 import pytest
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.traits.verdicts import refused_because, verdicts
+from flowrl.models.diffusers.call.traits.verdicts import refused_because, swept_verdicts
 from flowrl.paths import CONFIGS_FOLDER
 from flowrl.run.watch import start_check
 from flowrl.run.watch.start_check import (
@@ -23,7 +23,7 @@ from flowrl.run.watch.start_check import (
 )
 from flowrl.settings.model.server import Server
 from flowrl.settings.read import override, read_run, run_from
-from rewards.perception.packages import PACKAGES
+from rewards.perception.packages import REWARD_PACKAGES
 from tests.support import runs, text_runs, tiny_lm
 from tests.support.runs import flowrl
 
@@ -81,7 +81,7 @@ def index_of(name: str, folder: Path) -> Path:
 
 
 def test_pipelines_that_are_known_to_be_refused_are_refused_before_weights(tmp_path: Path) -> None:
-    known = verdicts()
+    known = swept_verdicts()
     assert known, f"no sweep has seen diffusers {diffusers.__version__}: scripts/benchmarks"
     names = [*known["refused"], *(name for name in known["known"] if refused_because(name))]
     assert len(names) > 60
@@ -103,7 +103,7 @@ def test_the_page_and_the_verdicts_are_one_sweep() -> None:
     page = (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
     version = re.search(r"^diffusers (\S+)", page, re.MULTILINE)
     assert version is not None
-    for found in verdicts(version[1]).values():
+    for found in swept_verdicts(version[1]).values():
         for name in found:
             assert f"\n| {name} | " in page
 
@@ -132,7 +132,7 @@ def test_plan_says_what_is_refused_and_what_it_could_not_check(capsys, tmp_path)
 def test_a_missing_package_of_a_reward_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewards.perception.packages.importlib.util.find_spec", lambda _: None)
     run = read_run(CONFIGS_FOLDER / "demo.yaml")
-    for name in PACKAGES:
+    for name in REWARD_PACKAGES:
         settings = "{name: clip, library: open_clip}" if name == "clip" else f"{{name: {name}}}"
         made = override(run, ["--rewards", f"[{settings}]"])
         assert any("pip install" in line for line in refusals(made)), name

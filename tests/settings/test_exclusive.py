@@ -13,7 +13,7 @@ from flowrl.paths import CONFIGS_FOLDER
 from flowrl.session.given_check import check_choices
 from flowrl.settings.file.inherit import merged, read_tree
 from flowrl.settings.read import dump, override, read_run, run_from
-from flowrl.settings.words.exclusive import EXCLUSIVE, NAMED
+from flowrl.settings.words.exclusive import EXCLUSIVE, OF_NAMES
 
 # a value that chooses the setting, and what a run needs beside it
 VALUES: dict[str, Any] = {
@@ -158,9 +158,9 @@ def test_both_as_options_are_refused():
         override(run, ["--model.lora.from", "old/adapter", "--model.lora.rank", "8"])
 
 
-@pytest.mark.parametrize("section", NAMED)
+@pytest.mark.parametrize("section", OF_NAMES)
 def test_settings_go_with_the_name_that_they_belong_to(section: str, tmp_path):
-    key, belongs = NAMED[section]
+    key, belongs = OF_NAMES[section]
     old = {key: "one", **dict.fromkeys(belongs or ("kind_of_one",), "of one"), "shared": 1}
     base: dict[str, Any] = {}
     over: dict[str, Any] = {}

@@ -30,7 +30,7 @@ KIND_SETTINGS: Mapping[str, frozenset[str]] = {
 
 
 @dataclass(frozen=True)
-class Side:
+class Alternative:
     """One of several alternatives.
 
     names    settings, any of which chooses it, as `model.lora.rank`
@@ -52,45 +52,47 @@ class Side:
         return any(not any(value is no or value == no for no in off) for value in values)
 
 
-def _kind(name: str) -> Side:
-    return Side((f"model.{name}",), tuple(f"model.{each}" for each in sorted(KIND_SETTINGS[name])))
+def _kind(name: str) -> Alternative:
+    return Alternative(
+        (f"model.{name}",), tuple(f"model.{each}" for each in sorted(KIND_SETTINGS[name]))
+    )
 
 
-_MERGE = Side(("model.lora.merge",), without=("none",))
-_EXPERTS = Side(("model.offload_experts",))
-_SHARED = Side(("model.context_parallel",), without=(1,))
-_COMPILE = Side(("model.compile",))
-_SERVER = Side(("model.server",))
-_QUANTIZED = Side(("model.quantization",))
-_GIVEN = Side(("given",))
-EXCLUSIVE: tuple[tuple[Side, ...], ...] = (
+_MERGE = Alternative(("model.lora.merge",), without=("none",))
+_EXPERTS = Alternative(("model.offload_experts",))
+_SHARED = Alternative(("model.context_parallel",), without=(1,))
+_COMPILE = Alternative(("model.compile",))
+_SERVER = Alternative(("model.server",))
+_QUANTIZED = Alternative(("model.quantization",))
+_GIVEN = Alternative(("given",))
+EXCLUSIVE: tuple[tuple[Alternative, ...], ...] = (
     tuple(_kind(name) for name in KIND_SETTINGS),
     (
-        Side(("model.lora.from",)),
-        Side(("model.lora.rank", "model.lora.alpha", "model.lora.targets")),
+        Alternative(("model.lora.from",)),
+        Alternative(("model.lora.rank", "model.lora.alpha", "model.lora.targets")),
     ),
-    (Side(("model.sigmas",)), Side(("model.scheduler",), without=({},))),
+    (Alternative(("model.sigmas",)), Alternative(("model.scheduler",), without=({},))),
     (_EXPERTS, _COMPILE),
     (_EXPERTS, _SHARED),
     (_EXPERTS, _MERGE),
     (_SHARED, _COMPILE),
-    (_SHARED, Side(("model.attention",), without=("native",))),
-    (_QUANTIZED, Side(("model.adapters",))),
+    (_SHARED, Alternative(("model.attention",), without=("native",))),
+    (_QUANTIZED, Alternative(("model.adapters",))),
     (_QUANTIZED, _EXPERTS),
     (_QUANTIZED, _MERGE),
-    (_QUANTIZED, Side(("model.gguf_file",))),
-    (Side(("model.quantization.components",)), Side(("model.offload",))),
+    (_QUANTIZED, Alternative(("model.gguf_file",))),
+    (Alternative(("model.quantization.components",)), Alternative(("model.offload",))),
     (_SERVER, _MERGE),
-    (_SERVER, Side(("workers.sampling",))),
-    (Side(("model.environment",)), Side(("model.steps",))),
-    (_GIVEN, Side(("model.environment",))),
-    (_GIVEN, Side(("model.steps",))),
-    (Side(("given.media",)), Side(("given.layout", "given.label"))),
-    (Side(("budget.replay",), without=(0,)), Side(("train.recompute_old",))),
+    (_SERVER, Alternative(("workers.sampling",))),
+    (Alternative(("model.environment",)), Alternative(("model.steps",))),
+    (_GIVEN, Alternative(("model.environment",))),
+    (_GIVEN, Alternative(("model.steps",))),
+    (Alternative(("given.media",)), Alternative(("given.layout", "given.label"))),
+    (Alternative(("budget.replay",), without=(0,)), Alternative(("train.recompute_old",))),
 )
 
 # section: (the key whose value the others belong to, which others; () for all)
-NAMED: Mapping[str, tuple[str, tuple[str, ...]]] = {
+OF_NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "model.own": ("name", ()),
     "model.quantization": ("backend", ()),
     "model.environment": ("name", ("settings",)),
@@ -116,7 +118,7 @@ def taken_over(under: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, 
         for setting in other.settings
         if setting not in chosen.settings
     }
-    for section, (key, belongs) in NAMED.items():
+    for section, (key, belongs) in OF_NAMES.items():
         old, new = _value(under, section), _value(layer, section)
         if not isinstance(old, Mapping) or not isinstance(new, Mapping):
             continue

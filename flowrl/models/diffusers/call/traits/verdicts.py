@@ -11,7 +11,7 @@ import diffusers
 
 from flowrl.errors import UserError
 
-FILE = Path(__file__).with_suffix(".json")
+VERDICTS_FILE = Path(__file__).with_suffix(".json")
 # reasons that lie in what a folder or a run may set otherwise: these are judged at load
 _OF_SETTINGS = re.compile(r"prediction_type|model\.dtype")
 _FAILS = "its own call fails with these versions"
@@ -20,16 +20,16 @@ Verdicts = Mapping[str, Mapping[str, str]]
 
 
 @cache
-def verdicts(version: str = diffusers.__version__) -> Verdicts:
+def swept_verdicts(version: str = diffusers.__version__) -> Verdicts:
     """Reasons by pipeline class, by verdict (exact, refused, known, not built); empty for a version
     of diffusers that no sweep has seen."""
-    return json.loads(FILE.read_text(encoding="utf-8")).get(version, {})
+    return json.loads(VERDICTS_FILE.read_text(encoding="utf-8")).get(version, {})
 
 
 def refused_because(name: str) -> str | None:
     """Why no pipeline of a class can be driven with this version of diffusers, as far as the sweep
     found; None: it may be."""
-    found = verdicts()
+    found = swept_verdicts()
     reason = found.get("refused", {}).get(name)
     if reason is None and _FAILS in found.get("known", {}).get(name, ""):
         reason = found["known"][name]
