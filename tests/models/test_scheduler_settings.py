@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
+    FlowMatchEulerDiscreteScheduler,
+)
 
 from flowrl.errors import UserError
 from flowrl.models.before_weights import check_before_weights
@@ -35,8 +37,8 @@ def opened(pipeline: Path, folder: Path, **changes: Any) -> tuple[Any, PipelineP
 def test_levels_are_those_of_the_changed_scheduler(pipeline: Path, tmp_path: Path) -> None:
     _, plain = opened(pipeline, tmp_path)
     run, made = opened(pipeline, tmp_path, model={"scheduler": {"shift": 7.0}})
-    own: Any = DiffusionPipeline.from_pretrained(pipeline)
-    stepper = type(own.scheduler).from_config(own.scheduler.config, shift=7.0)
+    own = FlowMatchEulerDiscreteScheduler.from_pretrained(pipeline, subfolder="scheduler")
+    stepper: Any = FlowMatchEulerDiscreteScheduler.from_config(own.config, shift=7.0)
     stepper.set_timesteps(4)
     assert made.schedule(4).sigmas == pytest.approx(stepper.sigmas.tolist())
     assert made.schedule(4).sigmas != pytest.approx(plain.schedule(4).sigmas)

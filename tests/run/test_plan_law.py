@@ -40,6 +40,11 @@ IMAGES = (
     ("--evaluate.height", "32"), ("--model.lora.targets", "to_q"), ("--model.lora.targets", "to_x"),
     ("--train.gradient-checkpointing",), ("--workers.lag", "1"), ("--model.device", "cuda"),
     ("--train.optimizer", "adamw8bit"), ("--rewards", "[{name: hps}]"), ("--model.lora", "null"),
+    ("--train.updates", "2"), ("--recipe.group", "2"), ("--model.lora.rank", "2"),
+    ("--evaluate.guidance", "2.0"), ("--train.noise", "counter"), ("--model.guidance", "1.0"),
+    ("--model.encodings.keep", "cpu"), ("--evaluate.call", "{max_sequence_length: 8}"),
+    ("--model.scheduler", "{shift: 2.0}"), ("--model.scheduler", "{shfit: 2.0}"),
+    ("--model.lora.merge", "evaluation"), ("--train.states.dtype", "bfloat16"),
     ("--track.with", "nothing"), ("--recipe.name", "flow_grpo"), ("--recipe.name", "text_grpo"),
 )  # fmt: skip
 TEXTS = (
@@ -56,8 +61,10 @@ def test_every_shipped_configuration_has_the_same_verdict(monkeypatch: pytest.Mo
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(start_check, "check_hub", lambda _: None)  # what plan leaves unchecked
     assert len(SHIPPED) > 70
-    for path in SHIPPED[::5]:
+    for path in SHIPPED[::6]:
         run = read_run(path)
+        if any(run.prompts.on_hub(place) for place in run.prompts.given):
+            continue  # which plan leaves unchecked
         found = list(refusals(run))
         if not found:
             check_start(run)
