@@ -170,10 +170,10 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
         print(time_estimate.time_report(run, devices, given.utilisation, given.iteration))
     for line in workers_report(run, devices, given.utilisation, given.iteration):
         print(line)
-    print("not checked here:", *unchecked(run), sep="\n  ")
     points = list(refusals(run))
     for point in points:
         print(f"refused: {point}")
+    print("not checked here:", *unchecked(run), sep="\n  ")
     return not points and fit.fits(run, limit, given.iteration)
 
 

@@ -1,4 +1,4 @@
-"""What a model's load would refuse, from its classes and configuration files alone.
+"""Refusals of a model's load, from its classes and configuration files alone.
 
 Every command that starts or plans a run asks here, and loading asks the same functions again of
 what was loaded. Denoisers are built on torch's meta device: their classes answer without weights.

@@ -380,14 +380,14 @@ def _cancel(specs: Sequence[RewardSpec]) -> bool:
 def check_run(run: Run, given: Collection[str] = ()) -> None:
     """UserError for a run that cannot work on this machine, within about a second and without
     reading weights. `given`: labels of rewards that are Python objects."""
-    for check in check_run_checks(run, given):
+    for check in run_checks(run, given):
         check()
     for each in (run, run.before):
         if each is not None:
             check_hub(each.model)
 
 
-def check_run_checks(
+def run_checks(
     run: Run, given: Collection[str] = (), *, hub: bool = True
 ) -> Iterator[Callable[[], object]]:
     """The checks of `check_run`, each of which raises a UserError, but for that of the hub. `hub`:

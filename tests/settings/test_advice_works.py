@@ -456,4 +456,4 @@ def test_one_row_a_call_ends_the_refusal_of_padding(tmp_path: Path, monkeypatch)
     with pytest.raises(UserError, match=r"set train.rows_per_call: 1"):
         policy.proofs(prompts, 4)
     policy.sizes = CallSizes.same(1)
-    assert "each call has one row, so none is padded" in policy.proofs(prompts, 4)
+    assert "each call has one row, without padding" in policy.proofs(prompts, 4)

@@ -328,7 +328,7 @@ class CausalPolicy:
             )
         alone = self.sizes.rows("sampling", 2) == self.sizes.rows("training", 2) == 1
         if alone:  # what padding or several images would change in a call does not occur
-            sentences.append("each call has one row, so none is padded")
+            sentences.append("each call has one row, without padding")
         else:
             sentences.append(prove_padding(reader, self.stop))
         if images:

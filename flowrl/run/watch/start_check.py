@@ -11,7 +11,7 @@ from functools import partial
 from flowrl.errors import UserError
 from flowrl.settings import Run
 from flowrl.settings.checks.machine import check_hub, check_model
-from flowrl.settings.read import check_run_checks
+from flowrl.settings.read import run_checks
 from flowrl.settings.sections.data import RewardSpec
 
 Check = Callable[[], object]
@@ -69,7 +69,7 @@ def check_model_of(run: Run) -> None:
 def _checks(run: Run, given: Collection[str], *, hub: bool = True) -> Iterator[Check]:
     if run.given is not None:  # first: its file may hold the prompts too
         yield partial(_given, run)
-    yield from check_run_checks(run, given, hub=hub)
+    yield from run_checks(run, given, hub=hub)
     yield partial(_shares, run)
     yield partial(_packages, run, given)
     if run.model.own is None:
@@ -127,7 +127,7 @@ def _rewards(run: Run) -> Iterator[tuple[str, RewardSpec]]:
 
 
 def unchecked(run: Run) -> Iterator[str]:
-    """What `plan` could not check here, and why, one sentence each."""
+    """Sentences on what `plan` could not check here, and why."""
     from flowrl.models.description import local_folder
 
     for each in filter(None, (run.before, run)):

@@ -1,4 +1,4 @@
-"""What is known of diffusers' pipelines from a sweep over all of them, by diffusers' version:
+"""Verdicts on diffusers' pipelines from a sweep over all of them, by diffusers' version:
 `verdicts.json`, which `scripts/benchmarks/pipelines.py` writes beside docs/pipelines.md."""
 
 import json
