@@ -114,11 +114,11 @@ def _language(described: Description, length: int) -> Sizes:
     repeated = model.get_decoder() if reads_images(model.config) else model
     sizes = Sizes(trained, {}, _ends(targets), PROMPT + length, **_work(repeated))
     more = {"public": described.public, "adapted": _weights(targets), "linear": _weights(targets)}
-    more["cached"] = _cached(model.config.get_text_config(), PROMPT + length)
+    more["cached"] = cached_numbers(model.config.get_text_config(), PROMPT + length)
     return replace(sizes, outside=trained - sum(map(_count, _blocks(repeated))), **more)
 
 
-def _cached(config: Any, tokens: int) -> int:
+def cached_numbers(config: Any, tokens: int) -> int:
     """Numbers of a row's keys and values after this many tokens. A layer with a window keeps no
     more than it; layers without attention keep no keys."""
     known = config.to_dict()
