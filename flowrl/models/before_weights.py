@@ -11,10 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import diffusers
+from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.description import Description, describe, local_folder
+from flowrl.models.diffusers.call.drive.driver import DENOISERS
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.levels.user_levels import refuse_levels
 from flowrl.models.diffusers.call.traits import checks, verdicts
 from flowrl.models.diffusers.lora.lora import chosen_targets
@@ -62,18 +65,30 @@ def _check_pipeline(run: Run) -> None:
         _check_scheduler(folder, kind.__name__, m.scheduler)
     refuse_sizes(run, kind.__name__, parameters)
     call = {"height": m.height, "width": m.width, **m.call}
-    denoisers = described.denoisers
-    guidance = checks.guidance_argument(parameters, tuple(denoisers.values()))
+    configs = [SimpleNamespace(config=described.configs[n]) for n in DENOISERS
+               if n in described.configs]  # fmt: skip
+    guidance = checks.guidance_argument(parameters, configs)  # type: ignore[arg-type]
     given = {key: value for key, value in call.items() if value is not None}
     checks.arguments(kind.__name__, given, parameters, guidance)
     try:
         checks.arguments(kind.__name__, given | run.evaluate.call, parameters, guidance)
     except UserError as error:
         raise UserError(f"evaluate.call: {error}") from error
+    if (denoisers := _built(described)) is None:
+        return
     _check_savings(run, kind, described)
     if m.lora is not None and m.lora.start is None:
         for denoiser in denoisers.values():
             chosen_targets(denoiser, m.lora.targets)
+
+
+def _built(described: Description) -> Mapping[str, nn.Module] | None:
+    """The denoisers on torch's meta device; None for a class that cannot be built there, whose
+    settings its load judges."""
+    try:
+        return described.denoisers
+    except FAILURES:  # a class's own constructor, which may ask for values
+        return None
 
 
 def _check_scheduler(folder: Path, owner: str, settings: Mapping[str, Any]) -> None:
@@ -116,7 +131,12 @@ def _check_language(run: Run) -> None:
     folder = local_folder(m.source)
     if folder is None or m.gguf_file is not None or not (folder / "config.json").is_file():
         return
-    policy = CausalPolicy.without_weights(str(folder), m.attention)
+    try:
+        policy = CausalPolicy.without_weights(str(folder), m.attention)
+    except UserError:
+        raise
+    except FAILURES:  # likewise
+        return
     set_up_language(policy, run)
     if m.server is not None:
         refuse_long_stops(policy)
