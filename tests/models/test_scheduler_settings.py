@@ -37,7 +37,7 @@ def opened(pipeline: Path, folder: Path, **changes: Any) -> tuple[Any, PipelineP
 def test_levels_are_those_of_the_changed_scheduler(pipeline: Path, tmp_path: Path) -> None:
     _, plain = opened(pipeline, tmp_path)
     run, made = opened(pipeline, tmp_path, model={"scheduler": {"shift": 7.0}})
-    own = FlowMatchEulerDiscreteScheduler.from_pretrained(pipeline, subfolder="scheduler")
+    own: Any = FlowMatchEulerDiscreteScheduler.from_pretrained(pipeline, subfolder="scheduler")
     stepper: Any = FlowMatchEulerDiscreteScheduler.from_config(own.config, shift=7.0)
     stepper.set_timesteps(4)
     assert made.schedule(4).sigmas == pytest.approx(stepper.sigmas.tolist())
