@@ -33,6 +33,7 @@ from rewards.checks.settings import call_with, function_parameters, settings_of
 from rewards.checks.winnable import KnowsWinnable
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
+from rewards.perception.packages import REWARD_PACKAGES
 from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
 from rewards.types import Judge, Reward
 from rewards.user_function import (
@@ -131,6 +132,19 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
                 check_reward(*spec, "judge" if kind is Judge else "load")
             except ValueError as error:
                 raise ValueError(f"{place}: {setting}: {error}") from error
+
+
+def check_packages(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
+    """ValueError if a reward needs a package that is not installed, in the words of its loading.
+    Includes the members of composite rewards. Loads no weights."""
+    needed = REWARD_PACKAGES.get(name)
+    if needed is not None:
+        needed(settings)
+    for setting, parameter in _parameters(name, want).items():
+        if (kind := _nested(parameter.annotation)) is not None and setting in settings:
+            inner = _unnamed(setting, settings[setting], parameter.annotation)
+            for spec in _specs(setting, inner, kind):
+                check_packages(*spec, "judge" if kind is Judge else "load")
 
 
 def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:

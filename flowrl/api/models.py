@@ -112,6 +112,11 @@ def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:
     if not isinstance(model, nn.Module):
         return None
     kind = type(model)
+    if isinstance(model, ModelMixin):  # a part of a pipeline, which alone makes no samples
+        raise UserError(
+            f"flowrl.train: {kind.__name__} is a part of a pipeline: pass the whole pipeline, such "
+            "as DiffusionPipeline.from_pretrained(...), in which it is trained"
+        )
     if kind.__init__ is not nn.Module.__init__ and len(inspect.signature(kind).parameters):
         raise UserError(
             f"flowrl.train: {kind.__name__} takes arguments, which a run file must list: save its "

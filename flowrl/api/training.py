@@ -16,13 +16,11 @@ from flowrl.api.untouched import untouched
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.run import start as starting
-from flowrl.run.watch.guidance_check import check_guidance
-from flowrl.run.watch.size_check import check_rows
-from flowrl.session.given_check import check_given
+from flowrl.run.watch.start_check import check_start
 from flowrl.session.live import Callback, Live
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.file.inherit import read_tree
-from flowrl.settings.read import OpenedFolder, check_run, dump, open_folder, run_from
+from flowrl.settings.read import OpenedFolder, dump, open_folder, run_from
 from flowrl.settings.trust import Trust
 
 PLACE = "flowrl.train"
@@ -238,10 +236,7 @@ def train(  # noqa: PLR0913 one call has all of a run
             opened, objects = arguments.resume(Path(resume), trust)
             run, live = opened.run, Live(objects, callbacks)
             with opened.limited():
-                check_given(run)
-                check_run(run, objects)
-                check_guidance(run)
-                check_rows(run)
+                check_start(run, objects)
                 result = starting.resume(run, Path(resume), live=live)
     if result.signal is not None:
         if result.main:
@@ -266,10 +261,7 @@ def _read(given: Given, files: Path) -> tuple[Run, dict[str, Any]]:
     """A new run's settings, checked. Errors name files without the temporary folder."""
     try:
         run, objects = given.start(files)
-        check_given(run)
-        check_run(run, objects)
-        check_guidance(run)
-        check_rows(run)
+        check_start(run, objects)
     except UserError as error:
         raise UserError(str(error).replace(f"{files}/", "")) from error
     return run, objects

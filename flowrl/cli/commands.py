@@ -9,10 +9,9 @@ from shlex import quote
 
 from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import FOLDER, RESUME, grants, launched, split_keys, trust_of
-from flowrl.cli.start_check import check_start
 from flowrl.errors import FolderInUse, UserError
 from flowrl.paths import run_file
-from flowrl.settings.checks.scoring import check_own_scoring
+from flowrl.run.watch.start_check import check_model_of, check_start, refusals, unchecked
 from flowrl.settings.command_line.arguments import (
     EvaluateArguments,
     ExportArguments,
@@ -180,7 +179,8 @@ def compare_command(arguments: list[str]) -> int:
 
 
 def plan(arguments: list[str]) -> int:
-    """`plan CONFIG ... [overrides]`. Exit code 1 if a run does not fit in memory."""
+    """`plan CONFIG ... [overrides]`. Exit code 1 if a run could not start here or does not
+    fit in memory."""
     keys = ("--svg", "--iteration", "--memory", "--devices", "--utilisation")
     own, rest = split_keys([word for word in arguments if word != CHECK_ROWS], keys)
     count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
@@ -196,13 +196,13 @@ def plan(arguments: list[str]) -> int:
 
 
 def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: int) -> bool:
-    """Print one plan. Returns whether the run fits in memory, as far as that is known."""
+    """Print one plan. Returns whether the run can start here and fits in memory, as far as that is
+    known."""
     run = override(read_run(run_file(str(path))), options)
     check_plan(run)
     quiet()
-    check_own_scoring(run, {})
     from flowrl.cli.check_rows import report_rows
-    from flowrl.cli.plan import describe_run, open_points
+    from flowrl.cli.plan import describe_run
     from flowrl.estimate import fit
     from flowrl.estimate import time as time_estimate
     from flowrl.estimate.devices import parse_devices
@@ -211,6 +211,7 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     devices = None if given.devices is None else parse_devices(given.devices)
     if len(given.configs) > 1:
         print(f"{chr(10) if index else ''}{path}")
+    check_model_of(run)  # else nothing is known of what it would cost
     print(describe_run(run, given.iteration, given.svg))
     limit = fit.limit(given.memory, devices)
     print(fit.memory_report(run, limit, given.iteration))
@@ -218,10 +219,12 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
         print(time_estimate.time_report(run, devices, given.utilisation, given.iteration))
     for line in workers_report(run, devices, given.utilisation, given.iteration):
         print(line)
-    for point in open_points(run):
-        print(f"before training: {point}")
+    points = list(refusals(run))
+    for point in points:
+        print(f"refused: {point}")
+    print("not checked here:", *unchecked(run), sep="\n  ")
     won = not given.check_rows or report_rows(run)
-    return fit.fits(run, limit, given.iteration) and won
+    return not points and won and fit.fits(run, limit, given.iteration)
 
 
 def prove(arguments: list[str]) -> int:

@@ -15,8 +15,9 @@ from flowrl.cli.given_model import TEXT_ADAPTER, device_of, weights_folder
 from flowrl.cli.model_card import CardSubject, write_card
 from flowrl.cli.out_folder import out_folder, removed_if_empty, whole_or_empty
 from flowrl.errors import UserError
-from flowrl.models.adapters import merge_language_adapters
+from flowrl.models.adapters import ADAPTER, merge_language_adapters
 from flowrl.models.description import describe
+from flowrl.models.diffusers.lora import own_form
 from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND
 from flowrl.models.diffusers.lora.lora_formats import (
     check_written,
@@ -173,8 +174,7 @@ def _merge(run: Run, weights: Path, folder: Path) -> None:
     if isinstance(policy, PipelinePolicy):
         policy.frozen.rest()
         for denoiser in policy.denoisers:
-            denoiser.fuse_lora()  # type: ignore[operator]
-            denoiser.unload_lora()  # type: ignore[operator]
+            own_form.merge(denoiser, 1.0, ADAPTER)
         policy.pipe.save_pretrained(folder)
     elif isinstance(policy, OwnPolicy):
         policy.merge()

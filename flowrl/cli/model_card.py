@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import diffusers
 from huggingface_hub import ModelCardData
 from markupsafe import Markup
 
 from flowrl.errors import UserError
-from flowrl.models.description import local_folder
-from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND
+from flowrl.models.description import describe, local_folder
+from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND, class_writes_adapters
 from flowrl.models.rewritten import REWRITER
 from flowrl.pages.charts import chart_sheet
 from flowrl.pages.curves import DIVERSITIES, RunCharts
@@ -135,10 +136,41 @@ def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
         yield f"pipe = DiffusionPipeline.from_pretrained({place}, {dtype})"
         return
     yield f"pipe = DiffusionPipeline.from_pretrained({source}, {dtype})"
+    if changed := subject.run.model.scheduler:  # an adapter's files do not contain it
+        given = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        yield f"pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, {given})"
+    if (others := _without_pipeline(subject, files)) is not None:
+        yield from others
+        return
     yield f'pipe.load_lora_weights({place}, weight_name="{LORA_FILE}")'
     if SECOND in files:
         more = f'weight_name="{SECOND}", load_into_transformer_2=True'
         yield f"pipe.load_lora_weights({place}, {more})"
+
+
+def _without_pipeline(subject: CardSubject, files: Sequence[str]) -> list[str] | None:
+    """Lines that load adapters where the pipeline's class reads none; None where it does, or where
+    its class is not known here."""
+    described = describe(subject.run.model)
+    if described is None or described.pipeline is None:
+        return None
+    names = list(described.denoisers)
+    if class_writes_adapters(getattr(diffusers, described.pipeline), names):
+        return None
+    repository = subject.repository
+    lines: list[str] = []
+    for name in names:
+        if name not in files:
+            place = json.dumps(repository or ".")
+            given = f'weight_name="{LORA_FILE}", prefix="{name}"'
+            lines.append(f"pipe.{name}.load_lora_adapter({place}, {given})")
+            continue
+        lines = lines or ["from peft import PeftModel"]
+        where = (
+            f'"{name}"' if repository is None else f'{json.dumps(repository)}, subfolder="{name}"'
+        )
+        lines.append(f"pipe.{name} = PeftModel.from_pretrained(pipe.{name}, {where})")
+    return lines
 
 
 def _rewriter(subject: CardSubject) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from flowrl.json_text import json_text
 from flowrl.paths import CONFIGS_FOLDER, find, removed_on_error
 from flowrl.recipes import RECIPES
 from flowrl.recipes.table import TEXT_RECIPES
-from flowrl.settings.checks.machine import check_model
+from flowrl.run.watch.start_check import check_model_of
 from flowrl.settings.command_line.arguments import Word
 from flowrl.settings.file.inherit import read_tree, with_base
 from flowrl.settings.file.strict_yaml import parse_yaml
@@ -52,7 +52,7 @@ def write_new_run(given: New) -> None:
     tree, _ = with_base(parse_yaml(files["run.yaml"], "new"), given.folder / "run.yaml")
     run = run_from(tree, "new")
     check_plan(run)
-    check_model(run.model)
+    check_model_of(run)
     schema = json_text(read_schema()["run"], indent=2)
     files["run.schema.json"] = schema + "\n"
     taken = [name for name in files if (given.folder / name).exists()]

@@ -1,7 +1,6 @@
 """A description of one iteration and its costs, without loading weights."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,9 @@ from flowrl.estimate.by_size import described_sizes
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.losses.reward import RewardGradient
 from flowrl.prompts import PromptSet
-from flowrl.run.watch.size_check import check_rows_of
-from flowrl.run.watch.text_facts import pipeline_call, text_length
-from flowrl.session.given_check import check_given, described_given
+from flowrl.run.watch.text_facts import text_length
+from flowrl.session.given_check import described_given
 from flowrl.settings import Run
-from flowrl.settings.checks.gradients import check_own_gradients
-from flowrl.settings.checks.machine import check_model, check_optimizer, check_texts, check_trackers
-from flowrl.settings.read import check_rewards
-from flowrl.settings.sections.data import PromptPlace
 from samplers import Plan, evaluations, picture
 from samplers.completions import TextPlan
 from samplers.picture import describe_text_plan
@@ -145,54 +139,11 @@ def _through(run: Run, plans: Sequence[Plan], likelihood: Pathwise) -> str:
     )
 
 
-def _check_levels(run: Run) -> None:
-    from flowrl.models.diffusers.call.levels.user_levels import refuse_levels
-
-    name, parameters = pipeline_call(run)
-    if run.model.sigmas is not None and parameters:
-        refuse_levels(name, parameters)
-
-
 def _training_prompts(run: Run) -> PromptSet | None:
     """The training prompts, if they are on this machine and can be read."""
     if run.prompts.on_hub("train"):
         return None
     try:
         return run.prompts.read("train")
-    except UserError:  # reported by `open_points`
+    except UserError:  # reported by `refusals`
         return None
-
-
-def _check_prompts(run: Run, place: PromptPlace) -> None:
-    prompts = run.prompts.read(place)
-    check_texts(prompts, run.model)
-    check_rows_of(run, place, prompts)
-
-
-def _check_teachers(run: Run) -> None:
-    if run.teachers is not None:
-        run.teachers.check(_training_prompts(run), run.model.lora is not None)
-
-
-def open_points(run: Run) -> Iterator[str]:
-    """Reasons why this run could not start on this machine, one sentence each."""
-    checks = [
-        lambda: check_given(run),
-        lambda: check_rewards(run),
-        lambda: check_own_gradients(run),
-        *(
-            partial(_check_prompts, run, place)
-            for place in run.prompts.given
-            if not run.prompts.on_hub(place)
-        ),
-        lambda: _check_teachers(run),
-        lambda: check_optimizer(run.train.optimizer),
-        lambda: check_model(run.model),
-        lambda: _check_levels(run),
-        lambda: check_trackers(run.track.trackers),
-    ]
-    for check in checks:
-        try:
-            check()
-        except UserError as error:
-            yield str(error)

@@ -14,10 +14,11 @@ from flowrl.models.open import evaluation_policy
 from flowrl.paths import run_file
 from flowrl.prompts import PromptSet
 from flowrl.run.model_proof import PromptColumns, proof_digest, proof_prompts, whole_prompts
+from flowrl.run.watch.start_check import check_model_of
 from flowrl.session.learner import load_policy
 from flowrl.session.start_record import StartRecord
 from flowrl.settings import Run
-from flowrl.settings.checks.machine import check_hub, check_model
+from flowrl.settings.checks.machine import check_hub
 from flowrl.settings.command_line.arguments import ProveArguments
 from flowrl.settings.read import check_plan, override, read_run, run_from
 
@@ -46,7 +47,7 @@ def prove_run(given: ProveArguments, options: Sequence[str], *, cache: bool) -> 
         prompts = run.prompts.read("train")
         held_out = None if run.prompts.held_out is None else run.prompts.read("held_out")
     check_plan(run)
-    check_model(run.model)
+    check_model_of(run)
     check_hub(run.model)
     try:
         _prove(run, prompts, held_out, cache)

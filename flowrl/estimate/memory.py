@@ -141,6 +141,9 @@ def _of_model(run: Run, iteration: int) -> MemoryEstimate | None:
     rows = min(rows_per_call(run, model, "training"), _most_trained(run, iteration))
     together = max(rows, algorithm.loss.unit)  # a unit's rows have one backward, however many calls
     phases = {"training": _activations(run, model, together)}
+    if model.cached:
+        rows = min(rows_per_call(run, model, "sampling"), _most_generated(run))
+        phases["sampling, keys and values"] = rows * model.cached * BYTES[run.model.dtype]
     if model.decoding:
         decoded = min(rows_per_call(run, model, "decoding"), _most_decoded(run, iteration))
         decoded = 1 if run.model.vae.slicing else decoded
@@ -281,6 +284,12 @@ def _most_trained(run: Run, iteration: int) -> int:
     if algorithm.reward_gradient or algorithm.loss.unit > 1:
         return draws * groups * max(1, algorithm.steps)
     return draws * -(-groups // updates)
+
+
+def _most_generated(run: Run) -> int:
+    """The maximum texts of a generation call: of an iteration, or of an evaluation."""
+    evaluated = 0 if run.prompts.held_out is None else run.evaluate.samples
+    return max(run.prompts.per_iteration * run.algorithm().group, evaluated)
 
 
 def _most_decoded(run: Run, iteration: int) -> int:

@@ -55,6 +55,7 @@ class Sizes:
     rows      of the denoiser for one state in training: two with classifier-free guidance
     largest   weights of the largest denoiser
     buffers   bytes of tensors besides weights, such as tables of positions
+    cached    numbers of a row's keys and values in sampling, over all layers
     public    whether the configuration comes from flowrl's table instead of the model's files
     """
 
@@ -80,6 +81,7 @@ class Sizes:
     public: bool = False
     adapted: int = 0
     linear: int = 0
+    cached: int = 0
 
 
 def of(m: ModelSettings, length: int) -> Sizes | None:
@@ -113,7 +115,24 @@ def _language(described: Description, length: int) -> Sizes:
     repeated = model.get_decoder() if reads_images(model.config) else model
     sizes = Sizes(trained, {}, _ends(targets), PROMPT + length, **_work(repeated))
     more = {"public": described.public, "adapted": _weights(targets), "linear": _weights(targets)}
+    more["cached"] = cached_numbers(model.config.get_text_config(), PROMPT + length)
     return replace(sizes, outside=trained - sum(map(_count, _blocks(repeated))), **more)
+
+
+def cached_numbers(config: Any, tokens: int) -> int:
+    """Numbers of a row's keys and values after this many tokens. A layer with a window keeps no
+    more than it; layers without attention keep no keys."""
+    known = config.to_dict()
+    layers = known.get("num_hidden_layers") or known.get("n_layer") or 0
+    heads = known.get("num_attention_heads") or known.get("n_head") or 0
+    width = known.get("hidden_size") or known.get("n_embd") or 0
+    if not (layers and heads and width):
+        return 0
+    each = (known.get("num_key_value_heads") or heads) * (known.get("head_dim") or width // heads)
+    kinds = known.get("layer_types") or ["full_attention"] * layers
+    window = known.get("sliding_window") or tokens
+    kept = {"full_attention": tokens, "sliding_attention": min(window, tokens)}
+    return 2 * each * sum(kept.get(kind, 0) for kind in kinds)
 
 
 def _own(own: OwnModelSettings) -> Sizes | None:

@@ -20,7 +20,7 @@ from transformers import AutoConfig
 
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.inputs.columns import images
-from flowrl.models.diffusers.call.traits.checks import pipeline_class
+from flowrl.models.diffusers.call.traits.checks import pipeline_class, refuse_parts
 from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
 from flowrl.models.open import place
 from flowrl.models.public_configs import PUBLIC_MODELS
@@ -221,6 +221,7 @@ def _pipeline_folder(folder: Path) -> Description:
     pipeline_class(index, str(folder))
     parts = [n for n, v in index.items() if not n.startswith("_") and (folder / n).is_dir()]
     models = [n for n in parts if (folder / n / "config.json").is_file()]
+    refuse_parts(index["_class_name"], models)
     configs = {n: read_json(folder / n / "config.json", "model.pipeline") for n in models}
     counts = {n: _numbers(folder / n) for n in models if n not in DENOISERS}
     return Description(index["_class_name"], configs, counts, clip=_tokens(folder / "tokenizer"))

@@ -1,7 +1,7 @@
 """Open the model of a run's settings; no other module knows all kinds of models."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -83,6 +83,7 @@ def _pipeline(run: Run, device: torch.device, trains: bool) -> Policy:
         held=BaseMemory(m.offload, m.offload_experts, m.quantization),
         levels=own,
         adapters=m.adapters,
+        scheduler=m.scheduler,
     )
     savings.decoder(policy.pipe, tiling=m.vae.tiling, slicing=m.vae.slicing)
     if m.attention is not None:
@@ -150,26 +151,37 @@ def whole_at_evaluation(model: Policy | RewrittenPolicy, run: Run) -> Policy | R
     return replace(model, text=text, image=evaluation_policy(model.image, run))
 
 
+def refuse_sizes(run: Run, owner: str, parameters: Collection[str]) -> None:
+    """UserError for a size of evaluations that the pipeline's call does not take."""
+    if unknown := set(run.evaluation_size) - set(parameters):
+        name = min(unknown)
+        raise UserError(f"evaluate.{name}: {owner} takes no {name}: leave it out")
+
+
 def evaluation_policy(policy: Policy, run: Run) -> Policy:
-    """The policy at `evaluate`'s guidance and size, or the same policy if they equal the model's.
+    """The policy at `evaluate`'s guidance, size and arguments, or the same policy if they equal the
+    model's.
 
     Otherwise a policy with the same modules, so that it always has the same weights. At the same
     size proofs are shared; another size has its own. UserError for a size that the pipeline
     refuses.
     """
-    size, guidance = run.evaluation_size, run.evaluation_guidance
-    if run.model.pipeline is None or (not size and guidance == run.model.guidance.sample):
+    size, guidance, call = run.evaluation_size, run.evaluation_guidance, run.evaluate.call
+    same = not size and not call and guidance == run.model.guidance.sample
+    if run.model.pipeline is None or same:
         return policy
     from flowrl.models.diffusers.policy import PipelinePolicy
-    from flowrl.models.diffusers.sizes.by_size import LoopSize
+    from flowrl.models.diffusers.sizes.by_size import LoopSize, called_with
 
     assert isinstance(policy, PipelinePolicy)
     twin = copy.copy(policy)
-    if unknown := size.keys() - policy.loop.driver.parameters.keys():
-        name = min(unknown)
-        raise UserError(f"evaluate.{name}: {policy.name} takes no {name}: leave it out")
+    refuse_sizes(run, policy.name, policy.loop.driver.parameters)
     if size:
         twin = copy.copy(policy.at(LoopSize.of(policy.loop, RowSize(**size))))
+    if call:
+        twin = called_with(twin, call)
+        twin.encoding_cache = None  # of training's arguments
+    if size or call:
         twin.used, twin.one_size = {}, False
         twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
     twin.guidance = policy.guidance._replace(sample=policy.scale(guidance))
@@ -177,17 +189,25 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
 
 
 def _language(run: Run, device: torch.device) -> "CausalPolicy":
-    from flowrl.models.language.head import float32_head
     from flowrl.models.language.policy import CausalPolicy
-    from flowrl.models.language.steps import Steps
 
     m = run.model
     assert m.language is not None
-    _refuse_images(run, m.language)
+    refuse_images(run, m.language)
     policy = CausalPolicy.load(
         place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file,
         attention=m.attention, quantized=m.quantization,
     )  # fmt: skip
+    set_up_language(policy, run)
+    return policy
+
+
+def set_up_language(policy: "CausalPolicy", run: Run) -> None:
+    """Apply a run's settings to its language model. UserError for those that do not fit it."""
+    from flowrl.models.language.head import float32_head
+    from flowrl.models.language.steps import Steps
+
+    m = run.model
     if m.head_dtype is not None:
         float32_head(policy.model)
     if run.train.share_prompts:
@@ -200,10 +220,9 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
         policy.reply_by(m.environment)
     if m.steps is not None:
         policy.steps = Steps(m.steps.separator, m.steps.most, policy.tokenizer)
-    return policy
 
 
-def _refuse_images(run: Run, source: str) -> None:
+def refuse_images(run: Run, source: str) -> None:
     """UserError, before weights load, for prompts with images that the model does not read."""
     from transformers import AutoConfig
 
@@ -218,6 +237,15 @@ def _refuse_images(run: Run, source: str) -> None:
         raise images_refused(pictured)
 
 
+def refuse_long_stops(policy: "CausalPolicy") -> None:
+    """UserError for a text that ends completions and that a server could not end them at."""
+    if policy.stop_texts is not None:
+        raise UserError(
+            f"model.stop: {policy.stop_texts.texts[0]!r} has several tokens in this tokenizer, "
+            "but a server ends completions at single tokens: choose a text with a single token"
+        )
+
+
 def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     from accelerate import PartialState
 
@@ -230,11 +258,7 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
 
     s = run.model.server
     assert s is not None
-    if policy.stop_texts is not None:
-        raise UserError(
-            f"model.stop: {policy.stop_texts.texts[0]!r} has several tokens in this tokenizer, "
-            "but a server ends completions at single tokens: choose a text with a single token"
-        )
+    refuse_long_stops(policy)
     patience = Patience(timeout=s.timeout, tries=s.tries, at_once=s.in_flight)
     try:
         client = Client(s.url, s.token, patience)

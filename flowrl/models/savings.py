@@ -100,18 +100,28 @@ def compile_blocks(denoisers: Iterable[Any], backend: str = "inductor") -> None:
     and with trained weights, with one row and with many. torch stops compiling after eight graphs,
     so this raises its limit for the whole process.
     """
+    denoisers = list(denoisers)
+    refuse_without_blocks(denoisers)
     config.cache_size_limit = max(config.cache_size_limit, GRAPHS)  # recompile_limit, since 2.7
     for denoiser in denoisers:
         if denoiser._repeated_blocks:
             denoiser.compile_repeated_blocks(backend=backend)
             continue
-        blocks = [block for listed in outer_lists(denoiser) for block in listed]
-        if not blocks:
+        for block in _listed(denoiser):
+            block.compile(backend=backend)
+
+
+def refuse_without_blocks(denoisers: Iterable[Any]) -> None:
+    """UserError for a denoiser without blocks that `compile_blocks` could compile."""
+    for denoiser in denoisers:
+        if not denoiser._repeated_blocks and not _listed(denoiser):
             raise UserError(
                 f"model.compile: {type(denoiser).__name__} has no repeated blocks; leave it out"
             )
-        for block in blocks:
-            block.compile(backend=backend)
+
+
+def _listed(denoiser: nn.Module) -> list[nn.Module]:
+    return [block for listed in outer_lists(denoiser) for block in listed]
 
 
 def uncompile(roots: Iterable[nn.Module]) -> None:

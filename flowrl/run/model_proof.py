@@ -57,7 +57,7 @@ def proof_digest(
         "steps": [run.algorithm().steps, run.evaluation_steps],
         "own_sampler": policy.loop.own_sampler,
         "levels": [run.levels(n) for n in (run.algorithm().steps, run.evaluation_steps)],
-        "evaluation": [run.evaluation_guidance, run.evaluation_size],
+        "evaluation": [run.evaluation_guidance, run.evaluation_size, run.evaluate.call],
         "base": start_record.base,
         "processes": [start_record.processes, sharded],
     }

@@ -19,6 +19,7 @@ from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
 from flowrl.run.train import Result, train_session
+from flowrl.run.watch.start_check import check_shares
 from flowrl.session import record, start_record
 from flowrl.session.atomic import appear, held, reason, sweep
 from flowrl.session.live import NOTHING_LIVE, Live, of_callback
@@ -180,26 +181,6 @@ def _resume(run: Run, folder: Path, cache: bool, live: Live, state: PartialState
                     session = with_rows_checked(session, begun=newest is not None)
                 with with_workers(session, cluster) as session:
                     return train_session(session, newest, cache)
-
-
-def check_shares(run: Run, processes: int) -> None:
-    """UserError, before anything is created, if a training process would have no sampling
-    worker."""
-    if 0 < run.workers.sampling < processes:
-        raise UserError(
-            f"workers.sampling: {run.workers.sampling} for {processes} training processes, each "
-            f"of which needs its own workers; set it to {processes} or a multiple"
-        )
-    if run.workers.lag and run.model.server is not None and processes > 1:
-        raise UserError(
-            f"workers.lag: {processes} training processes share the server's weights, which change "
-            "while the others' samples are drawn; train in one process, or set workers.lag: 0"
-        )
-    if run.workers.sampling and run.model.context_parallel > 1:
-        raise UserError(
-            "workers.sampling: workers do not split calls; set model.context_parallel: 1, or "
-            "workers.sampling: 0"
-        )
 
 
 @contextmanager

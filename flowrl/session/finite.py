@@ -18,11 +18,14 @@ Named = Iterable[tuple[str, Tensor]]
 _METRICS = {"reward": "the reward", "reward_std": "the reward's spread", "loss": "the loss"}
 
 
-def refuse(what: str, plural: bool = False) -> NoReturn:
-    raise NotFiniteError(
-        f"{what} {'are' if plural else 'is'} not finite (NaN or infinity); lower train.lr or use "
-        "model.dtype: float32"
-    )
+# what weights that have grown too large would need
+_SMALLER = "lower train.lr or use model.dtype: float32"
+# a reward answers for itself: no learning rate changes what it returns for the same samples
+_OF_REWARDS = "let each reward return a finite number, or None for a sample that it cannot score"
+
+
+def refuse(what: str, plural: bool = False, fix: str = _SMALLER) -> NoReturn:
+    raise NotFiniteError(f"{what} {'are' if plural else 'is'} not finite (NaN or infinity); {fix}")
 
 
 @torch.no_grad()
@@ -72,7 +75,8 @@ def check_iteration(
         skipped = name == "loss" and metrics["skipped"] > 0
         there = name in metrics  # an iteration whose groups are all flat has no loss
         if there and not skipped and not math.isfinite(metrics[name]):
-            refuse(f"{what} of iteration {iteration}")
+            fix = _SMALLER if name == "loss" else _OF_REWARDS
+            refuse(f"{what} of iteration {iteration}", fix=fix)
     verdicts = gather_object([first_not_finite(chain(_sampled(rows), weights))])
     name = next((verdict for verdict in verdicts if verdict is not None), None)
     if name is not None:

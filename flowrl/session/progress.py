@@ -19,7 +19,7 @@ from flowrl.settings import RewardSpec, Run
 from flowrl.settings.read import dump, run_from
 from rewards.rules import changed_rules
 
-EVALUATE = ("temperature", "samples", "per_prompt", "success", "seed")
+EVALUATE = ("temperature", "call", "samples", "per_prompt", "success", "seed")
 MODEL = ("height", "width", "call", "sigmas", "system", "stop", "environment", "steps")
 
 

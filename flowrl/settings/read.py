@@ -1,9 +1,10 @@
 """A run from its file and from options, and every check that needs no weights."""
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from flowrl.settings.file.inherit import read_tree, with_base
 from flowrl.settings.file.older_names import renewed
 from flowrl.settings.file.places import in_full
 from flowrl.settings.file.strict_yaml import read_yaml
-from flowrl.settings.model.environment import check_answers
+from flowrl.settings.model.environment import EnvironmentSettings, check_answers
 from flowrl.settings.parts.own_parts import RECIPE_PARTS, takes
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import RewardSpec
@@ -219,8 +220,7 @@ def override(run: Run, arguments: Sequence[str]) -> Run:
     if not arguments:
         return run
     run, words = _other_recipe(run, list(arguments))
-    tree = dump(run)
-    with_options(tree, type(run.recipe), words)
+    tree = with_options(dump(run), type(run.recipe), words)
     changed = run_from(tree, "command line")
     named = any(w.startswith(f"--recipe.{part}") for w in words for part in PART_SETTINGS)
     return _without_unread(changed, tree, words) if named else changed
@@ -393,24 +393,39 @@ def _cancel(specs: Sequence[RewardSpec]) -> bool:
 def check_run(run: Run, given: Mapping[str, Reward] = {}) -> None:
     """UserError for a run that cannot work on this machine, within about a second and without
     reading weights. `given`: rewards that are Python objects, by their labels."""
-    check_plan(run)
-    check_rewards(run, given)
-    check_own_scoring(run, given)
-    check_named_rewards(run)
-    check_own_gradients(run)
-    for place in run.prompts.given:
-        check_texts(run.prompts.read(place), run.model)
-    if (asked := run.algorithm().information) is not None:
-        check_answers(asked, run.prompts.read("train"))
-    if run.teachers is not None:
-        run.teachers.check(run.prompts.read("train"), run.model.lora is not None)
-    check_optimizer(run.train.optimizer)
-    for each in (run, run.before):
-        if each is not None:
-            check_model(each.model)
-            if each.model.environment is not None:
-                each.model.environment.check_rewards(each.algorithm())
-    check_trackers(run.track.trackers)
+    for check in run_checks(run, given):
+        check()
     for each in (run, run.before):
         if each is not None:
             check_hub(each.model)
+
+
+def run_checks(
+    run: Run, given: Mapping[str, Reward] = {}, *, hub: bool = True
+) -> Iterator[Callable[[], object]]:
+    """The checks of `check_run`, each of which raises a UserError, but for that of the hub. `hub`:
+    whether prompts on the hub are read."""
+    yield partial(check_plan, run)
+    yield partial(check_rewards, run, given)
+    yield partial(check_own_scoring, run, given)
+    yield partial(check_named_rewards, run)
+    yield partial(check_own_gradients, run)
+    for place in run.prompts.given:
+        if hub or not run.prompts.on_hub(place):
+            yield lambda place=place: check_texts(run.prompts.read(place), run.model)
+    read = hub or not run.prompts.on_hub("train")
+    if read and (asked := run.algorithm().information) is not None:
+        yield lambda: check_answers(asked, run.prompts.read("train"))
+    if (teachers := run.teachers) is not None:
+        adapters = run.model.lora is not None
+        yield lambda: teachers.check(run.prompts.read("train") if read else None, adapters)
+    yield partial(check_optimizer, run.train.optimizer)
+    for each in filter(None, (run, run.before)):
+        yield partial(check_model, each.model)
+        if (environment := each.model.environment) is not None:
+            yield partial(_check_turn_rewards, environment, each)
+    yield partial(check_trackers, run.track.trackers)
+
+
+def _check_turn_rewards(environment: EnvironmentSettings, run: Run) -> None:
+    environment.check_rewards(run.algorithm())

@@ -11,7 +11,6 @@ do the work and are killed when they are late; no signals are used, so any threa
 reward.
 """
 
-import importlib.util
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from rewards.answers.boxes import (
 )
 from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
+from rewards.perception.packages import needs_math_verify
 from rewards.serving.workers import Workers
 from rewards.types import Reward, Samples, cell
 
@@ -192,8 +192,7 @@ def load(
     seconds    time limit per comparison; a comparison that takes longer scores 0
     processes  number of parallel worker processes, about 100 MB each
     """
-    if importlib.util.find_spec("math_verify") is None:
-        raise ValueError("math_answer needs math-verify: pip install 'flowrl[math]'")
+    needs_math_verify({})
     if seconds <= 0 or processes < 1:
         raise ValueError(
             f"math_answer: seconds must be above 0 and processes at least 1, not {seconds} and "

@@ -27,6 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rewards.perception.media import expect, items, to_pil
+from rewards.perception.packages import needs_ocr
 from rewards.perception.strings import distance_within, edit_distance, normalise, quoted
 from rewards.types import OneOrMore, Reward, Samples
 
@@ -108,12 +109,9 @@ class Ocr:
 def reader(side: int) -> ImageReader:
     """Load the OCR engine. Images whose shorter side is below `side` pixels are enlarged to it
     first."""
-    try:
-        from rapidocr import RapidOCR
-    except ImportError as error:
-        raise ValueError(
-            "the reward 'ocr' needs rapidocr and onnxruntime: pip install \"flowrl[ocr]\""
-        ) from error
+    needs_ocr({})
+    from rapidocr import RapidOCR  # an extra
+
     threads = torch.get_num_threads()
     engine = RapidOCR(
         params={

@@ -4,7 +4,7 @@ Images pass through PIL in 8 bits, as in the published processors: resizing a fl
 other numbers. Two libraries load such models as `Towers`: transformers and open_clip.
 """
 
-import importlib.util
+import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from rewards.perception.hub import model_path
 from rewards.perception.media import items, to_pil
+from rewards.perception.packages import needs_open_clip
 from rewards.perception.pixels import Fit, PixelPreparation, standardised
 from rewards.types import Samples
 
@@ -210,8 +211,7 @@ def image_processor(source: str) -> Any:
 
 def open_clip_library() -> Any:
     """Import open_clip. ValueError if it is missing or torchvision does not match torch."""
-    if importlib.util.find_spec("open_clip") is None:
-        raise ValueError("this reward needs open_clip: pip install 'flowrl[rewards]'")
+    needs_open_clip({})
     try:
         return importlib.import_module("open_clip")
     except (ImportError, RuntimeError) as error:  # torchvision's operators are not in torch

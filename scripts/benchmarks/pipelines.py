@@ -1,6 +1,7 @@
 """Find out which of the installed diffusers' pipelines load as policies, and why others do not.
 
-    python scripts/benchmarks/pipelines.py                   all; writes docs/pipelines.md
+    python scripts/benchmarks/pipelines.py                   all; writes docs/pipelines.md, and the
+                                                             verdicts that `flowrl plan` reads
     python scripts/benchmarks/pipelines.py --only Flux SAG   classes whose name has one; prints
     python scripts/benchmarks/pipelines.py --kept FILE       keeps each result there, and goes on
                                                              where it was cut off
@@ -20,7 +21,7 @@ import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,6 +38,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline  # noqa: E402
 
 from flowrl.errors import UserError  # noqa: E402
 from flowrl.models.diffusers.call.traits import checks  # noqa: E402
+from flowrl.models.diffusers.call.traits.verdicts import VERDICTS_FILE as VERDICTS  # noqa: E402
 from flowrl.models.diffusers.policy import PipelinePolicy  # noqa: E402
 from flowrl.models.diffusers.replay.replay import Replay  # noqa: E402
 from flowrl.models.diffusers.whole.whole_proof import (  # noqa: E402
@@ -131,7 +133,8 @@ CLAIMS = (
     "Refused at load: pipelines whose latents follow the shape of the "
     "conditioning image, unless height and width are set; `denoising_end` and `denoising_start`. "
     "KolorsPipeline is not listed: it needs the package sentencepiece. Written by "
-    "`scripts/benchmarks/pipelines.py`.",
+    "`scripts/benchmarks/pipelines.py`, with the verdicts by diffusers' version that `flowrl plan` "
+    "and a start read (`flowrl/models/diffusers/call/traits/verdicts.json`).",
 )
 NOT_COMPARED = "- | -"  # the end of a row of a sweep without whole samples
 
@@ -375,6 +378,16 @@ def main() -> None:
                     file.write(json.dumps(asdict(r)) + "\n")
     if given.only == [""]:
         PAGE.write_text(page([results[name] for name in sorted(results)]))
+        keep_verdicts(results.values())
+
+
+def keep_verdicts(results: Iterable[Result]) -> None:
+    """Write what `flowrl plan` and a start read, beside that of other versions of diffusers."""
+    own: dict[str, dict[str, str]] = {}
+    for result in results:
+        own.setdefault(result.verdict, {})[result.name] = " ".join(result.note.split())
+    every = json.loads(VERDICTS.read_text()) | {diffusers.__version__: own}
+    VERDICTS.write_text(json.dumps(every, indent=1, sort_keys=True) + "\n")
 
 
 def known(kept: Path | None) -> dict[str, Result]:

@@ -47,6 +47,8 @@ rewards: [my_reward.py:warmth]
 
 * Mappings merge at every depth; any other value, a list or `null` too, replaces that of the base.
   A recipe of another name replaces the base's whole, whose settings are those of its own recipe.
+* What you name takes the place of what it excludes in the base: `model: {lora: {from: FILE}}` that
+  of rank, alpha and targets, `model: {language: NAME}` that of a pipeline and its settings.
 * `base` is relative to the file that it stands in; a name that begins with `configs/` may also be
   one of flowrl's. All other paths are relative to the file that they stand in too, and
   then to the folder in which `flowrl` is called ([installing.md](installing.md)).

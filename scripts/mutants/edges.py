@@ -40,7 +40,7 @@ ROWS = (
     ("table-headless", "flowrl/prompts/source.py", "any(map(_is_number, names))", "False", "prompts/test_data_sets.py"),
     ("seeds-interval", "scripts/benchmarks/compare_report.py", "student.ppf(0.975, len(values) - 1)", "1.96",
      "scripts/test_compare.py"),
-    ("option-twice", "flowrl/settings/command_line/options.py", "            values = option.again(before[option.path], values, name)\n",
+    ("option-twice", "flowrl/settings/command_line/options.py", "            given = option.again(before[option.path], given, name)\n",
      "            pass\n", OPTIONS),
     ("option-list", "flowrl/settings/command_line/options.py", "            return [*before, *words]\n", "            return [*words]\n", OPTIONS),
     ("option-recipe", "flowrl/settings/read.py", "    if _NAME in rest[:-1]:", "    if False:", OPTIONS),

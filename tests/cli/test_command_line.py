@@ -219,9 +219,10 @@ FEW = ["configs/papers/flow_grpo_sd35m_geneval.yaml", *PAPERS[::12]]
 @pytest.mark.parametrize("papers", [FEW, pytest.param(PAPERS, marks=pytest.mark.slow)])
 def test_plan_needs_neither_prompts_nor_a_hub(capsys, papers):
     code, out, err = flowrl(capsys, "plan", *papers)
-    assert code == 0, err
+    assert code == 1, err  # without their prompts these runs do not start, and plan says so
     assert all(f"{path}\nrecipe " in out for path in papers)
-    assert "before training: prompts.train: no such file: data/geneval/train.jsonl; configs/" in out
+    assert "refused: prompts.train: no such file: data/geneval/train.jsonl; configs/" in out
+    assert "not checked here:\n  files of stabilityai/stable-diffusion-3.5-medium" in out
     assert "there is no reward" not in out and "has no setting" not in out
 
 

@@ -197,7 +197,7 @@ def first_of_each_model() -> list[Path]:
 
 @pytest.mark.parametrize("path", first_of_each_model(), ids=lambda path: path.stem)
 def test_a_known_model_starts_from_its_own_settings(path, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("flowrl.cli.new.check_model", lambda _: None)  # it asks the hub
+    monkeypatch.setattr("flowrl.cli.new.check_model_of", lambda _: None)  # it asks the hub
     known = read_run(path)
     write_new_run(New(tmp_path / "mine", model=known.model.pipeline))
     run = read_run(tmp_path / "mine" / "run.yaml")
@@ -209,7 +209,7 @@ def test_a_known_model_starts_from_its_own_settings(path, tmp_path, monkeypatch,
 
 
 def test_a_folder_that_is_called_like_a_known_model_is_one(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("flowrl.cli.new.check_model", lambda _: None)
+    monkeypatch.setattr("flowrl.cli.new.check_model_of", lambda _: None)
     folder = tmp_path / "FLUX.1-dev"
     shutil.copytree(PROJECT / "flowrl" / "demo" / "shapes-sd3", folder)
     write_new_run(New(tmp_path / "mine", model=str(folder), recipe="flow_grpo"))

@@ -12,7 +12,7 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
     FlowMatchEulerDiscreteScheduler,
 )
 
-from flowrl.cli.plan import describe_run, open_points
+from flowrl.cli.plan import describe_run
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.levels import user_levels
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels
@@ -20,6 +20,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole import proof_cache as proof_cache
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from flowrl.paths import PROJECT
+from flowrl.run.watch.start_check import refusals
 from flowrl.session.start_record import StartRecord
 from flowrl.settings.model.levels import LevelShift, falling, levels_of
 from flowrl.settings.read import check_plan, dump, override, read_run, run_from
@@ -215,9 +216,14 @@ def test_a_function_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_plan_names_a_call_without_sigmas(tmp_path: Path) -> None:
-    (tmp_path / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
+    (tmp_path / "model_index.json").write_text(
+        '{"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"]}'
+    )
+    (tmp_path / "transformer").mkdir()
+    config = '{"_class_name": "WanTransformer3DModel", "num_layers": 1}'
+    (tmp_path / "transformer" / "config.json").write_text(config)
     made = run(LIST, "--model.pipeline", str(tmp_path))
-    assert any("WanPipeline takes no `sigmas`" in point for point in open_points(made))
+    assert any("WanPipeline takes no `sigmas`" in point for point in refusals(made))
 
 
 @pytest.mark.slow

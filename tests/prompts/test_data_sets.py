@@ -251,9 +251,11 @@ def test_settings_come_back_as_they_were_written(tmp_path):
     assert dump(run)["prompts"]["train"] == ["a.jsonl", many]
     assert run_from(dump(run), "again") == run
     tree = dump(run)
-    with_options(tree, RECIPE_SETTINGS["text_grpo"], ["--prompts.train", "c.jsonl"])
+    tree = with_options(tree, RECIPE_SETTINGS["text_grpo"], ["--prompts.train", "c.jsonl"])
     assert dump(run_from(tree, "options"))["prompts"]["train"] == "c.jsonl"
-    with_options(tree, RECIPE_SETTINGS["text_grpo"], ["--prompts.train", "{source: a/b, limit: 3}"])
+    tree = with_options(
+        tree, RECIPE_SETTINGS["text_grpo"], ["--prompts.train", "{source: a/b, limit: 3}"]
+    )
     assert dump(run_from(tree, "options"))["prompts"]["train"] == {"source": "a/b", "limit": 3}
 
 

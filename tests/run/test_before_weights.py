@@ -12,8 +12,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from flowrl.cli.plan import open_points
-from flowrl.cli.start_check import check_start
 from flowrl.errors import UserError
 from flowrl.models import image_check
 from flowrl.models.description import describe
@@ -23,6 +21,7 @@ from flowrl.models.image_check import check_images
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
+from flowrl.run.watch.start_check import check_start, refusals
 from flowrl.settings import ModelSettings
 from flowrl.settings.checks.machine import check_model
 from flowrl.settings.read import override, read_run
@@ -163,7 +162,7 @@ def test_images_of_prompts_are_read_before_weights(tmp_path, picture, second, se
         run = override(edits, [f"--prompts.{place}", str(file)])
         with pytest.raises(UserError, match=sentence):
             check_start(run)
-        assert any("line 2" in point for point in open_points(run))
+        assert any("line 2" in point for point in refusals(run))
 
 
 def test_of_many_images_the_header_is_read(tmp_path, picture, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel, WanTransformer3DModel
 from torch import Tensor, nn
-from transformers import Qwen2Config
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from flowrl.errors import UserError
 from flowrl.estimate import fit, memory, sizes
@@ -422,3 +422,22 @@ def test_the_text_model_is_counted_too() -> None:
     assert found is not None and found.parts["trained model"] > 1e5
     assert found.phases["training"] > 0
     assert sizes.of(run_from(tree, "test").model, 8).tokens == sizes.PROMPT + 8
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_keys_and_values_of_sampling_are_those_of_the_cache(window: int | None) -> None:
+    """Their count for a row is the size of transformers' own cache after as many tokens."""
+    more = {} if window is None else {"use_sliding_window": True, "sliding_window": window}
+    config = Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_window_layers=2, **more,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval()
+    tokens = 40
+    with torch.no_grad():
+        cache = model(input_ids=torch.zeros(1, tokens, dtype=torch.long)).past_key_values
+    held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    counted = sizes.cached_numbers(config, tokens)
+    # a layer with a window keeps one token fewer than it, since the next one joins them
+    lacking = 0 if window is None else 2 * 2 * 8 * 2
+    assert counted - held == lacking

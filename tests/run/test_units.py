@@ -10,7 +10,7 @@ from flowrl.errors import UserError
 from flowrl.estimate.workers import traffic
 from flowrl.iteration.features.units import cuttable
 from flowrl.iteration.units import StoredSamples
-from flowrl.run.start import check_shares
+from flowrl.run.watch.start_check import check_shares
 from flowrl.run.workers.transport import (
     all_states,
     all_tensors,

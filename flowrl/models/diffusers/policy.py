@@ -99,10 +99,11 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         held: BaseMemory = BaseMemory(),
         levels: UserLevels | None = None,
         adapters: Sequence[FrozenAdapter] = (),
+        scheduler: Mapping[str, Any] = {},
     ) -> "PipelinePolicy":
         """Load a pipeline from a folder or hub name, and merge adapters into it. Components that
         its index does not list are left out."""
-        pipe = checks.from_pretrained(source, dtype, levels, held.quantized)
+        pipe = checks.from_pretrained(source, dtype, levels, held.quantized, scheduler)
         given_adapters.merge_adapters(pipe, adapters)
         own = torch.device(device)
         frozen, experts = placed_parts(pipe, DENOISERS, own, held.offload, held.experts)

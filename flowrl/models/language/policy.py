@@ -1,6 +1,7 @@
 """A transformers causal or vision-language model as a policy, with its chat template."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,10 +57,29 @@ from samplers.completions import Completions
 _PROVEN = 256  # prompts with images that are read at the start, evenly spaced
 
 
+# otherwise transformers asks on the terminal whether to run a model's own code
+_OWN_CODE = {"trust_remote_code": False}
+
+
+@contextmanager
+def _read(source: str) -> Iterator[None]:
+    """Turns errors of files that transformers cannot read into UserErrors."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, ValueError | ImportError) and not of_network(error):
+            raise
+        why = " ".join(str(error).split())[:300]
+        if "trust_remote_code" in str(error):
+            why = "it has code of its own (auto_map), which flowrl does not run"
+        raise UserError(f"model.language: {source} cannot be loaded: {why}") from error
+
+
 class CausalPolicy:
     """One language model: its prompts, completions and trainable weights.
 
-    `rows_per_call` bounds the completions in one call of the model. The model stays in evaluation
+    `rows_per_call` bounds the completions in one call of the model; a model on torch's meta device
+    has no `weights`, and is never called. The model stays in evaluation
     mode, so dropout is off in sampling and training alike. Its published generation settings
     (repetition penalty, top-k, ...) are ignored: training does not apply a penalty, so the ratio
     of new to old would be wrong.
@@ -74,6 +94,7 @@ class CausalPolicy:
         *,
         rows_per_call: int | None = None,
         vision: Vision | None = None,
+        weights: bool = True,
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.vision = vision  # reads the images of prompts
@@ -93,7 +114,7 @@ class CausalPolicy:
         self.stop_texts: StopTexts | None = None
         text = model.config.get_text_config().to_dict()
         self.context: int | None = text.get("max_position_embeddings")
-        self._separate_head = has_separate_head(model)
+        self._separate_head = not weights or has_separate_head(model)
         # not every call has images: their part is gathered with what is outside of blocks
         self.calls = GatheredCalls(model, model if vision is None else model.get_decoder())
 
@@ -112,7 +133,7 @@ class CausalPolicy:
         name of transformers' `attn_implementation`; None leaves the choice to transformers."""
         gguf = {} if gguf_file is None else {"gguf_file": gguf_file}
         config: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
-        try:
+        with _read(source):
             if gguf_file is not None:
                 from transformers import GgufConfig  # which transformers 5.0 does not have yet
 
@@ -120,22 +141,13 @@ class CausalPolicy:
             elif quantized is not None:
                 config["quantization_config"] = configuration(quantized, transformers, dtype)
                 config["device_map"] = {"": str(device)}
-            # otherwise transformers asks on the terminal whether to run a model's own code
-            own_code = {"trust_remote_code": False}
-            tokenizer = AutoTokenizer.from_pretrained(source, **own_code, **gguf)
-            found = AutoConfig.from_pretrained(source, **own_code, **gguf)
+            tokenizer = AutoTokenizer.from_pretrained(source, **_OWN_CODE, **gguf)
+            found = AutoConfig.from_pretrained(source, **_OWN_CODE, **gguf)
             kind = model_class(found)
             with loading(quantized):
                 model, info = kind.from_pretrained(
                     source, dtype=dtype, output_loading_info=True, **gguf, **config
                 )
-        except Exception as error:
-            if not isinstance(error, ValueError | ImportError) and not of_network(error):
-                raise
-            why = " ".join(str(error).split())[:300]
-            if "trust_remote_code" in str(error):
-                why = "it has code of its own (auto_map), which flowrl does not run"
-            raise UserError(f"model.language: {source} cannot be loaded: {why}") from error
         if missing := sorted(info["missing_keys"]):
             raise UserError(f"model.language: {source}: {lacks(missing, type(model).__name__)}")
         model.requires_grad_(False)
@@ -146,6 +158,23 @@ class CausalPolicy:
         if vision is not None and tokenizer.chat_template is None:
             tokenizer.chat_template = vision.processor.chat_template
         return cls(model, tokenizer, vision=vision)
+
+    @classmethod
+    def without_weights(cls, source: str, attention: str | None = None) -> "CausalPolicy":
+        """The model of a local folder on torch's meta device, for questions that its classes, its
+        configuration and its tokenizer answer. UserError, as `load`, for files that cannot be
+        read."""
+        config: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+        with _read(source):
+            tokenizer = AutoTokenizer.from_pretrained(source, **_OWN_CODE)
+            found = AutoConfig.from_pretrained(source, **_OWN_CODE)
+            kind = model_class(found)
+            with torch.device("meta"):
+                model = kind.from_config(found, **config)
+        vision = Vision.of(model, source) if reads_images(found) else None
+        if vision is not None and tokenizer.chat_template is None:
+            tokenizer.chat_template = vision.processor.chat_template
+        return cls(model, tokenizer, vision=vision, weights=False)
 
     def configure(
         self,
@@ -297,9 +326,13 @@ class CausalPolicy:
                 f"{self.name} computes logits with more than its head, so all of them are held in "
                 "memory at once"
             )
-        sentences.append(prove_padding(reader, self.stop))
+        alone = self.sizes.rows("sampling", 2) == self.sizes.rows("training", 2) == 1
+        if alone:  # what padding or several images would change in a call does not occur
+            sentences.append("each call has one row, without padding")
+        else:
+            sentences.append(prove_padding(reader, self.stop))
         if images:
-            sentences.append(prove_images(reader, self.stop))
+            sentences.append(prove_images(reader, self.stop, alone=alone))
         if self.packing is not None:
             sentences.append(prove_packing(every, steps))
         if self.environment is not None:

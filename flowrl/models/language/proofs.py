@@ -63,13 +63,16 @@ def prove_padding(reader: ScoringPolicy, stop: Sequence[int]) -> str:
     return f"left padding changes {name}'s next-token distribution by {moved:.1e} (total variation)"
 
 
-def prove_images(reader: ScoringPolicy, stop: Sequence[int]) -> str:
+def prove_images(reader: ScoringPolicy, stop: Sequence[int], *, alone: bool = False) -> str:
     """Compare a prompt's next token as sampling computes it, from a cache and left padding, with
-    the training's, from right padding. UserError if they differ."""
+    the training's, from right padding. `alone`: each call has one row, without padding. UserError
+    if they differ."""
     model, images = reader.model, reader.images
     row = next(i for i, each in enumerate(images) if each is not None)
     shown, own = [images[row]] * 2, reader.contexts[row]
     texts = [[*own], [*own, *(stop[:1] or own[-1:])]]  # pads the other on the right
+    if alone:
+        shown, texts = shown[:1], texts[:1]
 
     @torch.no_grad()
     def both(_: Any) -> tuple[Tensor, Tensor]:

@@ -13,14 +13,9 @@ from flowrl.settings.sections.data import PromptPlace
 from flowrl.settings.sections.run import asks_intermediate
 
 
-def check_rows(run: Run) -> None:
-    """UserError for sizes or images in a run's prompt rows that it cannot generate or train on."""
-    for place in run.prompts.given:
-        check_rows_of(run, place, run.prompts.read(place))
-
-
 def check_rows_of(run: Run, place: PromptPlace, prompts: PromptSet) -> None:
-    """The same for prompts of one place. Given samples ignore the sizes in their rows."""
+    """UserError for sizes or images in the prompt rows of one place that a run cannot generate or
+    train on. Given samples ignore the sizes in their rows."""
     if place == "held_out" or run.drawn:
         check_sizes(run, prompts)
         if run.model.pipeline is not None:

@@ -13,6 +13,7 @@ from flowrl.paths import find
 from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.checks.model_files import (
     PIPELINE_INDEX,
+    check_index,
     check_no_own_code,
     check_pipeline_files,
     check_weights,
@@ -155,6 +156,8 @@ def _refuse_evaluation(run: Run, why: str) -> None:
     for place in ("guidance", *SIZES):
         if getattr(run.evaluate, place) is not None:
             raise UserError(f"evaluate.{place} {why}: leave it out")
+    if run.evaluate.call:
+        raise UserError(f"evaluate.call {why}: leave it out")
 
 
 def _check_own(run: Run) -> None:
@@ -288,6 +291,8 @@ def check_language(source: str, gguf_file: str | None) -> None:
 def check_pipeline(source: str) -> None:
     """UserError for a value that is neither a diffusers folder nor a hub name, and for a folder
     without whole weights."""
+    if (folder := find(source)).is_dir():
+        check_index(folder, source)
     _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
     if (folder := find(source)).is_dir():
         check_pipeline_files(folder)

@@ -9,6 +9,7 @@ from typing import Any
 from flowrl.errors import UserError
 
 PIPELINE_INDEX = "model_index.json"
+MODULAR_INDEX = "modular_model_index.json"
 _POINTER = b"version https://git-lfs"
 _WEIGHTS = re.compile(
     r"(model|pytorch_model|diffusion_pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)"
@@ -34,8 +35,21 @@ def read_json(file: Path, place: str) -> dict[str, Any]:
     return found
 
 
+def check_index(folder: Path, source: str) -> None:
+    """UserError for a folder without a pipeline's index."""
+    if (folder / PIPELINE_INDEX).is_file():
+        return
+    if (folder / MODULAR_INDEX).is_file():
+        raise UserError(
+            f"model.pipeline: {source} is a modular pipeline ({MODULAR_INDEX}), which flowrl does "
+            f"not drive: give a folder of its classic form, with {PIPELINE_INDEX}"
+        )
+    raise UserError(f"model.pipeline: {source} has no {PIPELINE_INDEX}; give a diffusers folder")
+
+
 def pipeline_index(folder: Path) -> dict[str, Any]:
     """A pipeline's model_index.json. UserError unless it names a class."""
+    check_index(folder, str(folder))
     index = read_json(folder / PIPELINE_INDEX, "model.pipeline")
     if not isinstance(index.get("_class_name"), str):
         raise UserError(

@@ -17,4 +17,6 @@ def unlike_training(run: Run) -> str:
     pairs: list[tuple[str, Any, Any]] = [("steps", run.evaluation_steps, steps)]
     pairs += [(_SIZE_WORDS[k], v, size[k] or "its own") for k, v in run.evaluation_size.items()]
     pairs += [("guidance", scale, own)]
+    called = run.evaluate.call.items()
+    pairs += [(name, value, run.model.call.get(name, "its own")) for name, value in called]
     return ", ".join(f"{word} {a} instead of {b}" for word, a, b in pairs if a != b)

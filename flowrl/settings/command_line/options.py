@@ -4,7 +4,8 @@ Every key of a run's file is an option. Values are parsed by the key's type: tex
 as words (`--recipe.at 0 3`), with commas (`0,3`) or as YAML (`'[0, 3]'`), mappings as YAML.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -17,6 +18,7 @@ from flowrl.settings.file.older_names import older_option
 from flowrl.settings.file.strict_yaml import list_entries, parse_yaml
 from flowrl.settings.sections.data import RewardSpec
 from flowrl.settings.sections.run import Run
+from flowrl.settings.words.exclusive import taken_over
 from flowrl.settings.words.names import suggestion
 from flowrl.settings.words.sentences import other_recipes, settings_at
 from flowrl.settings.words.short_forms import spelled_out
@@ -92,11 +94,15 @@ def _whole(words: Sequence[str], name: str, kinds: Sequence[Any]) -> Any:
     return values
 
 
-def with_options(tree: dict[str, Any], recipe: type[BaseModel], words: Sequence[str]) -> None:
-    """Merge the options into a run's settings. UserError, with a suggestion, for an unknown
-    option, and for one that is given twice, unless it is a list, which takes the words of both."""
+def with_options(
+    tree: Mapping[str, Any], recipe: type[BaseModel], words: Sequence[str]
+) -> dict[str, Any]:
+    """A run's settings with the options over them, which take the place of settings that they
+    exclude. UserError, with a suggestion, for an unknown option, and for one that is given twice,
+    unless it is a list, which takes the words of both."""
     before: dict[tuple[str, ...], list[str]] = {}
-    for name, values in _options(words):
+    values: dict[tuple[str, ...], Any] = {}
+    for name, given in _options(words):
         option = _at(Run, (), _parts(name), recipe)
         if option is None and older_option(_parts(name), recipe.__name__):
             option = Option(tuple(_parts(name)), Any)
@@ -107,26 +113,32 @@ def with_options(tree: dict[str, Any], recipe: type[BaseModel], words: Sequence[
                 hint = "`flowrl train --help` lists every setting"
             raise UserError(f"--{name[:100]} is not known; {hint}")
         if option.path in before:
-            values = option.again(before[option.path], values, name)
-        before[option.path] = values
-        negated = _parts(name)[-1].startswith("no_") and bool in option.kinds and not values
-        *parents, last = option.path
-        node = tree
-        for part in parents:
-            if not isinstance(node.get(part), dict):
-                node[part] = {}
-            node = node[part]
-        value = False if negated else option.value(values, f"--{name}")
-        if option.path == (last,) and isinstance(value, str | list) and last in SHORT:
-            value = _beside(node, last, value)
-        node[last] = value
+            given = option.again(before[option.path], given, name)
+        before[option.path] = given
+        negated = _parts(name)[-1].startswith("no_") and bool in option.kinds and not given
+        value = False if negated else option.value(given, f"--{name}")
+        section = option.path[-1]
+        if option.path == (section,) and isinstance(value, str | list) and section in SHORT:
+            value = spelled_out({section: value}, tree.get("recipe"))[section]
+            values |= {(section, key): each for key, each in value.items()}
+        else:
+            values[option.path] = value
+    layer: dict[str, Any] = {}
+    for path, value in values.items():
+        _put(layer, path, value)
+    result = deepcopy(taken_over(tree, layer))
+    for path, value in values.items():
+        _put(result, path, value)
+    return result
 
 
-def _beside(tree: dict[str, Any], section: str, value: Any) -> dict[str, Any]:
-    """A section whose name or file is set by an option, with its other settings."""
-    new = spelled_out({section: value}, tree.get("recipe"))[section]
-    old = {k: v for k, v in tree.get(section, {}).items() if k not in ("pipeline", "language")}
-    return old | new
+def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *parents, last = path
+    for part in parents:
+        if not isinstance(tree.get(part), dict):
+            tree[part] = {}
+        tree = tree[part]
+    tree[last] = value
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -10,6 +10,7 @@ from flowrl.paths import CONFIGS_FOLDER
 from flowrl.settings.file.older_names import renewed
 from flowrl.settings.file.places import at_file
 from flowrl.settings.file.strict_yaml import read_yaml
+from flowrl.settings.words.exclusive import taken_over
 from flowrl.settings.words.names import BASE_KEY
 from flowrl.settings.words.short_forms import spelled_out
 from flowrl.settings.words.values import short_repr
@@ -22,8 +23,9 @@ def read_tree(path: Path) -> tuple[Any, str]:
 
     Returns the settings and the names of the files, for messages. Mappings merge; every other
     value, including a list, replaces the base's; a recipe of another name replaces the base's,
-    whose settings do not apply to it. `base` is relative to the file that contains it, or is
-    `configs/...` of flowrl; other paths are also relative to that file, or else to the working
+    whose settings do not apply to it; and one of several exclusive settings takes the place of the
+    others (`flowrl.settings.words.exclusive`). `base` is relative to the file that contains it, or
+    is `configs/...` of flowrl; other paths are also relative to that file, or else to the working
     folder: see `flowrl.settings.file.places`. UserError, in one sentence that names every file
     involved, for a base that cannot be read and for a circle of files.
     """
@@ -89,7 +91,7 @@ def _near_name(value: str, folder: Path) -> str:
 
 def _over(under: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the settings of a file over its base's. A recipe of another name replaces the base's
-    recipe and its settings."""
+    recipe and its settings, and exclusive settings take each other's place."""
     sides = [{**tree, "recipe": _as_mapping(tree["recipe"])} if "recipe" in tree else tree
              for tree in (under, own)]  # fmt: skip
     sides[0] = spelled_out(renewed(sides[0]))  # older names in `own` then lie over newer ones
@@ -99,7 +101,7 @@ def _over(under: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         old, new = (each.get("name") for each in recipes)
         if new not in (None, old):
             sides[0] = {key: value for key, value in sides[0].items() if key != "recipe"}
-    return merged(*sides)
+    return merged(taken_over(*sides), sides[1])
 
 
 def _as_mapping(recipe: Any) -> Any:

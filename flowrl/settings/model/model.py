@@ -12,6 +12,7 @@ from flowrl.settings.model.levels import Sigmas, checked_sigmas
 from flowrl.settings.model.own_model import OwnModelSettings
 from flowrl.settings.model.quantization import Quantization
 from flowrl.settings.model.server import Server
+from flowrl.settings.words.exclusive import KIND_SETTINGS
 from flowrl.settings.words.short_forms import (
     adapter_settings,
     guidance_settings,
@@ -107,6 +108,7 @@ class ModelSettings(Settings):
         "weights": OnResume.NEVER,
         "lora": OnResume.NEVER,
         "adapters": OnResume.NEVER,
+        "scheduler": OnResume.NEVER,
         "offload": OnResume.FREE,
         "offload_experts": OnResume.FREE,
     }
@@ -181,6 +183,8 @@ class ModelSettings(Settings):
     a list that decreases from at most 1, one per step (the final 0 may be left out); or
     FILE.py:FUNCTION, which maps a number of steps to such a list. For flows whose call takes
     `sigmas`."""
+    scheduler: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the pipeline's scheduler in place of its folder's, such as {flow_shift: 12.0}."""
     offload: bool = False
     """Keep text encoders, image encoders and VAE on the CPU while they are not used."""
     offload_experts: bool = False
@@ -235,30 +239,12 @@ class ModelSettings(Settings):
         set_ = [name for name, value in kinds.items() if value is not None]
         if len(set_) != 1:
             raise ValueError("set either pipeline (images, video), language (text) or own")
-        of = {
-            "pipeline": {"height", "width", "guidance", "call", "sigmas"}
-            | {
-                "adapters",
-                "encodings",
-                "rewriter",
-                "offload",
-                "offload_experts",
-                "vae",
-                "attention",
-                "compile",
-                "context_parallel",
-                "quantization",
-            },
-            "language": {"gguf_file", "head_dtype", "system", "template", "stop", "server"}
-            | {"environment", "steps", "attention", "quantization"},
-            "own": {"sigmas", "weights"},
-        }
-        known = of[set_[0]]
-        for name in sorted({name for names in of.values() for name in names} - known):
+        known = KIND_SETTINGS[set_[0]]
+        for name in sorted({name for names in KIND_SETTINGS.values() for name in names} - known):
             if getattr(self, name) != type(self).model_fields[name].get_default(
                 call_default_factory=True, validated_data={}
             ):
-                other = next(kind for kind, names in of.items() if name in names)
+                other = next(kind for kind, names in KIND_SETTINGS.items() if name in names)
                 raise ValueError(f"{name} is a setting of {other} models: leave it out")
         if self.quantization is not None:
             self._fits(self.quantization)
@@ -312,6 +298,11 @@ class ModelSettings(Settings):
     @model_validator(mode="after")
     def _together(self) -> "ModelSettings":
         """Settings that exclude each other."""
+        if self.scheduler and self.sigmas is not None:
+            raise ValueError(
+                "scheduler: its levels would be replaced by those of sigmas: leave one of the two "
+                "out"
+            )
         if self.offload_experts and self.lora is None:
             raise ValueError(
                 "offload_experts: all weights are trained (lora: null), so optimizers need them "

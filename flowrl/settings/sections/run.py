@@ -174,7 +174,7 @@ class Run(Settings):
             "model": rewriter.model(),
             "train": self.train.model_copy(update={**own, "states": StatesSettings()}),
             "evaluate": self.evaluate.model_copy(
-                update=dict.fromkeys(("steps", "guidance", *SIZES))
+                update=dict.fromkeys(("steps", "guidance", *SIZES)) | {"call": {}}
             ),
             "steer": None,
             "intermediate_rewards": (),

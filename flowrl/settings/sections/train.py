@@ -158,6 +158,8 @@ class EvaluateSettings(Settings):
     """Temperature of text; 0 takes the likeliest token, so all samples of a prompt are equal."""
     guidance: GuidanceScale = None
     """Guidance scale of images and videos, none: without; null: model.guidance.sample."""
+    call: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the pipeline's call in evaluations alone, over those of model.call."""
     height: int | None = Field(default=None, ge=1)
     """Height of images and videos in pixels; null: model.height."""
     width: int | None = Field(default=None, ge=1)
@@ -178,6 +180,14 @@ class EvaluateSettings(Settings):
     seed: int = 1234
     average: float | None = Field(default=None, gt=0, lt=1)
     """Decay, per iteration, of the averaged weights that are evaluated and saved; null: none."""
+
+    @field_validator("call")
+    @classmethod
+    def _of_call(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in ("height", "width", "num_frames"):
+            if name in value:
+                raise ValueError(f"{name} has a setting of its own: set evaluate.{name}")
+        return value
 
     @model_validator(mode="after")
     def _enough_samples(self) -> "EvaluateSettings":

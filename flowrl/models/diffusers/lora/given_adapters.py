@@ -1,7 +1,6 @@
 """Existing adapters: merged into the base weights (`model.adapters`), or used as the start of
 training (`model.lora.from`). diffusers reads their files."""
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,9 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from diffusers.loaders.peft import PeftAdapterMixin
 from peft import LoraConfig, PeftConfig
-from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import CONFIG_NAME
 from safetensors.torch import load_file, save_file
@@ -20,12 +17,15 @@ from torch import nn
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.models.adapters import ADAPTER, ADAPTER_WEIGHTS, in_order
+from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
+from flowrl.models.diffusers.lora import own_form
 from flowrl.models.diffusers.lora.lora import (
     LORA_FILE,
     TWO_FILES,
     lora_files,
     prepare_adapters,
+    writes_adapters,
 )
 from flowrl.models.diffusers.lora.lora_formats import METADATA
 from flowrl.paths import find
@@ -47,7 +47,14 @@ def merge_adapters(pipe: Any, adapters: Sequence[FrozenAdapter]) -> None:
         second = each.component == "transformer_2"
         if second and not isinstance(pipe, TWO_FILES):
             raise UserError(f"{place}: {type(pipe).__name__} has no transformer_2")
-        with in_diffusers_format(pipe, each.path, place, plain=False) as read:
+        denoisers = denoisers_of(pipe)
+        if not writes_adapters(pipe, denoisers):
+            with in_diffusers_format(pipe, each.path, place) as read:
+                _load_own(denoisers, read, FROZEN, place, each.path)
+            for denoiser in denoisers.values():
+                own_form.merge(denoiser, each.scale, FROZEN)
+            continue
+        with in_diffusers_format(pipe, each.path, place) as read:
             load_whole(pipe, read, FROZEN, place, each.path, second=second)
         filled = [name for name, module in _loadable(pipe).items() if _layers(module)]
         if not any(_changes(layer) for name in filled for layer in _layers(pipe.components[name])):
@@ -73,14 +80,18 @@ def begin_from(pipe: Any, denoisers: Mapping[str, nn.Module], source: str) -> No
     place, folder = "model.lora.from", find(source)
     for denoiser in denoisers.values():
         denoiser.requires_grad_(False)
-    if folder.is_dir() and (folder / LORA_FILE).is_file():
+    own = not writes_adapters(pipe, denoisers)
+    if own:
+        with in_diffusers_format(pipe, source, place) as read:
+            _load_own(denoisers, read, ADAPTER, place, source)
+    elif folder.is_dir() and (folder / LORA_FILE).is_file():
         for _, name, slot in lora_files(pipe, denoisers):
             file = str(folder / name)
             load_whole(pipe, file, ADAPTER, place, file, second=slot is not None)
     else:
-        with in_diffusers_format(pipe, source, place, plain=True) as read:
+        with in_diffusers_format(pipe, source, place) as read:
             load_whole(pipe, read, ADAPTER, place, source)
-    for name, module in _loadable(pipe).items():
+    for name, module in {} if own else _loadable(pipe).items():
         if name not in denoisers and _layers(module):
             raise UserError(
                 f"{place}: {source} also has adapters of {name}, which a run does not train: put "
@@ -89,17 +100,15 @@ def begin_from(pipe: Any, denoisers: Mapping[str, nn.Module], source: str) -> No
     for name, denoiser in denoisers.items():
         if not _layers(denoiser):
             raise UserError(f"{place}: {source} has no adapter of {name}, which this run trains")
-        _check_saving(pipe, denoiser, place)
         denoiser.eval()
         prepare_adapters(denoiser)
 
 
 @contextmanager
-def in_diffusers_format(pipe: Any, source: str, place: str, *, plain: bool) -> Iterator[str]:
+def in_diffusers_format(pipe: Any, source: str, place: str) -> Iterator[str]:
     """The source, or for a folder or file that peft's `save_pretrained` wrote, a file with the same
-    adapter in diffusers' format, with its alpha and patterns.
-
-    `plain`: whether the adapter will be trained. UserError for what is more than low-rank updates.
+    adapter in diffusers' format, with its alpha and patterns. UserError for what is more than
+    low-rank updates and DoRA's magnitudes.
     """
     path = find(source)
     folder = path if path.is_dir() else path.parent
@@ -108,9 +117,9 @@ def in_diffusers_format(pipe: Any, source: str, place: str, *, plain: bool) -> I
         yield source
         return
     config = _peft_config(folder, source, place)
-    if config.bias != "none" or config.modules_to_save or (plain and config.use_dora):
+    if config.bias != "none" or config.modules_to_save:
         raise UserError(
-            f"{place}: {source} is not a plain LoRA (bias, modules_to_save or DoRA): merge it into "
+            f"{place}: {source} is not a LoRA alone (bias, modules_to_save): merge it into "
             "the model's weights, and name that model"
         )
     prefix = "unet" if "unet" in pipe.components else "transformer"
@@ -202,6 +211,34 @@ def _of_other_tools(file: Path) -> str:
     )
 
 
+def denoisers_of(pipe: Any) -> dict[str, nn.Module]:
+    """The pipeline's denoisers, by component."""
+    found = {name: pipe.components.get(name) for name in DENOISERS}
+    return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+
+
+def _load_own(
+    denoisers: Mapping[str, nn.Module], file: str, adapter: str, place: str, source: str
+) -> None:
+    """Load one adapter file into the denoisers. UserErrors begin with `place`."""
+    path = find(file)
+    path = path / LORA_FILE if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(
+            f"{place}: {source} is neither an adapter's file nor a folder with {LORA_FILE}, which "
+            "this pipeline's adapters are read from"
+        )
+    header = safetensors_header(path)
+    if header is None:
+        raise UserError(f"{place}: {source} is not a safetensors file: download it again")
+    _check_tensors(load_file(path), source, place)
+    try:
+        own_form.load(denoisers, path, adapter, source)
+    except FAILURES as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{place}: {source} cannot be loaded: {why}") from error
+
+
 def _loadable(pipe: Any) -> dict[str, nn.Module]:
     """Components that can have adapters."""
     found = {name: pipe.components.get(name) for name in pipe._lora_loadable_modules}  # pyright: ignore[reportPrivateUsage]
@@ -216,15 +253,3 @@ def _count(pipe: Any) -> int:
     """The number of adapter tensors in the pipeline."""
     parts = _loadable(pipe).values()
     return sum(".lora_" in name for module in parts for name, _ in module.named_parameters())
-
-
-def _check_saving(pipe: Any, denoiser: nn.Module, place: str) -> None:
-    """UserError for a scale that this pipeline's files cannot store."""
-    assert isinstance(denoiser, PeftAdapterMixin)
-    scales = {x.scaling[ADAPTER] for x in _layers(denoiser) if isinstance(x, LoraLayer)}
-    takes = inspect.signature(pipe.save_lora_weights).parameters
-    if scales != {1.0} and not any(name.endswith("_lora_adapter_metadata") for name in takes):
-        raise UserError(
-            f"{place}: {type(pipe).__name__} loses alpha when it saves adapters, and the file's "
-            "alpha differs from its rank: put it into model.adapters, and train new adapters"
-        )

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from diffusers.loaders.lora_pipeline import SkyReelsV2LoraLoaderMixin, WanLoraLoaderMixin
-from diffusers.loaders.peft import PeftAdapterMixin
 from peft import LoraConfig, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models.adapters import ADAPTER, in_order
+from flowrl.models.diffusers.lora import own_form
 from samplers.noise import generator
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that load_lora_weights looks for
@@ -36,7 +36,7 @@ class Spec:
     seed: int
 
 
-def add_lora(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
+def add_lora(denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
     """Freeze the denoisers and add float32 adapters: A ~ N(0, 1 / rank^2), B = 0.
 
     A is keyed by the seed and the parameter name, so it does not depend on earlier draws, the
@@ -46,10 +46,8 @@ def add_lora(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
         raise UserError(f"lora rank must be at least 1, not {spec.rank}")
     if has_lora(denoisers):
         raise UserError("the model already has adapters: add_lora needs a model without any")
-    _check_saving(pipe, denoisers, spec)
     for component, denoiser in denoisers.items():
         denoiser.requires_grad_(False)
-        assert isinstance(denoiser, PeftAdapterMixin)
         config = LoraConfig(
             r=spec.rank,
             lora_alpha=spec.alpha,  # type: ignore[arg-type]
@@ -58,7 +56,7 @@ def add_lora(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
         )
         devices = {p.device for p in denoiser.parameters() if p.device.type == "cuda"}
         with torch.random.fork_rng(devices=list(devices)):
-            denoiser.add_adapter(config, adapter_name=ADAPTER)
+            own_form.add(denoiser, config)
         prepare_adapters(denoiser)
         for name, parameter in denoiser.named_parameters():
             if ".lora_A." in name:
@@ -97,10 +95,12 @@ def _shortest(denoiser: nn.Module, ends: list[str], linears: Iterable[str]) -> l
 
 
 def save_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
-    """Write files, including alpha, that a plain pipeline's `load_lora_weights` reads.
-
-    One file, or one for each expert (`SECOND`).
+    """Write files, including alpha, that a plain pipeline's `load_lora_weights` reads: one file, or
+    one for each expert (`SECOND`). A pipeline without that method has a file of its own form.
     """
+    if not writes_adapters(pipe, denoisers):
+        own_form.save(denoisers, folder, LORA_FILE)
+        return
     takes = inspect.signature(pipe.save_lora_weights).parameters
     for names, weight_name, slot in lora_files(pipe, denoisers):
         given: dict[str, Any] = {}
@@ -120,7 +120,11 @@ def lora_files(
 ) -> list[tuple[list[str], str, str | None]]:
     """(denoisers, file name, argument of save_lora_weights that receives them) for each file of a
     saved adapter."""
-    if len(denoisers) == 2 and isinstance(pipe, TWO_FILES):
+    return _files_of(type(pipe), list(denoisers))
+
+
+def _files_of(kind: type, denoisers: Sequence[str]) -> list[tuple[list[str], str, str | None]]:
+    if len(denoisers) == 2 and issubclass(kind, TWO_FILES):
         first, second = denoisers
         return [([first], LORA_FILE, None), ([second], SECOND, first)]
     return [(list(denoisers), LORA_FILE, None)]
@@ -129,20 +133,20 @@ def lora_files(
 def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path, source: str) -> None:
     """Load adapters that `save_lora` or `save_pretrained` wrote, replacing existing ones. Errors
     call the folder `source`."""
-    if (folder / LORA_FILE).is_file():
+    if (folder / LORA_FILE).is_file() and not writes_adapters(pipe, denoisers):
+        for denoiser in denoisers.values():
+            own_form.remove(denoiser)
+        own_form.load(denoisers, folder / LORA_FILE, ADAPTER, source)
+        for name, denoiser in denoisers.items():
+            _loaded(pipe, name, denoiser, source)
+    elif (folder / LORA_FILE).is_file():
         if has_lora(denoisers):
             pipe.unload_lora_weights()
         for _, name, slot in lora_files(pipe, denoisers):
             more = {} if slot is None else {"load_into_transformer_2": True}
             pipe.load_lora_weights(folder, weight_name=name, adapter_name=ADAPTER, **more)
         for name, denoiser in denoisers.items():
-            if not has_lora({name: denoiser}):
-                raise UserError(
-                    f"{source} has no adapter of this {type(pipe).__name__}'s {name}: it was made "
-                    "for another model"
-                )
-            denoiser.eval()
-            prepare_adapters(denoiser)
+            _loaded(pipe, name, denoiser, source)
     elif (folder / "model_index.json").is_file():
         if has_lora(denoisers):
             raise UserError(f"{source} holds full weights: load them before adapters are added")
@@ -152,6 +156,17 @@ def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path, sourc
             denoiser.load_state_dict(saved.state_dict())
     else:
         raise UserError(f"{source} has neither {LORA_FILE} nor model_index.json: no saved weights")
+
+
+def _loaded(pipe: Any, name: str, denoiser: nn.Module, source: str) -> None:
+    """Make a denoiser's loaded adapters trainable. UserError if it has none."""
+    if not has_lora({name: denoiser}):
+        raise UserError(
+            f"{source} has no adapter of this {type(pipe).__name__}'s {name}: it was made "
+            "for another model"
+        )
+    denoiser.eval()
+    prepare_adapters(denoiser)
 
 
 def prepare_adapters(denoiser: nn.Module) -> None:
@@ -191,19 +206,17 @@ def _ends(name: str, ends: Sequence[str]) -> bool:
     return any(("." + name).endswith("." + end) for end in ends)
 
 
-def _check_saving(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
-    """Raise UserError, before training, for adapters that cannot be saved."""
-    owner = type(pipe).__name__
-    if "save_lora_weights" not in dir(pipe):
-        raise UserError(f"{owner} cannot save adapters: train its full weights (lora: null)")
-    takes = inspect.signature(pipe.save_lora_weights).parameters
-    for names, _, slot in lora_files(pipe, denoisers):
-        for name in names:
-            if f"{slot or name}_lora_layers" not in takes:
-                raise UserError(
-                    f"{owner} cannot save adapters of its {name}: train its full weights"
-                )
-            if f"{slot or name}_lora_adapter_metadata" not in takes and spec.alpha != spec.rank:
-                raise UserError(
-                    f"{owner} loses alpha when it saves adapters: set alpha to the rank"
-                )
+def writes_adapters(pipe: Any, denoisers: Mapping[str, nn.Module]) -> bool:
+    """Whether the pipeline writes adapters of all its denoisers with their alpha, and reads
+    them."""
+    return class_writes_adapters(type(pipe), list(denoisers))
+
+
+def class_writes_adapters(kind: type, denoisers: Sequence[str]) -> bool:
+    """The same of a pipeline's class, with the names of its denoisers."""
+    if "save_lora_weights" not in dir(kind):
+        return False
+    takes = inspect.signature(kind.save_lora_weights).parameters  # type: ignore[attr-defined]
+    ends = ("lora_layers", "lora_adapter_metadata")
+    slots = [slot or n for names, _, slot in _files_of(kind, denoisers) for n in names]
+    return all(f"{slot}_{end}" in takes for slot in slots for end in ends)

@@ -25,7 +25,7 @@ class DenoiserWeights:
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None:
         """Add adapters to every denoiser. None: to attention and feed-forward linear layers."""
-        lora.add_lora(self.pipe, self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
+        lora.add_lora(self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
         self.experts.settle()
 
     def begin_from(self, source: str) -> None:
@@ -65,7 +65,7 @@ class DenoiserWeights:
     def load_weights(self, folder: Path) -> None:
         """Load weights that `save` wrote, or an adapter in peft's own format, into a policy with
         the same base model."""
-        given = given_adapters.in_diffusers_format(self.pipe, str(folder), "adapter", plain=False)
+        given = given_adapters.in_diffusers_format(self.pipe, str(folder), "adapter")
         with given as found:
             read = Path(found) if Path(found).is_dir() else Path(found).parent
             lora.load_lora(self.pipe, self.loop.driver.denoisers, read, str(folder))

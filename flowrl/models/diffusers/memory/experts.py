@@ -4,7 +4,7 @@ Adapters, and all other weights with gradients, stay on the device, since optimi
 refer to them. So a change of expert moves only frozen weights.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,15 @@ def move_weight(tensor: Tensor, device: torch.device) -> None:
     tensor.data = tensor.data.to(device)
 
 
+def refuse_single_denoiser(denoisers: Collection[str]) -> None:
+    """UserError for a pipeline with one denoiser, which never rests."""
+    if len(denoisers) < 2:
+        raise UserError(
+            "model.offload_experts: the pipeline has only one denoiser "
+            f"({', '.join(denoisers)}), which every step calls: leave it out"
+        )
+
+
 @dataclass
 class RestingExperts:
     """Moves an expert to the device before it is called, and all others back to the CPU. An expert
@@ -51,11 +60,7 @@ class RestingExperts:
     def of(cls, denoisers: Mapping[str, nn.Module], device: torch.device) -> "RestingExperts":
         """Add hooks to the denoisers, which are still on the CPU. UserError for a single
         denoiser."""
-        if len(denoisers) < 2:
-            raise UserError(
-                "model.offload_experts: the pipeline has only one denoiser "
-                f"({', '.join(denoisers)}), which every step calls: leave it out"
-            )
+        refuse_single_denoiser(denoisers)
         made = cls(device, [Expert(module) for module in denoisers.values()])
         for expert in made.experts:
             expert.module.register_forward_pre_hook(lambda *_, own=expert: made.wake(own))

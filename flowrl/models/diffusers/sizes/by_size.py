@@ -156,6 +156,23 @@ def twin_at(policy: P, size: LoopSize, place: str) -> P:
     return twin
 
 
+def called_with(policy: P, call: Mapping[str, Any]) -> P:
+    """The policy with further arguments of its call: the same modules and guidance, and a loop,
+    proofs and sizes of its own. UserError for arguments that the pipeline refuses."""
+    try:
+        loop = Loop(
+            policy.pipe, {**policy.call, **policy.loop.traits.shared, **call}, policy.loop.levels
+        )
+    except UserError as error:
+        raise UserError(f"evaluate.call: {error}") from error
+    loop.own_sampler = policy.loop.own_sampler
+    policy.frozen.rest()
+    twin = copy.copy(policy)
+    twin.loop, twin.known_proofs, twin.loops = loop, {}, {}
+    twin.call, twin.last_held, twin.one_size = loop.call, None, False
+    return twin
+
+
 def open_by_size(policy: Sizable, prompts: Sequence[str], meta: Meta, steps: int) -> OpenedBatch:
     """Encode prompts, each size by itself; a plain batch if all have one size."""
     groups, meter, made = rows_by_size(policy, prompts, meta), Meter(), list[MediaBatch]()

@@ -203,13 +203,33 @@ def pipeline_class(index: Mapping[str, Any], source: str) -> Any:
     return kind
 
 
+def with_settings(scheduler: Any, settings: Mapping[str, Any], owner: str) -> Any:
+    """A scheduler with settings laid over its configuration. UserError for a setting that it does
+    not have, or a value that it refuses."""
+    kind = type(scheduler)
+    known = [k for k in inspect.signature(kind.__init__).parameters if k not in ("self", "kwargs")]
+    if strange := [name for name in settings if name not in known]:
+        close = get_close_matches(strange[0], known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UserError(
+            f"model.scheduler: the {kind.__name__} of {owner} has no setting {strange[0]!r}: "
+            f"{hint}It has {', '.join(known)}"
+        )
+    try:
+        return kind.from_config(scheduler.config, **settings)
+    except FAILURES as error:
+        raise UserError(f"model.scheduler: {kind.__name__}: {error}") from error
+
+
 def from_pretrained(
     source: str,
     dtype: torch.dtype,
     levels: UserLevels | None = None,
     quantized: Quantization | None = None,
+    scheduler: Mapping[str, Any] = {},
 ) -> Any:
-    """Load a pipeline; components that its index does not list are left out.
+    """Load a pipeline; components that its index does not list are left out. `scheduler` are
+    settings in place of those of its scheduler.
 
     Raises UserError, before weights are read, if `levels` cannot be set; and, with the reason, for
     a pipeline that cannot be loaded or that lacks weights.
@@ -237,6 +257,8 @@ def from_pretrained(
     for module in pipe.components.values():
         if isinstance(module, nn.Module):
             refuse_meta(module, source)
+    if scheduler:  # what is saved with the pipeline too
+        pipe.scheduler = with_settings(pipe.scheduler, scheduler, kind.__name__)
     return pipe
 
 

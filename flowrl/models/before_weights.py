@@ -1,0 +1,150 @@
+"""Refusals of a model's load, from its classes and configuration files alone.
+
+Every command that starts or plans a run asks here, and loading asks the same functions again of
+what was loaded. Denoisers are built on torch's meta device: their classes answer without weights.
+"""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+from torch import nn
+
+from flowrl.errors import UserError
+from flowrl.models import savings
+from flowrl.models.description import Description, describe, local_folder
+from flowrl.models.diffusers.call.drive.driver import DENOISERS
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.levels.user_levels import refuse_levels
+from flowrl.models.diffusers.call.traits import checks, verdicts
+from flowrl.models.diffusers.lora.lora import chosen_targets
+from flowrl.models.diffusers.memory.experts import refuse_single_denoiser
+from flowrl.models.language.policy import CausalPolicy
+from flowrl.models.open import refuse_images, refuse_long_stops, refuse_sizes, set_up_language
+from flowrl.settings import Run
+from flowrl.settings.checks.model_files import PIPELINE_INDEX, pipeline_index, read_json
+
+TRIED = 64  # prompts of a file that its chat template renders before a start
+
+
+def check_before_weights(run: Run) -> None:
+    """UserError for a model that this run could not drive or train, in the words of its load.
+    Checks nothing of a model whose configuration is not on this machine."""
+    if run.model.pipeline is not None:
+        _check_pipeline(run)
+    elif run.model.language is not None:
+        refuse_images(run, run.model.language)
+        _check_language(run)
+    if run.before is not None:
+        check_before_weights(run.before)
+
+
+def _check_pipeline(run: Run) -> None:
+    m = run.model
+    assert m.pipeline is not None
+    folder = local_folder(m.pipeline)
+    if folder is not None and (folder / PIPELINE_INDEX).is_file():
+        index = pipeline_index(folder)
+        kind = checks.pipeline_class(index, m.pipeline)
+        empty = (None, [None, None])
+        parts = [k for k, v in index.items() if not k.startswith("_") and v not in empty]
+        checks.refuse_parts(kind.__name__, parts)
+    described = describe(m)
+    if described is None or described.pipeline is None:
+        return
+    kind = getattr(diffusers, described.pipeline)
+    checks.refuse_class(kind)
+    verdicts.refuse_known(kind.__name__)
+    parameters = inspect.signature(kind.__call__).parameters
+    if m.sigmas is not None:
+        refuse_levels(kind.__name__, parameters)
+    if folder is not None:
+        _check_scheduler(folder, kind.__name__, m.scheduler)
+    refuse_sizes(run, kind.__name__, parameters)
+    call = {"height": m.height, "width": m.width, **m.call}
+    configs = [SimpleNamespace(config=described.configs[n]) for n in DENOISERS
+               if n in described.configs]  # fmt: skip
+    guidance = checks.guidance_argument(parameters, configs)  # type: ignore[arg-type]
+    given = {key: value for key, value in call.items() if value is not None}
+    checks.arguments(kind.__name__, given, parameters, guidance)
+    try:
+        checks.arguments(kind.__name__, given | run.evaluate.call, parameters, guidance)
+    except UserError as error:
+        raise UserError(f"evaluate.call: {error}") from error
+    if (denoisers := _built(described)) is None:
+        return
+    _check_savings(run, kind, described)
+    if m.lora is not None and m.lora.start is None:
+        for denoiser in denoisers.values():
+            chosen_targets(denoiser, m.lora.targets)
+
+
+def _built(described: Description) -> Mapping[str, nn.Module] | None:
+    """The denoisers on torch's meta device; None for a class that cannot be built there, whose
+    settings its load judges."""
+    try:
+        return described.denoisers
+    except FAILURES:  # a class's own constructor, which may ask for values
+        return None
+
+
+def _check_scheduler(folder: Path, owner: str, settings: Mapping[str, Any]) -> None:
+    """UserError for settings that the scheduler does not have, and for a configuration that does
+    not determine the model's process."""
+    file = folder / "scheduler" / "scheduler_config.json"
+    if not file.is_file():
+        return
+    config = read_json(file, "model.pipeline")
+    kind = getattr(diffusers, str(config.get("_class_name")), None)
+    if kind is not None:
+        own = checks.with_settings(kind.from_config(config), settings, owner)
+        checks.prediction(own, owner)
+
+
+def _check_savings(run: Run, kind: type, described: Description) -> None:
+    m, denoisers = run.model, described.denoisers
+    if m.attention is not None:
+        savings.attention(denoisers.values(), m.attention)
+    if m.compile is True:
+        savings.refuse_without_blocks(denoisers.values())
+    if run.train.gradient_checkpointing:
+        savings.checkpoint_denoisers(denoisers.values())
+    if m.offload_experts:
+        refuse_single_denoiser(denoisers)
+    if (m.vae.tiling or m.vae.slicing) and "vae" in described.configs:
+        like = _named_like(kind, {"vae": described.component("vae")})
+        savings.decoder(like, tiling=m.vae.tiling, slicing=m.vae.slicing)
+
+
+def _named_like(kind: type, parts: Mapping[str, Any]) -> Any:
+    """An object with these parts, whose class has the pipeline's name."""
+    return type(kind.__name__, (SimpleNamespace,), {})(**parts)
+
+
+def _check_language(run: Run) -> None:
+    """UserError for a language model without what a setting needs, and for prompts that its chat
+    template refuses."""
+    m = run.model
+    folder = local_folder(m.source)
+    if folder is None or m.gguf_file is not None or not (folder / "config.json").is_file():
+        return
+    try:
+        policy = CausalPolicy.without_weights(str(folder), m.attention)
+    except UserError:
+        raise
+    except FAILURES:  # likewise
+        return
+    set_up_language(policy, run)
+    if m.server is not None:
+        refuse_long_stops(policy)
+    if run.train.gradient_checkpointing:
+        savings.checkpoint_layers(policy.model)
+    if m.lora is not None and m.lora.start is None:
+        policy.add_lora(rank=1, alpha=1, targets=m.lora.targets, seed=0)
+    for place in run.prompts.given:
+        if run.prompts.on_disk(place) and policy.vision is None:
+            for text in run.prompts.read(place).texts[:TRIED]:
+                policy.encode(text)

@@ -1,0 +1,45 @@
+"""Verdicts on diffusers' pipelines from a sweep over all of them, by diffusers' version:
+`verdicts.json`, which `scripts/benchmarks/pipelines.py` writes beside docs/pipelines.md."""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import diffusers
+
+from flowrl.errors import UserError
+
+VERDICTS_FILE = Path(__file__).with_suffix(".json")
+# reasons that lie in what a folder or a run may set otherwise: these are judged at load
+_OF_SETTINGS = re.compile(r"prediction_type|model\.dtype")
+_FAILS = "its own call fails with these versions"
+
+Verdicts = Mapping[str, Mapping[str, str]]
+
+
+@cache
+def swept_verdicts(version: str = diffusers.__version__) -> Verdicts:
+    """Reasons by pipeline class, by verdict (exact, refused, known, not built); empty for a version
+    of diffusers that no sweep has seen."""
+    return json.loads(VERDICTS_FILE.read_text(encoding="utf-8")).get(version, {})
+
+
+def refused_because(name: str) -> str | None:
+    """Why no pipeline of a class can be driven with this version of diffusers, as far as the sweep
+    found; None: it may be."""
+    found = swept_verdicts()
+    reason = found.get("refused", {}).get(name)
+    if reason is None and _FAILS in found.get("known", {}).get(name, ""):
+        reason = found["known"][name]
+    return None if reason is None or _OF_SETTINGS.search(reason) else reason
+
+
+def refuse_known(name: str) -> None:
+    """UserError for a class whose pipelines are known to be refused with this version."""
+    if (reason := refused_because(name)) is not None:
+        raise UserError(
+            f"{name}: {reason} (found with diffusers {diffusers.__version__}; docs/pipelines.md "
+            "lists the pipelines that can be trained)"
+        )

@@ -1,0 +1,162 @@
+"""Everything that a start refuses before weights load: one list for `train`, `prove`, `new`, `plan`
+and the Python API.
+
+`check_start` raises the first refusal; `refusals` lists all of them, in the same words. What needs
+weights, a network or a server is not refused here: `unchecked` names it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+from flowrl.errors import UserError
+from flowrl.settings import Run
+from flowrl.settings.checks.machine import check_hub, check_model
+from flowrl.settings.read import run_checks
+from flowrl.settings.sections.data import RewardSpec
+from rewards.types import Reward
+
+Check = Callable[[], object]
+
+
+def check_start(run: Run, given: Mapping[str, Reward] = {}) -> None:
+    """UserError for a run that cannot work on this machine. Reads no weights. `given`: rewards that
+    are Python objects, by their labels."""
+    for check in _checks(run, given):
+        check()
+    for each in (run, run.before):
+        if each is not None:
+            check_hub(each.model)
+
+
+def refusals(run: Run) -> Iterator[str]:
+    """Why this run could not start on this machine, one sentence each. A prompt file on the hub is
+    not read."""
+    said = set[str]()
+    for check in _checks(run, {}, hub=False):
+        try:
+            check()
+        except UserError as error:
+            if str(error) not in said:
+                yield str(error)
+            said.add(str(error))
+
+
+def check_shares(run: Run, processes: int) -> None:
+    """UserError, before anything is created, if a training process would have no sampling
+    worker."""
+    if 0 < run.workers.sampling < processes:
+        raise UserError(
+            f"workers.sampling: {run.workers.sampling} for {processes} training processes, each "
+            f"of which needs its own workers; set it to {processes} or a multiple"
+        )
+    if run.workers.lag and run.model.server is not None and processes > 1:
+        raise UserError(
+            f"workers.lag: {processes} training processes share the server's weights, which change "
+            "while the others' samples are drawn; train in one process, or set workers.lag: 0"
+        )
+    if run.workers.sampling and run.model.context_parallel > 1:
+        raise UserError(
+            "workers.sampling: workers do not split calls; set model.context_parallel: 1, or "
+            "workers.sampling: 0"
+        )
+
+
+def check_model_of(run: Run) -> None:
+    """UserError for a model that this run could not drive, without its prompts and rewards."""
+    check_model(run.model)
+    check_classes_of(run)
+
+
+def _checks(run: Run, given: Mapping[str, Reward], *, hub: bool = True) -> Iterator[Check]:
+    if run.given is not None:  # first: its file may hold the prompts too
+        yield partial(_given, run)
+    yield from run_checks(run, given, hub=hub)
+    yield partial(_shares, run)
+    yield partial(_packages, run, given)
+    if run.model.own is None:
+        yield partial(_guidance, run)
+        for place in run.prompts.given:
+            if hub or not run.prompts.on_hub(place):
+                yield partial(_rows, run, place)
+        yield partial(check_classes_of, run)
+
+
+# each imports what is slow to import
+
+
+def _given(run: Run) -> None:
+    from flowrl.session.given_check import check_given
+
+    check_given(run)
+
+
+def _guidance(run: Run) -> None:
+    from flowrl.run.watch.guidance_check import check_guidance
+
+    check_guidance(run)
+
+
+def _rows(run: Run, place: str) -> None:
+    from flowrl.run.watch.size_check import check_rows_of
+
+    check_rows_of(run, place, run.prompts.read(place))  # type: ignore[arg-type]
+
+
+def _shares(run: Run) -> None:
+    from flowrl.session.session import on_cpu
+
+    on_cpu(run)
+    check_shares(run, 1)
+
+
+def check_classes_of(run: Run) -> None:
+    """UserError for what the model's classes and configuration refuse, without asking whether its
+    files of weights are whole."""
+    from flowrl.models.before_weights import check_before_weights
+
+    check_before_weights(run)
+
+
+def _packages(run: Run, given: Mapping[str, Reward]) -> None:
+    from rewards.load import check_packages
+
+    for place, spec in _rewards(run):
+        if spec.label not in given:
+            try:
+                check_packages(spec.name, spec.settings)
+            except ValueError as error:
+                raise UserError(f"{place}: {spec.label}: {error}") from error
+
+
+def _rewards(run: Run) -> Iterator[tuple[str, RewardSpec]]:
+    for place in ("rewards", "held_out_rewards", "intermediate_rewards"):
+        for spec in getattr(run, place):
+            yield place, spec
+
+
+def unchecked(run: Run) -> Iterator[str]:
+    """Sentences on what `plan` could not check here, and why."""
+    from flowrl.models.description import local_folder
+
+    for each in filter(None, (run.before, run)):
+        source = each.model.source
+        if each.model.own is None and local_folder(source) is None:
+            yield (
+                f"files of {source}: it is not on this machine; `hf download {source}` downloads it"
+            )
+    yield "weights: none were read, so damage behind their headers is found at the start"
+    yield (
+        "the proof at load: it calls the model with its weights; `flowrl prove` runs it alone"
+        if run.model.pipeline is not None
+        else "the proof at load: it calls the model with its weights"
+    )
+    places = [place for place in run.prompts.given if run.prompts.on_hub(place)]
+    if places:
+        yield f"prompts.{' and prompts.'.join(places)}: on the hub, which plan does not ask"
+    labels = ", ".join(dict.fromkeys(spec.label for _, spec in _rewards(run)))
+    yield f"rewards ({labels}): their weights or servers were not opened, nor was their self-test"
+    if run.model.server is not None:
+        yield f"model.server: {run.model.server.url} was not asked"
+    yield "the disk: what a run writes depends on its weights and samples, and others write too"
+    yield "free memory: other processes may hold some of it when the run starts"
+    yield "processes: a launcher's number of processes, and sharding, are known at the start"

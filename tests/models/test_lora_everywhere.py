@@ -1,0 +1,101 @@
+"""Adapters of pipelines whose class neither writes nor reads them: trained for a step, saved, and
+read by every reader with equal outputs."""
+
+import inspect
+from pathlib import Path
+
+import diffusers
+import pytest
+import torch
+from diffusers.loaders.peft import PeftAdapterMixin
+from peft import PeftModel
+from torch import Tensor
+
+from flowrl.models.diffusers.call.drive.driver import DENOISERS
+from flowrl.models.diffusers.call.traits.verdicts import swept_verdicts
+from flowrl.models.diffusers.lora.given_adapters import merge_adapters
+from flowrl.models.diffusers.lora.lora import LORA_FILE, class_writes_adapters
+from flowrl.models.diffusers.lora.lora_formats import read_adapter
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.settings.model.adapters import FrozenAdapter
+from tests.support.driving import PROMPTS, STEPS
+from tests.support.zoo.calls import SIZES, SPECIALS
+from tests.support.zoo.calls_videos import VIDEO_SPECIALS
+from tests.support.zoo.pipelines import tiny
+
+FAST = ("PixArtSigmaPipeline", "OvisImagePipeline")  # one by peft, one by the model's own method
+
+
+def without_writer() -> list[str]:
+    """The exact pipelines whose class does not write adapters."""
+    found = []
+    for name in swept_verdicts().get("exact", {}):
+        kind = getattr(diffusers, name)
+        takes = inspect.signature(kind.__init__).parameters
+        if not class_writes_adapters(kind, [each for each in DENOISERS if each in takes]):
+            found.append(name)
+    return found
+
+
+def built(name: str) -> PipelinePolicy:
+    made = tiny(getattr(diffusers, name), SPECIALS | VIDEO_SPECIALS, SIZES)
+    return PipelinePolicy(made.pipe, call=made.call)
+
+
+def velocity(made: PipelinePolicy, gradient: bool = False) -> Tensor:
+    guidance = None if made.loop.guidance is None else 4.5
+    proof = made.prove(PROMPTS, steps=STEPS, guidance=guidance, complete=False, gradient=False)
+    conditioning = made.loop.encode(PROMPTS, made.loop.tried(()))
+    start = made.loop.start(STEPS)
+    x = torch.randn(1, *start.shape, generator=torch.Generator().manual_seed(2))
+    x = x.expand(len(PROMPTS), *start.shape).contiguous()
+    sigma = torch.full((len(PROMPTS),), start.schedule.visits[1])
+    with torch.set_grad_enabled(gradient):
+        return made.loop.velocity(x, sigma, conditioning, proof.to_way)
+
+
+def test_the_list_is_not_empty() -> None:
+    assert set(FAST) <= set(without_writer())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [each if each in FAST else pytest.param(each, marks=pytest.mark.slow)
+     for each in without_writer()],
+)  # fmt: skip
+def test_adapters_train_and_come_back(name: str, tmp_path: Path) -> None:
+    made = built(name)
+    base = velocity(made)
+    made.add_lora(rank=2, alpha=6, targets=None, seed=0)
+    assert torch.equal(velocity(made), base)
+    optimizer = torch.optim.AdamW(made.trainable().values(), lr=0.05)
+    velocity(made, gradient=True).square().mean().backward()
+    optimizer.step()
+    want = velocity(made)
+    assert not torch.allclose(want, base, atol=1e-6)
+
+    made.save(tmp_path)
+    assert {each.scale for each in read_adapter(tmp_path / LORA_FILE).values()} == {3.0}
+
+    again = built(name)
+    again.add_lora(rank=2, alpha=6, targets=None, seed=1)
+    again.load_weights(tmp_path)
+    assert torch.equal(velocity(again), want)
+
+    begun = built(name)
+    begun.begin_from(str(tmp_path))
+    assert torch.equal(velocity(begun), want)
+    assert begun.trainable().keys() == made.trainable().keys()
+
+    merged = built(name)
+    merge_adapters(merged.pipe, [FrozenAdapter(path=str(tmp_path))])
+    assert torch.allclose(velocity(merged), want, atol=1e-4, rtol=1e-3)
+    assert not [key for key in merged.trainable() if ".lora_" in key]
+
+    plain = built(name)
+    for part, denoiser in plain.roots().items():
+        if isinstance(denoiser, PeftAdapterMixin):
+            denoiser.load_lora_adapter(tmp_path, weight_name=LORA_FILE, prefix=part)
+        else:
+            PeftModel.from_pretrained(denoiser, str(tmp_path / part))  # type: ignore[arg-type]
+    assert torch.equal(velocity(plain), want)

@@ -1,0 +1,459 @@
+"""Advice in messages: what each says is done, and the next check does not fail for the same reason.
+
+Every message of the rooms `settings` and `models` that advises something is found by its syntax
+tree. `CASES` raises it and follows it; `advice_untried.txt` lists the others under what a trial
+needs. A new message is in neither, and fails `test_every_advice_is_listed`.
+"""
+
+import ast
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from flowrl.api.models import own_model_settings
+from flowrl.errors import UserError
+from flowrl.models.call_sizes import CallSizes
+from flowrl.models.language import proofs
+from flowrl.models.language.policy import CausalPolicy
+from flowrl.session.finite import check_iteration
+from flowrl.session.given_check import check_choices
+from flowrl.settings.checks.machine import check_pipeline
+from flowrl.settings.checks.model_files import pipeline_index
+from flowrl.settings.read import check_named_rewards, check_plan, check_rewards, run_from
+from tests.support import tiny_lm
+from tests.support.tiny_pipelines import sd3
+
+ROOT = Path(__file__).resolve().parents[2]
+ADVICE = re.compile(
+    r"[:;,] (?:also |or |and )?(?:set|lower|raise|leave|use|choose|remove|take|train|let) "
+    r"|\b(?:set|leave) [a-z_]+\.[a-z_]+"
+)
+ERRORS = ("UserError", "ValueError")
+
+
+class Advice(NamedTuple):
+    """What raises a message, and what it advises.
+
+    says     a part of the message's source, which identifies it
+    tree     settings beside a small run's that raise it
+    follow   settings that do what it advises; DROP leaves the setting out
+    """
+
+    says: str
+    tree: dict[str, Any]
+    follow: dict[str, Any]
+
+
+DROP = object()
+UNTRIED = Path(__file__).with_name("advice_untried.txt")  # what a trial needs, and the messages
+ROOMS = ("settings", "models")
+IMAGES = {
+    "recipe": {"name": "flow_grpo"},
+    "model": {"pipeline": "flowrl/demo/shapes-sd3"},
+    "prompts": {"train": "p.txt", "per_iteration": 4},
+    "rewards": [{"name": "brightness"}],
+}
+TEXTS = IMAGES | {
+    "recipe": {"name": "text_grpo"},
+    "model": {"language": "flowrl/demo/sums-lm"},
+    "rewards": [{"name": "length"}],
+}
+SERVER = {"url": "http://127.0.0.1:1/v1", "model": "a"}
+QUANTIZED = {"backend": "bitsandbytes", "bits": 8}
+LM = {"model.pipeline": DROP, "model.language": "lm", "recipe.name": "text_grpo"}
+CASES = [
+    Advice("eta has no effect", {"model.call": {"eta": 1.0}}, {"model.call": {}}),
+    Advice("is a setting of", {"model.stop": ["a"]}, {"model.stop": DROP}),
+    Advice(
+        "needs diffusers' native attention",
+        {"model.context_parallel": 2, "model.compile": True},
+        {"model.compile": DROP},
+    ),
+    Advice(
+        "would lose its precision: set model.dtype: bfloat16",
+        {"model.lora.dtype": "bfloat16"},
+        {"model.dtype": "bfloat16"},
+    ),
+    Advice(
+        "is for half-precision models",
+        LM | {"model.head_dtype": "float32"},
+        {"model.head_dtype": DROP},
+    ),
+    Advice(
+        "quantized weights take no gradient",
+        {"model.quantization": QUANTIZED, "model.lora": None},
+        {"model.lora": {"rank": 2}},
+    ),
+    Advice(
+        "adapters cannot be summed with quantized weights",
+        {"model.quantization": QUANTIZED, "model.lora.merge": "evaluation"},
+        {"model.lora.merge": "none"},
+    ),
+    Advice(
+        "quantization excludes",
+        {"model.quantization": QUANTIZED, "model.adapters": ["a.safetensors"]},
+        {"model.adapters": DROP},
+    ),
+    Advice(
+        "quantized components stay on their device",
+        {"model.quantization": QUANTIZED | {"components": ["text_encoder"]}, "model.offload": True},
+        {"model.offload": DROP},
+    ),
+    Advice(
+        "components are those of a pipeline",
+        LM | {"model.quantization": QUANTIZED | {"components": ["text_encoder"]}},
+        {"model.quantization": QUANTIZED},
+    ),
+    Advice(
+        "is read in full precision",
+        LM | {"model.quantization": QUANTIZED, "model.gguf_file": "a.gguf"},
+        {"model.gguf_file": DROP},
+    ),
+    Advice(
+        "offload_experts: all weights are trained",
+        {"model.offload_experts": True, "model.lora": None},
+        {"model.lora": {"rank": 2}},
+    ),
+    Advice(
+        "offload_experts moves weights between calls, which is incompatible with \"\n",
+        {"model.offload_experts": True, "model.compile": True},
+        {"model.compile": DROP},
+    ),
+    Advice(
+        "lora.merge: leave one of the two out",
+        {"model.offload_experts": True, "model.lora.merge": "evaluation"},
+        {"model.lora.merge": DROP},
+    ),
+    Advice(
+        "lora.merge changes the model's own calls",
+        LM | {"model.server": SERVER, "model.lora.merge": "evaluation"},
+        {"model.lora.merge": DROP},
+    ),
+    Advice(
+        "server.sync: lora sends adapters",
+        LM | {"model.server": SERVER | {"sync": "lora"}, "model.lora": None},
+        {"model.server": SERVER | {"sync": "none"}},
+    ),
+    Advice(
+        "server.sync: weights sends all weights",
+        LM | {"model.server": SERVER | {"sync": "weights"}},
+        {"model.server": SERVER | {"sync": "lora"}},
+    ),
+    Advice(
+        "have their own rank, alpha and targets",
+        {"model.lora": {"from": "old", "rank": 8}},
+        {"model.lora": {"from": "old"}},
+    ),
+    Advice(
+        "turns are the decisions of a run with model.environment",
+        LM | {"model.environment": {"name": "e.py:f"}, "model.steps": {}},
+        {"model.steps": DROP},
+    ),
+    Advice(
+        "one credit for a whole completion",
+        LM | {"model.steps": {}},
+        {"model.steps": DROP},
+    ),
+    Advice(
+        "model.sigmas lists",
+        {"model.sigmas": [1.0, 0.5]},
+        {"recipe.steps": 2, "evaluate.steps": 2},
+    ),
+    Advice(
+        "rebuilds its samples with gradients",
+        {"recipe": {"name": "refl"}, "model.lora.merge": "untrained"},
+        {"model.lora.merge": "evaluation"},
+    ),
+    Advice(
+        "would store log-densities of merged weights",
+        {"model.lora.merge": "sampling"},
+        {"train.recompute_old": True},
+    ),
+    Advice(
+        "there are more optimizer steps than samples",
+        {"train.updates": 1000},
+        {"train.updates": 2},
+    ),
+    Advice("has only {} samples: lower it", {"budget.subset": 100}, {"budget.subset": 4}),
+    Advice(
+        "a replayed image keeps its old log-probabilities",
+        {"budget.replay": 2, "train.recompute_old": True},
+        {"train.recompute_old": DROP},
+    ),
+    Advice(
+        "evaluate.temperature is only for texts",
+        {"evaluate.temperature": 0.5},
+        {"evaluate.temperature": DROP},
+    ),
+    Advice("evaluate.call", LM | {"evaluate.call": {"a": 1}}, {"evaluate.call": DROP}),
+    Advice(
+        "has a setting of its own: set evaluate.",
+        {"evaluate.call": {"height": 32}},
+        {"evaluate.call": DROP, "evaluate.height": 32},
+    ),
+    Advice(
+        "its levels would be replaced by those of sigmas",
+        {"model.scheduler": {"shift": 3.0}, "model.sigmas": {"shift": 2.0}},
+        {"model.sigmas": DROP},
+    ),
+    Advice(
+        "train.share_prompts is only for texts",
+        {"train.share_prompts": True},
+        {"train.share_prompts": DROP},
+    ),
+    Advice(
+        "tokens are always drawn by a counter",
+        LM | {"train.noise": "counter"},
+        {"train.noise": DROP},
+    ),
+    Advice(
+        "the states of texts are tokens",
+        LM | {"train.states": {"device": "cpu"}},
+        {"train.states": DROP},
+    ),
+    Advice(
+        "the run has no model.rewriter",
+        {"train.rewriter_lr": 1e-4},
+        {"train.rewriter_lr": DROP},
+    ),
+    Advice(
+        "workers.gpus: it needs workers",
+        {"workers.gpus": 1},
+        {"workers.sampling": 1},
+    ),
+    Advice(
+        "the run has no held-out prompts to evaluate on",
+        {"workers.evaluate": True, "workers.sampling": 1},
+        {"workers.evaluate": DROP},
+    ),
+    Advice(
+        "workers.address: it needs workers",
+        {"workers.address": "a:1"},
+        {"workers.sampling": 1},
+    ),
+    Advice(
+        "with model.server the server samples",
+        LM | {"workers.sampling": 1, "model.server": SERVER},
+        {"workers.sampling": 0},
+    ),
+    Advice(
+        "with model.compile: auto each process decides",
+        {"workers.sampling": 1, "model.compile": "auto"},
+        {"model.compile": False},
+    ),
+    Advice(
+        "reward gradients need samples from the current weights",
+        {"recipe": {"name": "refl"}, "workers.lag": 1},
+        {"workers.lag": 0},
+    ),
+    Advice(
+        "keeps only one state per sample and recomputes",
+        {"recipe": {"name": "refl"}, "train.states": {"device": "cpu"}},
+        {"train.states": DROP},
+    ),
+    Advice(
+        "needs the decoder on the device together with the network",
+        {"recipe": {"name": "refl"}, "model.offload": True},
+        {"model.offload": DROP},
+    ),
+    Advice(
+        "needs the decoder's gradients, which vanish in float16",
+        {"recipe": {"name": "refl"}, "model.dtype": "float16"},
+        {"model.dtype": "bfloat16"},
+    ),
+    Advice(
+        "uses the gradient of every sample's score",
+        {"recipe": {"name": "refl"}, "budget.repeat": 2},
+        {"budget.repeat": DROP},
+    ),
+    Advice(
+        "particles are only for images and videos",
+        LM | {"steer": {"iterations": [0, 2]}},
+        {"steer": DROP},
+    ),
+    Advice(
+        "does not score intermediate states",
+        {"intermediate_rewards": ["brightness"]},
+        {"intermediate_rewards": DROP},
+    ),
+    Advice(
+        "this recipe does not use teachers",
+        {"teachers": {"folders": {"a": "t"}}},
+        {"teachers": DROP},
+    ),
+    Advice(
+        "needs that many samples of each prompt",
+        {"evaluate.pass_at": [8]},
+        {"evaluate.per_prompt": 8},
+    ),
+    Advice(
+        "leaves no prompts to sample",
+        {
+            "recipe": {"name": "nft"}, "prompts.per_iteration": 1,
+            "given": {"file": "g.jsonl", "kind": "images", "share": 0.5},
+        },
+        {"prompts.per_iteration": 4},
+    ),
+    Advice(
+        "quantizes the model's own weights: leave it out",
+        {"model.quantization": {"backend": "bitsandbytes", "bits": 8, "file": "a.gguf"}},
+        {"model.quantization": QUANTIZED},
+    ),
+    Advice(
+        "a GGUF file has its own: leave it out",
+        {"model.quantization": {"backend": "gguf", "file": "a.gguf", "bits": 4}},
+        {"model.quantization": {"backend": "gguf", "file": "a.gguf"}},
+    ),
+    Advice(
+        "backend gguf takes a file alone",
+        {"model.quantization": {"backend": "gguf", "file": "a", "components": ["text_encoder"]}},
+        {"model.quantization": {"backend": "gguf", "file": "a"}},
+    ),
+    Advice(
+        "the likelihood of {} has no parts",
+        {"recipe": {"name": "refl", "modalities": {"video": ["brightness"]}}},
+        {"recipe": {"name": "refl"}},
+    ),
+]  # fmt: skip
+
+
+def put(tree: dict[str, Any], setting: str, value: Any) -> None:
+    *parents, last = setting.split(".")
+    for part in parents:
+        tree = tree.setdefault(part, {})
+    if value is DROP:
+        tree.pop(last, None)
+    else:
+        tree[last] = copy.deepcopy(value)
+
+
+def refusal(tree: dict[str, Any]) -> str:
+    """The first refusal of the settings alone; empty if there is none."""
+    try:
+        run = run_from(tree, "run")
+        check_plan(run)
+        check_rewards(run)
+        check_named_rewards(run)
+        if run.given is not None:
+            check_choices(run, run.given)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def fixed_parts(says: str) -> list[str]:
+    """The parts of a message around what is filled in."""
+    return [part.strip() for part in re.split(r"\{[^}]*\}|\"\n", says) if part.strip()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.says[:40] for case in CASES])
+def test_following_the_advice_ends_the_refusal(case: Advice) -> None:
+    tree = copy.deepcopy(IMAGES)
+    for setting, value in case.tree.items():
+        put(tree, setting, value)
+    said = refusal(tree)
+    for part in fixed_parts(case.says):
+        assert part in said
+    for setting, value in case.follow.items():
+        put(tree, setting, value)
+    after = refusal(tree)
+    assert not all(part in after for part in fixed_parts(case.says)), after
+    assert "ray" in after.lower() or not after, after  # Ray may be missing here
+
+
+def source(node: ast.expr) -> str:
+    """The text of a message with {} for what is filled in."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(source(p) if isinstance(p, ast.Constant) else "{}" for p in parts)
+        case ast.BinOp(left=left, right=right):
+            return source(left) + source(right)
+        case ast.IfExp(body=body, orelse=orelse):
+            return f"{source(body)} | {source(orelse)}"
+    return ""
+
+
+def messages(*rooms: str) -> Iterator[tuple[str, str]]:
+    """The file and the text of every message of these rooms that advises something."""
+    for room in rooms:
+        for path in sorted((ROOT / "flowrl" / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                    continue
+                if node.func.id in ERRORS and node.args:
+                    text = source(node.args[0])
+                    if ADVICE.search(text):
+                        yield path.relative_to(ROOT).as_posix(), text
+
+
+def untried() -> list[str]:
+    lines = UNTRIED.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def beginning(file: str, text: str) -> str:
+    """A message's line in the list of untried ones."""
+    return f"{file.removeprefix('flowrl/')}: {' '.join(text.split())[:70].strip()}"
+
+
+def tried(text: str) -> bool:
+    return any(all(part in text for part in fixed_parts(case.says)) for case in CASES)
+
+
+def test_every_advice_is_listed() -> None:
+    others = set(untried())
+    for file, text in messages(*ROOMS):
+        assert tried(text) or beginning(file, text) in others, (
+            f"{file}: {text!r} advises something: add a case to CASES that raises it and does what "
+            f"it says, or, under what a trial needs, this line to {UNTRIED.name}:\n"
+            f"{beginning(file, text)}"
+        )
+
+
+def test_the_lists_name_messages_that_exist() -> None:
+    found = [*messages(*ROOMS)]
+    known = {beginning(*each) for each in found}
+    assert not set(untried()) - known, f"{UNTRIED.name} names messages that are gone"
+    share = sum(tried(text) for _, text in found) / len(found)
+    assert share > 0.25  # of the messages of both rooms: what is done is not given up
+
+
+def test_a_modular_folder_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "modular_model_index.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is a modular pipeline .* with model_index.json"):
+        check_pipeline(str(tmp_path))
+    with pytest.raises(UserError, match="is a modular pipeline"):
+        pipeline_index(tmp_path)
+
+
+def test_a_part_of_a_pipeline_asks_for_the_pipeline(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a part of a pipeline: pass the whole pipeline"):
+        own_model_settings(sd3().transformer, tmp_path)
+
+
+def test_a_reward_that_is_not_finite_blames_the_reward() -> None:
+    with pytest.raises(UserError, match="let each reward return a finite number") as error:
+        check_iteration([], [], {"reward": float("inf"), "skipped": 0}, 3)
+    assert "train.lr" not in str(error.value)
+
+
+def test_one_row_a_call_ends_the_refusal_of_padding(tmp_path: Path, monkeypatch) -> None:
+    """A model whose rows change with padding, as Mistral 3 and RWKV: each call then has one row,
+    and nothing is padded."""
+    policy = CausalPolicy.load(
+        str(tiny_lm.write(tmp_path)), dtype=torch.float32, device=torch.device("cpu")
+    )
+    policy.configure(system=None, stop=(), temperature=1.0)
+    monkeypatch.setattr(proofs, "PADDING_TOLERANCE", -1.0)
+    prompts = ["one", "one two three"]
+    with pytest.raises(UserError, match=r"set train.rows_per_call: 1"):
+        policy.proofs(prompts, 4)
+    policy.sizes = CallSizes.same(1)
+    assert "each call has one row, without padding" in policy.proofs(prompts, 4)
