@@ -283,6 +283,7 @@ class Preferences:
     cluster: Int[np.ndarray, " p"]  # the prompt's number
     rank: Float[np.ndarray, " n"] | None  # 1 is best, if whole groups were ordered
     unlabelled: int = 0  # rows without a judgement
+    rows: tuple[Mapping[str, Any], ...] = ()  # [p] the file's row of each pair
 
     @property
     def texts(self) -> bool:
@@ -303,7 +304,7 @@ class Preferences:
 @dataclass
 class _Builder:
     items: list[Item] = field(default_factory=list)
-    pairs: list[tuple[int, int, float, str, int]] = field(default_factory=list)
+    pairs: list[tuple[int, int, float, str, int, Mapping[str, Any]]] = field(default_factory=list)
     ranks: list[float] = field(default_factory=list)
     prompts: dict[str, int] = field(default_factory=dict)
 
@@ -330,7 +331,7 @@ class _Builder:
         for i, j in combinations(range(len(rows)), 2):
             gap = judged.ranks[j] - judged.ranks[i] if judged.ranks else 0.0
             label = judged.label if judged.label is not None else (1 + np.sign(gap)) / 2
-            self.pairs.append((rows[i], rows[j], float(label), category, number))
+            self.pairs.append((rows[i], rows[j], float(label), category, number, meta))
 
     def finish(self, name: str, layout: str, unlabelled: int) -> Preferences:
         """Build the data set, with contiguous groups and each sample once."""
@@ -344,7 +345,7 @@ class _Builder:
         kept = sorted(first.values(), key=lambda i: (self.items[i].group, i))
         groups = {g: i for i, g in enumerate(dict.fromkeys(self.items[i].group for i in kept))}
         at = {i: place for place, i in enumerate(kept)}
-        a, b, label, category, cluster = zip(*self.pairs, strict=True)
+        a, b, label, category, cluster, given = zip(*self.pairs, strict=True)
         return Preferences(
             name=name,
             layout=layout,
@@ -356,6 +357,7 @@ class _Builder:
             cluster=np.array(cluster),
             rank=np.array(self.ranks)[kept] if self.ranks else None,
             unlabelled=unlabelled,
+            rows=tuple(given),
         )
 
 
