@@ -9,22 +9,25 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from flowrl.cli.evaluate import evaluation_prompts
-from flowrl.cli.given_model import GivenModel, load_into
+from flowrl.cli.evaluate import evaluation_prompts, given_prompts
+from flowrl.cli.given_model import GivenModel, device_of, load_into
 from flowrl.cli.out_folder import out_folder, whole_or_empty
 from flowrl.demo.taste import TEMPERATURE, covered
 from flowrl.errors import UserError
 from flowrl.evaluation.folders import Where, find_items
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.evaluation.tables import SUFFIXES
-from flowrl.paths import new_numbered
+from flowrl.models.open import whole_at_evaluation
+from flowrl.paths import new_numbered, run_path
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
+from flowrl.session.learner import load_models
 from flowrl.session.session import load_rewards
 from flowrl.settings.command_line.arguments import AtLeastOne, EvaluateArguments, Word
+from flowrl.settings.read import check_plan, read_run
 from flowrl.votes.answer import VoteAnswer, write_results
-from flowrl.votes.collect import SampleCopies, VoteQuestion, plan_again, plan_folder, plan_sides
+from flowrl.votes.collect import SampleCopies, VoteQuestion, plan_again, plan_folder, plan_pairs
 from flowrl.votes.log import VoteLog
 from flowrl.votes.plan import PLAN, VotePlan
 from flowrl.votes.serve import Helper, PageAddress, check_extra, serve_votes
@@ -38,17 +41,18 @@ RUN_FILE = "run.yaml"
 @dataclass
 class Vote:
     """Compare samples on a page, blind and one pair at a time: a run with its base, two runs, a
-    folder of images, or a file of preferences again. Writes votes.jsonl, which fit-reward,
-    evaluate-rewards and dpo read. A folder of votes is resumed where it was left."""
+    folder of images, the base model of a run file, or a file of preferences again. Writes
+    votes.jsonl, which fit-reward, evaluate-rewards and dpo read. A folder of votes is resumed where
+    it was left."""
 
     source: Word[tuple[Path, ...]] = ()
-    """A run's folder, two of them, a folder of images, a table of preferences, or a folder of votes
-    to resume."""
+    """A run's folder, two of them, a run file (samples of its base model), a folder of images, a
+    table of preferences, or a folder of votes to resume."""
     question: str = "Which one do you prefer?"
     """The question above each pair."""
     votes: AtLeastOne | None = None
-    """Number of pairs, fixed in advance: 120 of a run, at most 200 of a folder, or all of a file if
-    absent. One pair in ten is asked twice."""
+    """Number of pairs, fixed in advance: 120 of a run or a run file, at most 200 of a folder, or
+    all of a table if absent. One pair in ten is asked twice."""
     raters: Annotated[int, Field(ge=1, le=1000)] = 1
     """Number of people: each gets a link. A fifth of the pairs is shown to all of them."""
     results: bool = False
@@ -121,9 +125,10 @@ def _new(given: Vote) -> Path:
     first, runs = given.source[0], [(each / RUN_FILE).is_file() for each in given.source]
     if len(given.source) > 2 or (len(given.source) == 2 and not all(runs)):
         raise UserError("vote: two sources must be two runs; otherwise give one source")
-    table = first.is_file() or (first.suffix.lower() in SUFFIXES and not first.is_dir())
-    if not table and not first.is_dir():
-        raise UserError(f"vote: {first}: no such file or folder")
+    config = None if first.is_dir() else run_path(str(first))
+    table = first.suffix.lower() in SUFFIXES and first.is_file()
+    if not table and config is None and not first.is_dir():
+        raise UserError(f"vote: {first}: no such file or folder, and none of flowrl's runs")
     parent, name = (first / "votes", "vote") if all(runs) else (Path(), "votes")
     folder = new_numbered(parent, name) if given.out is None else out_folder(given.out)
     question = VoteQuestion(given.question, given.votes, given.raters, given.seed)
@@ -131,6 +136,8 @@ def _new(given: Vote) -> Path:
         with whole_or_empty(folder):
             if all(runs):
                 _sample_runs(folder, given, question)
+            elif config is not None and not table:
+                _sample_base(folder, given, config, question)
             elif table:
                 plan_again(
                     folder,
@@ -146,6 +153,29 @@ def _new(given: Vote) -> Path:
         folder.rmdir()
         raise
     return folder
+
+
+def _sample_base(folder: Path, given: Vote, config: Path, question: VoteQuestion) -> None:
+    """Two samples of a run file's base model for each of its prompts of training, so that votes
+    know nothing of the held-out ones."""
+    run = read_run(config)
+    check_plan(run)
+    prompts = run.prompts.read("train")
+    if given.prompts is not None:
+        prompts = given_prompts([str(given.prompts)], run.prompts.column)
+    policy = whole_at_evaluation(load_models(run, device_of(run)), run)
+    count = given.votes or VOTES_OF_A_RUN
+    steps = given.steps or run.evaluation_steps
+    kept = min(count, len(prompts))
+    rows = tuple(i * len(prompts) // kept for i in range(kept))
+    each = -(-count // kept)  # pairs of a prompt
+    trial = Trial(prompts, rows, 2 * each, steps, given.seed)
+    samples = draw_trial(policy, trial).samples
+    copies, name = SampleCopies(folder), f"the base model of {config.name}"
+    for media, prompt in zip(samples.media, samples.prompts, strict=True):
+        copies.add(media, prompt, name)
+    pairs = [(row, row + 1) for row in range(0, len(samples.prompts), 2)][:count]
+    plan_pairs(copies, "base", str(config), pairs, question)
 
 
 @dataclass(frozen=True)
@@ -191,7 +221,8 @@ def _sample_runs(folder: Path, given: Vote, question: VoteQuestion) -> None:
     source = " and ".join(str(each) for each in given.source)
     names = (sides[0].name, sides[1].name)
     pairs = list(zip(*rows, strict=True))
-    plan_sides(copies, "run" if len(models) == 1 else "runs", source, names, pairs, question)
+    kind = "run" if len(models) == 1 else "runs"
+    plan_pairs(copies, kind, source, pairs, question, names)
 
 
 def _arguments(given: Vote, run: Path) -> EvaluateArguments:

@@ -46,19 +46,21 @@ class SampleCopies:
         file = f"{SAMPLES}/{row:05d}.png"
         (self.folder / SAMPLES).mkdir(exist_ok=True)
         to_pil(media).save(self.folder / file, "PNG", compress_level=1)
-        self.planned.append(PlannedSample(file, prompt, origin, scores))
+        whole = prompt.encode("utf-8", "replace").decode()  # halves of a character have no code
+        self.planned.append(PlannedSample(file, whole, origin, scores))
         return row
 
 
-def plan_sides(
+def plan_pairs(
     copies: SampleCopies,
     kind: SourceKind,
     source: str,
-    sides: tuple[str, str],
     pairs: Sequence[tuple[int, int]],
     question: VoteQuestion,
+    sides: tuple[str, ...] = (),
 ) -> VotePlan:
-    """The plan of a comparison of two sides, whose samples are already copied."""
+    """Write the plan of votes on these pairs of copied samples; with `sides`, their a is a sample
+    of the first side."""
     turns = orders(len(pairs), question.raters, question.seed)
     plan = VotePlan(question.text, question.seed, kind, source, sides, copies.planned, pairs, turns)
     plan.write(copies.folder)
@@ -77,7 +79,7 @@ def plan_folder(
         raise UserError(
             f"vote: {source} has no two samples of one prompt: sample each prompt twice or more"
         )
-    return _plan_pairs(folder, items, pairs, "folder", source, question)
+    return _copied(folder, items, pairs, "folder", source, question)
 
 
 def plan_again(folder: Path, given: Preferences, source: str, question: VoteQuestion) -> VotePlan:
@@ -85,12 +87,10 @@ def plan_again(folder: Path, given: Preferences, source: str, question: VoteQues
     if given.texts:
         raise UserError(f"vote: {source} has texts, and the page shows images only")
     pairs = list(dict.fromkeys(zip(given.a.tolist(), given.b.tolist(), strict=True)))
-    return _plan_pairs(
-        folder, given.items, pairs[: question.votes], "preferences", source, question
-    )
+    return _copied(folder, given.items, pairs[: question.votes], "preferences", source, question)
 
 
-def _plan_pairs(
+def _copied(
     folder: Path,
     items: Sequence[Item],
     pairs: Sequence[tuple[int, int]],
@@ -110,7 +110,4 @@ def _plan_pairs(
         print(f"left out: {why}")
     if not whole:
         raise UserError(f"vote: no pair of {source} can be read")
-    turns = orders(len(whole), question.raters, question.seed)
-    plan = VotePlan(question.text, question.seed, kind, source, (), copies.planned, whole, turns)
-    plan.write(folder)
-    return plan
+    return plan_pairs(copies, kind, source, whole, question)

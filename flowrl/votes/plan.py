@@ -20,7 +20,7 @@ FORMAT = 1
 REPEATED = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second
 SHARED = 0.2  # part of the pairs that all of several raters see
-SourceKind = Literal["run", "runs", "folder", "preferences"]
+SourceKind = Literal["run", "runs", "base", "folder", "preferences"]
 
 
 class Turn(NamedTuple):
