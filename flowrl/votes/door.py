@@ -163,11 +163,13 @@ class DoorKeeper:
         host = headers.get(b"host", b"").decode("latin-1")
         if not allowed_host(host, self.bound):
             return "this page does not answer to this name: use the address that was printed"
-        origin = headers.get(b"origin")
-        if origin is not None and not _same_site(origin.decode("latin-1"), host):
+        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+        # without a referrer a form's origin is "null"; what the browser itself says of the site
+        # cannot be forged by another one
+        hidden = origin == b"null" and site == b"same-origin"
+        if origin is not None and not hidden and not _same_site(origin.decode("latin-1"), host):
             return "another site has sent this request"
-        site = headers.get(b"sec-fetch-site", b"none")
-        if scope["method"] not in ("GET", "HEAD") and site not in (b"same-origin", b"none"):
+        if scope["method"] not in ("GET", "HEAD") and site not in (None, b"same-origin", b"none"):
             return "another site has sent this request"
         return None
 

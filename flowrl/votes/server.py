@@ -216,6 +216,10 @@ def _add_pages(app: "FastAPI", room: VotingRoom) -> None:
 
         app.get(f"/{name}", name=name)(answer)
 
+    @app.get("/favicon.ico")
+    async def icon() -> Response:
+        return Response(status_code=204)
+
     static("vote.css", "text/css")
     static("vote.js", "text/javascript")
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy import optimize, special
+from scipy import optimize
 
 SIDE_SD = 1.0  # standard deviation of the prior of beta, in log-odds
 LOG_NU_SD = 3.0  # of log nu: weak, so that votes without a winner have a finite fit too
@@ -30,6 +30,19 @@ RANK_TOLERANCE = 1e-12  # of singular values, relative to the largest
 STEPS = 500  # of the trust region, which takes about ten
 
 Differences = Float[np.ndarray, "p d"]
+
+
+class _Basis(NamedTuple):
+    """x = inside basis^T, with orthonormal columns [d r] of the basis."""
+
+    inside: Float[np.ndarray, "p r"]
+    basis: Float[np.ndarray, "d r"]
+
+    @classmethod
+    def of(cls, x: Differences) -> "_Basis":
+        left, sizes, right = np.linalg.svd(x, full_matrices=False)
+        kept = sizes > RANK_TOLERANCE * (sizes[0] if len(sizes) else 0.0)
+        return cls(left[:, kept] * sizes[kept], right[kept].T)
 
 
 @dataclass(frozen=True)
@@ -75,21 +88,13 @@ class Votes:
     def sided(self) -> bool:
         return bool(self.side.any())
 
+    @cached_property
+    def spanned(self) -> _Basis:
+        """The span of the differences, in which fits at all ridges are made."""
+        return _Basis.of(self.x)
+
     def take(self, rows: Float[np.ndarray, " k"] | Sequence[int]) -> "Votes":
         return Votes(self.x[rows], self.won[rows], self.side[rows])
-
-
-class _Basis(NamedTuple):
-    """x = inside basis^T, with orthonormal columns [d r] of the basis."""
-
-    inside: Float[np.ndarray, "p r"]
-    basis: Float[np.ndarray, "d r"]
-
-    @classmethod
-    def of(cls, x: Differences) -> "_Basis":
-        left, sizes, right = np.linalg.svd(x, full_matrices=False)
-        kept = sizes > RANK_TOLERANCE * (sizes[0] if len(sizes) else 0.0)
-        return cls(left[:, kept] * sizes[kept], right[kept].T)
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ class VoteModel:
 
 def _log_verdicts(margin: Float[np.ndarray, " n"], log_nu: float) -> Float[np.ndarray, "n 3"]:
     three = np.stack([margin / 2, -margin / 2, np.full_like(margin, log_nu)], 1)
-    return three - special.logsumexp(three, axis=1, keepdims=True)
+    return three - np.logaddexp.reduce(three, axis=1, keepdims=True)
 
 
 def log_loss(model: VoteModel, votes: Votes) -> Float[np.ndarray, " p"]:
@@ -202,7 +207,7 @@ def fit_votes(votes: Votes, ridge: float, start: VoteModel | None = None) -> Vot
         raise ValueError("no vote to fit: all pairs were skipped, or none was voted on")
     if not (np.isfinite(ridge) and ridge > 0):
         raise ValueError(f"the ridge must be a positive number, not {ridge}")
-    inside, basis = _Basis.of(votes.x)
+    inside, basis = votes.spanned
     objective = _Objective(inside, votes, ridge)
     r, theta = basis.shape[1], np.zeros(len(objective.penalty))
     if start is not None:

@@ -117,6 +117,7 @@ async def test_only_names_that_are_ours_are_answered(room, host, bound, allowed)
     [
         {"origin": "http://evil.example"},
         {"origin": "null"},
+        {"origin": "null", "sec-fetch-site": "cross-site"},
         {"origin": "http://127.0.0.1:9999"},
         {"origin": "http://127.0.0.1:8300.evil.example"},
         {"origin": "http://[bad"},
@@ -131,6 +132,8 @@ async def test_another_site_can_send_nothing(room, headers):
         assert (await client.post("/vote", json=sent, headers=headers)).status_code == 403
         ours = {"origin": BASE, "sec-fetch-site": "same-origin"}
         assert (await client.post("/vote", json=sent, headers=ours)).status_code == 200
+        form = {"origin": "null", "sec-fetch-site": "same-origin"}  # of our page, without referrer
+        assert (await client.post("/vote", json=sent, headers=form)).status_code == 200
 
 
 async def test_a_form_of_another_site_is_no_vote_even_without_an_origin(room):

@@ -136,9 +136,9 @@ def test_a_damaged_line_inside_the_log_is_named_and_nothing_is_removed(tmp_path)
 def test_a_second_process_is_refused(tmp_path):
     plan = written_plan(tmp_path)
     second = VoteLog.opened(tmp_path, plan)
-    with VoteLog.opened(tmp_path, plan):
-        with pytest.raises(UserError, match="is open in another `flowrl vote`"), second:
-            pass
+    refused = pytest.raises(UserError, match="is open in another `flowrl vote`")
+    with VoteLog.opened(tmp_path, plan), refused, second:
+        pass
 
 
 def test_on_a_full_disk_the_vote_is_refused_and_the_log_stays_whole(tmp_path, monkeypatch):
