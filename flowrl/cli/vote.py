@@ -18,6 +18,7 @@ from flowrl.evaluation.folders import Where, find_items
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.evaluation.tables import SUFFIXES
 from flowrl.models.open import whole_at_evaluation
+from flowrl.pages.run_page import write_report
 from flowrl.paths import new_numbered, run_path
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.attempts import Attempts
@@ -35,7 +36,7 @@ from flowrl.votes.simulated import SimulatedPerson
 from rewards.types import Samples
 
 VOTES_OF_A_RUN = 120  # pairs, unless --votes says otherwise
-RUN_FILE = "run.yaml"
+RUN_FILE, RUN_VOTES = "run.yaml", "votes"
 
 
 @dataclass
@@ -56,8 +57,8 @@ class Vote:
     raters: Annotated[int, Field(ge=1, le=1000)] = 1
     """Number of people: each gets a link. A fifth of the pairs is shown to all of them."""
     results: bool = False
-    """Of a folder of votes: print what was found so far, and end. It is then marked as looked at
-    early."""
+    """Of a folder of votes: print what was found so far, and end. Before all votes are in, the
+    answer says that it was looked at early."""
     weights: str = "last"
     """Of a run: last, best, or a folder."""
     trust: bool | str = False
@@ -92,8 +93,8 @@ def ask_for_votes(given: Vote) -> tuple[Path, VoteAnswer]:
     if (first / PLAN).is_file():
         folder = _resumed(given, first)
         if given.results:
-            with_log = VoteLog.read(folder, VotePlan.read(folder))
-            return folder, _reported(folder, write_results(folder, with_log))
+            log = VoteLog.read(folder, VotePlan.read(folder))
+            return folder, _reported(folder, write_results(folder, log))
     elif given.results:
         raise UserError(f"vote: --results is for a folder of votes, and {first} is none")
     else:
@@ -102,6 +103,9 @@ def ask_for_votes(given: Vote) -> tuple[Path, VoteAnswer]:
     answer = serve_votes(
         folder, PageAddress(given.host, given.port), person=_person(given.person, given.seed)
     )
+    run = folder.parent.parent
+    if folder.parent.name == RUN_VOTES and (run / RUN_FILE).is_file():
+        write_report(run)
     return folder, _reported(folder, answer)
 
 
@@ -129,7 +133,7 @@ def _new(given: Vote) -> Path:
     table = first.suffix.lower() in SUFFIXES and first.is_file()
     if not table and config is None and not first.is_dir():
         raise UserError(f"vote: {first}: no such file or folder, and none of flowrl's runs")
-    parent, name = (first / "votes", "vote") if all(runs) else (Path(), "votes")
+    parent, name = (first / RUN_VOTES, "vote") if all(runs) else (Path(), "votes")
     folder = new_numbered(parent, name) if given.out is None else out_folder(given.out)
     question = VoteQuestion(given.question, given.votes, given.raters, given.seed)
     try:

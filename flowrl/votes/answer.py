@@ -214,7 +214,7 @@ def _sentences(found: VoteAnswer, plan: VotePlan) -> list[str]:
         own = (
             f"own consistency {c.value:.2f}, {_count(c.n, 'repeat')}, 95 % interval {c.low:.2f} to "
             f"{c.high:.2f}"
-            if c.low == c.low
+            if c.low < c.high  # a resample of few prompts may have no spread
             else f"own consistency {c.value:.2f}, {_count(c.n, 'repeat')}"
         )
     if not found.pairs:

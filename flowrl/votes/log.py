@@ -4,7 +4,6 @@
     {"event": "vote", "id": ..., "verdict": "left", "seconds": 2.1}
     {"event": "skip", "id": ..., "seconds": 9.0}
     {"event": "undo", "id": ...}                                 takes a vote or a skip back
-    {"event": "looked"}                                          the answer was read early
 
 A vote carries the id that the server gave its showing, so one that arrives twice, from a second
 tab or after a restart counts once. `at` is the wall clock, on which nothing depends.
@@ -15,7 +14,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +69,6 @@ class VoteLog:
 
     plan: VotePlan
     raters: dict[str, RaterVotes]
-    looked: bool = False
     _file: int = -1
     _size: int = 0
 
@@ -140,11 +138,6 @@ class VoteLog:
         self._append({"event": "undo", "id": showing, "rater": rater})
         return True
 
-    def look(self) -> None:
-        """Note that the answer was read before all votes were in."""
-        if not self.looked and not self.finished:
-            self._append({"event": "looked"})
-
     def done(self, rater: str) -> bool:
         return len(self.raters[rater].given) >= len(self.plan.turns[rater])
 
@@ -170,9 +163,6 @@ class VoteLog:
 
     def _apply(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
-        if kind == "looked":
-            self.looked = True
-            return
         own, showing = self.raters[event["rater"]], event["id"]
         if not isinstance(showing, str):
             raise ValueError("an id is a text")
@@ -208,8 +198,3 @@ def _lock(file: int, path: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-
-
-def votes_of(log: VoteLog) -> Sequence[tuple[str, GivenVote]]:
-    """All votes and skips with their raters."""
-    return [(rater, each) for rater, own in log.raters.items() for each in own.given]

@@ -47,9 +47,7 @@ def check_extra() -> None:
             raise UserError(f"vote: {library} is missing; pip install 'flowrl[serve]'")
 
 
-def serve_votes(
-    folder: Path, address: PageAddress, results: bool = False, person: Helper | None = None
-) -> VoteAnswer:
+def serve_votes(folder: Path, address: PageAddress, person: Helper | None = None) -> VoteAnswer:
     """Serve a folder of votes until every rater is done and has read what was found, or until
     Ctrl-C; return the answer of the votes that are in. `person` votes for every rater in a thread
     of this process, through the same door."""
@@ -58,7 +56,7 @@ def serve_votes(
     with VoteLog.opened(folder, plan) as log:
         if not log.finished:
             with address.opened() as listening:
-                _serve(folder, log, listening, address, results, person)
+                _serve(folder, log, listening, address, person)
         return write_results(folder, log)
 
 
@@ -67,7 +65,6 @@ def _serve(
     log: VoteLog,
     listening: socket.socket,
     address: PageAddress,
-    results: bool,
     person: Helper | None,
 ) -> None:
     import uvicorn
@@ -77,7 +74,7 @@ def _serve(
 
     port = listening.getsockname()[1]
     door = Door.of(folder, list(log.raters))
-    room = VotingRoom(folder, log, door, results)
+    room = VotingRoom(folder, log, door)
     links = {rater: f"{_url(address.host, port)}/?token={t}" for rater, t in door.tokens.items()}
     done = sum(len(own.given) for own in log.raters.values())
     total = sum(len(order) for order in log.plan.turns.values())

@@ -64,14 +64,12 @@ class SentUndo(BaseModel):
 class VotingRoom:
     """A running vote: its folder, log and door.
 
-    results  whether raters may read the answer before all are done
-    ended    set once every rater is done and has been shown the answer
+    ended  set once every rater is done and has been shown the answer
     """
 
     folder: Path
     log: VoteLog
     door: Door
-    results: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _farewell: set[str] = field(default_factory=set)
     _found: tuple[str, ...] | None = None
@@ -90,9 +88,6 @@ class VotingRoom:
         if showing is None:
             tree["found"] = self._answer(rater)
             tree["others"] = sum(not log.done(each) for each in log.raters)
-        elif self.results:
-            log.look()
-            tree["found"] = list(write_results(self.folder, log).sentences)
         return tree
 
     def _open(self, showing: str, turn: int, rater: str) -> Mapping[str, Any]:

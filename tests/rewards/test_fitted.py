@@ -63,7 +63,7 @@ def test_no_held_out_prompt_leaks_into_its_head():
     rows = VotedPairs(*(vars(pairs)[k] for k in ("features", "a", "b", "label", "side")),
                       [f"row {i}" for i in range(len(pairs.a))])  # fmt: skip
     leaked = (held_out_margins(rows, held_out_heads(rows)) > 0) == (pairs.label > 0.5)
-    assert leaked.mean() > 0.9, "the test can see a leak"
+    assert leaked.mean() > 0.8, "the test can see a leak"
 
 
 def test_a_head_has_the_same_bits_whatever_its_held_out_prompts_say():

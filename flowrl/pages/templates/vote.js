@@ -67,6 +67,7 @@ async function show(next) {
   at("pair").hidden = at("prompt").hidden = !open;
   at("left").textContent = open ? `${next.done + 1} of ${next.total}` : `${next.total} of ${next.total}`;
   at("end").hidden = Boolean(open);
+  document.body.classList.toggle("finished", !open);
   at("undo").disabled = !next.last;
   for (const button of document.querySelectorAll("[data-verdict]")) button.disabled = !open;
   const lines = next.found || (open ? [] : [`Your votes are in. What was found is shown once ${next.others} more ${next.others === 1 ? "rater is" : "raters are"} done.`]);
