@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,11 +130,14 @@ def fit_reward_to(given: FitReward) -> FittedReward:
         columns.rewards,
     )
     make_output_folder(given.out)
-    gallery = Gallery(preferences.items, given.frames)
-    cache = FeatureCache.of(given.out, columns, given.frames)
-    features = cache.read(gallery, given.chunk)
-    pairs = voted_pairs(preferences, features)
-    return _fitted(given, table, columns, pairs, consistency)
+    try:
+        gallery = Gallery(preferences.items, given.frames)
+        cache = FeatureCache.of(given.out, columns, given.frames)
+        pairs = voted_pairs(preferences, cache.read(gallery, given.chunk))
+        return _fitted(given, table, columns, pairs, consistency)
+    except BaseException:
+        shutil.rmtree(given.out, ignore_errors=True)  # it did not exist before
+        raise
 
 
 def feature_sources(words: Sequence[str]) -> tuple[FeatureSource, ...]:
