@@ -1,6 +1,7 @@
 """Preference data sets: human verdicts on pairs or rankings of samples, in several layouts.
 
 plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"
+plain_texts  prompt, a_text, b_text, label: the same, with texts as samples
 chosen       prompt, chosen, rejected: the first is better; also the binarized form of
              data-is-better-together/open-image-preferences-v1
 texts        the same, with texts or conversations: hh-rlhf (without a prompt), UltraFeedback. Known
@@ -76,6 +77,11 @@ def preference_label(cell: Any, place: str) -> float:
 
 def _plain(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
     return JudgedRow(row["prompt"], (row["a"], row["b"]), preference_label(row[dimension], place))
+
+
+def _plain_texts(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
+    answers = [_answer(row[side], f"{place}, {side}") for side in ("a_text", "b_text")]
+    return JudgedRow(row["prompt"], answers, preference_label(row[dimension], place))
 
 
 def _chosen(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow:
@@ -253,6 +259,7 @@ LAYOUTS = {
         ("prompt", "path_A", "path_B"), _sides("path_A", "path_B"), "Overall"
     ),
     "plain": PreferenceLayout(("prompt", "a", "b", "label"), _plain, "label"),
+    "plain_texts": PreferenceLayout(("prompt", "a_text", "b_text", "label"), _plain_texts, "label"),
     "chosen": PreferenceLayout(("prompt", "chosen", "rejected"), _chosen),
     "texts": PreferenceLayout(("prompt", "chosen", "rejected"), _texts),
     "ratings": PreferenceLayout(

@@ -30,6 +30,7 @@ TIE_MODES: tuple[Ties, ...] = ("half", "excluded", "calibrated")
 HEADLINE: Mapping[str, Ties] = {  # the others: excluded
     "pickapic": "half",
     "plain": "half",
+    "plain_texts": "half",
     "editreward_bench": "calibrated",
     "editreward_files": "calibrated",
 }
