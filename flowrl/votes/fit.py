@@ -59,6 +59,9 @@ class FitReward:
     FOLDER}'."""
     out: Path | None = None
     """A new folder for the reward."""
+    reuse: Path | None = None
+    """The folder of an earlier fit: features of the same pixels, prompts and models are taken from
+    it."""
     beside: tuple[str, ...] = ()
     """Rewards that are measured on the same votes."""
     layout: str | None = None
@@ -132,7 +135,7 @@ def fit_reward_to(given: FitReward) -> FittedReward:
     make_output_folder(given.out)
     try:
         gallery = Gallery(preferences.items, given.frames)
-        cache = FeatureCache.of(given.out, columns, given.frames)
+        cache = FeatureCache.of(given.out, given.reuse, columns, given.frames)
         pairs = voted_pairs(preferences, cache.read(gallery, given.chunk))
         return _fitted(given, table, columns, pairs, consistency)
     except BaseException:
@@ -182,8 +185,8 @@ def voted_pairs(p: Preferences, features: Float[np.ndarray, "n d"]) -> VotedPair
 
 @dataclass
 class FeatureCache:
-    """Features by pixels and prompt, kept in the folder of the reward. They are taken from there if
-    the models behind them and the reader of media are the same."""
+    """Features by pixels and prompt, kept in the folder of the reward. A later fit can take them
+    from there if the models behind them and the reader of media are the same."""
 
     path: Path
     columns: FeatureColumns
@@ -191,17 +194,22 @@ class FeatureCache:
     kept: dict[str, Float[np.ndarray, " d"]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, folder: Path, columns: FeatureColumns, frames: int) -> "FeatureCache":
+    def of(
+        cls, folder: Path, earlier: Path | None, columns: FeatureColumns, frames: int
+    ) -> "FeatureCache":
         sources = [[each.name, dict(each.settings), each.digest] for each in columns.sources]
         stamp = hashlib.sha256(json.dumps([READER, frames, sources]).encode()).hexdigest()
-        path = folder / FEATURES
         kept: dict[str, Any] = {}
-        if path.is_file():
+        if earlier is not None:
             try:
-                kept = {k: v for k, v in load_file(path).items() if k.startswith(stamp[:16])}
-            except (OSError, SafetensorError):
-                kept = {}
-        return cls(path, columns, stamp, kept)
+                stored = load_file(earlier / FEATURES)
+            except (OSError, SafetensorError) as error:
+                raise UserError(
+                    f"--reuse: {earlier / FEATURES} cannot be read ({error}): leave --reuse out"
+                ) from error
+            kept = {name: row for name, row in stored.items() if name.startswith(stamp[:16])}
+            print(f"{len(kept)} of {len(stored)} stored features are of these models")
+        return cls(folder / FEATURES, columns, stamp, kept)
 
     def read(self, gallery: Gallery, chunk: int) -> Float[np.ndarray, "n d"]:
         """Features of all samples; NaN where a sample cannot be read. UserError if none can."""

@@ -11,6 +11,7 @@ from flowrl.pages.run_folder import RunFolder
 from flowrl.paths import CONFIGS_FOLDER
 from flowrl.votes.log import VoteLog
 from flowrl.votes.plan import VotePlan
+from rewards.fitted.scoring import FeatureColumns
 from rewards.perception.media import to_pil
 from tests.support import runs
 from tests.support.warm import small
@@ -60,7 +61,15 @@ def test_from_a_folder_of_images_to_a_reward(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "fitted to 36 votes on pairs of 12 prompts" in said
     assert "on prompts that it has not seen it agrees with people on" in said
-    assert "whether more votes would help" in said or "votes" in said
+    more = ("--features", CLIP, "--robust", "0", "--reuse", "taste", "--out", "second")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FeatureColumns, "of", None)  # nothing is computed again for the fit
+        patch.setattr("flowrl.votes.fit.report_rewards", lambda *_: None)
+        assert runs.flowrl("fit-reward", "votes", *more) == 0
+    assert (
+        Path("second/head.safetensors").read_bytes() == Path("taste/head.safetensors").read_bytes()
+    )
+    capsys.readouterr()
     page = Path("taste/evaluation/evaluation.html").read_text()
     assert "taste, held-out prompts" in page and "brightness" in page
     found = json.loads(Path("taste/evaluation/evaluation.json").read_text())
