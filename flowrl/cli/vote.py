@@ -29,7 +29,7 @@ from flowrl.settings.command_line.arguments import AtLeastOne, EvaluateArguments
 from flowrl.settings.read import check_plan, read_run
 from flowrl.votes.answer import VoteAnswer, write_results
 from flowrl.votes.collect import SampleCopies, VoteQuestion, plan_again, plan_folder, plan_pairs
-from flowrl.votes.log import VoteLog
+from flowrl.votes.log import VoteLog, forget_rater
 from flowrl.votes.plan import PLAN, VotePlan
 from flowrl.votes.serve import Helper, PageAddress, check_extra, serve_votes
 from flowrl.votes.simulated import SimulatedPerson
@@ -59,6 +59,8 @@ class Vote:
     results: bool = False
     """Of a folder of votes: print what was found so far, and end. Before all votes are in, the
     answer says that it was looked at early."""
+    forget: str | None = None
+    """Of a folder of votes: delete all that is kept of a rater, such as rater-2, and end."""
     weights: str = "last"
     """Of a run: last, best, or a folder."""
     trust: bool | str = False
@@ -92,11 +94,13 @@ def ask_for_votes(given: Vote) -> tuple[Path, VoteAnswer]:
     first = given.source[0]
     if (first / PLAN).is_file():
         folder = _resumed(given, first)
-        if given.results:
+        if given.results or given.forget is not None:
+            if given.forget is not None:
+                forget_rater(folder, given.forget)
             log = VoteLog.read(folder, VotePlan.read(folder))
             return folder, _reported(folder, write_results(folder, log))
-    elif given.results:
-        raise UserError(f"vote: --results is for a folder of votes, and {first} is none")
+    elif given.results or given.forget is not None:
+        raise UserError(f"vote: --results and --forget need a folder of votes, and {first} is none")
     else:
         check_extra()  # before anything is sampled
         folder = _new(given)

@@ -16,11 +16,12 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from flowrl.errors import UserError
+from flowrl.pages.records import write_whole
 from flowrl.session.atomic import NO_LOCKS, to_disk
 from flowrl.votes.plan import VotePlan
 
@@ -198,3 +199,22 @@ def _lock(file: int, path: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
+
+
+def forget_rater(folder: Path, rater: str) -> VotePlan:
+    """Delete all that is kept of a rater: events, and turns in the plan, which is returned.
+    UserError for an unknown rater, and for the only one."""
+    plan = VotePlan.read(folder)
+    if rater not in plan.turns:
+        raise UserError(f"vote: there is no {rater!r:.50}; the raters are {', '.join(plan.turns)}")
+    if len(plan.turns) == 1:
+        raise UserError(f"vote: {rater} is the only rater: remove {folder} instead")
+    with VoteLog.opened(folder, plan):
+        lines = (folder / EVENTS).read_text().splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line)["rater"] != rater]
+        # the events first: a rater without events is one who has not begun
+        write_whole(folder / EVENTS, "".join(kept))
+        turns = {name: order for name, order in plan.turns.items() if name != rater}
+        plan = replace(plan, turns=turns)
+        plan.write(folder)
+    return plan

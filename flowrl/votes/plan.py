@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from flowrl.errors import UserError
+from flowrl.pages.records import write_whole
 
 PLAN = "plan.json"
 FORMAT = 1
@@ -68,7 +69,7 @@ class VotePlan:
 
     def write(self, folder: Path) -> None:
         tree = {"format": FORMAT, **asdict(self)}
-        (folder / PLAN).write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+        write_whole(folder / PLAN, json.dumps(tree, indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> "VotePlan":

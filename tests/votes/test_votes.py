@@ -18,7 +18,7 @@ from flowrl.votes.answer import (
     table_rows,
     write_results,
 )
-from flowrl.votes.log import EVENTS, Refused, VoteLog
+from flowrl.votes.log import EVENTS, Refused, VoteLog, forget_rater
 from flowrl.votes.plan import LEAST_GAP, VotePlan, orders, pairs_within
 from tests.support.voting import log_lines, written_plan
 
@@ -261,3 +261,21 @@ def test_alpha_of_raters_does_not_depend_on_which_sample_is_a(tmp_path):
     same = [v._replace(label=1.0 if v.pair % 2 else 0.0) for v in votes(np.zeros(40, bool))]
     agreed = alpha_of(same, plan)
     assert agreed is not None and agreed[0].value == pytest.approx(1.0)
+
+
+def test_a_rater_is_forgotten_with_all_votes_and_the_rest_stays(tmp_path):
+    plan = written_plan(tmp_path, pairs=20, raters=3)
+    with VoteLog.opened(tmp_path, plan) as log:
+        for rater in plan.turns:
+            voted(log, rater)
+        kept = [vote for vote in pair_votes(log) if vote.rater != "rater-2"]
+    left = forget_rater(tmp_path, "rater-2")
+    assert list(left.turns) == ["rater-1", "rater-3"] and left == VotePlan.read(tmp_path)
+    log = VoteLog.read(tmp_path, left)
+    assert pair_votes(log) == kept and log.finished
+    assert "rater-2" not in (tmp_path / EVENTS).read_text() + (tmp_path / "plan.json").read_text()
+    with pytest.raises(UserError, match="there is no 'rater-2'; the raters are rater-1, rater-3"):
+        forget_rater(tmp_path, "rater-2")
+    forget_rater(tmp_path, "rater-1")
+    with pytest.raises(UserError, match="rater-3 is the only rater"):
+        forget_rater(tmp_path, "rater-3")
