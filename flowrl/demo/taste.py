@@ -11,7 +11,7 @@ from rewards.catalogue.shapes import BACKGROUND
 from rewards.types import Samples
 
 FAR = 0.25  # distance of a colour from the background's above which a pixel is part of an object
-TEMPERATURE = 0.008  # of the person, in shares of the image
+TEMPERATURE = 0.015  # of the person, in shares of the image
 
 
 def covered(image: Tensor) -> float:

@@ -119,7 +119,7 @@ def _numbers(texts: Sequence[str]) -> Int[np.ndarray, " n"]:
 
 @dataclass(frozen=True)
 class VoteAnswer:
-    """What votes say.
+    """The result of votes.
 
     preferred    share of the first side, ties half; None for a plan without sides
     consistency  share of repeated pairs with the same verdict, of all raters

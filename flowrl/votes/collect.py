@@ -19,7 +19,7 @@ MOST_PAIRS = 200  # of a folder, unless --votes says otherwise
 
 @dataclass(frozen=True)
 class VoteQuestion:
-    """How votes are asked for: the question, the number of pairs (None: the source's own), the
+    """The way to ask for votes: the question, the number of pairs (None: the source's own), the
     number of raters, and the seed of pairs, order and sides."""
 
     text: str

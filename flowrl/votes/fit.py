@@ -31,7 +31,7 @@ from rewards.catalogue.fitted import feature_settings, load_columns
 from rewards.fitted.folder import FeatureSource, FittedFolder, prompt_hash, weights_digest
 from rewards.fitted.heads import (
     CURVE,
-    Head,
+    LinearHead,
     VotedPairs,
     choose_ridge,
     held_out_heads,
@@ -40,9 +40,9 @@ from rewards.fitted.heads import (
 from rewards.fitted.scoring import FeatureColumns, HeldOutScores
 from rewards.perception.files import READER
 
-FEATURES = "features.safetensors"
+STORED_FEATURES = "features.safetensors"
 LEVEL, DRAWS = 0.95, 2000
-LITTLE = 0.02  # of accuracy: a gain that is called little
+LITTLE_GAIN = 0.02  # of accuracy: a gain that is called little
 
 
 @dataclass
@@ -158,7 +158,7 @@ def feature_sources(words: Sequence[str]) -> tuple[FeatureSource, ...]:
 
 def _table(votes: Path) -> tuple[Path, str]:
     """The table of votes, and a sentence about the raters' consistency, if it is known. For a
-    folder of votes the table is written anew from its log."""
+    folder of votes the table is written again from its log."""
     folder = votes if votes.is_dir() else votes.parent
     if not (folder / EVENTS).is_file() or (votes.is_file() and votes.name != "votes.jsonl"):
         return votes, ""
@@ -202,14 +202,14 @@ class FeatureCache:
         kept: dict[str, Any] = {}
         if earlier is not None:
             try:
-                stored = load_file(earlier / FEATURES)
+                stored = load_file(earlier / STORED_FEATURES)
             except (OSError, SafetensorError) as error:
                 raise UserError(
-                    f"--reuse: {earlier / FEATURES} cannot be read ({error}): leave --reuse out"
+                    f"--reuse: {earlier / STORED_FEATURES} cannot be read ({error}): leave it out"
                 ) from error
             kept = {name: row for name, row in stored.items() if name.startswith(stamp[:16])}
             print(f"{len(kept)} of {len(stored)} stored features are of these models")
-        return cls(folder / FEATURES, columns, stamp, kept)
+        return cls(folder / STORED_FEATURES, columns, stamp, kept)
 
     def read(self, gallery: Gallery, chunk: int) -> Float[np.ndarray, "n d"]:
         """Features of all samples; NaN where a sample cannot be read. UserError if none can."""
@@ -272,7 +272,7 @@ def _fitted(
     """Fit, measure, and write the folder with its page."""
     assert given.out is not None
     choice = choose_ridge(pairs)
-    head = Head.fit(pairs, choice.ridge)
+    head = LinearHead.fit(pairs, choice.ridge)
     prompts = sorted(set(pairs.prompts))
     several = len(pairs.folds) > 1
     curve = learning_curve(pairs) if several else ()
@@ -344,7 +344,7 @@ def gain_of_doubling(pairs: VotedPairs) -> MeanInterval:
     return resamples.estimate(_credits(pairs, 1.0) - _credits(pairs, 0.5), cluster)
 
 
-def _fit_sentence(pairs: VotedPairs, head: Head) -> str:
+def _fit_sentence(pairs: VotedPairs, head: LinearHead) -> str:
     ties = int((pairs.label == 0.5).sum())
     text = (
         f"fitted to {len(pairs.a)} votes on pairs of {len(set(pairs.prompts))} prompts, {ties} of "
@@ -376,7 +376,7 @@ def _trust_sentences(
 
 
 def more_votes_sentence(gain: MeanInterval) -> str:
-    """What the learning curve says about more votes, or that it cannot be told."""
+    """A sentence on what the learning curve says about more votes, or that it cannot be known."""
     interval = f"95 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
     if gain.low != gain.low:
         return "whether more votes would help cannot be seen from so few prompts"
@@ -385,7 +385,7 @@ def more_votes_sentence(gain: MeanInterval) -> str:
             f"doubling the votes has raised it by {100 * gain.value:.1f} points ({interval}): more "
             "votes should help"
         )
-    if gain.high < LITTLE:
+    if gain.high < LITTLE_GAIN:
         return (
             f"doubling the votes has changed it by {100 * gain.value:+.1f} points ({interval}): "
             "more votes of this kind add little"

@@ -26,28 +26,28 @@ from flowrl.session.atomic import NO_LOCKS, to_disk
 from flowrl.votes.plan import VotePlan
 
 EVENTS = "events.jsonl"
-Verdict = Literal["left", "right", "equal", "both_bad"]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+GivenVerdict = Literal["left", "right", "equal", "both_bad"]
+VERDICTS: tuple[GivenVerdict, ...] = get_args(GivenVerdict)
 SKIP = "skip"
-LONGEST = 86_400.0  # seconds of a vote; longer ones are a page that was left open
+LONGEST_VOTE = 86_400.0  # seconds of a vote; longer ones are a page that was left open
 
 
-class Refused(Exception):
+class NotShown(Exception):
     """A vote that does not belong to what is shown; the page asks for the present pair."""
 
 
 class GivenVote(NamedTuple):
-    """What a rater said at a turn; `verdict` is None for a skip."""
+    """A rater's answer at a turn; `verdict` is None for a skip."""
 
     id: str
     turn: int
-    verdict: Verdict | None
+    verdict: GivenVerdict | None
     seconds: float
 
 
 @dataclass
 class RaterVotes:
-    """What one rater has said, and what is on their page.
+    """The answers of one rater, and what is on their page.
 
     given   of the turns so far, in order
     shown   every id that was given out for this rater, with its turn
@@ -75,7 +75,7 @@ class VoteLog:
 
     @classmethod
     def read(cls, folder: Path, plan: VotePlan) -> "VoteLog":
-        """What a log says, without changing it. UserError for a line that is no event, unless it is
+        """Read a log without changing it. UserError for a line that is no event, unless it is
         the last and has no end: such a line was never answered for."""
         log = cls(plan, {rater: RaterVotes() for rater in plan.turns})
         path = folder / EVENTS
@@ -84,7 +84,7 @@ class VoteLog:
         for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
             try:
                 log._apply(json.loads(line))
-            except (ValueError, LookupError, TypeError, Refused) as error:
+            except (ValueError, LookupError, TypeError, NotShown) as error:
                 raise UserError(f"{path}, line {number}: not an event of these votes") from error
         log._size = len(whole) + 1 if whole else 0
         return log
@@ -116,26 +116,27 @@ class VoteLog:
             self._append({"event": "shown", "id": showing, "rater": rater, "turn": turn})
         return own.open
 
-    def vote(self, rater: str, showing: str, verdict: Verdict | None, seconds: float) -> bool:
-        """Record a verdict, or a skip if it is None; False if this showing already has one. Refused
-        for an id that is not on the rater's page."""
+    def vote(self, rater: str, showing: str, verdict: GivenVerdict | None, seconds: float) -> bool:
+        """Record a verdict, or a skip if it is None; False if this showing already has one.
+        NotShown for an id that is not on the rater's page."""
         own = self.raters[rater]
         if own.has_given(showing):
             return False
         if showing != own.open:
-            raise Refused("this pair is no longer shown")
+            raise NotShown("this pair is no longer shown")
         said: dict[str, Any] = {"event": "vote", "verdict": verdict} if verdict else {"event": SKIP}
-        seconds = round(min(max(seconds, 0.0), LONGEST), 3)
+        seconds = round(min(max(seconds, 0.0), LONGEST_VOTE), 3)
         self._append({**said, "id": showing, "seconds": seconds, "rater": rater})
         return True
 
     def undo(self, rater: str, showing: str) -> bool:
-        """Take the rater's last vote or skip back; False if it has been. Refused for another id."""
+        """Take the rater's last vote or skip back; False if it has been. NotShown for another
+        id."""
         own = self.raters[rater]
         if showing in own.undone:
             return False
         if not own.given or own.given[-1].id != showing:
-            raise Refused("only the last vote can be undone")
+            raise NotShown("only the last vote can be undone")
         self._append({"event": "undo", "id": showing, "rater": rater})
         return True
 
@@ -173,7 +174,7 @@ class VoteLog:
             own.shown[showing], own.open = len(own.given), showing
         elif kind in ("vote", SKIP):
             if showing != own.open:
-                raise Refused("not what was shown")
+                raise NotShown("not what was shown")
             verdict = event["verdict"] if kind == "vote" else None
             if verdict is not None and verdict not in VERDICTS:
                 raise ValueError("an unknown verdict")
@@ -181,7 +182,7 @@ class VoteLog:
             own.open = None
         elif kind == "undo":
             if own.given[-1].id != showing:
-                raise Refused("not the last vote")
+                raise NotShown("not the last vote")
             own.given.pop()
             own.undone.add(showing)
             own.open = None

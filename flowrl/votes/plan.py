@@ -17,14 +17,14 @@ from flowrl.errors import UserError
 from flowrl.pages.records import write_whole
 
 PLAN = "plan.json"
-FORMAT = 1
+PLAN_FORMAT = 1
 REPEATED = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second
 SHARED = 0.2  # part of the pairs that all of several raters see
 SourceKind = Literal["run", "runs", "base", "folder", "preferences"]
 
 
-class Turn(NamedTuple):
+class Showing(NamedTuple):
     """One showing in a rater's order: a pair, whether its a is on the left, and whether it is the
     pair's second showing."""
 
@@ -65,10 +65,10 @@ class VotePlan:
     sides: tuple[str, ...]
     samples: Sequence[PlannedSample]
     pairs: Sequence[tuple[int, int]]
-    turns: Mapping[str, Sequence[Turn]]
+    turns: Mapping[str, Sequence[Showing]]
 
     def write(self, folder: Path) -> None:
-        tree = {"format": FORMAT, **asdict(self)}
+        tree = {"format": PLAN_FORMAT, **asdict(self)}
         write_whole(folder / PLAN, json.dumps(tree, indent=1) + "\n")
 
     @classmethod
@@ -86,12 +86,12 @@ class VotePlan:
 
     @classmethod
     def _of(cls, tree: Any) -> "VotePlan":
-        if tree["format"] != FORMAT:
-            raise ValueError(f"format {tree['format']}, not {FORMAT}")
+        if tree["format"] != PLAN_FORMAT:
+            raise ValueError(f"format {tree['format']}, not {PLAN_FORMAT}")
         samples = [PlannedSample(**each) for each in tree["samples"]]
         pairs = [(int(a), int(b)) for a, b in tree["pairs"]]
         turns = {
-            str(rater): [Turn(int(p), bool(left), bool(again)) for p, left, again in order]
+            str(rater): [Showing(int(p), bool(left), bool(again)) for p, left, again in order]
             for rater, order in tree["turns"].items()
         }
         inside = all(0 <= row < len(samples) for pair in pairs for row in pair)
@@ -107,7 +107,7 @@ class VotePlan:
         return self.samples[self.pairs[pair][0]].prompt
 
 
-def orders(pairs: int, raters: int, seed: int) -> dict[str, list[Turn]]:
+def orders(pairs: int, raters: int, seed: int) -> dict[str, list[Showing]]:
     """The turns of each rater, `rater-1` and so on.
 
     One rater sees all pairs. Of several, all see a fifth of the pairs, and each of the other pairs
@@ -123,16 +123,16 @@ def orders(pairs: int, raters: int, seed: int) -> dict[str, list[Turn]]:
     return found
 
 
-def _order(pairs: Sequence[int], rng: np.random.Generator) -> list[Turn]:
+def _order(pairs: Sequence[int], rng: np.random.Generator) -> list[Showing]:
     """All pairs, and one in ten a second time with sides changed, at least `LEAST_GAP` pairs
     later."""
     count = len(pairs)
     left = rng.random(count) < 0.5
-    placed = [(float(i), Turn(pair, bool(left[i]), False)) for i, pair in enumerate(pairs)]
+    placed = [(float(i), Showing(pair, bool(left[i]), False)) for i, pair in enumerate(pairs)]
     early = rng.permutation(max(0, count - LEAST_GAP + 1))[: count // REPEATED]
     for i in sorted(early.tolist()):
         after = rng.integers(i + LEAST_GAP - 1, count) + 0.5
-        placed.append((float(after), Turn(pairs[i], not left[i], True)))
+        placed.append((float(after), Showing(pairs[i], not left[i], True)))
     return [turn for _, turn in sorted(placed, key=lambda each: each[0])]
 
 

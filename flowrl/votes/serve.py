@@ -19,7 +19,7 @@ Helper = Callable[[str], None]  # a simulated person, who votes at an address
 
 @dataclass(frozen=True)
 class PageAddress:
-    """Where the page listens. Port 0 is any free one."""
+    """The address that the page listens on. Port 0 is any free one."""
 
     host: str = "127.0.0.1"
     port: int = 8300
@@ -139,7 +139,7 @@ def _print_links(links: dict[str, str], host: str, port: int) -> None:
     )
     if not is_loopback(host):
         print(
-            "warning: votes and links are sent without TLS, so whoever sees the network sees them; "
+            "warning: votes and links are sent without TLS, and can be read in the network; "
             f"leave --host out and use a tunnel instead: ssh -L {port}:127.0.0.1:{port} "
             f"{socket.gethostname()}"
         )

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from flowrl.pages.stack import from_template
 from flowrl.votes.answer import write_results
 from flowrl.votes.door import KEPT_SECONDS, Door, DoorKeeper
-from flowrl.votes.log import LONGEST, SKIP, Refused, VoteLog
+from flowrl.votes.log import LONGEST_VOTE, SKIP, NotShown, VoteLog
 from rewards.serving.batching import ServerLimits
 from rewards.serving.server import RequestGate
 
@@ -49,7 +49,7 @@ class SentVote(BaseModel):
 
     id: Id
     verdict: Literal["left", "right", "equal", "both_bad", "skip"]
-    seconds: Annotated[float, Field(ge=0, le=LONGEST, allow_inf_nan=False)] = 0.0
+    seconds: Annotated[float, Field(ge=0, le=LONGEST_VOTE, allow_inf_nan=False)] = 0.0
 
 
 class SentUndo(BaseModel):
@@ -75,7 +75,7 @@ class VotingRoom:
     _found: tuple[str, ...] | None = None
 
     def state(self, rater: str) -> dict[str, Any]:
-        """What the rater's page shows now. Nothing in it depends on which sample is which."""
+        """The content of the rater's page now. Nothing in it depends on which sample is which."""
         log, own = self.log, self.log.raters[rater]
         showing = log.show(rater)
         tree: dict[str, Any] = {
@@ -262,7 +262,7 @@ def _add_votes(app: "FastAPI", room: VotingRoom) -> None:
                 return JSONResponse({"detail": "not a vote"}, 422)
             try:
                 act(rater, sent)
-            except Refused as error:
+            except NotShown as error:
                 return JSONResponse({"detail": str(error)}, 409)
             except OSError as error:
                 return _full(error)

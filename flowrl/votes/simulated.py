@@ -34,7 +34,7 @@ class SimulatedPerson:
     taste: HiddenTaste
     temperature: float
     lapses: float = 0.02
-    equal: float = 0.1
+    equal: float = 0.2
     seed: int = 0
 
     def __call__(self, link: str) -> None:

@@ -27,7 +27,7 @@ from scipy import optimize
 SIDE_SD = 1.0  # standard deviation of the prior of beta, in log-odds
 LOG_NU_SD = 3.0  # of log nu: weak, so that votes without a winner have a finite fit too
 RANK_TOLERANCE = 1e-12  # of singular values, relative to the largest
-STEPS = 500  # of the trust region, which takes about ten
+MOST_STEPS = 500  # of the trust region, which takes about ten
 
 Differences = Float[np.ndarray, "p d"]
 
@@ -215,7 +215,7 @@ def fit_votes(votes: Votes, ridge: float, start: VoteModel | None = None) -> Vot
     if len(theta):
         theta = optimize.minimize(
             objective.value, theta, jac=objective.gradient, hess=objective.hessian,
-            method="trust-exact", options={"gtol": 1e-8, "maxiter": STEPS},
+            method="trust-exact", options={"gtol": 1e-8, "maxiter": MOST_STEPS},
         ).x  # fmt: skip
         theta = _polished(objective, theta)
     beta = float(theta[r]) if votes.sided else 0.0

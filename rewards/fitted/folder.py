@@ -24,14 +24,14 @@ from safetensors.numpy import save as tensors_of
 from torch import Tensor, nn
 
 from rewards.fitted.davidson import VoteModel
-from rewards.fitted.heads import Head
+from rewards.fitted.heads import LinearHead
 from rewards.perception.files import READER
 from rewards.types import Reward, parts_of
 
-FORMAT = 1
+FITTED_FORMAT = 1
 RECORD, HEAD, CARD = "fitted.yaml", "head.safetensors", "README.md"
 MOST_RECORD, MOST_HEAD = 2**24, 2**28  # bytes
-SHAPES = {"centre": 1, "scale": 1, "weight": 1, "basis": 2, "spread": 2}  # dimensions
+ARRAYS = {"centre": 1, "scale": 1, "weight": 1, "basis": 2, "spread": 2}  # dimensions
 _PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -80,7 +80,7 @@ class FittedFolder:
     """
 
     sources: Sequence[FeatureSource]
-    head: Head
+    head: LinearHead
     seen: frozenset[str] = frozenset()
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -93,7 +93,7 @@ class FittedFolder:
         }  # fmt: skip
         data = tensors_of({k: np.ascontiguousarray(v, np.float64) for k, v in arrays.items()})
         record = {
-            "format": FORMAT,
+            "format": FITTED_FORMAT,
             "features": [
                 {"name": each.name, "settings": dict(each.settings), "digest": each.digest}
                 for each in self.sources
@@ -135,7 +135,9 @@ class FittedFolder:
         model = VoteModel(arrays["weight"], beta, log_nu, ridge, arrays["basis"], arrays["spread"])
         known = {"format", "features", "reader", "head", "seen"}
         about = {name: value for name, value in record.items() if name not in known}
-        return cls(sources, Head(arrays["centre"], arrays["scale"], model), frozenset(seen), about)
+        return cls(
+            sources, LinearHead(arrays["centre"], arrays["scale"], model), frozenset(seen), about
+        )
 
     @property
     def digest(self) -> str:
@@ -169,8 +171,8 @@ def _record(path: Path) -> dict[str, Any]:
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: not readable ({' '.join(str(error).split())[:200]})") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise ValueError(f"{path}: not the record of a fitted reward in format {FORMAT}")
+    if not isinstance(record, dict) or record.get("format") != FITTED_FORMAT:
+        raise ValueError(f"{path}: not the record of a fitted reward in format {FITTED_FORMAT}")
     return record
 
 
@@ -194,7 +196,7 @@ def _arrays(path: Path, digest: str) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: not readable ({' '.join(str(error).split())[:200]})") from error
     if hashlib.sha256(data).hexdigest() != digest:
         raise ValueError(f"{path}: its digest is not the one in {RECORD}: the folder was changed")
-    for name, dimensions in SHAPES.items():
+    for name, dimensions in ARRAYS.items():
         array = arrays.get(name)
         if array is None or array.ndim != dimensions or array.dtype != np.float64:
             raise ValueError(f"{path}: {name} is missing, or has another shape or type")

@@ -19,7 +19,7 @@ FOLDS = 5
 RIDGES = tuple(float(x) for x in 10.0 ** np.arange(5, -2.25, -0.5))  # from strong to weak
 CURVE = (0.25, 0.5, 0.75)  # parts of the training prompts on the learning curve, besides all
 
-Rows = Int[np.ndarray, " k"]
+PairRows = Int[np.ndarray, " k"]
 
 
 def prompt_number(prompt: str) -> int:
@@ -44,14 +44,14 @@ class VotedPairs:
     """
 
     features: Float[np.ndarray, "n d"]
-    a: Rows
-    b: Rows
+    a: PairRows
+    b: PairRows
     label: Float[np.ndarray, " p"]
     side: Float[np.ndarray, " p"]
     prompts: Sequence[str]
 
     @cached_property
-    def fold(self) -> Rows:
+    def fold(self) -> PairRows:
         return np.array([prompt_fold(prompt) for prompt in self.prompts], dtype=int)
 
     @property
@@ -68,7 +68,7 @@ class VotedPairs:
 
 
 @dataclass(frozen=True)
-class Head:
+class LinearHead:
     """A score of features: ((features - centre) / scale) weight.
 
     centre, scale  [d] mean and standard deviation of the samples that were voted on
@@ -80,7 +80,7 @@ class Head:
     model: VoteModel
 
     @classmethod
-    def fit(cls, pairs: VotedPairs, ridge: float) -> "Head":
+    def fit(cls, pairs: VotedPairs, ridge: float) -> "LinearHead":
         """Fit to these votes. ValueError for none."""
         if not len(pairs.a):
             raise ValueError("no vote to fit: all pairs were skipped, or none was voted on")
@@ -121,13 +121,13 @@ def _votes(pairs: VotedPairs, scale: Float[np.ndarray, " d"]) -> Votes:
     return Votes.of(difference, pairs.label, pairs.side)
 
 
-def _path(pairs: VotedPairs, ridges: Sequence[float]) -> Iterator[Head]:
+def _path(pairs: VotedPairs, ridges: Sequence[float]) -> Iterator[LinearHead]:
     """Heads for ridges from strong to weak, each fit beginning at the one before."""
     centre, scale = _standard(pairs)
     votes, model = _votes(pairs, scale), None
     for ridge in ridges:
         model = fit_votes(votes, ridge, model)
-        yield Head(centre, scale, model)
+        yield LinearHead(centre, scale, model)
 
 
 class RidgeChoice(NamedTuple):
@@ -155,7 +155,7 @@ def choose_ridge(pairs: VotedPairs, ridges: Sequence[float] = RIDGES) -> RidgeCh
     return RidgeChoice(ridges[int(np.argmin(losses))], tuple(losses.tolist()))
 
 
-def held_out_heads(pairs: VotedPairs, part: float = 1.0) -> Mapping[int, Head]:
+def held_out_heads(pairs: VotedPairs, part: float = 1.0) -> Mapping[int, LinearHead]:
     """For each fold a head that has not seen its prompts: the ridge is chosen, and the head fitted,
     on the other folds. With `part` below 1, it is fitted on that part of their prompts, in the
     order of their hashes, at the ridge of all. ValueError for prompts of a single fold."""
@@ -167,7 +167,7 @@ def held_out_heads(pairs: VotedPairs, part: float = 1.0) -> Mapping[int, Head]:
     for fold in pairs.folds:
         others = pairs.where(pairs.fold != fold)
         ridge = choose_ridge(others).ridge
-        heads[fold] = Head.fit(_some_prompts(others, part), ridge)
+        heads[fold] = LinearHead.fit(_some_prompts(others, part), ridge)
     return heads
 
 
@@ -177,7 +177,7 @@ def _some_prompts(pairs: VotedPairs, part: float) -> VotedPairs:
     return pairs.where(np.array([prompt in kept for prompt in pairs.prompts]))
 
 
-def held_out_margins(pairs: VotedPairs, heads: Mapping[int, Head]) -> Float[np.ndarray, " p"]:
+def held_out_margins(pairs: VotedPairs, heads: Mapping[int, LinearHead]) -> Float[np.ndarray, " p"]:
     """Score of a minus score of b by the head that has not seen the pair's prompt."""
     margin = np.empty(len(pairs.a))
     for fold in pairs.folds:

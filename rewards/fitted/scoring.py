@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.fitted.folder import FeatureSource, FittedFolder, prompt_hash
-from rewards.fitted.heads import Head, prompt_fold
+from rewards.fitted.heads import LinearHead, prompt_fold
 from rewards.perception.features import (
     GradedFeatured,
     features_of,
@@ -105,7 +105,7 @@ class HeldOutScores:
     one prompt have one head, so their scores can be compared."""
 
     columns: FeatureColumns
-    heads: Mapping[int, Head]
+    heads: Mapping[int, LinearHead]
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         expect(samples, "fitted", "image", "video")

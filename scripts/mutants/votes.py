@@ -24,7 +24,7 @@ ROWS = (
      f"{FITTED}::test_a_head_has_the_same_bits_whatever_its_held_out_prompts_say"),
     ("votes-group-mean", HEADS, "return self.model.deviation(x - mean[place])", "return self.model.deviation(x)",
      f"{FITTED}::test_deviations_are_of_the_difference_to_the_mean_of_the_group"),
-    ("votes-same-side", PLAN, "Turn(pairs[i], not left[i], True)", "Turn(pairs[i], bool(left[i]), True)",
+    ("votes-same-side", PLAN, "Showing(pairs[i], not left[i], True)", "Showing(pairs[i], bool(left[i]), True)",
      f"{VOTES}::test_one_pair_in_ten_is_asked_again_with_sides_changed_and_late"),
     ("votes-side", ANSWER, 'float((given.verdict == "left") == a_left)', 'float(given.verdict == "left")',
      f"{VOTES}::test_the_answer_says_what_people_prefer_with_interval_and_consistency"),

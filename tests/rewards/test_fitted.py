@@ -16,7 +16,7 @@ from rewards.fitted.folder import FeatureSource, FittedFolder, prompt_hash, weig
 from rewards.fitted.heads import (
     FOLDS,
     RIDGES,
-    Head,
+    LinearHead,
     VotedPairs,
     choose_ridge,
     held_out_heads,
@@ -93,7 +93,7 @@ def test_the_ridge_is_weak_for_a_taste_and_strong_for_noise():
 def test_votes_of_one_prompt_have_a_fit_but_nothing_to_hold_out():
     pairs = pairs_of(prompts=1, each=5)
     assert choose_ridge(pairs) == (6.0, ())
-    head = Head.fit(pairs, choose_ridge(pairs).ridge)
+    head = LinearHead.fit(pairs, choose_ridge(pairs).ridge)
     assert np.isfinite(head.scores(pairs.features)).all()
     with pytest.raises(ValueError, match="vote on more prompts"):
         held_out_heads(pairs)
@@ -102,20 +102,20 @@ def test_votes_of_one_prompt_have_a_fit_but_nothing_to_hold_out():
 def test_no_vote_is_a_sentence():
     pairs = pairs_of()
     with pytest.raises(ValueError, match="all pairs were skipped"):
-        Head.fit(pairs.where(np.zeros(len(pairs.a), bool)), 1.0)
+        LinearHead.fit(pairs.where(np.zeros(len(pairs.a), bool)), 1.0)
 
 
 def test_scores_are_centred_on_the_voted_samples_and_features_without_spread_are_left_out():
     pairs = pairs_of()
     pairs.features[:, 3] = 7.0
-    head = Head.fit(pairs, 1.0)
+    head = LinearHead.fit(pairs, 1.0)
     assert abs(head.scores(pairs.features).mean()) < 1e-12
     assert head.scale[3] == 1.0 and abs(head.model.weight[3]) < 1e-12
 
 
 def test_deviations_are_of_the_difference_to_the_mean_of_the_group():
     pairs = pairs_of()
-    head = Head.fit(pairs, 1.0)
+    head = LinearHead.fit(pairs, 1.0)
     x = head.scaled(pairs.features[:5])
     group = np.array([0, 0, 0, 1, 1])
     wanted = np.concatenate([x[:3] - x[:3].mean(0), x[3:] - x[3:].mean(0)])
@@ -139,7 +139,7 @@ def taste(tmp_path_factory):
     a, b = np.arange(0, len(media), 2), np.arange(1, len(media), 2)
     label = (red[a] > red[b]).astype(float)
     pairs = VotedPairs(columns.of(samples), a, b, label, np.zeros(len(a)), prompts)
-    head = Head.fit(pairs, choose_ridge(pairs).ridge)
+    head = LinearHead.fit(pairs, choose_ridge(pairs).ridge)
     source = FeatureSource("clip", CLIP, weights_digest(columns.rewards[0]))
     folder = tmp_path_factory.mktemp("taste")
     seen = frozenset(prompt_hash(prompt) for prompt in prompts)

@@ -22,6 +22,7 @@ from flowrl.votes.door import Door
 from flowrl.votes.log import VoteLog
 from flowrl.votes.serve import PageAddress, serve_votes
 from flowrl.votes.server import VotingRoom, create_vote_app
+from tests.support.disks import mounted
 from tests.support.voting import log_lines, written_plan
 
 KILLS = 50

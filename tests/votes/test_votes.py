@@ -18,7 +18,7 @@ from flowrl.votes.answer import (
     table_rows,
     write_results,
 )
-from flowrl.votes.log import EVENTS, Refused, VoteLog, forget_rater
+from flowrl.votes.log import EVENTS, NotShown, VoteLog, forget_rater
 from flowrl.votes.plan import LEAST_GAP, VotePlan, orders, pairs_within
 from tests.support.voting import log_lines, written_plan
 
@@ -86,16 +86,16 @@ def test_a_vote_that_arrives_twice_counts_once_and_an_old_one_is_refused(tmp_pat
         assert log.show("rater-1") == first, "a reload shows the same id"
         assert log.vote("rater-1", first, "left", 1.0)
         assert not log.vote("rater-1", first, "right", 1.0)
-        with pytest.raises(Refused):
+        with pytest.raises(NotShown):
             log.vote("rater-1", "0" * 24, "left", 1.0)
         second = log.show("rater-1")
         assert log.vote("rater-1", second, None, 1.0)
         assert log.undo("rater-1", second) and not log.undo("rater-1", second)
-        with pytest.raises(Refused):
+        with pytest.raises(NotShown):
             log.vote("rater-1", second, "left", 1.0)  # sent late, after the undo
         third = log.show("rater-1")
         assert third != second and log.raters["rater-1"].shown[third] == 1
-        with pytest.raises(Refused):
+        with pytest.raises(NotShown):
             log.undo("rater-1", third)
     read = VoteLog.read(tmp_path, plan)
     assert [(g.id, g.verdict) for g in read.raters["rater-1"].given] == [(first, "left")]
