@@ -138,10 +138,9 @@ def test_a_full_disk_loses_nothing_and_the_votes_go_on_when_there_is_room(tmp_pa
             first = log.show("rater-1")
             assert log.vote("rater-1", first, "left", 1.0)
             ballast, showing = disk / "ballast", log.show("rater-1")
-            with ballast.open("wb") as file, contextlib.suppress(OSError):
+            with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
                 while True:
                     file.write(b"x" * 512)
-                    file.flush()
             refused = 0
             for _ in range(300):  # what is left of the log's last page still takes some lines
                 try:
