@@ -14,22 +14,27 @@ signatures), and `my_rewards.py` is a file with `load`. A judge is a function
 that imports a file and for the check of rights before that.
 """
 
-import difflib
 import importlib
 import importlib.util
 import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
-
-from rewards.checks.settings import call_with, function_parameters, settings_of
+from rewards.checks.settings import (
+    best_guess,
+    call_with,
+    check_names,
+    function_parameters,
+    settings_of,
+    value_of_type,
+)
+from rewards.checks.settings import own_settings as own_settings
 from rewards.checks.winnable import KnowsWinnable
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
@@ -45,10 +50,6 @@ from rewards.user_function import (
 )
 
 REWARD_FOLDERS = [str(Path(__file__).parent / "catalogue")]
-NAMES_ELSEWHERE = {  # names elsewhere, without separators
-    "hpsv2": "hps", "hpsv21": "hps", "hpsscore": "hps", "clipscore": "clip", "pick": "pickscore",
-    "aestheticscore": "aesthetic", "vlm": "judge", "compressibility": "jpeg",
-}  # fmt: skip
 MAKERS = ("load", "judge")  # functions of a reward's file
 Want = Literal["load", "judge"]
 _OWN_NAME = re.compile(r"([^\x00-\x1f\x7f]+\.py)(?::([^\W\d]\w*))?")
@@ -119,12 +120,12 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
     for setting in settings:
         if setting in refused and setting not in parameters:
             raise ValueError(f"{place}: {setting}: {refused[setting]}")
-    _check_names(place, parameters, settings)
+    check_names(place, parameters, settings)
     for setting, inner in settings.items():
         annotation = parameters[setting].annotation
         kind = _nested(annotation)
         if kind is None:
-            _fitted(f"{place}: {setting}", inner, annotation)
+            value_of_type(f"{place}: {setting}", inner, annotation)
             continue
         at = f"{place}: {setting}"
         for spec in _specs(at, _unnamed(at, inner, annotation), kind):
@@ -169,32 +170,6 @@ def user_function_of(name: str) -> Callable[..., Any]:
     if own is None or own.function is None:
         raise ValueError(f"{name!r} names no function; write FILE.py:FUNCTION")
     return vars(_found(name)[0])[own.function]
-
-
-def own_settings(
-    place: str, function: Callable[..., Any], settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Settings of a user's function or class, converted by its annotations.
-
-    ValueError, which begins with `place`, for an unknown, missing or unsuitable setting.
-    """
-    parameters = function_parameters(function)
-    _check_names(place, parameters, settings)
-    return {
-        name: _fitted(f"{place}: {name}", value, parameters[name].annotation)
-        for name, value in settings.items()
-    }
-
-
-def _check_names(
-    place: str, parameters: Mapping[str, inspect.Parameter], settings: Mapping[str, Any]
-) -> None:
-    for setting in settings:
-        if setting not in parameters:
-            raise ValueError(f"{place} has no setting {setting!r}" + _guess(setting, parameters))
-    for setting, parameter in parameters.items():
-        if parameter.default is parameter.empty and setting not in settings:
-            raise ValueError(f"{place} needs the setting {setting!r}")
 
 
 def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
@@ -255,12 +230,12 @@ def _found(name: str) -> tuple[ModuleType, str | None]:
                 if function is None
                 else f"function or class {function!r}"
             )
-            raise ValueError(f"{path} has no {what}" + _guess(function or "", here))
+            raise ValueError(f"{path} has no {what}" + best_guess(function or "", here))
         return module, function
     if name in names():
         return importlib.import_module(f"rewards.catalogue.{name}"), None
     last = name.rpartition(":")[2].strip() or "FUNCTION"
-    guess = f"; your own is named FILE.py:{last}" if ":" in name else _guess(name, names())
+    guess = f"; your own is named FILE.py:{last}" if ":" in name else best_guess(name, names())
     raise ValueError(f"there is no reward {name!r}{guess}")
 
 
@@ -442,7 +417,7 @@ def _spec(one: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 def _built(place: str, value: Any, annotation: Any) -> Any:
     kind = _nested(annotation)
     if kind is None:
-        return _fitted(place, value, annotation)
+        return value_of_type(place, value, annotation)
     if value is None or callable(value):
         own: Any = value
         return ByScore(own) if kind is Judge and _is_reward(value) else own
@@ -459,32 +434,3 @@ def _is_reward(given: Callable[..., Any] | None) -> bool:
         return False
     required = [p for p in function_parameters(given).values() if p.default is p.empty]
     return len(required) == 1
-
-
-def _fitted(place: str, value: Any, annotation: Any) -> Any:
-    """Convert the value to the annotation (1 to 1.0, a text to a path). ValueError if that fails.
-
-    Without an annotation, or with one that cannot be checked, the value stays as it is.
-    """
-    if annotation is inspect.Parameter.empty:
-        return value
-    try:
-        return TypeAdapter(annotation).validate_python(value)
-    except PydanticSchemaGenerationError:
-        return value
-    except ValidationError as error:
-        first = error.errors()[0]
-        wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        wanted = f"a number {wanted}" if wanted.startswith(("greater", "less")) else wanted
-        raise ValueError(f"{place}: expected {wanted}, not {first['input']!r}") from error
-
-
-def _guess(wrong: str, known: Iterable[str]) -> str:
-    known = list(known)
-    letters = re.sub(r"[\W_]", "", wrong.lower())
-    close = [name for name in known if name.replace("_", "") == letters]
-    close = close or [name for name in known if name == NAMES_ELSEWHERE.get(letters)]
-    close = close or difflib.get_close_matches(wrong, known, 1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; choose one of {', '.join(known)}" if known else "; there are none"

@@ -14,7 +14,11 @@ from flowrl.api.trained import Best as Best
 from flowrl.api.trained import TrainedRun as TrainedRun
 from flowrl.api.training import recipe as recipe
 from flowrl.api.training import train as train
+from flowrl.api.voting import CollectedVotes as CollectedVotes
+from flowrl.api.voting import fit_reward as fit_reward
+from flowrl.api.voting import vote as vote
 from flowrl.errors import Stopped as Stopped
 from flowrl.errors import UserError as UserError
 from flowrl.session.live import Callback as Callback
 from flowrl.session.live import Event as Event
+from flowrl.votes.fit import FittedReward as FittedReward

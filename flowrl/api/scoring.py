@@ -57,7 +57,7 @@ def evaluate_rewards(
         "judges": tuple(json.dumps(one) for one in judges),
         "out": out,
     }
-    given = _checked(EvaluateRewards, values, options, place)
+    given = checked_arguments(EvaluateRewards, values, options, place)
     with untouched():
         folder = report_rewards(given, read.objects)
     return RewardEvaluation(folder, json.loads((folder / "evaluation.json").read_text()))
@@ -83,7 +83,7 @@ def serve_reward(
     objects = list(read.objects.items())
     name = objects[0][0] if objects else json.dumps(read.specs[0])
     values = {"reward": name, "port": port, "host": host, "token": token}
-    given = _checked(Serve, values, options, place)
+    given = checked_arguments(Serve, values, options, place)
     if objects and given.judge:
         raise UserError(f"{place}: judge is only for rewards given by name: leave it out")
     with untouched():
@@ -94,7 +94,9 @@ def _is_object(spec: Mapping[str, Any], read: GivenRewards) -> bool:
     return spec.get("label") in read.objects
 
 
-def _checked(kind: type[T], values: Mapping[str, Any], options: Mapping[str, Any], at: str) -> T:
+def checked_arguments(
+    kind: type[T], values: Mapping[str, Any], options: Mapping[str, Any], at: str
+) -> T:
     """The arguments of a command. UserError for an unknown option or a value of another type."""
     known = [name for name in kind.__dataclass_fields__ if name not in values]  # type: ignore[attr-defined]
     if unknown := [name for name in options if name not in known]:

@@ -105,6 +105,20 @@ COMMANDS = {
         "flowrl serve-reward '{name: shapes, kind: strict}' --port 8100",
         "flowrl.cli.serve:Serve",
     ),
+    "vote": Command(
+        "flowrl.cli.commands:vote_command",
+        "RUN | RUN RUN | FOLDER | TABLE",
+        "let people compare samples on a page, blind: a run with its base, two runs, a folder",
+        'flowrl vote runs/demo-0001 --question "Which one looks better?"',
+        "flowrl.cli.vote:Vote",
+    ),
+    "fit-reward": Command(
+        "flowrl.cli.commands:fit_reward_command",
+        "VOTES --features clip --out FOLDER",
+        "fit a reward to votes, and measure it on prompts that it has not seen",
+        "flowrl fit-reward votes-0001/votes.jsonl --features clip --out taste",
+        "flowrl.votes.fit:FitReward",
+    ),
     "score": Command(
         "flowrl.cli.commands:score_command",
         "FOLDER --rewards A B",

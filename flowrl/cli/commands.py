@@ -276,6 +276,24 @@ def evaluate_rewards_command(arguments: list[str]) -> int:
     return 0
 
 
+def vote_command(arguments: list[str]) -> int:
+    """`vote SOURCE`."""
+    from flowrl.cli.vote import Vote, ask_for_votes
+
+    quiet()
+    ask_for_votes(parse_arguments(Vote, arguments, "vote"))
+    return 0
+
+
+def fit_reward_command(arguments: list[str]) -> int:
+    """`fit-reward VOTES`."""
+    from flowrl.votes.fit import FitReward, fit_reward_to
+
+    quiet()
+    fit_reward_to(parse_arguments(FitReward, arguments, "fit-reward"))
+    return 0
+
+
 def suites(arguments: list[str]) -> int:
     """`suites [NAME]`."""
     from flowrl.evaluation.suites import Suites, list_suites

@@ -1,5 +1,6 @@
 """Generate samples for prompts, with a run's weights or with an untrained model."""
 
+import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -128,7 +129,16 @@ def _save_each(page: Page, policy: Policy | RewrittenPolicy, out: Path) -> None:
     """Write a file per sample; for tensors also one file with their numbers."""
     if page.samples.kind == "tensor":
         np.save(out / "samples.npy", torch.as_tensor(page.samples.media).cpu().numpy())
-    replace(page, samples=shown_by(policy, page.samples)).save_each(out)
+    shown = replace(page, samples=shown_by(policy, page.samples))
+    shown.save_each(out)
+    if not shown.texts:  # so that `flowrl score` and `flowrl vote` know the prompts of the files
+        ending = "gif" if shown.moving else "png"
+        rows = [
+            {"file": f"{i:03d}.{ending}", "prompt": prompt}
+            for i, prompt in enumerate(shown.samples.prompts)
+        ]
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        (out / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def _scored(

@@ -1,6 +1,7 @@
 """Preference data sets: human verdicts on pairs or rankings of samples, in several layouts.
 
 plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"
+plain_texts  prompt, a_text, b_text, label: the same, with texts as samples
 chosen       prompt, chosen, rejected: the first is better; also the binarized form of
              data-is-better-together/open-image-preferences-v1
 texts        the same, with texts or conversations: hh-rlhf (without a prompt), UltraFeedback. Known
@@ -76,6 +77,11 @@ def preference_label(cell: Any, place: str) -> float:
 
 def _plain(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
     return JudgedRow(row["prompt"], (row["a"], row["b"]), preference_label(row[dimension], place))
+
+
+def _plain_texts(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
+    answers = [_answer(row[side], f"{place}, {side}") for side in ("a_text", "b_text")]
+    return JudgedRow(row["prompt"], answers, preference_label(row[dimension], place))
 
 
 def _chosen(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow:
@@ -253,6 +259,7 @@ LAYOUTS = {
         ("prompt", "path_A", "path_B"), _sides("path_A", "path_B"), "Overall"
     ),
     "plain": PreferenceLayout(("prompt", "a", "b", "label"), _plain, "label"),
+    "plain_texts": PreferenceLayout(("prompt", "a_text", "b_text", "label"), _plain_texts, "label"),
     "chosen": PreferenceLayout(("prompt", "chosen", "rejected"), _chosen),
     "texts": PreferenceLayout(("prompt", "chosen", "rejected"), _texts),
     "ratings": PreferenceLayout(
@@ -283,6 +290,7 @@ class Preferences:
     cluster: Int[np.ndarray, " p"]  # the prompt's number
     rank: Float[np.ndarray, " n"] | None  # 1 is best, if whole groups were ordered
     unlabelled: int = 0  # rows without a judgement
+    rows: tuple[Mapping[str, Any], ...] = ()  # [p] the file's row of each pair
 
     @property
     def texts(self) -> bool:
@@ -303,7 +311,7 @@ class Preferences:
 @dataclass
 class _Builder:
     items: list[Item] = field(default_factory=list)
-    pairs: list[tuple[int, int, float, str, int]] = field(default_factory=list)
+    pairs: list[tuple[int, int, float, str, int, Mapping[str, Any]]] = field(default_factory=list)
     ranks: list[float] = field(default_factory=list)
     prompts: dict[str, int] = field(default_factory=dict)
 
@@ -330,7 +338,7 @@ class _Builder:
         for i, j in combinations(range(len(rows)), 2):
             gap = judged.ranks[j] - judged.ranks[i] if judged.ranks else 0.0
             label = judged.label if judged.label is not None else (1 + np.sign(gap)) / 2
-            self.pairs.append((rows[i], rows[j], float(label), category, number))
+            self.pairs.append((rows[i], rows[j], float(label), category, number, meta))
 
     def finish(self, name: str, layout: str, unlabelled: int) -> Preferences:
         """Build the data set, with contiguous groups and each sample once."""
@@ -344,7 +352,7 @@ class _Builder:
         kept = sorted(first.values(), key=lambda i: (self.items[i].group, i))
         groups = {g: i for i, g in enumerate(dict.fromkeys(self.items[i].group for i in kept))}
         at = {i: place for place, i in enumerate(kept)}
-        a, b, label, category, cluster = zip(*self.pairs, strict=True)
+        a, b, label, category, cluster, given = zip(*self.pairs, strict=True)
         return Preferences(
             name=name,
             layout=layout,
@@ -356,6 +364,7 @@ class _Builder:
             cluster=np.array(cluster),
             rank=np.array(self.ranks)[kept] if self.ranks else None,
             unlabelled=unlabelled,
+            rows=tuple(given),
         )
 
 

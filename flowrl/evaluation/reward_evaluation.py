@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool
 
 from flowrl.errors import UserError
 from flowrl.evaluation.agreement import Resamples, Ties
@@ -37,6 +38,8 @@ from flowrl.paths import find, new_numbered
 from flowrl.settings import RewardSpec
 from flowrl.settings.command_line.arguments import Word
 from rewards import Judge, Reward
+from rewards.fitted.scoring import KnowsPrompts
+from rewards.types import parts_of
 
 
 @dataclass
@@ -92,9 +95,11 @@ class Measured:
     gallery: Gallery
 
 
-def measure_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) -> Measured:
+def measure_rewards(
+    given: EvaluateRewards, objects: Mapping[str, Reward] = {}, notes: Sequence[str] = ()
+) -> Measured:
     """Evaluate rewards, and write the JSON. `objects` are additional rewards by label, passed from
-    Python."""
+    Python; `notes` are sentences that come before those of the evaluation."""
     rewards = parse_specs(given.rewards, "--rewards")
     judges = parse_specs(given.judges, "--judges")
     _check(given, rewards, judges, objects)
@@ -127,7 +132,7 @@ def measure_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) 
     for sentence in gallery.refusals():
         print(sentence)
     tree["dataset"]["broken"] = gallery.broken
-    tree["sentences"] = sentences(tree)
+    tree["sentences"] = [*notes, *sentences(tree)]
     (out / "evaluation.json").write_text(json_text(plain(tree), indent=1) + "\n")
     return Measured(out, tree, outcomes, preferences, gallery)
 
@@ -194,7 +199,18 @@ def score_pairs(
         how = change(EDITS[edit], given.seed)
         scored[rows], _ = scores(f"{name}, {edit}", reward, gallery, rows, given.chunk, how)
         changed[edit] = scored
-    return RewardResult(name, score[p.a] - score[p.b], cost, seconds, score=score, changed=changed)
+    margin = score[p.a] - score[p.b]
+    return RewardResult(
+        name, margin, cost, seconds, score=score, changed=changed, seen=_seen(reward, p)
+    )
+
+
+def _seen(reward: Reward, p: Preferences) -> Bool[np.ndarray, " p"] | None:
+    """Pairs of prompts that a reward, or a member of it, was fitted to; None if it knows none."""
+    fits = list(parts_of(reward, KnowsPrompts))
+    if not fits:
+        return None
+    return np.array([any(fit.has_seen(p.items[row].prompt) for fit in fits) for row in p.a])
 
 
 def robust_rows(p: Preferences, most: int, seed: int) -> list[int]:

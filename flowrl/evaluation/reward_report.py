@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from flowrl.evaluation.agreement import (
     MeanInterval,
@@ -30,6 +30,7 @@ TIE_MODES: tuple[Ties, ...] = ("half", "excluded", "calibrated")
 HEADLINE: Mapping[str, Ties] = {  # the others: excluded
     "pickapic": "half",
     "plain": "half",
+    "plain_texts": "half",
     "editreward_bench": "calibrated",
     "editreward_files": "calibrated",
 }
@@ -48,6 +49,7 @@ class RewardResult:
     score: Float[np.ndarray, " n"] | None = None  # of a pointwise reward
     orders: tuple[Values, Values] | None = None  # of a judge: P(a), a first; P(b), b first
     changed: dict[str, Float[np.ndarray, " n"]] = field(default_factory=dict)  # by edit
+    seen: Bool[np.ndarray, " p"] | None = None  # pairs of prompts that it was fitted to
 
 
 def headline(preferences: Preferences, ties: Ties | None) -> Ties:
@@ -121,6 +123,12 @@ def _reward(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -
         pairs = ScoredPairs.of(p.a, p.b, p.label, p.cluster)
         moved = robustness(a.score, a.changed, pairs, tree["score"]["spread"], resamples)
         tree["robustness"] = {name: r._asdict() for name, r in moved.items()}
+    if a.seen is not None:
+        credit = credits(a.margin, p.label, ties, threshold if ties == "calibrated" else 0.0)
+        tree["seen"] = {
+            "pairs": int(a.seen.sum()),
+            "others": resamples.share(np.where(a.seen, np.nan, credit), p.cluster),
+        }
     if a.orders is not None:
         tree["position"] = position(*a.orders)._asdict()
         single = credits(a.orders[0] - 0.5, p.label, ties)
@@ -211,6 +219,7 @@ def sentences(tree: ReportTree) -> list[str]:
     for name in best:
         lines += _fooled(name, rewards[name])
         lines += _judged(name, rewards[name])
+        lines += _fitted_here(name, rewards[name], tree)
         missing = rewards[name]["unscored_pairs"]
         if missing:
             lines.append(f"{name} has no verdict on {missing} of {tree['dataset']['pairs']} pairs.")
@@ -290,6 +299,23 @@ def _judged(name: str, reward: ReportTree) -> list[str]:
             "average: do not interpret them as probabilities."
         )
     return lines
+
+
+def _fitted_here(name: str, reward: ReportTree, tree: ReportTree) -> list[str]:
+    """Mark pairs of prompts that a reward was fitted to."""
+    if not reward.get("seen") or not reward["seen"]["pairs"]:
+        return []
+    others: MeanInterval = reward["seen"]["others"]
+    rest = (
+        f"on the other {others.n} it agrees with people on {percent(others.value)} "
+        f"({between(others)})"
+        if others.n
+        else "there are no others"
+    )
+    return [
+        f"{name} was fitted to votes on the prompts of {reward['seen']['pairs']} of the "
+        f"{tree['dataset']['pairs']} pairs, where its accuracy is no test; {rest}."
+    ]
 
 
 def _alike(tree: ReportTree) -> list[str]:

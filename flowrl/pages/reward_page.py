@@ -31,10 +31,13 @@ JudgedImage = tuple[GivenImage, float, bool]  # its prompt, its score, people's 
 VaryingTable = tuple[list[str], list[list[Any]], list[tuple[str, Any]]]
 
 
-def report_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) -> Path:
+def report_rewards(
+    given: EvaluateRewards, objects: Mapping[str, Reward] = {}, notes: Sequence[str] = ()
+) -> Path:
     """Evaluate rewards and write a report; returns the folder with the page and the JSON.
-    `objects` are additional rewards by label, passed from Python."""
-    found = measure_rewards(given, objects)
+    `objects` are additional rewards by label, passed from Python; `notes` are sentences that come
+    first."""
+    found = measure_rewards(given, objects, notes)
     page = found.folder / "evaluation.html"
     write_whole(page, reward_page(found, given.examples, given.seed))
     print(table(found.tree))

@@ -28,6 +28,7 @@ from flowrl.settings.sections.recipe import RECIPE_SETTINGS
 
 EXPORTED = ("adapter", "pipeline", "model")  # weights that a run leaves at its end
 MetricLine = Mapping[str, float]
+MOST_ANSWERS, MOST_ANSWER_BYTES = 5, 2**20
 _PLAIN = TypeAdapter[Any](Any)
 
 
@@ -38,6 +39,7 @@ class RunFolder:
     settings  of run.yaml
     chosen    settings that differ from the defaults
     metrics   lines of metrics.jsonl, from the base model on
+    votes     what people said of its samples, in sentences
     """
 
     folder: Path
@@ -48,6 +50,7 @@ class RunFolder:
     trees: Sequence[TreeRecord] = field(default_factory=list[TreeRecord])
     starts: Sequence[LaunchRecord] = field(default_factory=list[LaunchRecord])
     alarms: Sequence[AlarmRecord] = field(default_factory=list[AlarmRecord])
+    votes: Sequence[str] = field(default_factory=list[str])
 
     @classmethod
     def read(cls, folder: Path) -> "RunFolder":
@@ -67,6 +70,7 @@ class RunFolder:
             read_trees(folder),
             read_starts(folder),
             read_alarms(folder),
+            list(_votes(folder)),
         )
 
     @property
@@ -150,6 +154,18 @@ def _metrics(path: Path) -> Iterator[MetricLine]:
             continue
         if isinstance(line, dict) and isinstance(line.get("iteration"), int):
             yield {name: float(value) for name, value in line.items() if _finite(value)}
+
+
+def _votes(folder: Path) -> Iterator[str]:
+    """Sentences of the answers in `votes/`, the newest first. Unreadable ones are left out."""
+    for path in sorted(folder.glob("votes/*/answer.json"), reverse=True)[:MOST_ANSWERS]:
+        try:
+            found = json.loads(path.read_bytes()[:MOST_ANSWER_BYTES])
+        except (OSError, ValueError, RecursionError):
+            continue
+        lines = found.get("sentences") if isinstance(found, dict) else None
+        if isinstance(lines, list):
+            yield from (f"{path.parent.name}: {line}" for line in lines if isinstance(line, str))
 
 
 def _finite(value: Any) -> bool:

@@ -61,7 +61,7 @@ def run_page(run: RunFolder) -> str:
         "title": f"{run.name}: report", "heading": run.name, "chips": [run.recipe, state(run)],
         "sections": [(anchor, title) for anchor, title, there in sections if there],
         "interactive": True, "run": run, "cards": list(_cards(run)),
-        "findings": [each for each in (*_sentences(run), unseen.no_judge) if each],
+        "findings": [e for e in (*_sentences(run), *run.votes, unseen.no_judge) if e],
         "rows": list(_rows(shown)), "shown": shown, "extremes": extremes[-1:],
         "charts": charts, "unseen": unseen.sentence if run.judges else "",
         "trees": trees[-1:] if len({each.tree.iteration for each in trees}) < 2 else trees,

@@ -15,7 +15,9 @@ from rewards.checks.proofs import PROOFS
 from rewards.perception.frames import AGGREGATES, OverFrames, frame_indices
 from rewards.types import Reward, Samples
 
-GRADED = tuple(sorted(["brightness", *(name for name, proof in PROOFS.items() if proof.gradient)]))
+GRADED = tuple(
+    sorted(["brightness", "fitted", *(name for name, proof in PROOFS.items() if proof.gradient)])
+)
 """Names of the rewards that offer a gradient."""
 
 

@@ -301,6 +301,19 @@ class Cosine:
         images = torch.cat([self.towers.graded(part) for part in media.split(self.batch)])
         return self._score(images, self._words(samples.prompts).to(images.device))
 
+    def features(self, samples: Samples) -> Float[Tensor, "n 2*e"]:
+        """An image's vector, and its product with its prompt's, entry by entry. A prompt's own
+        vector is the same for all of its samples, so it says nothing about a pair."""
+        images = in_batches(self.towers.images, pil_images(samples), self.batch)
+        return torch.cat([images, images * self._words(samples.prompts)], 1)
+
+    def graded_features(
+        self, media: Float[Tensor, "n 3 h w"], samples: Samples
+    ) -> Float[Tensor, "n 2*e"]:
+        images = torch.cat([self.towers.graded(part) for part in media.split(self.batch)])
+        words = self._words(samples.prompts).to(images.device)
+        return torch.cat([images, images * words], 1)
+
     def _words(self, texts: Sequence[str]) -> Float[Tensor, "n e"]:
         prompts = list(dict.fromkeys(texts))
         words = in_batches(self.towers.texts, prompts, self.batch)

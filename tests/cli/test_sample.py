@@ -41,6 +41,7 @@ def test_a_reward_that_reads_a_column_scores_the_prompts_of_the_files(run, tmp_p
         "000.png",
         "001.png",
         "grid.png",
+        "prompts.jsonl",
     }
 
 
@@ -50,7 +51,11 @@ def test_other_prompts_are_saved_and_unscored_with_the_reason(run, tmp_path, cap
     said = capsys.readouterr()
     assert "unscored: sided raised KeyError: 'side'" in said.err
     assert "not in the run's prompt files have no columns" in said.err
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"000.png", "grid.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "000.png",
+        "grid.png",
+        "prompts.jsonl",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +95,11 @@ def test_the_best_rewriting_is_the_best_of_as_many_samples(joint, tmp_path, caps
     gaps = [np.abs(image - pixels(one / "000.png")).max() for image in each]
     assert min(gaps) < 2.5 / 255 < max(gaps)  # rounding of a smaller call
     assert each[int(np.argmin(gaps))] is best
-    assert {path.name for path in one.iterdir()} == {"000.png", "grid.png"}
+    assert {path.name for path in one.iterdir()} == {
+        "000.png",
+        "grid.png",
+        "prompts.jsonl",
+    }
 
 
 def test_rewritings_without_a_score_are_said_to_be_the_first(joint, tmp_path, capsys):

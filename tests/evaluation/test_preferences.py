@@ -281,3 +281,17 @@ def test_a_table_whose_cells_have_no_column_of_their_own_is_refused(tmp_path, te
         rows_of(tmp_path / "t.CSV")
     (tmp_path / "t.TSV").write_text("prompt\tn\t\na\t1\t\n")
     assert rows_of(tmp_path / "t.TSV")[0] == [{"prompt": "a", "n": "1", "": ""}]
+
+
+def test_plain_pairs_may_be_texts(tmp_path):
+    rows = [
+        {"prompt": "say hi", "a_text": "hello there", "b_text": "no.png", "label": "a"},
+        {"prompt": "say hi", "a_text": "x", "b_text": "y", "label": 0.5},
+    ]
+    table = tmp_path / "texts.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = load_preferences(table, ReadOptions())
+    assert found.layout == "plain_texts" and found.texts
+    assert [item.source.text for item in found.items] == ["hello there", "no.png", "x", "y"]
+    assert found.label.tolist() == [1.0, 0.5]
+    assert [row["label"] for row in found.rows] == ["a", 0.5]

@@ -59,6 +59,7 @@ ELSEWHERE = {  # what needs weights, an engine, a server or prompts of its own
     *("deqa", "editscore", "soft_tifa", "unified_reward", "vqascore"),
     *("clip_flant5", "compbench", "dpg_bench", "mps", "unigenbench"),
     *("code_tests", "math_answer", "sequence_classifier"),
+    "fitted",  # tests/rewards/test_fitted.py
     "clap",  # tests/rewards/test_sound_rewards.py
     "vlm_yes_no",  # tests/rewards/test_vlm_yes_no.py
     "process_reward",  # tests/rewards/test_process_reward.py

@@ -1,0 +1,288 @@
+"""`flowrl vote`: people compare samples on a page: of a run and its base, of two runs, of a folder,
+or of a file of preferences."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from flowrl.cli.evaluate import evaluation_prompts, given_prompts
+from flowrl.cli.given_model import GivenModel, device_of, load_into
+from flowrl.cli.out_folder import out_folder, whole_or_empty
+from flowrl.demo.taste import TEMPERATURE, covered
+from flowrl.errors import UserError
+from flowrl.evaluation.folders import Where, find_items
+from flowrl.evaluation.preferences import ReadOptions, load_preferences
+from flowrl.evaluation.tables import SUFFIXES
+from flowrl.models.open import whole_at_evaluation
+from flowrl.pages.run_page import write_report
+from flowrl.paths import new_numbered, run_path
+from flowrl.prompts import PromptSet
+from flowrl.run.evaluate.attempts import Attempts
+from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
+from flowrl.session.learner import load_models
+from flowrl.session.session import load_rewards
+from flowrl.settings.command_line.arguments import AtLeastOne, EvaluateArguments, Word
+from flowrl.settings.read import check_plan, read_run
+from flowrl.votes.answer import VoteAnswer, write_results
+from flowrl.votes.collect import SampleCopies, VoteQuestion, plan_again, plan_folder, plan_pairs
+from flowrl.votes.log import VoteLog, forget_rater
+from flowrl.votes.plan import PLAN, VotePlan
+from flowrl.votes.serve import Helper, PageAddress, check_extra, serve_votes
+from flowrl.votes.simulated import SimulatedPerson
+from rewards.types import Samples
+
+VOTES_OF_A_RUN = 120  # pairs, unless --votes says otherwise
+RUN_FILE, RUN_VOTES = "run.yaml", "votes"
+
+
+@dataclass
+class Vote:
+    """Compare samples on a page, blind and one pair at a time: a run with its base, two runs, a
+    folder of images, the base model of a run file, or a file of preferences again. Writes
+    votes.jsonl, which fit-reward, evaluate-rewards and dpo read. A folder of votes is resumed where
+    it was left."""
+
+    source: Word[tuple[Path, ...]] = ()
+    """A run's folder, two of them, a run file (samples of its base model), a folder of images, a
+    table of preferences, or a folder of votes to resume."""
+    question: str = "Which one do you prefer?"
+    """The question above each pair."""
+    votes: AtLeastOne | None = None
+    """Number of pairs, fixed in advance: 120 of a run or a run file, at most 200 of a folder, or
+    all of a table if absent. One pair in ten is asked twice."""
+    raters: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Number of people: each gets a link. A fifth of the pairs is shown to all of them."""
+    results: bool = False
+    """Of a folder of votes: print what was found so far, and end. Before all votes are in, the
+    answer says that it was looked at early."""
+    forget: str | None = None
+    """Of a folder of votes: delete all that is kept of a rater, such as rater-2, and end."""
+    weights: str = "last"
+    """Of a run: last, best, or a folder."""
+    trust: bool | str = False
+    """Grant a folder that was not started here all that its run.yaml asks for, or the rights that
+    are named: --trust=code,network,variables,files,accounts. See SECURITY.md."""
+    prompts: Path | None = None
+    """Of a run: another prompt file than its held-out one. Of a folder: its table of prompts."""
+    prompts_from: Where = "auto"
+    """Of a folder: table, captions, metadata or names, as of `flowrl score`."""
+    steps: AtLeastOne | None = None
+    """Of a run: denoising steps; the evaluation's if absent."""
+    seed: int = 0
+    """Seed of the pairs, their order and their sides."""
+    host: str = "127.0.0.1"
+    """The address to listen on; other machines reach this one best by a tunnel of ssh."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8300
+    """The port; 0 is any free one."""
+    person: Literal["page", "simulated"] = "page"
+    """page: people, in a browser. simulated: a program with the hidden taste of the demo's world,
+    which errs as people do, for trials."""
+    out: Path | None = None
+    """A new or empty folder for the votes; RUN/votes/vote-0001 or votes-0001 if absent."""
+
+
+def ask_for_votes(given: Vote) -> tuple[Path, VoteAnswer]:
+    """Collect votes; returns the folder and the answer."""
+    if not given.source:
+        raise UserError("vote: give a run's folder, two of them, a folder of images or a table")
+    if not given.question.strip():
+        raise UserError("vote: --question is empty")
+    first = given.source[0]
+    if (first / PLAN).is_file():
+        folder = _resumed(given, first)
+        if given.results or given.forget is not None:
+            if given.forget is not None:
+                forget_rater(folder, given.forget)
+            log = VoteLog.read(folder, VotePlan.read(folder))
+            return folder, _reported(folder, write_results(folder, log))
+    elif given.results or given.forget is not None:
+        raise UserError(f"vote: --results and --forget need a folder of votes, and {first} is none")
+    else:
+        check_extra()  # before anything is sampled
+        folder = _new(given)
+    answer = serve_votes(
+        folder, PageAddress(given.host, given.port), person=_person(given.person, given.seed)
+    )
+    run = folder.parent.parent
+    if folder.parent.name == RUN_VOTES and (run / RUN_FILE).is_file():
+        write_report(run)
+    return folder, _reported(folder, answer)
+
+
+def _reported(folder: Path, answer: VoteAnswer) -> VoteAnswer:
+    print("\n".join(answer.sentences))
+    print(f"votes: {folder / 'votes.jsonl'}")
+    return answer
+
+
+def _resumed(given: Vote, folder: Path) -> Path:
+    """A folder of votes. UserError for options that would change its plan."""
+    if len(given.source) > 1 or given.out is not None or given.votes is not None:
+        raise UserError(
+            f"vote: {folder} is a folder of votes, whose number and order are fixed: give it alone"
+        )
+    return folder
+
+
+def _new(given: Vote) -> Path:
+    """A new folder of votes with its samples and its plan."""
+    first, runs = given.source[0], [(each / RUN_FILE).is_file() for each in given.source]
+    if len(given.source) > 2 or (len(given.source) == 2 and not all(runs)):
+        raise UserError("vote: two sources must be two runs; otherwise give one source")
+    config = None if first.is_dir() else run_path(str(first))
+    table = first.suffix.lower() in SUFFIXES and first.is_file()
+    if not table and config is None and not first.is_dir():
+        raise UserError(f"vote: {first}: no such file or folder, and none of flowrl's runs")
+    parent, name = (first / RUN_VOTES, "vote") if all(runs) else (Path(), "votes")
+    folder = new_numbered(parent, name) if given.out is None else out_folder(given.out)
+    question = VoteQuestion(given.question, given.votes, given.raters, given.seed)
+    try:
+        with whole_or_empty(folder):
+            if all(runs):
+                _sample_runs(folder, given, question)
+            elif config is not None and not table:
+                _sample_base(folder, given, config, question)
+            elif table:
+                plan_again(
+                    folder,
+                    load_preferences(first, ReadOptions(seed=given.seed)),
+                    str(first),
+                    question,
+                )
+            else:
+                items = find_items(first, given.prompts, given.prompts_from)
+                print(f"{len(items.items)} files; {items.origin}")
+                plan_folder(folder, items.items, str(first), question)
+    except BaseException:
+        folder.rmdir()
+        raise
+    return folder
+
+
+def _sample_base(folder: Path, given: Vote, config: Path, question: VoteQuestion) -> None:
+    """Two samples of a run file's base model for each of its prompts of training, so that votes
+    know nothing of the held-out ones."""
+    run = read_run(config)
+    check_plan(run)
+    prompts = run.prompts.read("train")
+    if given.prompts is not None:
+        prompts = given_prompts([str(given.prompts)], run.prompts.column)
+    policy = whole_at_evaluation(load_models(run, device_of(run)), run)
+    count = given.votes or VOTES_OF_A_RUN
+    steps = given.steps or run.evaluation_steps
+    kept = min(count, len(prompts))
+    rows = tuple(i * len(prompts) // kept for i in range(kept))
+    each = -(-count // kept)  # pairs of a prompt
+    trial = Trial(prompts, rows, 2 * each, steps, given.seed)
+    samples = draw_trial(policy, trial).samples
+    copies, name = SampleCopies(folder), f"the base model of {config.name}"
+    for media, prompt in zip(samples.media, samples.prompts, strict=True):
+        copies.add(media, prompt, name)
+    pairs = [(row, row + 1) for row in range(0, len(samples.prompts), 2)][:count]
+    plan_pairs(copies, "base", str(config), pairs, question)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side of a comparison: its samples, and the run's recorded scores of them by reward."""
+
+    name: str
+    samples: Samples
+    scores: Mapping[str, list[float | None]]
+
+
+def _sample_runs(folder: Path, given: Vote, question: VoteQuestion) -> None:
+    """Sample a run's base and trained weights, or the weights of two runs, for the same prompts and
+    from the evaluation's noise."""
+    asked = [_arguments(given, run) for run in given.source]
+    models = [GivenModel.of(each, (), "vote") for each in asked]
+    with models[0].limited() if given.prompts is None else nullcontext():
+        prompts = evaluation_prompts(models[0], asked[0], None)
+    trials = [_trial(model, given, prompts) for model in models]
+    if len(models) == 1:
+        sides = _before_and_after(models[0], trials[0])
+    else:
+        sides = [
+            _drawn(model, trial, given.source[i].resolve().name)
+            for i, (model, trial) in enumerate(zip(models, trials, strict=True))
+        ]
+    if sides[0].name == sides[1].name:
+        sides = [
+            _Side(f"{side.name} ({i + 1})", side.samples, side.scores)
+            for i, side in enumerate(sides)
+        ]
+    copies, rows = SampleCopies(folder), []
+    for side in sides:
+        names = list(side.scores)
+        rows.append(
+            [
+                copies.add(media, prompt, side.name, {name: side.scores[name][i] for name in names})
+                for i, (media, prompt) in enumerate(
+                    zip(side.samples.media, side.samples.prompts, strict=True)
+                )
+            ]
+        )
+    source = " and ".join(str(each) for each in given.source)
+    names = (sides[0].name, sides[1].name)
+    pairs = list(zip(*rows, strict=True))
+    kind = "run" if len(models) == 1 else "runs"
+    plan_pairs(copies, kind, source, pairs, question, names)
+
+
+def _arguments(given: Vote, run: Path) -> EvaluateArguments:
+    prompts = () if given.prompts is None else (str(given.prompts),)
+    return EvaluateArguments(
+        run=run, weights=given.weights, trust=given.trust, prompts=prompts, steps=given.steps
+    )
+
+
+def _trial(model: GivenModel, given: Vote, prompts: PromptSet) -> Trial:
+    e = model.run.evaluate
+    count = given.votes or VOTES_OF_A_RUN
+    steps = given.steps or model.run.evaluation_steps
+    return Trial.of(prompts, count, min(e.per_prompt, count), steps, e.seed)
+
+
+def _before_and_after(model: GivenModel, trial: Trial) -> list[_Side]:
+    """The trained weights' samples, and the base's."""
+    if model.weights is None:
+        raise UserError("vote: --weights base leaves nothing to compare: choose last or best")
+    loaded, policy = model.open()
+    base = draw_trial(policy, trial)
+    load_into(loaded, model.run, model.weights)
+    return [
+        _scored(model, "trained", draw_trial(policy, trial)),
+        _scored(model, "base", base),
+    ]
+
+
+def _drawn(model: GivenModel, trial: Trial, name: str) -> _Side:
+    loaded, policy = model.open()
+    load_into(loaded, model.run, model.weights)
+    return _scored(model, name, draw_trial(policy, trial))
+
+
+def _scored(model: GivenModel, name: str, drawn: TrialSamples) -> _Side:
+    """Samples with the scores of the run's evaluation rewards, as far as they may be opened."""
+    scores: dict[str, list[float | None]] = {}
+    if model.judges:
+        with model.limited():
+            rewards = load_rewards(model.judges)
+            found = score_trial(rewards, drawn, Attempts()).scores
+        for i, label in enumerate(found.names):
+            column = zip(found.values[:, i].tolist(), found.scored[:, i].tolist(), strict=True)
+            scores[label] = [value if known else None for value, known in column]
+    return _Side(name, drawn.samples, scores)
+
+
+def _person(kind: str, seed: int) -> Helper | None:
+    if kind == "page":
+        return None
+    print(
+        "a simulated person votes, by the hidden taste of the demo's world (flowrl/demo/taste.py)"
+    )
+    return SimulatedPerson(lambda image, _: covered(image), TEMPERATURE, seed=seed)

@@ -1,0 +1,304 @@
+"""The answer of votes: which side people prefer, how sure that is, and what rewards say of the same
+pairs. Also the table of votes, in the layout `plain` of `flowrl evaluate-rewards`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from flowrl.evaluation.agreement import MeanInterval, Resamples
+from flowrl.pages.records import write_whole
+from flowrl.votes.log import GivenVote, VoteLog
+from flowrl.votes.plan import VotePlan
+
+TABLE, ANSWER = "votes.jsonl", "answer.json"
+LEVEL, DRAWS = 0.95, 2000
+
+
+class PairVote(NamedTuple):
+    """A rater's vote on a pair.
+
+    label    1 for a, 0 for b, 1/2 for equal and for both bad
+    again    the label of the pair's second showing; None without one
+    """
+
+    rater: str
+    pair: int
+    label: float
+    both_bad: bool
+    seconds: float
+    a_left: bool
+    again: float | None
+
+
+def label_of(given: GivenVote, a_left: bool) -> float | None:
+    """P(a preferred) of a vote; None for a skip."""
+    if given.verdict is None:
+        return None
+    if given.verdict in ("equal", "both_bad"):
+        return 0.5
+    return float((given.verdict == "left") == a_left)
+
+
+def pair_votes(log: VoteLog) -> list[PairVote]:
+    """One vote per rater and pair: the first showing's, or the second's if the first was skipped.
+    Pairs that were only skipped are left out."""
+    found = []
+    for rater, own in log.raters.items():
+        said: dict[int, list[tuple[GivenVote, bool, float]]] = {}
+        for turn, given in zip(log.plan.turns[rater], own.given, strict=False):
+            label = label_of(given, turn.a_left)
+            if label is not None:
+                said.setdefault(turn.pair, []).append((given, turn.a_left, label))
+        for pair, ((given, a_left, label), *more) in said.items():
+            again = more[0][2] if more else None
+            bad = given.verdict == "both_bad"
+            found.append(PairVote(rater, pair, label, bad, given.seconds, a_left, again))
+    return found
+
+
+def krippendorff(
+    values: Float[np.ndarray, "u m"], weight: Float[np.ndarray, " u"] | None = None
+) -> float:
+    """Krippendorff's alpha of m raters on u units with the interval metric; NaN marks a missing
+    value, and units with fewer than two values do not count.
+
+    1 is agreement, 0 what chance gives (Krippendorff 2011, Computing Krippendorff's
+    Alpha-Reliability). `weight` counts each unit so often. NaN without a spread of values.
+    """
+    known = ~np.isnan(values)
+    count = known.sum(1)
+    kept = count >= 2
+    weight = (np.ones(len(values)) if weight is None else weight)[kept]
+    values, known, count = np.nan_to_num(values)[kept], known[kept], count[kept]
+    if not len(values):
+        return float("nan")
+    share = weight[:, None] * known
+    inside = 2 * (count * (values**2).sum(1) - values.sum(1) ** 2)  # over ordered pairs of values
+    total = float(share.sum())
+    mean_square = float((share * values**2).sum())
+    between = 2 * (total * mean_square - float((share * values).sum()) ** 2)
+    if between <= 0 or total < 2:
+        return float("nan")
+    observed = float((weight * inside / (count - 1)).sum()) / total
+    return 1 - observed / (between / (total * (total - 1)))
+
+
+def alpha_of(votes: Sequence[PairVote], plan: VotePlan) -> tuple[MeanInterval, int] | None:
+    """Alpha of several raters on the pairs that at least two voted on, with an interval over
+    prompts, and the number of these pairs; None without such pairs.
+
+    Votes are 1 for a, -1 for b and 0 for a tie. Which sample is a is arbitrary, so each pair counts
+    both ways.
+    """
+    raters = sorted({vote.rater for vote in votes})
+    rows: dict[int, Float[np.ndarray, " m"]] = {}
+    for vote in votes:
+        own = rows.setdefault(vote.pair, np.full(len(raters), np.nan))
+        own[raters.index(vote.rater)] = 2 * vote.label - 1
+    rows = {pair: own for pair, own in rows.items() if (~np.isnan(own)).sum() >= 2}
+    if not rows:
+        return None
+    values = np.array([*rows.values(), *(-own for own in rows.values())])
+    cluster = _numbers([plan.prompt_of(pair) for pair in rows])
+    resamples = Resamples.draw(int(cluster.max()) + 1, DRAWS, LEVEL, 0)
+    drawn = resamples.weights[:, np.tile(cluster, 2)].astype(float)
+    spread = np.array([krippendorff(values, weight) for weight in drawn])
+    low, high = resamples.interval(spread)
+    return MeanInterval(krippendorff(values), low, high, len(rows)), len(rows)
+
+
+def _numbers(texts: Sequence[str]) -> Int[np.ndarray, " n"]:
+    number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    return np.array([number[text] for text in texts], dtype=int)
+
+
+@dataclass(frozen=True)
+class VoteAnswer:
+    """The result of votes.
+
+    preferred    share of the first side, ties half; None for a plan without sides
+    consistency  share of repeated pairs with the same verdict, of all raters
+    alpha        Krippendorff's, if several raters voted on the same pairs
+    rewards      by name: share of the first side among the same pairs by the run's recorded
+                 scores, and the share of pairs where the reward agrees with people (ties half)
+    early        whether the answer was read before all votes were in
+    """
+
+    pairs: int
+    prompts: int
+    ties: int
+    both_bad: int
+    skipped: int
+    preferred: MeanInterval | None
+    consistency: MeanInterval
+    alpha: MeanInterval | None
+    rewards: Mapping[str, tuple[MeanInterval, MeanInterval]]
+    early: bool
+    sentences: tuple[str, ...]
+
+
+def answer_of(log: VoteLog) -> VoteAnswer:
+    """The answer of the votes so far."""
+    plan, votes = log.plan, pair_votes(log)
+    early = not log.finished
+    cluster = _numbers([plan.prompt_of(vote.pair) for vote in votes])
+    label = np.array([vote.label for vote in votes])
+    prompts = int(cluster.max()) + 1 if len(votes) else 0
+    resamples = Resamples.draw(max(prompts, 1), DRAWS, LEVEL, 0)
+    repeats = [
+        float("nan") if vote.again is None else float(vote.again == vote.label) for vote in votes
+    ]
+    alpha = alpha_of(votes, plan) if len(plan.turns) > 1 else None
+    found = VoteAnswer(
+        pairs=len(votes),
+        prompts=prompts,
+        ties=sum(vote.label == 0.5 for vote in votes),
+        both_bad=sum(vote.both_bad for vote in votes),
+        skipped=sum(each.verdict is None for own in log.raters.values() for each in own.given),
+        preferred=resamples.share(label, cluster) if plan.sides else None,
+        consistency=resamples.share(np.array(repeats), cluster),
+        alpha=None if alpha is None else alpha[0],
+        rewards=_rewards(plan, votes, cluster, resamples) if len(votes) else {},
+        early=early,
+        sentences=(),
+    )
+    return VoteAnswer(**{**vars(found), "sentences": tuple(_sentences(found, plan))})
+
+
+def _rewards(
+    plan: VotePlan, votes: Sequence[PairVote], cluster: Int[np.ndarray, " p"], resamples: Resamples
+) -> dict[str, tuple[MeanInterval, MeanInterval]]:
+    label = np.array([vote.label for vote in votes])
+    names = list(dict.fromkeys(name for sample in plan.samples for name in sample.scores))
+    found = {}
+    for name in names:
+        a, b = (
+            np.array([_score(plan, plan.pairs[vote.pair][side], name) for vote in votes])
+            for side in (0, 1)
+        )
+        won = np.where(np.isnan(a - b), np.nan, (np.sign(a - b) + 1) / 2)
+        right = 1 - np.abs(won - label)
+        found[name] = resamples.share(won, cluster), resamples.share(right, cluster)
+    return found
+
+
+def _score(plan: VotePlan, row: int, name: str) -> float:
+    score = plan.samples[row].scores.get(name)
+    return float("nan") if score is None else score
+
+
+def _percent(x: float) -> str:
+    return f"{100 * x:.0f}" if x == x else "-"
+
+
+def _interval(e: MeanInterval) -> str:
+    if e.low != e.low:
+        return "no interval, since it needs two prompts"
+    return f"95 % interval {_percent(e.low)} to {_percent(e.high)}"
+
+
+def _count(n: int, unit: str) -> str:
+    return f"{n} {unit}" if n == 1 else f"{n} {unit}s"
+
+
+def _sentences(found: VoteAnswer, plan: VotePlan) -> list[str]:
+    early = "; looked at early" if found.early else ""
+    own = "no repeat of a pair"
+    if found.consistency.n:
+        c = found.consistency
+        own = (
+            f"own consistency {c.value:.2f}, {_count(c.n, 'repeat')}, 95 % interval {c.low:.2f} to "
+            f"{c.high:.2f}"
+            if c.low < c.high  # a resample of few prompts may have no spread
+            else f"own consistency {c.value:.2f}, {_count(c.n, 'repeat')}"
+        )
+    if not found.pairs:
+        return [f"no vote so far: {_count(found.skipped, 'pair')} skipped{early}"]
+    size = f"{_count(found.pairs, 'pair')} of {_count(found.prompts, 'prompt')}"
+    lines = []
+    if found.preferred is not None:
+        first = plan.sides[0]
+        name = "the trained weights" if plan.kind == "run" else first
+        lines.append(
+            f"people prefer {name} in {_percent(found.preferred.value)} % of {size} "
+            f"({_interval(found.preferred)}, prompts resampled; ties half; {own}{early})"
+        )
+    else:
+        lines.append(f"{size} voted on ({_count(found.ties, 'tie')}; {own}{early})")
+    if found.consistency.n and found.consistency.value > 0.5:
+        c = found.consistency.value
+        lines.append(
+            f"a reward's accuracy on single votes is at best between {_percent(c)} and "
+            f"{_percent((1 + (2 * c - 1) ** 0.5) / 2)} %, by the raters' own consistency"
+        )
+    if found.alpha is not None and found.alpha.value == found.alpha.value:
+        e = found.alpha
+        interval = f", 95 % interval {e.low:.2f} to {e.high:.2f}" if e.low == e.low else ""
+        lines.append(
+            f"raters agree with Krippendorff's alpha {e.value:.2f} on {_count(e.n, 'shared pair')}"
+            f"{interval} (1: always, 0: as by chance)"
+        )
+    for name, (side, right) in found.rewards.items():
+        text = f"{name} agrees with people on {_percent(right.value)} % ({_interval(right)})"
+        if found.preferred is not None and side.n:
+            text = f"{name} prefers {plan.sides[0]} in {_percent(side.value)} % of them and {text}"
+            text = text.replace(f"and {name} ", "and ", 1)
+        lines.append(text if right.n else f"{name} scored none of these samples")
+    notes = [
+        _count(found.both_bad, "pair") + " called both bad" if found.both_bad else "",
+        _count(found.skipped, "showing") + " skipped" if found.skipped else "",
+    ]
+    if any(notes):
+        lines.append(", ".join(filter(None, notes)))
+    return lines
+
+
+def table_rows(log: VoteLog) -> list[dict[str, Any]]:
+    """Lines of votes.jsonl: one per rater and pair, in the layout `plain`. The columns beside the
+    layout's: both_bad, rater, seconds, side (where a was shown), seed, source, and `again`, the
+    label of a second showing, which is no vote of its own."""
+    plan, rows = log.plan, []
+    for vote in pair_votes(log):
+        a, b = (plan.samples[row] for row in plan.pairs[vote.pair])
+        rows.append(
+            {
+                "prompt": a.prompt,
+                "a": a.file,
+                "b": b.file,
+                "label": vote.label,
+                "both_bad": vote.both_bad,
+                "rater": vote.rater,
+                "seconds": vote.seconds,
+                "side": "left" if vote.a_left else "right",
+                "seed": plan.seed,
+                "source": plan.source,
+                "a_source": a.origin,
+                "b_source": b.origin,
+                "again": vote.again,
+            }
+        )
+    return rows
+
+
+def write_results(folder: Path, log: VoteLog) -> VoteAnswer:
+    """Write votes.jsonl and answer.json from the log; return the answer."""
+    rows, found = table_rows(log), answer_of(log)
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    write_whole(folder / TABLE, "".join(lines))
+    write_whole(folder / ANSWER, json.dumps(_plain(vars(found)), indent=1) + "\n")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, MeanInterval):
+        return {name: _plain(each) for name, each in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and value != value else value

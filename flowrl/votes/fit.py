@@ -1,0 +1,393 @@
+"""`flowrl fit-reward`: a reward from votes, and whether it can be trusted on other prompts."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.evaluation.agreement import MeanInterval, Resamples, credits
+from flowrl.evaluation.measure import Gallery, check_specs, parse_specs
+from flowrl.evaluation.outputs import make_output_folder
+from flowrl.evaluation.preferences import Preferences, ReadOptions, load_preferences
+from flowrl.evaluation.reward_evaluation import EvaluateRewards, column_names
+from flowrl.pages.reward_page import report_rewards
+from flowrl.pages.stack import from_template
+from flowrl.paths import find
+from flowrl.settings.command_line.arguments import AtLeastOne, Word
+from flowrl.votes.answer import write_results
+from flowrl.votes.log import EVENTS, VoteLog
+from flowrl.votes.plan import VotePlan
+from rewards.catalogue.fitted import feature_settings, load_columns
+from rewards.fitted.folder import FeatureSource, FittedFolder, prompt_hash, weights_digest
+from rewards.fitted.heads import (
+    CURVE,
+    LinearHead,
+    VotedPairs,
+    choose_ridge,
+    held_out_heads,
+    held_out_margins,
+)
+from rewards.fitted.scoring import FeatureColumns, HeldOutScores
+from rewards.perception.files import READER
+
+STORED_FEATURES = "features.safetensors"
+LEVEL, DRAWS = 0.95, 2000
+LITTLE_GAIN = 0.02  # of accuracy: a gain that is called little
+
+
+@dataclass
+class FitReward:
+    """Fit a reward to votes on pairs: Bradley-Terry with ties on a linear head, the ridge chosen by
+    cross-validation over prompts. Writes a folder that loads as {name: fitted, path: FOLDER}, with
+    a page that says whether it can be trusted."""
+
+    votes: Word[Path]
+    """A table of votes (votes.jsonl, or any layout of `flowrl evaluate-rewards`), or a folder of
+    `flowrl vote`."""
+    features: tuple[str, ...] = ("clip",)
+    """Rewards whose features are used: clip, pickscore, hps, or YAML such as '{name: clip, model:
+    FOLDER}'."""
+    out: Path | None = None
+    """A new folder for the reward."""
+    reuse: Path | None = None
+    """The folder of an earlier fit: features of the same pixels, prompts and models are taken from
+    it."""
+    beside: tuple[str, ...] = ()
+    """Rewards that are measured on the same votes."""
+    layout: str | None = None
+    """The layout, if the columns do not determine it."""
+    columns: tuple[str, ...] = ()
+    """The file's names of a layout's columns, such as prompt=caption,a=first,b=second."""
+    images: Path | None = None
+    """The folder to which paths are relative; by default the table's folder."""
+    robust: int = 200
+    """Number of pairs whose samples are edited to find out which edits fool the reward; 0: none."""
+    chunk: AtLeastOne = 16
+    """Samples per call."""
+    frames: AtLeastOne = 16
+    """Frames of a video, evenly spaced, whose features are averaged."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Accuracy on held-out prompts of heads that were fitted on a part of the votes."""
+
+    part: float
+    votes: float  # that a head was fitted on, on average over the folds
+    accuracy: MeanInterval
+
+
+@dataclass(frozen=True)
+class FittedReward:
+    """A finished fit.
+
+    folder     loads as {"name": "fitted", "path": folder}
+    accuracy   share of votes on held-out prompts that the reward names as people do, ties half;
+               None if all votes are of prompts of one fold
+    curve      the same over parts of the votes
+    sentences  what was found, as the terminal prints it
+    """
+
+    folder: Path
+    pairs: int
+    prompts: int
+    ridge: float
+    accuracy: MeanInterval | None
+    curve: tuple[CurvePoint, ...]
+    sentences: tuple[str, ...]
+
+
+def fit_reward_to(given: FitReward) -> FittedReward:
+    """Fit a reward to votes and write its folder with the page. UserError for votes, features or
+    images that cannot be used."""
+    if given.out is None:
+        raise UserError("fit-reward: name the new folder with --out, such as --out taste")
+    if given.out.exists():
+        raise UserError(f"fit-reward: {given.out} already exists: choose a new folder")
+    sources = feature_sources(given.features)
+    check_specs(parse_specs(given.beside, "--beside"), "--beside")
+    table, consistency = _table(given.votes)
+    choice = ReadOptions(given.layout, images=given.images, columns=column_names(given.columns))
+    preferences = load_preferences(find(str(table)), choice)
+    if preferences.texts:
+        raise UserError(f"fit-reward: {table} has texts, and features are of images and videos")
+    try:
+        columns = load_columns(sources)
+    except (ValueError, ImportError, OSError) as error:
+        raise UserError(f"fit-reward: {error}") from error
+    columns = FeatureColumns(
+        tuple(
+            FeatureSource(source.name, source.settings, weights_digest(reward))
+            for source, reward in zip(sources, columns.rewards, strict=True)
+        ),
+        columns.rewards,
+    )
+    make_output_folder(given.out)
+    try:
+        gallery = Gallery(preferences.items, given.frames)
+        cache = FeatureCache.of(given.out, given.reuse, columns, given.frames)
+        pairs = voted_pairs(preferences, cache.read(gallery, given.chunk))
+        return _fitted(given, table, columns, pairs, consistency)
+    except BaseException:
+        shutil.rmtree(given.out, ignore_errors=True)  # it did not exist before
+        raise
+
+
+def feature_sources(words: Sequence[str]) -> tuple[FeatureSource, ...]:
+    """Parse `--features`. UserError for a reward without features, or a wrong setting."""
+    specs = parse_specs(words, "--features")
+    if not specs:
+        raise UserError("fit-reward: no features; add some, such as --features clip")
+    for spec in specs.values():
+        try:
+            feature_settings(spec.name, spec.settings)
+        except ValueError as error:
+            raise UserError(f"--features: {error}") from error
+    return tuple(FeatureSource(spec.name, dict(spec.settings)) for spec in specs.values())
+
+
+def _table(votes: Path) -> tuple[Path, str]:
+    """The table of votes, and a sentence about the raters' consistency, if it is known. For a
+    folder of votes the table is written again from its log."""
+    folder = votes if votes.is_dir() else votes.parent
+    if not (folder / EVENTS).is_file() or (votes.is_file() and votes.name != "votes.jsonl"):
+        return votes, ""
+    answer = write_results(folder, VoteLog.read(folder, VotePlan.read(folder)))
+    if not answer.pairs:
+        raise UserError(f"fit-reward: {folder}: {answer.sentences[0]}")
+    c = answer.consistency
+    text = f"the raters' own consistency is {c.value:.2f} ({c.n} repeats)" if c.n else ""
+    return folder / "votes.jsonl", text
+
+
+def voted_pairs(p: Preferences, features: Float[np.ndarray, "n d"]) -> VotedPairs:
+    """The pairs of a data set whose samples have features. The column `side` of votes says where a
+    was shown."""
+    prompts = np.array([p.items[row].prompt for row in p.a], dtype=object)
+    side = np.array([{"left": 1.0, "right": -1.0}.get(str(row.get("side")), 0.0) for row in p.rows])
+    known = ~np.isnan(features[p.a]).any(1) & ~np.isnan(features[p.b]).any(1)
+    rows = np.flatnonzero(known)
+    if not len(rows):
+        raise UserError(f"fit-reward: {p.name}: no pair has two samples that can be read")
+    chosen = [str(prompts[row]) for row in rows.tolist()]
+    return VotedPairs(features, p.a[rows], p.b[rows], p.label[rows], side[rows], chosen)
+
+
+@dataclass
+class FeatureCache:
+    """Features by pixels and prompt, kept in the folder of the reward. A later fit can take them
+    from there if the models behind them and the reader of media are the same."""
+
+    path: Path
+    columns: FeatureColumns
+    stamp: str
+    kept: dict[str, Float[np.ndarray, " d"]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, folder: Path, earlier: Path | None, columns: FeatureColumns, frames: int
+    ) -> "FeatureCache":
+        sources = [[each.name, dict(each.settings), each.digest] for each in columns.sources]
+        stamp = hashlib.sha256(json.dumps([READER, frames, sources]).encode()).hexdigest()
+        kept: dict[str, Any] = {}
+        if earlier is not None:
+            try:
+                stored = load_file(earlier / STORED_FEATURES)
+            except (OSError, SafetensorError) as error:
+                raise UserError(
+                    f"--reuse: {earlier / STORED_FEATURES} cannot be read ({error}): leave it out"
+                ) from error
+            kept = {name: row for name, row in stored.items() if name.startswith(stamp[:16])}
+            print(f"{len(kept)} of {len(stored)} stored features are of these models")
+        return cls(folder / STORED_FEATURES, columns, stamp, kept)
+
+    def read(self, gallery: Gallery, chunk: int) -> Float[np.ndarray, "n d"]:
+        """Features of all samples; NaN where a sample cannot be read. UserError if none can."""
+        count = len(gallery.items)
+        rows: list[Float[np.ndarray, " d"] | None] = [None] * count
+        for start in range(0, count, chunk):
+            part = range(start, min(start + chunk, count))
+            self._read_part(gallery, part, rows)
+        for sentence in gallery.broken.values():
+            print(f"left out: {sentence}")
+        width = next((len(row) for row in rows if row is not None), None)
+        if width is None:
+            raise UserError("fit-reward: no sample can be read")
+        save_file(self.kept, self.path)
+        return np.stack([np.full(width, np.nan) if row is None else row for row in rows])
+
+    def _read_part(
+        self, gallery: Gallery, part: range, rows: list[Float[np.ndarray, " d"] | None]
+    ) -> None:
+        samples = gallery.samples(part)
+        keys, missing = {}, []
+        for place, row in enumerate(part):
+            media = samples.media[place]
+            if isinstance(media, Tensor):
+                keys[row] = self._key(media, samples.prompts[place])
+                if keys[row] not in self.kept:
+                    missing.append(place)
+        for alike in _by_kind(samples.media, missing):
+            try:
+                found = self.columns.of(samples.take(alike))
+            except ValueError as error:
+                raise UserError(f"fit-reward: {error}") from error
+            for place, vector in zip(alike, found, strict=True):
+                self.kept[keys[part[place]]] = vector
+        for row, key in keys.items():
+            rows[row] = self.kept[key]
+
+    def _key(self, media: Tensor, prompt: str) -> str:
+        pixels = media.contiguous().numpy()
+        whole = hashlib.sha256(f"{pixels.shape} {prompt}".encode())
+        whole.update(pixels.data)
+        return f"{self.stamp[:16]} {whole.hexdigest()}"
+
+
+def _by_kind(media: Sequence[Any], places: Sequence[int]) -> list[list[int]]:
+    """Places of images and of videos, since a call gets one kind."""
+    kinds: dict[int, list[int]] = {}
+    for place in places:
+        kinds.setdefault(media[place].ndim, []).append(place)
+    return list(kinds.values())
+
+
+def _fitted(
+    given: FitReward,
+    table: Path,
+    columns: FeatureColumns,
+    pairs: VotedPairs,
+    consistency: str,
+) -> FittedReward:
+    """Fit, measure, and write the folder with its page."""
+    assert given.out is not None
+    choice = choose_ridge(pairs)
+    head = LinearHead.fit(pairs, choice.ridge)
+    prompts = sorted(set(pairs.prompts))
+    several = len(pairs.folds) > 1
+    curve = learning_curve(pairs) if several else ()
+    accuracy = curve[-1].accuracy if curve else None
+    lines = [_fit_sentence(pairs, head), *([consistency] if consistency else [])]
+    lines += _trust_sentences(accuracy, curve, prompts)
+    if several:
+        lines.append(more_votes_sentence(gain_of_doubling(pairs)))
+    label = given.out.name
+    record = {
+        "votes": {
+            "file": str(given.votes),
+            "digest": hashlib.sha256(table.read_bytes()).hexdigest() if table.is_file() else "",
+            "pairs": len(pairs.a),
+            "prompts": len(prompts),
+            "ties": int((pairs.label == 0.5).sum()),
+        },
+        "held_out_accuracy": None
+        if accuracy is None
+        else {"value": accuracy.value, "low": accuracy.low, "high": accuracy.high},
+        "found": lines,
+    }
+    seen = frozenset(prompt_hash(prompt) for prompt in prompts)
+    folder = FittedFolder(columns.sources, head, seen, record)
+    values = {"name": label, "lines": lines, "sources": columns.sources, "votes": record["votes"]}
+    folder.write(given.out, str(from_template("fitted.md", values)))
+    print("\n".join(lines))
+    if several:
+        held_out = HeldOutScores(columns, held_out_heads(pairs))
+        report_rewards(
+            EvaluateRewards(
+                dataset=table, rewards=given.beside, layout=given.layout, columns=given.columns,
+                images=given.images, robust=given.robust, chunk=given.chunk, frames=given.frames,
+                level=LEVEL, resamples=DRAWS, out=given.out / "evaluation",
+            ),
+            {f"{label}, held-out prompts": held_out},
+            lines,
+        )  # fmt: skip
+    print(f"in a run: {{name: fitted, path: {given.out}}}")
+    return FittedReward(
+        given.out, len(pairs.a), len(prompts), choice.ridge, accuracy, curve, tuple(lines)
+    )
+
+
+def learning_curve(pairs: VotedPairs) -> tuple[CurvePoint, ...]:
+    """Accuracy on held-out prompts over the number of votes. All points are of the same votes."""
+    resamples, cluster = _resamples(pairs)
+    points = []
+    for part in (*CURVE, 1.0):
+        right = _credits(pairs, part)
+        votes = part * len(pairs.a) * (1 - 1 / len(pairs.folds))
+        points.append(CurvePoint(part, votes, resamples.share(right, cluster)))
+    return tuple(points)
+
+
+def _credits(pairs: VotedPairs, part: float) -> Float[np.ndarray, " p"]:
+    return credits(held_out_margins(pairs, held_out_heads(pairs, part)), pairs.label, "half")
+
+
+def _resamples(pairs: VotedPairs) -> tuple[Resamples, np.ndarray]:
+    number = {prompt: i for i, prompt in enumerate(dict.fromkeys(pairs.prompts))}
+    cluster = np.array([number[prompt] for prompt in pairs.prompts])
+    return Resamples.draw(len(number), DRAWS, LEVEL, 0), cluster
+
+
+def gain_of_doubling(pairs: VotedPairs) -> MeanInterval:
+    """Accuracy with all votes minus accuracy with half of them, on the same held-out votes."""
+    resamples, cluster = _resamples(pairs)
+    return resamples.estimate(_credits(pairs, 1.0) - _credits(pairs, 0.5), cluster)
+
+
+def _fit_sentence(pairs: VotedPairs, head: LinearHead) -> str:
+    ties = int((pairs.label == 0.5).sum())
+    text = (
+        f"fitted to {len(pairs.a)} votes on pairs of {len(set(pairs.prompts))} prompts, {ties} of "
+        f"them ties; {pairs.features.shape[1]} features, ridge {head.model.ridge:g}"
+    )
+    if pairs.side.any():
+        text += f"; the left side has {head.model.beta:+.2f} log-odds"
+    return text
+
+
+def _trust_sentences(
+    accuracy: MeanInterval | None, curve: Sequence[CurvePoint], prompts: Sequence[str]
+) -> list[str]:
+    if accuracy is None:
+        return [
+            f"{len(prompts)} prompts are too few to hold any out: nobody knows how good the reward "
+            "is; its ridge is the number of its features"
+        ]
+    lines = [
+        f"on prompts that it has not seen it agrees with people on {100 * accuracy.value:.0f} % of "
+        f"the votes (95 % interval {100 * accuracy.low:.0f} to {100 * accuracy.high:.0f}, prompts "
+        "resampled; ties half)"
+    ]
+    if accuracy.low <= 0.5:
+        lines.append("that cannot be distinguished from guessing: do not train on it")
+    steps = ", ".join(f"{100 * p.accuracy.value:.0f} % with {p.votes:.0f}" for p in curve)
+    lines.append(f"learning curve, by votes that it was fitted on: {steps}")
+    return lines
+
+
+def more_votes_sentence(gain: MeanInterval) -> str:
+    """A sentence on what the learning curve says about more votes, or that it cannot be known."""
+    interval = f"95 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
+    if gain.low != gain.low:
+        return "whether more votes would help cannot be seen from so few prompts"
+    if gain.low > 0:
+        return (
+            f"doubling the votes has raised it by {100 * gain.value:.1f} points ({interval}): more "
+            "votes should help"
+        )
+    if gain.high < LITTLE_GAIN:
+        return (
+            f"doubling the votes has changed it by {100 * gain.value:+.1f} points ({interval}): "
+            "more votes of this kind add little"
+        )
+    return f"whether more votes would help cannot be seen: doubling gave {interval} points"

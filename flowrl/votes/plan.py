@@ -1,0 +1,152 @@
+"""A plan of votes: which samples are compared, in which order, and on which side each is shown.
+
+The plan is made once, from a seed, and written before the first vote. So the number of votes is
+fixed in advance, and a rater who comes back meets the next pair of the same order.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from flowrl.errors import UserError
+from flowrl.pages.records import write_whole
+
+PLAN = "plan.json"
+PLAN_FORMAT = 1
+REPEATED = 10  # one pair in so many is shown a second time
+LEAST_GAP = 15  # pairs from the first showing of a pair to its second
+SHARED = 0.2  # part of the pairs that all of several raters see
+SourceKind = Literal["run", "runs", "base", "folder", "preferences"]
+
+
+class Showing(NamedTuple):
+    """One showing in a rater's order: a pair, whether its a is on the left, and whether it is the
+    pair's second showing."""
+
+    pair: int
+    a_left: bool
+    again: bool
+
+
+@dataclass(frozen=True)
+class PlannedSample:
+    """A sample of a plan.
+
+    file    in the folder of the votes: the pixels that rewards score, as a PNG
+    origin  where it is from: a file, or the weights that made it
+    scores  the run's recorded scores; None where unscored
+    """
+
+    file: str
+    prompt: str
+    origin: str
+    scores: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class VotePlan:
+    """Samples, pairs of them, and the order of each rater.
+
+    sides  names of the two sides that are compared, a first; empty if there are none, such as in a
+           folder
+    pairs  rows of the samples (a, b); with sides, a is the first side's
+    turns  by rater
+    """
+
+    question: str
+    seed: int
+    kind: SourceKind
+    source: str
+    sides: tuple[str, ...]
+    samples: Sequence[PlannedSample]
+    pairs: Sequence[tuple[int, int]]
+    turns: Mapping[str, Sequence[Showing]]
+
+    def write(self, folder: Path) -> None:
+        tree = {"format": PLAN_FORMAT, **asdict(self)}
+        write_whole(folder / PLAN, json.dumps(tree, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> "VotePlan":
+        """Read the plan of a folder of votes. UserError for a folder without one, or a damaged
+        plan."""
+        path = folder / PLAN
+        if not path.is_file():
+            raise UserError(f"{folder} is no folder of votes: it has no {PLAN}")
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            return cls._of(tree)
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(f"{path} is damaged ({error}): start the votes again") from error
+
+    @classmethod
+    def _of(cls, tree: Any) -> "VotePlan":
+        if tree["format"] != PLAN_FORMAT:
+            raise ValueError(f"format {tree['format']}, not {PLAN_FORMAT}")
+        samples = [PlannedSample(**each) for each in tree["samples"]]
+        pairs = [(int(a), int(b)) for a, b in tree["pairs"]]
+        turns = {
+            str(rater): [Showing(int(p), bool(left), bool(again)) for p, left, again in order]
+            for rater, order in tree["turns"].items()
+        }
+        inside = all(0 <= row < len(samples) for pair in pairs for row in pair)
+        if not inside or not all(0 <= t.pair < len(pairs) for o in turns.values() for t in o):
+            raise ValueError("a pair or a turn names what is not there")
+        names = ("question", "seed", "kind", "source")
+        return cls(
+            **{name: tree[name] for name in names}, sides=tuple(tree["sides"]), samples=samples,
+            pairs=pairs, turns=turns,
+        )  # fmt: skip
+
+    def prompt_of(self, pair: int) -> str:
+        return self.samples[self.pairs[pair][0]].prompt
+
+
+def orders(pairs: int, raters: int, seed: int) -> dict[str, list[Showing]]:
+    """The turns of each rater, `rater-1` and so on.
+
+    One rater sees all pairs. Of several, all see a fifth of the pairs, and each of the other pairs
+    is seen by one of them, in turn.
+    """
+    rng = np.random.default_rng([seed, pairs, raters])
+    drawn = rng.permutation(pairs).tolist()
+    shared = pairs if raters == 1 else math.ceil(SHARED * pairs)
+    found = {}
+    for rater in range(raters):
+        own = [*drawn[:shared], *drawn[shared + rater :: raters]]
+        found[f"rater-{rater + 1}"] = _order(rng.permutation(own).tolist(), rng)
+    return found
+
+
+def _order(pairs: Sequence[int], rng: np.random.Generator) -> list[Showing]:
+    """All pairs, and one in ten a second time with sides changed, at least `LEAST_GAP` pairs
+    later."""
+    count = len(pairs)
+    left = rng.random(count) < 0.5
+    placed = [(float(i), Showing(pair, bool(left[i]), False)) for i, pair in enumerate(pairs)]
+    early = rng.permutation(max(0, count - LEAST_GAP + 1))[: count // REPEATED]
+    for i in sorted(early.tolist()):
+        after = rng.integers(i + LEAST_GAP - 1, count) + 0.5
+        placed.append((float(after), Showing(pairs[i], not left[i], True)))
+    return [turn for _, turn in sorted(placed, key=lambda each: each[0])]
+
+
+def pairs_within(groups: Sequence[int], most: int | None, seed: int) -> list[tuple[int, int]]:
+    """Pairs of samples of the same group, drawn by the seed: one pair of each group, then a second
+    of each, and so on, up to `most`."""
+    rows: dict[int, list[int]] = {}
+    for row, group in enumerate(groups):
+        rows.setdefault(group, []).append(row)
+    rng = np.random.default_rng([seed, len(groups)])
+    columns = []
+    for own in rows.values():
+        every = [(a, b) for i, a in enumerate(own) for b in own[i + 1 :]]
+        columns.append([every[i] for i in rng.permutation(len(every))])
+    depth = max((len(column) for column in columns), default=0)
+    found = [column[k] for k in range(depth) for column in columns if k < len(column)]
+    return found[:most]

@@ -1,0 +1,287 @@
+"""The page of votes over HTTP.
+
+    GET  /             the page; with ?token=, what a rater reads first, with a button
+    POST /begin        a token for a cookie, and a redirect to the page
+    GET  /now          the present pair of the rater, or what was found
+    GET  /media/ID     one side of the present pair, as a PNG without metadata
+    POST /vote, /undo  a vote or a skip; the last one taken back
+
+Everything that changes the log happens on the event loop's thread, one request after the other, and
+is on disk before its answer is sent.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from flowrl.pages.stack import from_template
+from flowrl.votes.answer import write_results
+from flowrl.votes.door import KEPT_SECONDS, Door, DoorKeeper
+from flowrl.votes.log import LONGEST_VOTE, SKIP, NotShown, VoteLog
+from rewards.serving.batching import ServerLimits
+from rewards.serving.server import RequestGate
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.requests import Request
+
+MOST_BODY = 2048  # bytes of a request
+LIMITS = ServerLimits(
+    body=MOST_BODY, flight=2**20, connections=1024, header_seconds=10.0, body_seconds=10.0
+)
+LINGER = 3.0  # seconds that the server stays after the last rater has read what was found
+SIDES = ("left", "right")
+
+Id = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8,64}$")]
+
+
+class SentVote(BaseModel):
+    """The body of a vote: the id of the showing, the verdict, and the seconds since it was shown,
+    by the browser's own clock, which does not jump."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: Id
+    verdict: Literal["left", "right", "equal", "both_bad", "skip"]
+    seconds: Annotated[float, Field(ge=0, le=LONGEST_VOTE, allow_inf_nan=False)] = 0.0
+
+
+class SentUndo(BaseModel):
+    """The body of an undo: the id of the vote that is taken back."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: Id
+
+
+@dataclass
+class VotingRoom:
+    """A running vote: its folder, log and door.
+
+    ended  set once every rater is done and has been shown the answer
+    """
+
+    folder: Path
+    log: VoteLog
+    door: Door
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _farewell: set[str] = field(default_factory=set)
+    _found: tuple[str, ...] | None = None
+
+    def state(self, rater: str) -> dict[str, Any]:
+        """The content of the rater's page now. Nothing in it depends on which sample is which."""
+        log, own = self.log, self.log.raters[rater]
+        showing = log.show(rater)
+        tree: dict[str, Any] = {
+            "question": log.plan.question,
+            "done": len(own.given),
+            "total": len(log.plan.turns[rater]),
+            "last": own.given[-1].id if own.given else None,
+            "open": None if showing is None else self._open(showing, own.shown[showing], rater),
+        }
+        if showing is None:
+            tree["found"] = self._answer(rater)
+            tree["others"] = sum(not log.done(each) for each in log.raters)
+        return tree
+
+    def _open(self, showing: str, turn: int, rater: str) -> Mapping[str, Any]:
+        pair = self.log.plan.turns[rater][turn].pair
+        media = {side: f"/media/{self.door.media_id(showing, side)}" for side in SIDES}
+        return {"id": showing, "prompt": self.log.plan.prompt_of(pair), **media}
+
+    def _answer(self, rater: str) -> list[str] | None:
+        """The answer once all raters are done; None before."""
+        if not self.log.finished:
+            return None
+        self._farewell.add(rater)
+        if self._found is None:
+            self._found = write_results(self.folder, self.log).sentences
+        return list(self._found)
+
+    @property
+    def all_know(self) -> bool:
+        """Whether every rater's page has the answer."""
+        return self.log.finished and self._farewell >= set(self.log.raters)
+
+    def media_file(self, rater: str, media: str) -> Path | None:
+        """The file behind an id of the rater's present showing; None for any other id."""
+        own = self.log.raters[rater]
+        if own.open is None:
+            return None
+        turn = self.log.plan.turns[rater][own.shown[own.open]]
+        a, b = self.log.plan.pairs[turn.pair]
+        rows = (a, b) if turn.a_left else (b, a)
+        for side, row in zip(SIDES, rows, strict=True):
+            if media == self.door.media_id(own.open, side):
+                return self.folder / self.log.plan.samples[row].file
+        return None
+
+    def vote(self, rater: str, sent: SentVote) -> None:
+        verdict = None if sent.verdict == SKIP else sent.verdict
+        self.log.vote(rater, sent.id, verdict, sent.seconds)
+        self._found = None
+
+    def undo(self, rater: str, sent: SentUndo) -> None:
+        self.log.undo(rater, sent.id)
+        self._found = None
+        self._farewell.clear()
+
+
+def create_vote_app(room: VotingRoom, bound: str) -> "FastAPI":
+    """The ASGI application. `bound` is the address that it listens on."""
+    from fastapi import FastAPI, Request
+    from fastapi.responses import Response
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        watch = asyncio.create_task(_farewell(room))
+        yield
+        watch.cancel()
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.add_middleware(RequestGate, token=None, limits=LIMITS)
+    app.add_middleware(DoorKeeper, bound=bound)
+    _add_pages(app, room)
+    _add_votes(app, room)
+
+    @app.get("/media/{media}")
+    async def media(media: str, request: Request) -> Response:
+        rater = room.door.rater(request.cookies)
+        file = None if rater is None else room.media_file(rater, media)
+        if file is None:
+            return Response("not shown at present", 404)
+        # the bytes alone: the time of a file would say which weights made it
+        return Response(file.read_bytes(), media_type="image/png")
+
+    return app
+
+
+async def _farewell(room: VotingRoom) -> None:
+    """Set `ended` some seconds after every rater has the answer."""
+    while True:
+        await asyncio.sleep(0.2)
+        if room.all_know:
+            await asyncio.sleep(LINGER)
+            if room.all_know:
+                room.ended.set()
+
+
+def _add_pages(app: "FastAPI", room: VotingRoom) -> None:
+    from fastapi import Request
+    from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+    question = room.log.plan.question
+
+    def page(kind: str, status: int = 200, token: str = "") -> HTMLResponse:
+        values = {"kind": kind, "question": question, "token": token}
+        return HTMLResponse(str(from_template("vote.html", values)), status)
+
+    @app.get("/")
+    async def start(request: Request, token: str = "") -> Response:
+        known = room.door.rater(request.cookies) is not None
+        if token and room.door.knows(token):
+            return page("begin", token=token)
+        if token:
+            return RedirectResponse("/", 303) if known else page("used", 403)
+        return page("vote") if known else page("closed", 401)
+
+    @app.post("/begin")
+    async def begin(request: Request) -> Response:
+        form = await _form(request)
+        cookie = room.door.exchange(form.get("token", ""))
+        if cookie is None:
+            return page("used", 403)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(
+            room.door.cookie, cookie, max_age=KEPT_SECONDS, httponly=True, samesite="strict"
+        )
+        return answer
+
+    def static(name: str, kind: str) -> None:
+        text = str(from_template(name, {}))
+
+        async def answer() -> Response:
+            return Response(text, media_type=kind)
+
+        app.get(f"/{name}", name=name)(answer)
+
+    @app.get("/favicon.ico")
+    async def icon() -> Response:
+        return Response(status_code=204)
+
+    static("vote.css", "text/css")
+    static("vote.js", "text/javascript")
+
+
+async def _form(request: "Request") -> Mapping[str, str]:
+    """The fields of a form; none for anything else."""
+    from urllib.parse import parse_qsl
+
+    if request.headers.get("content-type", "").partition(";")[0] != _FORM:
+        return {}
+    try:
+        return dict(parse_qsl((await request.body()).decode("ascii"), max_num_fields=8))
+    except ValueError:  # not ASCII, or too many fields
+        return {}
+
+
+_FORM = "application/x-www-form-urlencoded"
+
+
+def _add_votes(app: "FastAPI", room: VotingRoom) -> None:
+    from fastapi import Request
+    from fastapi.responses import JSONResponse
+
+    def state(rater: str) -> JSONResponse:
+        try:
+            return JSONResponse(room.state(rater))
+        except OSError as error:
+            return _full(error)
+
+    @app.get("/now")
+    async def now(request: Request) -> JSONResponse:
+        rater = room.door.rater(request.cookies)
+        return _closed() if rater is None else state(rater)
+
+    def takes(path: str, model: type[BaseModel], act: Any) -> None:
+        async def answer(request: Request) -> JSONResponse:
+            rater = room.door.rater(request.cookies)
+            if rater is None:
+                return _closed()
+            if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+                return JSONResponse({"detail": "votes are JSON"}, 415)
+            try:
+                sent = model.model_validate(json.loads(await request.body()))
+            except (ValidationError, ValueError, RecursionError):
+                return JSONResponse({"detail": "not a vote"}, 422)
+            try:
+                act(rater, sent)
+            except NotShown as error:
+                return JSONResponse({"detail": str(error)}, 409)
+            except OSError as error:
+                return _full(error)
+            return state(rater)
+
+        app.post(path, name=path[1:])(answer)
+
+    takes("/vote", SentVote, room.vote)
+    takes("/undo", SentUndo, room.undo)
+
+
+def _closed() -> Any:
+    from fastapi.responses import JSONResponse
+
+    return JSONResponse({"detail": "open the link that the terminal printed"}, 401)
+
+
+def _full(error: OSError) -> Any:
+    from fastapi.responses import JSONResponse
+
+    why = str(error.strerror or error).lower()
+    return JSONResponse({"detail": f"not recorded: {why}; it is tried again"}, 507)

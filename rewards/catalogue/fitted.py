@@ -1,0 +1,64 @@
+"""A reward fitted to votes of people, from the folder that `flowrl fit-reward` writes.
+
+A linear head on the features of other rewards, fitted as Bradley-Terry with ties (Davidson 1970).
+The score is a log-odds: a sample that scores 1 higher than another of its prompt wins 73 % of the
+votes between them that have a winner. It is 0 on average over the samples that were voted on.
+
+`cautious: 1` is the mean minus one posterior standard deviation of the score's difference to the
+mean of its group (of a sample alone, to the mean of the samples that were voted on), at the fit's
+ridge. It then compares within a group, and has no gradient. Without it the reward has one if all of
+its features have.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rewards.catalogue import clip, hps, pickscore
+from rewards.checks.settings import call_with, converted_settings, settings_of
+from rewards.fitted.folder import FeatureSource, FittedFolder, fitted_path
+from rewards.fitted.scoring import FeatureColumns, FittedScores, GradedFittedScores
+from rewards.perception.features import inner_features
+from rewards.rights import ReadFile, Right, need
+from rewards.types import Reward
+
+FEATURED: Mapping[str, Callable[..., Reward]] = {
+    "clip": clip.load,
+    "hps": hps.load,
+    "pickscore": pickscore.load,
+}
+"""The rewards whose features a folder may name: no other code of the catalogue runs for it."""
+
+
+def feature_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a reward with features, checked and converted. ValueError for a reward without
+    features, and for a wrong setting. Nothing is loaded."""
+    if name not in FEATURED:
+        raise ValueError(f"features: {name!r:.50} offers none: use {', '.join(FEATURED)}")
+    return converted_settings(f"features: {name}", settings_of(FEATURED[name]), settings)
+
+
+def load_columns(sources: Sequence[FeatureSource]) -> FeatureColumns:
+    """Load the rewards behind features. ValueError as of `feature_settings`, and for weights with
+    another digest than the recorded one."""
+    rewards = []
+    for source in sources:
+        settings = feature_settings(source.name, source.settings)
+        reward = call_with(FEATURED[source.name], settings)
+        inner_features(source.name, reward)
+        source.check(reward)
+        rewards.append(reward)
+    return FeatureColumns(tuple(sources), tuple(rewards))
+
+
+def load(
+    path: ReadFile, cautious: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+) -> Reward:
+    """Load the reward. `path` is the folder that `flowrl fit-reward` wrote."""
+    folder = fitted_path(path)
+    need(Right.FILES, path, path=folder)
+    fitted = FittedFolder.read(folder)
+    columns = load_columns(fitted.sources)
+    scores = FittedScores(columns, fitted, cautious)
+    return GradedFittedScores(scores) if columns.graded and not cautious else scores

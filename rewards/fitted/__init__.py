@@ -1,0 +1,1 @@
+"""A reward fitted to people's votes: the model of votes, its features, and its folder."""

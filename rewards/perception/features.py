@@ -1,0 +1,76 @@
+"""Features: the numbers behind a reward's score, on which a head can be fitted to votes.
+
+A reward of the catalogue offers them by `features`. Its score need not be linear in them.
+"""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.perception.frames import OverFrames, frame_indices
+from rewards.perception.media import expect, items
+from rewards.types import Reward, Samples
+
+
+@runtime_checkable
+class Featured(Protocol):
+    """A reward with features. Each row depends on its own sample and prompt alone."""
+
+    def features(self, samples: Samples) -> Float[Tensor, "n d"]: ...
+
+
+@runtime_checkable
+class GradedFeatured(Protocol):
+    """Features that also have a gradient with respect to the pixels."""
+
+    def graded_features(
+        self, media: Float[Tensor, "n 3 h w"], samples: Samples
+    ) -> Float[Tensor, "n d"]:
+        """The same features of float tensors in 0..1, up to the rounding of 8-bit images. `samples`
+        has the prompts; its media must not be read."""
+        ...
+
+
+def inner_features(name: str, reward: Reward) -> Featured:
+    """The features of images of a loaded reward. ValueError for a reward without them."""
+    inner = reward.reward if isinstance(reward, OverFrames) else reward
+    if not isinstance(inner, Featured):
+        raise ValueError(f"the reward {name!r} offers no features: use clip, pickscore or hps")
+    return inner
+
+
+def features_of(name: str, reward: Reward, samples: Samples) -> Float[Tensor, "n d"]:
+    """Features of n > 0 images or videos, in float32 on the CPU. A video's are the mean of its
+    frames' (those that the reward's setting `frames` chooses)."""
+    inner = inner_features(name, reward)
+    if not isinstance(reward, OverFrames) or expect(samples, name, "image", "video") == "image":
+        return inner.features(samples).float().cpu()
+    rows: list[int] = []
+    frames: list[Tensor] = []
+    for row, video in enumerate(items(samples)):
+        chosen = frame_indices(len(video), reward.frames)
+        rows += [row] * len(chosen)
+        frames += [video[frame] for frame in chosen]
+    prompts = [samples.prompts[row] for row in rows]
+    at = torch.tensor(rows)
+    found = inner.features(Samples(frames, prompts, samples.group.cpu()[at])).float().cpu()
+    total = torch.zeros(len(samples.prompts), found.shape[1]).index_add_(0, at, found)
+    return total / at.bincount(minlength=len(total))[:, None]
+
+
+def graded_features_of(
+    name: str, reward: Reward, media: Float[Tensor, "n ..."], samples: Samples
+) -> Float[Tensor, "n d"]:
+    """`features_of` media [n 3 h w] or [n f 3 h w], with a gradient. ValueError for features
+    without one."""
+    inner = inner_features(name, reward)
+    if not isinstance(inner, GradedFeatured):
+        raise ValueError(f"the features of the reward {name!r} have no gradient")
+    if media.ndim == 4 or not isinstance(reward, OverFrames):
+        return inner.graded_features(media, samples)
+    frames = frame_indices(media.shape[1], reward.frames)
+    rows = [row for row in range(len(media)) for _ in frames]
+    found = inner.graded_features(media[:, frames].flatten(0, 1), samples.take(rows))
+    return found.unflatten(0, (len(media), len(frames))).mean(1)

@@ -1,0 +1,170 @@
+"""`flowrl vote` and `flowrl fit-reward` from the command line: from samples to a reward."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import rewards
+from flowrl.pages.run_folder import RunFolder
+from flowrl.paths import CONFIGS_FOLDER
+from flowrl.votes.log import VoteLog
+from flowrl.votes.plan import VotePlan
+from rewards.fitted.scoring import FeatureColumns
+from rewards.perception.media import to_pil
+from tests.support import runs
+from tests.support.warm import small
+
+CLIP = "{name: clip, model: flowrl/demo/shapes-clip}"
+PAIRS = CONFIGS_FOLDER / "preferences" / "pairs.jsonl"
+VOTE = ("--person", "simulated", "--port", "0")
+
+
+@pytest.fixture(autouse=True)
+def _no_lingering(monkeypatch):
+    monkeypatch.setattr("flowrl.votes.server.LINGER", 0.05)
+
+
+def squares(folder: Path, prompts: int = 12) -> Path:
+    """Three images of each prompt, with squares of different sizes on the demo's background."""
+    folder.mkdir()
+    draws, rows = torch.Generator().manual_seed(0), []
+    colours = {"red": (0.85, 0.2, 0.2), "blue": (0.2, 0.3, 0.85), "green": (0.2, 0.65, 0.3)}
+    for i in range(3 * prompts):
+        name = list(colours)[i // 3 % 3]
+        image = (torch.tensor((244, 244, 240)) / 255)[:, None, None].repeat(1, 32, 32)
+        side = int(torch.randint(6, 26, (1,), generator=draws))
+        left, top = torch.randint(0, 32 - side, (2,), generator=draws).tolist()
+        colour = torch.tensor(colours[name])[:, None, None]
+        image[:, top : top + side, left : left + side] = colour
+        to_pil(image).save(folder / f"{i}.png")
+        rows.append({"file": f"{i}.png", "prompt": f"a {name} square {'above ' * (i // 9)}"})
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_from_a_folder_of_images_to_a_reward(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = squares(tmp_path / "images")
+    assert runs.flowrl("vote", source, *VOTE, "--out", "votes") == 0
+    said = capsys.readouterr().out
+    assert "36 pairs of 12 prompts voted on" in said and "own consistency" in said
+    assert "?token=" not in said, "a simulated person prints no link"
+    plan = VotePlan.read(Path("votes"))
+    assert VoteLog.read(Path("votes"), plan).finished
+    assert runs.flowrl("vote", "votes") == 0, "a finished folder answers at once"
+    assert runs.flowrl("vote", "votes", "--votes", "3") == 2
+    assert "whose number and order are fixed" in capsys.readouterr().err
+    words = ("--features", CLIP, "--robust", "4", "--out", "taste", "--beside", "brightness")
+    assert runs.flowrl("fit-reward", "votes", *words) == 0
+    said = capsys.readouterr().out
+    assert "fitted to 36 votes on pairs of 12 prompts" in said
+    assert "on prompts that it has not seen it agrees with people on" in said
+    more = ("--features", CLIP, "--robust", "0", "--reuse", "taste", "--out", "second")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FeatureColumns, "of", None)  # nothing is computed again for the fit
+        patch.setattr("flowrl.votes.fit.report_rewards", lambda *_: None)
+        assert runs.flowrl("fit-reward", "votes", *more) == 0
+    assert (
+        Path("second/head.safetensors").read_bytes() == Path("taste/head.safetensors").read_bytes()
+    )
+    capsys.readouterr()
+    page = Path("taste/evaluation/evaluation.html").read_text()
+    assert "taste, held-out prompts" in page and "brightness" in page
+    found = json.loads(Path("taste/evaluation/evaluation.json").read_text())
+    accuracy = found["rewards"]["taste, held-out prompts"]["accuracy"]["half"]
+    assert accuracy["value"] > 0.7, "size is easy for this model"
+    reward = rewards.load("fitted", path="taste")
+    assert reward.has_seen("a red square ")
+    words = ("--rewards", "{name: fitted, path: taste}", "--robust", "0", "--out", "again")
+    assert runs.flowrl("evaluate-rewards", "votes/votes.jsonl", *words) == 0
+    said = capsys.readouterr().out
+    assert "was fitted to votes on the prompts of 36 of the 36 pairs" in said
+    assert runs.flowrl("fit-reward", "votes", "--features", CLIP, "--out", "taste") == 2
+    assert "taste already exists" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def finished(pipeline, tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("voted")
+    tree = small(pipeline, place)
+    tree["train"]["iterations"] = 1
+    assert runs.flowrl("train", runs.write(tree, place), "--folder", place / "run") == 0
+    return place / "run"
+
+
+def test_a_run_is_compared_with_its_base_beside_its_recorded_scores(finished, capsys):
+    assert runs.flowrl("vote", finished, *VOTE, "--votes", "8") == 0
+    said = capsys.readouterr().out
+    assert "people prefer the trained weights in" in said and "brightness prefers trained" in said
+    folder = finished / "votes" / "vote-0001"
+    plan = VotePlan.read(folder)
+    assert plan.sides == ("trained", "base") and len(plan.pairs) == 8
+    for a, b in plan.pairs:
+        first, second = plan.samples[a], plan.samples[b]
+        assert first.prompt == second.prompt
+        assert (first.origin, second.origin) == ("trained", "base")
+        assert first.scores["brightness"] != second.scores["brightness"]
+    assert any("people prefer" in line for line in RunFolder.read(finished).votes)
+    assert "people prefer the trained weights" in (finished / "report.html").read_text()
+
+
+def test_two_runs_are_compared_by_name(finished, tmp_path, capsys):
+    words = (*VOTE, "--votes", "4", "--out", tmp_path / "both")
+    assert runs.flowrl("vote", finished, finished, *words) == 0
+    assert "people prefer run (1) in" in capsys.readouterr().out
+    assert VotePlan.read(tmp_path / "both").kind == "runs"
+
+
+def test_a_run_file_is_voted_on_before_anything_is_trained(pipeline, tmp_path, capsys):
+    file = runs.write(small(pipeline, tmp_path), tmp_path)
+    words = (*VOTE, "--votes", "6", "--out", tmp_path / "votes")
+    assert runs.flowrl("vote", file, *words) == 0
+    plan = VotePlan.read(tmp_path / "votes")
+    assert (plan.kind, plan.sides, len(plan.pairs)) == ("base", (), 6)
+    assert all(plan.samples[a].prompt == plan.samples[b].prompt for a, b in plan.pairs)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "give a run's folder"),
+        (("nowhere",), "nowhere: no such file or folder, and none of flowrl's runs"),
+        (("empty",), "empty has no images or videos"),
+        (("one",), "has no two samples of one prompt"),
+        (("one", "one"), "two sources must be two runs"),
+        (("one", "--results"), "--results and --forget need a folder of votes"),
+        (("one", "--question", " "), "--question is empty"),
+        (("one", "--raters", "0"), "--raters"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_leaves_no_folder(
+    words, sentence, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("one").mkdir()
+    to_pil(torch.zeros(3, 8, 8)).save("one/a_cat.png")
+    assert runs.flowrl("vote", *words) == 2
+    assert sentence in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "one"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--out", "new", "--features", "judge"), "--features: features: 'judge' offers none"),
+        (("--out", "new", "--features", "{name: clip, modle: x}"), "has no setting 'modle'"),
+        ((), "name the new folder with --out"),
+        (("--out", "new", "--beside", "nobody"), "there is no reward 'nobody'"),
+        (("--out", "new", "--features", "{name: clip, model: /nowhere}"), "/nowhere"),
+    ],
+)
+def test_a_mistake_of_a_fit_is_a_sentence_and_leaves_no_folder(
+    words, sentence, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert runs.flowrl("fit-reward", PAIRS, *words) == 2
+    assert sentence in capsys.readouterr().err
+    assert not Path("new").exists()

@@ -1,0 +1,281 @@
+"""The plan, the log and the answer of votes."""
+
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+
+from flowrl.errors import UserError
+from flowrl.evaluation.preferences import ReadOptions, load_preferences
+from flowrl.votes.answer import (
+    PairVote,
+    alpha_of,
+    answer_of,
+    krippendorff,
+    pair_votes,
+    table_rows,
+    write_results,
+)
+from flowrl.votes.log import EVENTS, NotShown, VoteLog, forget_rater
+from flowrl.votes.plan import LEAST_GAP, VotePlan, orders, pairs_within
+from tests.support.voting import log_lines, written_plan
+
+
+@pytest.mark.parametrize("pairs", [1, 9, 15, 16, 20, 60, 200])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_one_pair_in_ten_is_asked_again_with_sides_changed_and_late(pairs, seed):
+    (turns,) = orders(pairs, 1, seed).values()
+    first = {t.pair: (i, t) for i, t in enumerate(turns) if not t.again}
+    again = [(i, t) for i, t in enumerate(turns) if t.again]
+    assert sorted(first) == list(range(pairs))
+    assert len(again) == len({t.pair for _, t in again}) == min(pairs // 10, max(0, pairs - 14))
+    for place, turn in again:
+        before, shown = first[turn.pair]
+        assert place - before >= LEAST_GAP and turn.a_left != shown.a_left
+    assert orders(pairs, 1, seed) == orders(pairs, 1, seed)
+
+
+def test_sides_are_drawn_evenly_and_by_the_seed():
+    left = [t.a_left for seed in range(30) for t in orders(50, 1, seed)["rater-1"] if not t.again]
+    assert abs(np.mean(left) - 0.5) < 4 * 0.5 / len(left) ** 0.5
+    assert orders(50, 1, 0) != orders(50, 1, 1)
+
+
+def test_several_raters_share_a_fifth_and_divide_the_rest():
+    found = {rater: {t.pair for t in turns} for rater, turns in orders(100, 3, 0).items()}
+    shared = set.intersection(*found.values())
+    assert len(shared) == 20 and set.union(*found.values()) == set(range(100))
+    assert sum(len(own - shared) for own in found.values()) == 80
+
+
+def test_pairs_of_a_folder_take_one_of_each_prompt_before_a_second():
+    groups = [0, 0, 0, 1, 1, 2]
+    pairs = pairs_within(groups, None, seed=0)
+    assert sorted(pairs) == [(0, 1), (0, 2), (1, 2), (3, 4)]
+    assert {groups[a] for a, _ in pairs_within(groups, 2, seed=0)} == {0, 1}
+
+
+def test_a_plan_is_read_as_it_was_written_and_damage_is_a_sentence(tmp_path):
+    plan = written_plan(tmp_path)
+    assert VotePlan.read(tmp_path) == plan
+    path = tmp_path / "plan.json"
+    whole = path.read_text()
+    for damage in (whole[:100], "[]", "{}", whole.replace('"pairs"', '"peers"'), "null"):
+        path.write_text(damage)
+        with pytest.raises(UserError, match=r"plan\.json is damaged"):
+            VotePlan.read(tmp_path)
+    path.unlink()
+    with pytest.raises(UserError, match=r"no folder of votes"):
+        VotePlan.read(tmp_path)
+
+
+def voted(log: VoteLog, rater: str = "rater-1", choose=lambda turn, k: "left") -> None:
+    """Let a rater vote on all that is left."""
+    turns = log.plan.turns[rater]
+    while (showing := log.show(rater)) is not None:
+        k = len(log.raters[rater].given)
+        log.vote(rater, showing, choose(turns[k], k), 1.0)
+
+
+def test_a_vote_that_arrives_twice_counts_once_and_an_old_one_is_refused(tmp_path):
+    plan = written_plan(tmp_path)
+    with VoteLog.opened(tmp_path, plan) as log:
+        first = log.show("rater-1")
+        assert log.show("rater-1") == first, "a reload shows the same id"
+        assert log.vote("rater-1", first, "left", 1.0)
+        assert not log.vote("rater-1", first, "right", 1.0)
+        with pytest.raises(NotShown):
+            log.vote("rater-1", "0" * 24, "left", 1.0)
+        second = log.show("rater-1")
+        assert log.vote("rater-1", second, None, 1.0)
+        assert log.undo("rater-1", second) and not log.undo("rater-1", second)
+        with pytest.raises(NotShown):
+            log.vote("rater-1", second, "left", 1.0)  # sent late, after the undo
+        third = log.show("rater-1")
+        assert third != second and log.raters["rater-1"].shown[third] == 1
+        with pytest.raises(NotShown):
+            log.undo("rater-1", third)
+    read = VoteLog.read(tmp_path, plan)
+    assert [(g.id, g.verdict) for g in read.raters["rater-1"].given] == [(first, "left")]
+    assert read.raters["rater-1"].open == third
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+def test_a_line_that_a_kill_cut_off_is_removed_and_the_rest_stays(tmp_path, cut):
+    plan = written_plan(tmp_path)
+    with VoteLog.opened(tmp_path, plan) as log:
+        log.vote("rater-1", log.show("rater-1"), "right", 1.0)
+        log.show("rater-1")
+    path = tmp_path / EVENTS
+    path.write_bytes(path.read_bytes()[:-cut])
+    with VoteLog.opened(tmp_path, plan) as log:
+        assert len(log.raters["rater-1"].given) == 1
+        log.vote("rater-1", log.show("rater-1"), "left", 1.0)
+    assert len(VoteLog.read(tmp_path, plan).raters["rater-1"].given) == 2
+    assert [each["event"] for each in log_lines(tmp_path)].count("vote") == 2
+
+
+def test_a_damaged_line_inside_the_log_is_named_and_nothing_is_removed(tmp_path):
+    plan = written_plan(tmp_path)
+    with VoteLog.opened(tmp_path, plan) as log:
+        for _ in range(3):
+            log.vote("rater-1", log.show("rater-1"), "right", 1.0)
+    path = tmp_path / EVENTS
+    lines = path.read_text().splitlines(keepends=True)
+    for damage in ("\n", "{}\n", "[1]\n", lines[1].replace("right", "up"), lines[1] + lines[1]):
+        path.write_text("".join([lines[0], damage, *lines[2:]]))
+        before = path.read_bytes()
+        opened = VoteLog.opened(tmp_path, plan)
+        with pytest.raises(UserError, match=r"events\.jsonl, line [23]: not an event"), opened:
+            pass
+        assert path.read_bytes() == before
+
+
+def test_a_second_process_is_refused(tmp_path):
+    plan = written_plan(tmp_path)
+    second = VoteLog.opened(tmp_path, plan)
+    refused = pytest.raises(UserError, match="is open in another `flowrl vote`")
+    with VoteLog.opened(tmp_path, plan), refused, second:
+        pass
+
+
+def test_on_a_full_disk_the_vote_is_refused_and_the_log_stays_whole(tmp_path, monkeypatch):
+    plan = written_plan(tmp_path)
+    with VoteLog.opened(tmp_path, plan) as log:
+        showing = log.show("rater-1")
+        whole, write = (tmp_path / EVENTS).read_bytes(), os.pwrite
+
+        def full(file, data, at):
+            if len(data) < 10:
+                raise OSError(28, "No space left on device")
+            return write(file, data[:-5], at)  # a part fits
+
+        monkeypatch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space left"):
+            log.vote("rater-1", showing, "left", 1.0)
+        monkeypatch.undo()
+        assert (tmp_path / EVENTS).read_bytes() == whole and not log.raters["rater-1"].given
+        assert log.vote("rater-1", showing, "left", 1.0)
+    assert len(VoteLog.read(tmp_path, plan).raters["rater-1"].given) == 1
+
+
+def prefers_first(turn, _k):
+    return "left" if turn.a_left else "right"
+
+
+def test_the_answer_says_what_people_prefer_with_interval_and_consistency(tmp_path):
+    plan = written_plan(tmp_path, pairs=40, prompts=10)
+    with VoteLog.opened(tmp_path, plan) as log:
+        voted(log, choose=prefers_first)
+        found = write_results(tmp_path, log)
+    assert found.preferred.value == 1.0 and 0.5 < found.preferred.low < 1.0
+    assert (found.pairs, found.prompts, found.consistency.n, found.consistency.value) == (
+        40, 10, 4, 1.0,
+    )  # fmt: skip
+    text = found.sentences[0]
+    assert text.startswith("people prefer the trained weights in 100 % of 40 pairs of 10 prompts (")
+    assert "prompts resampled; ties half; own consistency 1.00, 4 repeats" in text
+    assert "looked at early" not in text
+    assert any(
+        "size prefers trained in 100 % of them and agrees with people on 100 %" in line
+        for line in found.sentences
+    )
+    assert json.loads((tmp_path / "answer.json").read_text())["pairs"] == 40
+
+
+def test_always_the_left_side_is_no_preference_and_no_consistency(tmp_path):
+    plan = written_plan(tmp_path, pairs=200, prompts=50)
+    with VoteLog.opened(tmp_path, plan) as log:
+        voted(log)
+        found = answer_of(log)
+    assert found.consistency.value == 0.0 and found.consistency.n == 20
+    assert found.preferred.low < 0.5 < found.preferred.high
+
+
+def test_read_before_the_end_it_says_so(tmp_path):
+    plan = written_plan(tmp_path, pairs=20)
+    with VoteLog.opened(tmp_path, plan) as log:
+        assert "no vote so far" in answer_of(log).sentences[0]
+        log.vote("rater-1", log.show("rater-1"), "left", 1.0)
+        assert "looked at early" in answer_of(log).sentences[0]
+
+
+def test_ties_skips_and_repeats_count_as_they_should(tmp_path):
+    plan = written_plan(tmp_path, pairs=20, prompts=4)
+    verdicts = ["equal", "both_bad", None]
+
+    def choose(turn, _k):
+        if turn.again:
+            return "left"
+        return verdicts[turn.pair] if turn.pair < 3 else prefers_first(turn, 0)
+
+    with VoteLog.opened(tmp_path, plan) as log:
+        voted(log, choose=choose)
+        rows, found = table_rows(log), write_results(tmp_path, log)
+    by_pair = {vote.pair: vote for vote in pair_votes(log)}
+    repeated = {t.pair for t in plan.turns["rater-1"] if t.again}
+    assert (2 in by_pair) == (2 in repeated), "a pair that was only skipped is left out"
+    assert len(rows) == len(by_pair)
+    labels = [by_pair[k].label for k in sorted(by_pair)]
+    assert by_pair[0].label == by_pair[1].label == 0.5
+    assert [by_pair[0].both_bad, by_pair[1].both_bad] == [False, True]
+    assert found.preferred.value == pytest.approx(np.mean(labels)) and found.ties >= 2
+    read = load_preferences(tmp_path / "votes.jsonl", ReadOptions())
+    assert read.layout == "plain" and sorted(read.label) == sorted(labels)
+    assert {row["side"] for row in read.rows} == {"left", "right"}
+
+
+def test_alpha_is_krippendorffs_own_example():
+    """Krippendorff 2011, Computing Krippendorff's Alpha-Reliability, section D: interval data,
+    alpha 0.849."""
+    nan = math.nan
+    table = [
+        [1, 2, 3, 3, 2, 1, 4, 1, 2, nan, nan, nan],
+        [1, 2, 3, 3, 2, 2, 4, 1, 2, 5, nan, 3],
+        [nan, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, nan],
+        [1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, nan],
+    ]
+    assert krippendorff(np.array(table).T) == pytest.approx(0.849, abs=5e-4)
+
+
+def test_alpha_of_raters_does_not_depend_on_which_sample_is_a(tmp_path):
+    plan = written_plan(tmp_path, pairs=40, prompts=10, raters=2)
+    rng = np.random.default_rng(0)
+
+    def votes(flip):
+        drawn = np.random.default_rng(1).choice([0.0, 0.5, 1.0], (40, 2))
+        found = []
+        for pair, row in enumerate(drawn):
+            for rater, label in enumerate(row):
+                value = 1 - label if flip[pair] else label
+                found.append(PairVote(f"rater-{rater}", pair, value, False, 1.0, True, None))
+        return found
+
+    plain = alpha_of(votes(np.zeros(40, bool)), plan)
+    flipped = alpha_of(votes(rng.random(40) < 0.5), plan)
+    assert plain is not None and flipped is not None and plain[1] == 40
+    assert plain[0].value == pytest.approx(flipped[0].value, abs=1e-12)
+    assert plain[0].low < plain[0].value < plain[0].high
+    same = [v._replace(label=1.0 if v.pair % 2 else 0.0) for v in votes(np.zeros(40, bool))]
+    agreed = alpha_of(same, plan)
+    assert agreed is not None and agreed[0].value == pytest.approx(1.0)
+
+
+def test_a_rater_is_forgotten_with_all_votes_and_the_rest_stays(tmp_path):
+    plan = written_plan(tmp_path, pairs=20, raters=3)
+    with VoteLog.opened(tmp_path, plan) as log:
+        for rater in plan.turns:
+            voted(log, rater)
+        kept = [vote for vote in pair_votes(log) if vote.rater != "rater-2"]
+    left = forget_rater(tmp_path, "rater-2")
+    assert list(left.turns) == ["rater-1", "rater-3"] and left == VotePlan.read(tmp_path)
+    log = VoteLog.read(tmp_path, left)
+    assert pair_votes(log) == kept and log.finished
+    assert "rater-2" not in (tmp_path / EVENTS).read_text() + (tmp_path / "plan.json").read_text()
+    with pytest.raises(UserError, match="there is no 'rater-2'; the raters are rater-1, rater-3"):
+        forget_rater(tmp_path, "rater-2")
+    forget_rater(tmp_path, "rater-1")
+    with pytest.raises(UserError, match="rater-3 is the only rater"):
+        forget_rater(tmp_path, "rater-3")
