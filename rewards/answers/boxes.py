@@ -121,6 +121,7 @@ def simplified(answer: str) -> str:
     text = _REPEATING.sub(_fraction, text)
     text = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", _BARE_POINT.sub("", text))
     text = text.replace("{bmatrix}", "{pmatrix}")
+    text = re.sub(r"\\mid(?![a-zA-Z])", "|", text)
     text = " ".join(text.split()).rstrip(".").strip()
     return text.replace(",", "") if _GROUPED.fullmatch(text) else text
 

@@ -13,6 +13,7 @@ from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec
 from flowrl.settings.sections.data import PromptFiles
 from rewards import Reward, Samples
+from rewards.combine import scored as reward_scores
 from tests.data_sets.answers import AnswerForm
 from tests.data_sets.programs import ProgramForm
 
@@ -68,8 +69,9 @@ def verdicts(folder: Path, form: Form, reward: Any, shown: Callable[[str], str])
             rows.append(number)
             wins.append(completion in right)
     asked, meta = prompts.take(rows)
-    (scorer,) = rewards.values()
-    scores = scorer(Samples(texts, asked, torch.tensor(rows), meta)).tolist()
+    ((label, scorer),) = rewards.items()
+    samples = Samples(texts, asked, torch.tensor(rows), meta)
+    scores = reward_scores(label, scorer, samples).tolist()
     found: Verdicts = [[] for _ in form.rows]
     for row, score, win in zip(rows, scores, wins, strict=True):
         found[row].append((score, win))

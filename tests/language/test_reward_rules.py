@@ -51,6 +51,7 @@ def test_a_resume_says_so_once_and_drops_scores_of_the_older_rule(model, tmp_pat
     tree = text_runs.tree(model, tmp_path, text_runs.GRPO, iterations=2)
     tree["rewards"] = [{"name": "exact_answer", "kind": "text", "find": "last_number"}]
     tree["train"]["self_test"] = "off"
+    tree["prompts"]["unwinnable"] = "keep"  # its answers are letters
     run = tmp_path / "run"
     assert flowrl("train", runs.write(tree, tmp_path), "--folder", run) == 0
     _as_older(run)

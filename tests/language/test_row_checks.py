@@ -83,7 +83,9 @@ REWARDS_OF_ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("kind", REWARDS_OF_ANSWERS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param("math_answer", marks=pytest.mark.slow), "exact_answer", "by_row"]
+)
 def test_all_answers_are_asked_before_the_first_iteration(model, tmp_path, kind, capsys):
     reward, lost = REWARDS_OF_ANSWERS[kind]
     rows = [{"prompt": f"{i} :", "answer": str(i)} for i in range(400)] + ANSWERS  # beyond any N
