@@ -44,7 +44,10 @@ class Channel:
     def _exactly(self, size: int) -> bytes:
         parts = bytearray()
         while len(parts) < size:
-            part = os.read(self.file, min(size - len(parts), 2**16))
+            try:
+                part = os.read(self.file, min(size - len(parts), 2**16))
+            except ConnectionResetError as error:  # it ended with our message unread
+                raise Gone from error
             if not part:
                 raise Gone
             parts += part

@@ -2,7 +2,7 @@
 
     python scripts/benchmarks/bytes_in_flight.py
 
-Twenty-four requests of 60 MB reach `flowrl serve-reward length` at the same time; then a client
+Twenty-four requests of 60 MB reach `flowrl serve-reward` at the same time; then a client
 asks a server whose answer is 3 MB of gzip that would become 3 GB. Printed: resident memory before,
 at its peak and afterwards, and what was answered. Exit code 1 if the server's growth exceeds three
 times its budget, or the client's 64 MB.
@@ -29,7 +29,7 @@ MB = 10**6
 CLIENT = """
 import sys, torch
 from rewards import Samples, load
-reward = load("remote", url=sys.argv[1], patience={"tries": 1})
+reward = load("remote", url=sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
 try: print(reward(Samples(["a"] * 4, ["p"] * 4, torch.zeros(4, dtype=torch.long))))
@@ -77,10 +77,20 @@ def free_port() -> int:
 def of_server(requests: int, size: int) -> int:
     """Growth of a reward server under many large requests."""
     port = free_port()
-    command = [sys.executable, "-m", "flowrl", "serve-reward", "length", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "flowrl",
+        "serve-reward",
+        "{name: length, most: 100}",
+        "--port",
+        str(port),
+    ]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while True:
+            if server.poll() is not None:
+                raise RuntimeError(f"the server ended with code {server.returncode}")
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()
                 break
