@@ -192,8 +192,13 @@ class UpdateFacts(NamedTuple):
             for name, (gradient, move) in each.modules.items():
                 before = modules.get(name, (0.0, 0.0))
                 modules[name] = max(before[0], gradient), max(before[1], move)
-        rows, kept, signal, taught = (sum(each[k] for each in every) for k in range(4))
-        return cls(rows, kept, signal, taught, modules)
+        return cls(
+            sum(each.rows for each in every),
+            sum(each.kept for each in every),
+            sum(each.signal for each in every),
+            sum(each.taught for each in every),
+            modules,
+        )
 
     @property
     def reached(self) -> list[str]:

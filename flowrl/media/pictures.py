@@ -55,12 +55,12 @@ def contact_grid(
     )
     pen = ImageDraw.Draw(page)
     font.draw(pen, (GAP, 9), title, INK)
-    known = [s for s in scores if s is not None and s != ABSTAINS]
+    known = [s for s in scores if isinstance(s, float | int)]
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
     for i, (tile, text, score) in enumerate(zip(tiles, texts, scores, strict=True)):
         x, y = GAP + i % columns * (width + GAP), 36 + i // columns * (height + below + GAP)
         page.paste(tile, (x, y))
-        if score is None or score == ABSTAINS:
+        if score is None or isinstance(score, str):
             label, colour = score or "unscored", PALE
         else:
             share = 1.0 if high == low else (score - low) / (high - low)

@@ -58,7 +58,11 @@ class ImageRows:
 
     names: tuple[str, ...]
 
-    def winnable(self, _: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
+    def winnable(
+        self,
+        prompts: Sequence[str],  # noqa: ARG002
+        meta: Sequence[Mapping[str, Any]],
+    ) -> list[Winnable]:
         return [self._decoded(row) for row in meta]
 
     def _decoded(self, row: Mapping[str, Any]) -> Winnable:

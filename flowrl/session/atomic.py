@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
@@ -115,7 +115,7 @@ def to_disk(path: Path) -> bool:
     return True
 
 
-def flushed(file: TextIO) -> None:
+def flushed(file: IO[Any]) -> None:
     """Flush the data of an open file to disk, if the file system can."""
     file.flush()
     try:

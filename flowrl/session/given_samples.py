@@ -206,7 +206,11 @@ class ReadableRows:
 
     samples: GivenSamples
 
-    def winnable(self, _: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
+    def winnable(
+        self,
+        prompts: Sequence[str],  # noqa: ARG002
+        meta: Sequence[Mapping[str, Any]],
+    ) -> list[Winnable]:
         return [self._read(self.samples.file.rows[row[ROW]]) for row in meta]
 
     def _read(self, items: Sequence[int]) -> Winnable:

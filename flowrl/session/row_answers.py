@@ -10,6 +10,7 @@ import torch
 from accelerate import PartialState
 
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.processes.meeting import agreed
 from flowrl.prompts import Draws, PromptSet
 from flowrl.prompts.prompt_set import PromptRow
@@ -81,7 +82,7 @@ def append(file: Path, line: Mapping[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as out:
         cut = file.stat().st_size and not _ends_whole(file)
-        out.write(b"\n" * bool(cut) + json.dumps(line).encode() + b"\n")
+        out.write(b"\n" * bool(cut) + json_text(line).encode() + b"\n")
         flushed(out)
 
 

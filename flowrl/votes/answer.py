@@ -1,7 +1,6 @@
 """The answer of votes: which side people prefer, how sure that is, and what rewards say of the same
 pairs. Also the table of votes, in the layout `plain` of `flowrl evaluate-rewards`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from flowrl.evaluation.agreement import MeanInterval, Resamples
+from flowrl.json_text import json_text
 from flowrl.pages.records import write_whole
 from flowrl.votes.log import GivenVote, VoteLog
 from flowrl.votes.plan import VotePlan
@@ -288,9 +288,9 @@ def table_rows(log: VoteLog) -> list[dict[str, Any]]:
 def write_results(folder: Path, log: VoteLog) -> VoteAnswer:
     """Write votes.jsonl and answer.json from the log; return the answer."""
     rows, found = table_rows(log), answer_of(log)
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    lines = [json_text(row, ensure_ascii=False) + "\n" for row in rows]
     write_whole(folder / TABLE, "".join(lines))
-    write_whole(folder / ANSWER, json.dumps(_plain(vars(found)), indent=1) + "\n")
+    write_whole(folder / ANSWER, json_text(_plain(vars(found)), indent=1) + "\n")
     return found
 
 

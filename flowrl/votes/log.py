@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.pages.records import write_whole
 from flowrl.session.atomic import NO_LOCKS, to_disk
 from flowrl.votes.plan import VotePlan
@@ -151,7 +152,7 @@ class VoteLog:
     def _append(self, event: Mapping[str, Any]) -> None:
         """Write an event to disk, then apply it. OSError, with the file as it was, if that fails,
         such as on a full disk."""
-        line = (json.dumps({**event, "at": round(time.time(), 3)}) + "\n").encode()
+        line = (json_text({**event, "at": round(time.time(), 3)}) + "\n").encode()
         try:
             written = 0
             while written < len(line):

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.pages.records import write_whole
 
 PLAN = "plan.json"
@@ -69,7 +70,7 @@ class VotePlan:
 
     def write(self, folder: Path) -> None:
         tree = {"format": PLAN_FORMAT, **asdict(self)}
-        write_whole(folder / PLAN, json.dumps(tree, indent=1) + "\n")
+        write_whole(folder / PLAN, json_text(tree, indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> "VotePlan":

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.checks.proofs import PROOFS
-from rewards.perception.frames import AGGREGATES, OverFrames, frame_indices
+from rewards.perception.frames import AGGREGATES, OverFrames, ScoresImages, frame_indices
 from rewards.types import Reward, Samples
 
 GRADED = tuple(
@@ -39,7 +39,7 @@ class Differentiable(Protocol):
 DifferentiableScore = Callable[[Tensor, Samples], Float[Tensor, " n"]]
 
 
-def differentiable_score(name: str, reward: Reward) -> DifferentiableScore:
+def differentiable_score(name: str, reward: Reward | ScoresImages) -> DifferentiableScore:
     """Return the reward as a differentiable function (media, samples).
 
     Raise a ValueError if the reward has no gradient."""

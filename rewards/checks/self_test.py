@@ -347,7 +347,7 @@ def check_declared(name: str, reward: Reward, prompts: Prompts | None = None) ->
     if samples is not None:
         scores = scored(name, reward, samples)
     else:
-        samples, scores = _probed(name, reward, Prompts() if prompts is None else prompts)
+        samples, scores, _ = _probed(name, reward, Prompts() if prompts is None else prompts)
     _check_batches(name, reward, samples, scores)
 
 

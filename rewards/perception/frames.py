@@ -52,6 +52,9 @@ def frame_indices(count: int, frames: Frames) -> list[int]:
     return list(range(0, count, int(match[1])))
 
 
+ScoresImages = Callable[[Samples], Float[Tensor, " n"]]
+
+
 @dataclass(frozen=True)
 class OverFrames:
     """Applies `reward` to images; a video gets the aggregate of its chosen frames' scores.
@@ -59,7 +62,7 @@ class OverFrames:
     Unscored frames (NaN) do not count; a video without any scored frame is unscored.
     """
 
-    reward: Callable[[Samples], Float[Tensor, " n"]]
+    reward: ScoresImages
     name: str
     frames: Frames = "all"
     aggregate: Aggregate = "mean"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rewards.perception.embedding import DtypeName, Placement
-from rewards.perception.frames import Aggregate, Frames, OverFrames
+from rewards.perception.frames import Aggregate, Frames, OverFrames, ScoresImages
 from rewards.types import OneOrMore, Reward
 
 
@@ -26,6 +26,6 @@ class ImageModelSettings:
     def place(self) -> Placement:
         return Placement.of(self.device, self.dtype)
 
-    def over_frames(self, name: str, reward: Reward) -> Reward:
+    def over_frames(self, name: str, reward: ScoresImages) -> Reward:
         """Apply a reward of images to both images and videos."""
         return OverFrames(reward, name, self.frames, self.aggregate)

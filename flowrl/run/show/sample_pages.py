@@ -62,7 +62,7 @@ def save_samples(session: Session, made: Evaluated, iteration: int, name: str) -
     if not pick:
         return
     column = result.scores.names.index(key)
-    scores = [_shown(result.scores, i, column) for i in pick]
+    scores: list[ShownScore] = [_shown(result.scores, i, column) for i in pick]
     mean = f"{result.metrics[key]:.3f}" if key in result.metrics else "applies to no sample"
     title = f"{session.folder.name}, iteration {iteration}: {key} {mean}"
     samples, folder = session.drawn(result.samples.take(pick)), session.folder / "samples"
@@ -109,7 +109,7 @@ def save_training_samples(session: Session, made: Iteration) -> None:
     samples = session.drawn(taken)
     title = f"{session.folder.name}, training, iteration {iteration}"
     outside = made.scores.plans[0].own.outside.tolist()
-    rewards = [
+    rewards: list[ShownScore] = [
         ABSTAINS if outside[i] else line["reward"] for i, line in zip(pick, lines, strict=True)
     ]
     page = Page(samples, rewards, title)

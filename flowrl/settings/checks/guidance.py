@@ -11,7 +11,7 @@ MEASURED = ("none", None)  # their numbers are known once the model is loaded
 
 def scale_word(scale: GuidanceScale) -> str:
     """A guidance scale as it is written in a run's file."""
-    return "null" if scale is None else scale if scale == "none" else f"{scale:g}"
+    return "null" if scale is None else scale if isinstance(scale, str) else f"{scale:g}"
 
 
 def compares_densities(algorithm: Algorithm) -> bool:

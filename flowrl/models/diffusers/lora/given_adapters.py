@@ -57,7 +57,8 @@ def merge_adapters(pipe: Any, adapters: Sequence[FrozenAdapter]) -> None:
         with in_diffusers_format(pipe, each.path, place) as read:
             load_whole(pipe, read, FROZEN, place, each.path, second=second)
         filled = [name for name, module in _loadable(pipe).items() if _layers(module)]
-        if not any(_changes(layer) for name in filled for layer in _layers(pipe.components[name])):
+        layers = [layer for name in filled for layer in _layers(getattr(pipe, name))]
+        if not any(_changes(layer) for layer in layers):
             raise UserError(
                 f"{place}: {each.path} changes nothing, since a matrix of each of its products is "
                 "0 (an adapter that was never trained); leave it out, or name another file"
@@ -68,6 +69,7 @@ def merge_adapters(pipe: Any, adapters: Sequence[FrozenAdapter]) -> None:
 
 def _changes(layer: BaseTunerLayer) -> bool:
     """Whether a layer's adapter adds anything: all of its matrices have values."""
+    assert isinstance(layer, nn.Module)  # as all of peft's are
     matrices = [p for name, p in layer.named_parameters() if f".{FROZEN}." in f"{name}."]
     return all(bool(p.detach().count_nonzero()) for p in matrices)
 
