@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MARK = "not a finite number"  # the key of the object that stands for one, in `exact_text`
+NOT_FINITE = "not a finite number"  # the key of the object that stands for one, in `exact_text`
 _NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -20,7 +20,7 @@ def json_text(value: Any, **options: Any) -> str:
 
 def exact_text(value: Any) -> str:
     """A JSON text from which `read_exact` restores numbers that are not finite."""
-    return json.dumps(_replaced(value, lambda number: {MARK: str(number)}), allow_nan=False)
+    return json.dumps(_replaced(value, lambda number: {NOT_FINITE: str(number)}), allow_nan=False)
 
 
 def read_exact(text: str | bytes) -> Any:
@@ -35,8 +35,8 @@ def not_finite(values: Mapping[str, Any]) -> int:
 
 
 def _restored(tree: dict[str, Any]) -> Any:
-    name = tree.get(MARK)
-    return _NAMES[name] if tree.keys() == {MARK} and name in _NAMES else tree
+    name = tree.get(NOT_FINITE)
+    return _NAMES[name] if tree.keys() == {NOT_FINITE} and name in _NAMES else tree
 
 
 def _replaced(value: Any, other: Any) -> Any:

@@ -1,6 +1,5 @@
 """`flowrl drill RUN`: kills, hangs, fills and cuts on copies of a run, and a page of them."""
 
-import json
 import os
 import random
 import shutil
@@ -23,6 +22,7 @@ from flowrl.drill.proxy import Proxy
 from flowrl.drill.same_end import numbered_in, saved
 from flowrl.drill.training import DrilledProgram, Overdue
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.pages.records import write_whole
 from flowrl.pages.stack import duration_text, from_template
 from flowrl.paths import new_numbered
@@ -134,7 +134,7 @@ def _drilled(
         print("\nstopped; everything that was started has ended", flush=True)
     seconds = time.monotonic() - began
     numbers = [asdict(outcome) for outcome in outcomes]
-    write_whole(place / NUMBERS, json.dumps(numbers, indent=1) + "\n")
+    write_whole(place / NUMBERS, json_text(numbers, indent=1) + "\n")
     write_whole(place / PAGE, drill_page(drill, outcomes, seconds, stopped, len(faults)))
     print(f"page: {place / PAGE}")
     if stopped:

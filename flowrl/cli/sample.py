@@ -1,6 +1,5 @@
 """Generate samples for prompts, with a run's weights or with an untrained model."""
 
-import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,6 +24,7 @@ from flowrl.cli.steer import (
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import parse_specs
 from flowrl.iteration.sample import decode_samples_of
+from flowrl.json_text import json_text
 from flowrl.media.pictures import ABSTAINS, ShownScore
 from flowrl.media.statistics import Statistics
 from flowrl.models.own.policy import shown_by
@@ -137,7 +137,7 @@ def _save_each(page: Page, policy: Policy | RewrittenPolicy, out: Path) -> None:
             {"file": f"{i:03d}.{ending}", "prompt": prompt}
             for i, prompt in enumerate(shown.samples.prompts)
         ]
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        lines = [json_text(row, ensure_ascii=False) + "\n" for row in rows]
         (out / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
 
 

@@ -21,7 +21,7 @@ from flowrl.drill.training import DrilledProgram, Overdue, Training, begun, runs
 
 FaultKind = Literal["kills", "ends", "hangs", "fills", "cuts", "records"]
 EVERY = 2  # iterations between checkpoints of a copy, so that some are not saved yet
-HANG_SECONDS = 20.0  # that a stopped process stays stopped
+STOPPED_SECONDS = 20.0  # that a stopped process stays stopped
 ORPHAN_SECONDS = 60.0  # that a training may take to end after its supervisor
 TMPFS_MOST = 2**31  # bytes of the largest disk that is filled
 
@@ -257,7 +257,7 @@ def hang(drill: Drill) -> FaultOutcome:
     """A process that is stopped for a while, one of several if there are."""
     several = drill.program.processes > 1
     what = "one process of several" if several else "the training"
-    outcome = FaultOutcome(f"{what} stopped for {HANG_SECONDS:.0f} s (SIGSTOP), then continued")
+    outcome = FaultOutcome(f"{what} stopped for {STOPPED_SECONDS:.0f} s (SIGSTOP), then continued")
     folder = drill.copy("hung")
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
         drill.at_a_moment(training)
@@ -269,7 +269,7 @@ def hang(drill: Drill) -> FaultOutcome:
         stopped = drill.rng.choice(workers)
         training.signal(signal.SIGSTOP, stopped)
         try:
-            while time.monotonic() < since + HANG_SECONDS and training.running():
+            while time.monotonic() < since + STOPPED_SECONDS and training.running():
                 time.sleep(0.1)
             said = training.text()[known:].strip()
         finally:

@@ -2,7 +2,7 @@
 
 Four links lead from an iteration's data to the weights: rows whose samples differ, a loss that
 depends on the policy for them, a gradient that reaches trained weights, and a step that moves them.
-`Watch` measures all four in the first update after each start, on what the update computes anyway:
+`LearningWatch` measures all four in the first update after a start, on what that computes anyway:
 no further evaluation, and one further transfer from a GPU. Where the data is silent (flat groups,
 unscored samples) the run goes on, and an alarm counts such iterations (flowrl/run/watch/alarms.py).
 Where another link is broken, settings are the cause, and the run ends.
@@ -67,7 +67,7 @@ def _not_zero(advantage: Tensor) -> Tensor:
 
 
 @dataclass
-class Watch:
+class LearningWatch:
     """Measures an update, on the device: `found` reads all numbers at once.
 
     taught  by chunk, the rows [b] that the loss has a gradient for
@@ -219,11 +219,15 @@ class LearningCheck:
 
     done: bool = False
 
-    def watch(self) -> Watch | None:
-        return None if self.done else Watch()
+    def watch(self) -> LearningWatch | None:
+        return None if self.done else LearningWatch()
 
     def judge(
-        self, learner: Learner, watch: Watch, metrics: Mapping[str, float], terminal: Terminal
+        self,
+        learner: Learner,
+        watch: LearningWatch,
+        metrics: Mapping[str, float],
+        terminal: Terminal,
     ) -> None:
         """Say what the update did, or raise a UserError, on all processes, if settings keep the
         model from learning. `metrics` are the iteration's, with `lr`."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from flowrl.errors import NotFiniteError
 from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.histograms import IterationValues
-from flowrl.iteration.learning_check import SIGNAL, LearningCheck, Watch, signal_metric
+from flowrl.iteration.learning_check import SIGNAL, LearningCheck, LearningWatch, signal_metric
 from flowrl.iteration.minibatches import Chunks, shares_of
 from flowrl.iteration.ratio_check import checked_ratio
 from flowrl.iteration.records import TrainingRows, Updated
@@ -88,7 +88,7 @@ def add_gradients(
     tally: Tally,
     seen: IterationValues | None,
     loss: ChunkLoss,
-    watch: Watch | None = None,
+    watch: LearningWatch | None = None,
 ) -> None:
     """Add the gradients of one optimizer step's chunks, and their metrics to `tally` and `seen`.
     `equal`: see `chunk_loss`; None after the iteration's first step."""
@@ -242,7 +242,7 @@ def update(
     keep_values: bool = False,
     loss: ChunkLoss = chunk_loss,
     prepare: Prepare = unchanged,
-    watch: Watch | None = None,
+    watch: LearningWatch | None = None,
 ) -> Updated:
     """Take the iteration's optimizer steps, which `watch` measures.
 
@@ -335,11 +335,11 @@ class UpdateStage:
 
         return with_smaller_calls(learner, self.terminal, check)
 
-    def steps(self, rows: TrainingRows) -> tuple[Updated, Watch | None]:
+    def steps(self, rows: TrainingRows) -> tuple[Updated, LearningWatch | None]:
         """Take the optimizer steps; again, with smaller calls, while the first is not taken."""
         learner = self.learner
 
-        def take() -> tuple[Updated, Watch | None]:
+        def take() -> tuple[Updated, LearningWatch | None]:
             learner.policies.forget_gradients()
             watch, kept = self.learning.watch(), self.keep_values
             made = update(learner, rows, self.progress, kept, self.loss, self.prepare, watch)

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-LENGTH = 8  # bytes: a little-endian number before the header of a safetensors file
+LENGTH_BYTES = 8  # bytes: a little-endian number before the header of a safetensors file
 
 
 def fix_order(folder: Path) -> None:
@@ -14,7 +14,7 @@ def fix_order(folder: Path) -> None:
     """
     for path in sorted(folder.rglob("*.safetensors")):
         with path.open("r+b") as file:
-            length = int.from_bytes(file.read(LENGTH), "little")
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             header = json.loads(file.read(length))
             known = header.get("__metadata__", {})
             header["__metadata__"] = dict(sorted(known.items()))
@@ -24,5 +24,5 @@ def fix_order(folder: Path) -> None:
             written = text.encode().ljust(length)
             if len(written) != length:
                 raise ValueError(f"{path}: its header is not as safetensors writes it")
-            file.seek(LENGTH)
+            file.seek(LENGTH_BYTES)
             file.write(written)

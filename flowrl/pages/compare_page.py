@@ -27,7 +27,7 @@ from flowrl.pages.stack import duration_text, from_template, number, sign, signe
 
 MOST_RUNS = 12
 ALL_PAIRS = 5  # runs up to which every pair is compared; beyond, each with the first
-TRAINING = "Training reward"
+TRAINING_REWARD = "Training reward"
 OTHERS = (
     ("kl", "KL divergence from the start"),
     ("held_out/image/diversity", "Diversity of held-out samples"),
@@ -211,7 +211,9 @@ def _charts(named: NamedRuns) -> Iterator[Chart]:
     sums = _by(named, training_reward)
     for text, runs in sums.items():
         lines = [Curve(label, run.column("reward")) for label, run in runs.items()]
-        yield Chart(f"{TRAINING}: {text}" if len(sums) > 1 else TRAINING, lines, "reward")
+        yield Chart(
+            f"{TRAINING_REWARD}: {text}" if len(sums) > 1 else TRAINING_REWARD, lines, "reward"
+        )
     for name, title in OTHERS:
         lines = [
             Curve(label, run.column(name), marks="held" in name) for label, run in named.items()

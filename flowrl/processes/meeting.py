@@ -16,7 +16,7 @@ from torch.distributed.constants import default_pg_nccl_timeout, default_pg_time
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from flowrl.errors import UserError, after
-from flowrl.processes.store import Launch, NotMet, Place, name_attempt, restarts
+from flowrl.processes.store import Launch, NotMet, StorePlace, name_attempt, restarts
 from flowrl.processes.watch import Board, Watch, hang_seconds, seconds_of, watching
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def meet(cpu: bool) -> PartialState:
     variable FLOWRL_MEETING_SECONDS: without a launcher nothing else would notice that a process has
     died. Later waits end as `flowrl.processes.watch` says.
     """
-    seconds, began, place = _seconds(), time.monotonic(), Place.given()
+    seconds, began, place = _seconds(), time.monotonic(), StorePlace.given()
     if dist.is_initialized():
         _MET[:] = _MET or [Meeting(None, Launch(None, (restarts(),)))]
         return PartialState(cpu=cpu)
@@ -100,7 +100,7 @@ def meet(cpu: bool) -> PartialState:
     return state
 
 
-def watched(state: PartialState) -> AbstractContextManager[None]:
+def watched_processes(state: PartialState) -> AbstractContextManager[None]:
     """Context in which the processes know of each other while they wait."""
     met, size = meeting(), state.num_processes
     if met.store is None or size == 1:

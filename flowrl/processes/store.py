@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-NAMES = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # of a launcher
+LAUNCHER_NAMES = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # of a launcher
 OF_AGENT = "TORCHELASTIC_USE_AGENT_STORE"
 RESTARTED = "TORCHELASTIC_RESTART_COUNT"
 RUN = "TORCHELASTIC_RUN_ID"
@@ -32,7 +32,7 @@ class NotMet(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class StorePlace:
     """The meeting place of the processes of a run, and this process among them."""
 
     address: str
@@ -44,7 +44,7 @@ class Place:
     @classmethod
     def given(cls) -> "Place | None":
         """The place that the launcher's variables name; None without a launcher."""
-        found = [os.environ.get(name, "") for name in NAMES]
+        found = [os.environ.get(name, "") for name in LAUNCHER_NAMES]
         if not all(found) or not all(word.isdecimal() for word in found[2:]):
             return None
         _, address, port, rank, size = found

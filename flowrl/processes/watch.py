@@ -30,12 +30,12 @@ HANG_VARIABLE = "FLOWRL_HANG_SECONDS"
 HANG_SECONDS = 1800.0  # a reward's server, or a first compilation, may take many minutes
 PATIENCE = 60.0  # seconds of waiting until the first sentence; the next ones come at twice the time
 PULSE = 1.0  # seconds between two signs of life
-WAITS = 3.0  # seconds inside one exchange that count as waiting for others
+WAITING_SECONDS = 3.0  # seconds inside one exchange that count as waiting for others
 BUSY = 0.05  # of a core: what a process uses at least while it computes; this thread uses less
 EXCHANGES = os.path.join("torch", "distributed")  # where the files of torch's exchanges are
-STOPPED = 3  # the exit code
+ENDED_BY_WATCH = 3  # the exit code
 # phases of a run by the modules that they are; the innermost one counts
-PHASES = {
+WATCHED_PHASES = {
     "flowrl.iteration.draw": "drawing prompts",
     "flowrl.iteration.sample": "sampling",
     "flowrl.iteration.score": "scoring",
@@ -70,7 +70,7 @@ def hang_seconds() -> float:
 
 
 @dataclass(frozen=True)
-class Sign:
+class SignOfLife:
     """A sign of life of a process.
 
     number  counts them
@@ -130,7 +130,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 def _phase(stack: list[FrameType]) -> str:
     """The phase of a stack, innermost frame first."""
     names = [str(frame.f_globals.get("__name__", "")) for frame in stack]
-    for table in (PHASES, OUTER):
+    for table in (WATCHED_PHASES, OUTER):
         for name in names:
             for module, phase in table.items():
                 if name == module or name.startswith(f"{module}."):
@@ -152,9 +152,9 @@ class Board:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size
-        self.own: Sign | None = None
+        self.own: SignOfLife | None = None
         self.curious = False
-        self.signs: dict[int, Sign] = {}
+        self.signs: dict[int, SignOfLife] = {}
         self.seen: dict[int, float] = {}
         self.read = 0.0
         self.asked: dict[int, str] = {}
@@ -179,7 +179,7 @@ class Board:
         for rank in range(self.size):
             self.seen.setdefault(rank, now)
             if self.store.check([f"sign/{rank}"]):
-                sign = Sign(**json.loads(self.store.get(f"sign/{rank}")))
+                sign = SignOfLife(**json.loads(self.store.get(f"sign/{rank}")))
                 if rank not in self.signs or sign.number != self.signs[rank].number:
                     self.signs[rank], self.seen[rank] = sign, now
         self.read = now
@@ -230,18 +230,20 @@ class Watch:
         main.look(now, used)
         waits, idle = main.waits(), main.idle()
         self.number += 1
-        board.own = Sign(self.number, self.host, self.pid, main.phase, waits, idle)
-        curious = waits >= WAITS or idle >= self.limit
+        board.own = SignOfLife(self.number, self.host, self.pid, main.phase, waits, idle)
+        curious = waits >= WAITING_SECONDS or idle >= self.limit
         if curious and not board.curious:
             board.forget()
             board.read = now
         board.curious = curious
-        if waits >= WAITS:
+        if waits >= WAITING_SECONDS:
             self._waiting(waits, now)
             return
         self.next = self.patience
         if idle >= self.limit and any(
-            board.signs[rank].waits >= WAITS for rank in self._others() if rank in board.signs
+            board.signs[rank].waits >= WAITING_SECONDS
+            for rank in self._others()
+            if rank in board.signs
         ):
             self.end(
                 "this process has kept the others waiting and made no progress for "
@@ -252,10 +254,10 @@ class Watch:
     def _waiting(self, waits: float, now: float) -> None:
         lost = now - self.board.read  # since the store has last answered
         late = [rank for rank in self._others() if self._late(rank)]
-        if lost > WAITS and self.keeper is not None:
+        if lost > WAITING_SECONDS and self.keeper is not None:
             late = [self.keeper]
         for rank in late:
-            if (idle := self._idle(rank) + max(lost - WAITS, 0.0)) >= self.limit:
+            if (idle := self._idle(rank) + max(lost - WAITING_SECONDS, 0.0)) >= self.limit:
                 self.end(
                     f"process {rank} has kept the others waiting and made no progress for "
                     f"{idle:.0f} s ({HANG_VARIABLE} is {self.limit:g}): "
@@ -276,7 +278,11 @@ class Watch:
     def _tell(self, late: list[int], waits: float, lost: float, now: float) -> None:
         """Say for whom this process waits, once the stacks are there or do not come."""
         board = self.board
-        answer = [rank for rank in late if lost <= WAITS and board.silent(rank) <= WAITS]
+        answer = [
+            rank
+            for rank in late
+            if lost <= WAITING_SECONDS and board.silent(rank) <= WAITING_SECONDS
+        ]
         if not board.asked:
             board.asked = dict.fromkeys(answer, f"{board.rank} {self.number}")
             self.due = now + 3 * PULSE
@@ -299,7 +305,7 @@ class Watch:
 
     def _late(self, rank: int) -> bool:
         waiting = self._known(rank) and self.board.signs[rank].waits > 0
-        return self.board.silent(rank) > WAITS or (self._known(rank) and not waiting)
+        return self.board.silent(rank) > WAITING_SECONDS or (self._known(rank) and not waiting)
 
     def _idle(self, rank: int) -> float:
         sign, silent = self.board.signs.get(rank), self.board.silent(rank)
@@ -315,8 +321,10 @@ class Watch:
         if sign is None:
             return f"it has given no sign of life for {silent:.0f} s"
         where = f"process id {sign.pid} on {sign.host}"
-        if silent <= 2 * WAITS:
-            quiet = f", without progress for {sign.idle:.0f} s" if sign.idle > WAITS else ""
+        if silent <= 2 * WAITING_SECONDS:
+            quiet = (
+                f", without progress for {sign.idle:.0f} s" if sign.idle > WAITING_SECONDS else ""
+            )
             return f"it is in {sign.phase}{quiet} ({where})"
         state = _state_here(sign.pid) if sign.host == self.host else None
         if state == psutil.STATUS_STOPPED:
@@ -353,7 +361,7 @@ def _end(text: str) -> None:
     try:
         _print(text)
     finally:
-        os._exit(STOPPED)
+        os._exit(ENDED_BY_WATCH)
 
 
 class AwakeClock:
@@ -364,7 +372,7 @@ class AwakeClock:
         self.now, self._last = 0.0, time.monotonic()
 
     def tick(self, at: float) -> float:
-        self.now += min(at - self._last, WAITS)
+        self.now += min(at - self._last, WAITING_SECONDS)
         self._last = at
         return self.now
 

@@ -14,7 +14,7 @@ from accelerate import PartialState
 from flowrl.errors import FolderInUse, Stopped, UserError, after
 from flowrl.iteration.open import timed_units
 from flowrl.paths import numbered
-from flowrl.processes.meeting import agreed, meet, meeting, not_alone, watched
+from flowrl.processes.meeting import agreed, meet, meeting, not_alone, watched_processes
 from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
@@ -49,7 +49,7 @@ def start(
 ) -> Result:
     """Start a new run in a new folder. UserError if the folder exists."""
     state, run = meet(on_cpu(run)), with_full_paths(run)
-    with watched(state):
+    with watched_processes(state):
         return _start(run, name, folder, cache, live, state)
 
 
@@ -150,7 +150,7 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
     changes.
     """
     state = meet(on_cpu(run))
-    with watched(state):
+    with watched_processes(state):
         return _resume(run, folder, cache, live, state)
 
 

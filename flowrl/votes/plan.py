@@ -19,7 +19,7 @@ from flowrl.pages.records import write_whole
 
 PLAN = "plan.json"
 PLAN_FORMAT = 1
-REPEATED = 10  # one pair in so many is shown a second time
+ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second
 SHARED = 0.2  # part of the pairs that all of several raters see
 SourceKind = Literal["run", "runs", "base", "folder", "preferences"]
@@ -130,7 +130,7 @@ def _order(pairs: Sequence[int], rng: np.random.Generator) -> list[Showing]:
     count = len(pairs)
     left = rng.random(count) < 0.5
     placed = [(float(i), Showing(pair, bool(left[i]), False)) for i, pair in enumerate(pairs)]
-    early = rng.permutation(max(0, count - LEAST_GAP + 1))[: count // REPEATED]
+    early = rng.permutation(max(0, count - LEAST_GAP + 1))[: count // ONE_REPEAT_IN]
     for i in sorted(early.tolist()):
         after = rng.integers(i + LEAST_GAP - 1, count) + 0.5
         placed.append((float(after), Showing(pairs[i], not left[i], True)))

@@ -127,7 +127,7 @@ class Unreadable(str):
     """Why a row's tests cannot be read."""
 
 
-class Verdicts(NamedTuple):
+class _Verdicts(NamedTuple):
     """passed  whether each test passes
     limits  what kept the judge from a verdict on some
     late    number of programs that were stopped for their time
@@ -182,14 +182,14 @@ class CodeTests:
         )
         return torch.nan
 
-    def _run(self, code: str, tests: Tests) -> Verdicts:
+    def _run(self, code: str, tests: Tests) -> _Verdicts:
         if tests.pairs:
             return self._pairs(code, tests)
         whole = with_library(code) if tests.imports else code
         passed, late, limits = self.sandbox.run_tests(whole, tests.python, self.limits)
-        return Verdicts(passed, list(limits.values()), int(late))
+        return _Verdicts(passed, list(limits.values()), int(late))
 
-    def _pairs(self, code: str, tests: Tests) -> Verdicts:
+    def _pairs(self, code: str, tests: Tests) -> _Verdicts:
         passed, late = list[bool](), 0
         for given, wanted in tests.pairs:
             outcome = self.sandbox.run_program(code, given, self.limits)
@@ -197,7 +197,7 @@ class CodeTests:
             passed.append(outcome.code == 0 and same_output(outcome.output, wanted))
             if self.kind == "strict" and not passed[-1]:
                 break
-        return Verdicts(passed, [], late)
+        return _Verdicts(passed, [], late)
 
     def _count(self, name: str, more: int = 1) -> None:
         with self._lock:

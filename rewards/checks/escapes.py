@@ -76,7 +76,7 @@ def alone():
 def call(number, *given): return libc.syscall(number, *given)
 X86 = os.uname().machine == 'x86_64'
 """
-ENDING = {
+ENDING_ESCAPES = {
     "a session of its own": Escape("end", """
 if os.fork() == 0:
     os.setsid()
@@ -500,7 +500,7 @@ FORGING = {
     ),
 }
 ESCAPES: dict[str, Escape] = {
-    **ENDING,
+    **ENDING_ESCAPES,
     **BOUNDED,
     **REACHING_OUT,
     **{name: Escape("verdict", code, tests=TESTS) for name, code in FORGING.items()},

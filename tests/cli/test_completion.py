@@ -33,7 +33,7 @@ def test_recipes_and_settings_are_those_of_the_imported_ones() -> None:
 
 def test_every_option_of_train_is_offered() -> None:
     names = {f"--{n.replace('_', '-')}" for n in option_names(RECIPE_SETTINGS["nft"])}
-    extra = {"--folder", "--resume", "--no-cache", "--help", "--restarts", "--trust"}
+    extra = {"--folder", "--resume", "--no-cache", "--help", "--restarts", "--trust", "--wait"}
     assert {*begun("train", "demo", "--")} == names | extra
     assert "--guidance" in command_options("sample") and "--run" not in command_options("sample")
 

@@ -12,7 +12,7 @@ def test_a_head_that_has_gone_ends_the_process_with_a_sentence(monkeypatch):
     said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        watched = head.Head(address, said.append)
+        watched = head.RayHead(address, said.append)
         time.sleep(0.6)
         assert not said
     watched._thread.join(20)
@@ -23,6 +23,6 @@ def test_a_head_that_has_gone_ends_the_process_with_a_sentence(monkeypatch):
 def test_a_run_that_ends_first_says_nothing():
     said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
-        watched = head.Head(f"127.0.0.1:{server.getsockname()[1]}", said.append)
+        watched = head.RayHead(f"127.0.0.1:{server.getsockname()[1]}", said.append)
         watched.close()
     assert not said

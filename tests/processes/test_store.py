@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from flowrl.processes.store import Launch, NotMet, Place, name_attempt
+from flowrl.processes.store import Launch, NotMet, StorePlace, name_attempt
 
 
 def attempt(store: HashStore, size: int, seconds: float = 20.0) -> set[str]:
@@ -86,8 +86,10 @@ def test_the_place_is_that_of_the_launcher_s_variables(monkeypatch):
     words = {"LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "9", "RANK": "0"}
     for name, value in (words | {"WORLD_SIZE": "2"}).items():
         monkeypatch.setenv(name, value)
-    assert Place.given() == Place("h", 9, 0, 2, False) and Place("h", 9, 0, 2, False).opens
+    own = StorePlace("h", 9, 0, 2, False)
+    assert StorePlace.given() == own and own.opens
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    assert Place.given() == Place("h", 9, 0, 2, True) and not Place("h", 9, 0, 2, True).opens
+    agents = StorePlace("h", 9, 0, 2, True)
+    assert StorePlace.given() == agents and not agents.opens
     monkeypatch.delenv("MASTER_PORT")
-    assert Place.given() is None
+    assert StorePlace.given() is None

@@ -164,4 +164,4 @@ def test_the_clock_stands_still_while_the_machine_sleeps():
     clock = watch.AwakeClock()
     start = clock.tick(clock._last + 1)
     assert clock.tick(clock._last + 1) == start + 1
-    assert clock.tick(clock._last + 36000) == start + 1 + watch.WAITS
+    assert clock.tick(clock._last + 36000) == start + 1 + watch.WAITING_SECONDS

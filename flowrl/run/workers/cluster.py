@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError  # type: ignore[reportMissing
 
 from flowrl.errors import UserError
 from flowrl.processes.meeting import agreed
-from flowrl.run.workers.head import Head
+from flowrl.run.workers.head import RayHead
 from flowrl.run.workers.scoring import ReplicatedReward, ScoringWorker, first_line
 from flowrl.run.workers.transport import send_tensors_whole
 from flowrl.settings import Run
@@ -41,7 +41,7 @@ class Cluster:
             ray.init(address=address, namespace=namespace, **RAY_OPTIONS)
         send_tensors_whole()
         self.rewards = self._rewards(place.partition(" ")[2])
-        self.head = Head(ray.get_runtime_context().gcs_address)
+        self.head = RayHead(ray.get_runtime_context().gcs_address)
 
     def _open(self) -> str:
         """Start or join Ray and start the replicas; returns the address and the namespace."""

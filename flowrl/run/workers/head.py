@@ -20,7 +20,7 @@ def end(text: str) -> None:
         os._exit(STOPPED)
 
 
-class Head:
+class RayHead:
     """Looks for the head at an address, and ends this process once it has gone."""
 
     def __init__(self, address: str, end: Callable[[str], None] = end) -> None:

@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.models.adapters import ADAPTER, in_order, save_adapters
 from flowrl.models.diffusers.lora.lora_formats import METADATA
 
@@ -76,7 +77,7 @@ def save(denoisers: Mapping[str, nn.Module], folder: Path, file: str) -> None:
         if not isinstance(denoiser, PeftAdapterMixin):
             save_adapters(denoiser, folder / name)
     folder.mkdir(parents=True, exist_ok=True)
-    about = json.dumps(settings, indent=2, sort_keys=True)
+    about = json_text(settings, indent=2, sort_keys=True)
     save_file(tensors, folder / file, metadata={"format": "pt", METADATA: about})
 
 
