@@ -65,7 +65,7 @@ def score_all(rewards: Mapping[str, Reward], samples: Samples) -> Scores:
 
 
 def scored(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:
-    """The values of `reward_scores`, NaN without a score, for whoever asks for numbers alone."""
+    """The values of `reward_scores`, NaN without a score, where numbers alone are read."""
     return reward_scores(name, reward, samples).values
 
 

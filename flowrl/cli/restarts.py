@@ -81,7 +81,7 @@ def _with_folder(words: list[str]) -> tuple[list[str], Path]:
     """The arguments with the run's folder, and that folder."""
     own, rest = split_keys(words, (FOLDER, RESUME))
     if own:
-        named = own.get(FOLDER) or own[RESUME]  # --resume auto names its folder apart
+        named = own.get(FOLDER) or own[RESUME]  # --resume auto has its folder there
         return words, Path(named).expanduser()
     config = run_path(rest[0]) if rest and not rest[0].startswith("-") else None
     if config is None:  # the child has the sentence
