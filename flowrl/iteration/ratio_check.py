@@ -26,18 +26,20 @@ RECOMPUTE = "train.recompute_old: true (old log-densities at the training batch'
 def noise_floor(learner: Learner, made: TrainingRows) -> float | None:
     """Largest |log-ratio| between recomputed and stored densities in the first step.
 
-    None if rows have no stored densities: matching losses evaluate old and new together.
+    None if rows have no stored densities: matching losses evaluate old and new together. The
+    processes share calls, and what they find is gathered after it.
     """
     largest = None
     likelihood = learner.algorithm.likelihood
-    for chunk in share_of(learner, made, 0, 0):
-        rows = chunk.rows()
-        if rows.old is None:  # in a mix, given samples have none
-            continue
-        with learner.policies.using(learner.sampler):
-            again = likelihood.evaluate(made.policy, rows)
-        difference = float(likelihood.log_ratio(again, rows.old, rows).abs().max())
-        largest = max(difference, largest or 0.0)
+    with learner.parallel.together():
+        for chunk in share_of(learner, made, 0, 0):
+            rows = chunk.rows()
+            if rows.old is None:  # in a mix, given samples have none
+                continue
+            with learner.policies.using(learner.sampler):
+                again = likelihood.evaluate(made.policy, rows)
+            difference = float(likelihood.log_ratio(again, rows.old, rows).abs().max())
+            largest = max(difference, largest or 0.0)
     return largest
 
 
@@ -87,7 +89,7 @@ def coarse(learner: Learner) -> bool:
 @torch.no_grad()
 def cause_of_floor(learner: Learner, made: TrainingRows, floor: float) -> Cause:
     """The cause of a noise floor. Evaluates the first rows twice more, which happens only where a
-    floor is too large. Collective, as the processes share calls."""
+    floor is too large. Collective."""
     model = learner.run.model
     if repeated_floor(learner, made) > REPEATED * floor:
         return Cause(
@@ -124,13 +126,14 @@ def cause_of_floor(learner: Learner, made: TrainingRows, floor: float) -> Cause:
 def repeated_floor(learner: Learner, made: TrainingRows) -> float:
     """Largest |log-ratio| between two evaluations of the first step's rows, over all processes."""
     likelihood, largest = learner.algorithm.likelihood, 0.0
-    for chunk in share_of(learner, made, 0, 0):
-        rows = chunk.rows()
-        if rows.old is None:
-            continue
-        with learner.policies.using(learner.sampler):
-            first, second = (likelihood.evaluate(made.policy, rows) for _ in range(2))
-        largest = max(largest, float(likelihood.log_ratio(first, second, rows).abs().max()))
+    with learner.parallel.together():
+        for chunk in share_of(learner, made, 0, 0):
+            rows = chunk.rows()
+            if rows.old is None:
+                continue
+            with learner.policies.using(learner.sampler):
+                first, second = (likelihood.evaluate(made.policy, rows) for _ in range(2))
+            largest = max(largest, float(likelihood.log_ratio(first, second, rows).abs().max()))
     return max(learner.parallel.every(largest))
 
 

@@ -330,7 +330,7 @@ class UpdateStage:
         learner = self.learner
 
         def check() -> TrainingRows:
-            with learner.parallel.together(), bounded_call("training"):
+            with bounded_call("training"):
                 return self.check(learner, rows, self.terminal)
 
         return with_smaller_calls(learner, self.terminal, check)
