@@ -23,6 +23,7 @@ from tests.support.zoo.calls import SIZES, SPECIALS
 from tests.support.zoo.calls_videos import VIDEO_SPECIALS
 from tests.support.zoo.pipelines import tiny
 
+DISTILLED = ("DreamLiteMobilePipeline",)  # its scale has no effect
 FAST = ("PixArtSigmaPipeline", "OvisImagePipeline")  # one by peft, one by the model's own method
 
 
@@ -43,7 +44,8 @@ def built(name: str) -> PipelinePolicy:
 
 
 def velocity(made: PipelinePolicy, gradient: bool = False) -> Tensor:
-    guidance = None if made.loop.guidance is None else 4.5
+    unguided = made.loop.guidance is None or type(made.pipe).__name__ in DISTILLED
+    guidance = None if unguided else 4.5
     proof = made.prove(PROMPTS, steps=STEPS, guidance=guidance, complete=False, gradient=False)
     conditioning = made.loop.encode(PROMPTS, made.loop.tried(()))
     start = made.loop.start(STEPS)
@@ -98,4 +100,4 @@ def test_adapters_train_and_come_back(name: str, tmp_path: Path) -> None:
             denoiser.load_lora_adapter(tmp_path, weight_name=LORA_FILE, prefix=part)
         else:
             PeftModel.from_pretrained(denoiser, str(tmp_path / part))  # type: ignore[arg-type]
-    assert torch.equal(velocity(plain), want)
+    torch.testing.assert_close(velocity(plain), want, atol=1e-5, rtol=1e-5)  # other fused products
