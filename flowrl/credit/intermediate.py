@@ -257,6 +257,15 @@ class AbsoluteValue:
 
 
 @dataclass(frozen=True)
+class WithoutOutcome:
+    """Drops the advantage of the outcome: A <- 0. What stands behind it, such as `Potential`, is
+    all that trains."""
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        return credit._replace(value=torch.zeros_like(credit.value))
+
+
+@dataclass(frozen=True)
 class Potential:
     """Credit plus a step-wise reward that may abstain, as in PARM (arXiv:2501.13926).
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.advantages import Clip, Estimator, Rescale, Standardize, Sum
-from flowrl.credit.intermediate import Potential
+from flowrl.credit.intermediate import Potential, WithoutOutcome
 from flowrl.credit.steps import EvenGradients
 from flowrl.errors import UserError
 from flowrl.likelihoods.directional import Directional
@@ -263,7 +263,8 @@ def euphonium(
     plan = Guided(Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise), guide)
     if process == 0 and outcome != 1:
         raise UserError(f"outcome is {outcome}, which has no effect without process: set process")
-    dual = (Rescale(1.0, outcome), Potential(process), Clip()) if process else ()
+    share = Rescale(1.0, outcome) if outcome else WithoutOutcome()
+    dual = (share, Potential(process), Clip()) if process else ()
     return Algorithm(
         steps=steps,
         plan=Looking(plan, 1, at="trained") if process else plan,

@@ -80,11 +80,14 @@ Python's library."""
 _FUTURE = re.compile(r"^from __future__ import .*\n?", re.MULTILINE)
 
 
-def with_library(code: str) -> str:
+def with_library(code: str, called: str) -> str:
     """The program with names of Python's library that it may use without importing them. It still
-    has its own where it defines or imports them."""
+    has its own where it defines or imports them. The library's function of the name that is called
+    (`operator.add`, `math.gcd`) is none of them: a program without its own has not solved the
+    row."""
     first = "".join(_FUTURE.findall(code))
-    return first + LIBRARY_IMPORTS + _FUTURE.sub("", code)
+    forget = f"globals().pop({called!r}, None)\n"
+    return first + LIBRARY_IMPORTS + forget + _FUTURE.sub("", code)
 
 
 def _does_something(code: str) -> bool:

@@ -122,7 +122,7 @@ def test_what_a_function_may_give():
 
 
 def test_a_tree_has_no_turns():
-    with pytest.raises(AssertionError, match="cannot have several turns"):
+    with pytest.raises(ValueError, match="a tree cannot have several"):
         TextPlan(6, (2, 4), (3,), turns=2)
 
 

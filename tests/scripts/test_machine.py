@@ -18,7 +18,8 @@ from scripts.mutants.machine import (
     variants,
 )
 
-test_of.__test__ = False  # it begins with the word by chance
+for each in (test_of, tests_for):  # they begin with the word by chance
+    each.__test__ = False
 
 
 @pytest.mark.parametrize(
