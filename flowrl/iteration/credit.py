@@ -139,7 +139,7 @@ def handle_failures(scores: Scores, credited: Tensor, skip: bool) -> None:
             f"{int(lost.sum())} of {len(lost)} groups have no score{who}; fix the reward, "
             "or set train.on_failure: skip_group to skip these groups"
         )
-    if not scores.complete.any() and not outside.all():
+    if lost.any() and not credited.any():
         raise UserError(f"no group of this iteration has a score{who}; fix the reward")
 
 
