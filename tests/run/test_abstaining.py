@@ -178,7 +178,7 @@ def test_a_page_s_two_functions_run_though_one_asks_for_a_task_that_no_row_has(
     model, tmp_path, capsys
 ):
     """In TRL's page the rows say `code` and the function asks for `coding`; scores are 1 and -1."""
-    settings = tree(model, tmp_path, "abab", "")
+    settings = tree(model, tmp_path, "abab", "", alarms="warn")
     (tmp_path / "page.py").write_text(PAGE)
     settings["rewards"] = [f"{tmp_path / 'page.py'}:{name}" for name in ("right", "works")]
     settings["train"]["iterations"] = 1
