@@ -175,6 +175,11 @@ def group_ranges(
     return high - low
 
 
+def failed_share(metrics: Mapping[str, float]) -> float:
+    """Share of the samples that a reward should have scored and could not."""
+    return metrics.get("unscored_share", 0.0) - metrics.get("abstained_share", 0.0)
+
+
 def abstention_metrics(scores: Scores) -> dict[str, float]:
     """`abstained`: samples to which no reward applies; `applies/NAME`: the share of the samples to
     which a reward applies."""
