@@ -139,7 +139,7 @@ def handle_failures(scores: Scores, credited: Tensor, skip: bool) -> None:
             f"{int(lost.sum())} of {len(lost)} groups have no score{who}; fix the reward, "
             "or set train.on_failure: skip_group to skip these groups"
         )
-    if not scores.complete.any() and not outside.all():
+    if lost.any() and not credited.any():
         raise UserError(f"no group of this iteration has a score{who}; fix the reward")
 
 
@@ -173,6 +173,11 @@ def group_ranges(
     high = total.masked_fill(~known, -torch.inf).view(-1, group).amax(1)
     low = total.masked_fill(~known, torch.inf).view(-1, group).amin(1)
     return high - low
+
+
+def failed_share(metrics: Mapping[str, float]) -> float:
+    """Share of the samples that a reward should have scored and could not."""
+    return metrics.get("unscored_share", 0.0) - metrics.get("abstained_share", 0.0)
 
 
 def abstention_metrics(scores: Scores) -> dict[str, float]:

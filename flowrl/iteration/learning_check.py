@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
+from flowrl.iteration.credit import failed_share
 from flowrl.likelihoods.rows import Rows
 from flowrl.losses.base import Derived, Entries, Objective
 from flowrl.losses.distillation import Distillation
@@ -265,12 +266,13 @@ def silence(found: UpdateFacts, metrics: Mapping[str, float]) -> str:
     if not found.kept:
         return "the update had no rows in its loss"
     causes = [
-        f"{metrics[name]:.0%} {what}"
-        for name, what in (
-            ("flat_groups", "of the groups score all samples the same"),
-            ("unscored_share", "of the samples have no score"),
+        f"{share:.0%} {what}"
+        for share, what in (
+            (metrics.get("flat_groups", 0.0), "of the groups score all samples the same"),
+            (failed_share(metrics), "of the samples have no score"),
+            (metrics.get("abstained_share", 0.0), "of the samples have no reward that applies"),
         )
-        if metrics.get(name)
+        if share > 0
     ]
     why = f" ({', '.join(causes)})" if causes else ""
     return f"no row of this update compares different samples{why}, so the data teaches nothing"

@@ -100,10 +100,16 @@ class GivenSamples:
         return replace(made, placing=placing)
 
     def draws(self, iteration: int) -> Draws:
-        """Draw the given prompts of an iteration; an epoch contains each once, in a new order."""
+        """Draw the given prompts of an iteration; an epoch contains each once, in a new order.
+        Collective."""
         count = self.settings.count(self.learner.run.prompts.per_iteration)
         drawn = self.file.prompts.draw(iteration, count, self.learner.run.train.seed)
-        return drawn if self.placing is None else self.placing.placed(iteration, drawn)
+        if self.placing is None:
+            return drawn
+        if self.kept.encoder is None:  # it knows the size that samples are read for
+            with self.learner.parallel.together():
+                self.kept.encode(self.open_batch([0]))
+        return self.placing.placed(iteration, drawn)
 
     def open_batch(self, rows: Sequence[int]) -> Any:
         texts, meta = self.file.prompts.take(rows)
@@ -215,7 +221,7 @@ class ReadableRows:
 
     def _read(self, items: Sequence[int]) -> Winnable:
         encode = self.samples.kept.encoder
-        assert encode is not None, "the start encodes the first samples"
+        assert encode is not None, "the draws know it"
         for item in items:
             try:
                 self.samples.media(self.samples.file.items[item], encode)

@@ -26,7 +26,7 @@ ROWS = (
      "processes/test_store.py"),
     ("watch-busy", "flowrl/processes/watch.py", "if used - self.used > BUSY", "if used - self.used < BUSY",
      "processes/test_watch.py"),
-    ("watch-alone", "flowrl/processes/watch.py", "board.signs[rank].waits >= WAITING_SECONDS for rank", "True for rank",
+    ("watch-alone", "flowrl/processes/watch.py", "board.signs[rank].waits >= WAITING_SECONDS", "True",
      "processes/test_watch.py"),
     ("watch-keeper", "flowrl/processes/watch.py", "late = [self.keeper]", "late = []", "processes/test_watch.py"),
     ("output-gone", "flowrl/session/output.py", "if error.errno not in GONE:", "if True:", "run/test_terminal.py"),

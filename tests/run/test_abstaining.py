@@ -178,7 +178,7 @@ def test_a_page_s_two_functions_run_though_one_asks_for_a_task_that_no_row_has(
     model, tmp_path, capsys
 ):
     """In TRL's page the rows say `code` and the function asks for `coding`; scores are 1 and -1."""
-    settings = tree(model, tmp_path, "abab", "")
+    settings = tree(model, tmp_path, "abab", "", alarms="warn")
     (tmp_path / "page.py").write_text(PAGE)
     settings["rewards"] = [f"{tmp_path / 'page.py'}:{name}" for name in ("right", "works")]
     settings["train"]["iterations"] = 1
@@ -186,6 +186,8 @@ def test_a_page_s_two_functions_run_though_one_asks_for_a_task_that_no_row_has(
     said = "".join(capsys.readouterr())
     assert "reward works: it applies to none of 4 prompts" in said
     assert "no reward applies to 50 % of the samples of iteration 1" in said
+    assert "50% of the samples have no reward that applies" in said
+    assert "have no score" not in said, "nothing failed"
     (line,) = [line for line in lines(tmp_path / "run") if line["iteration"] == 1]
     assert line["applies/right"] == 0.5 and line["applies/works"] == 0
     assert line["reward"] == line["reward/right"] and line["abstained"] == 12

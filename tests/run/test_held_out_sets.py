@@ -15,7 +15,6 @@ from flowrl.session.session import OfSets
 from flowrl.settings import Run
 from flowrl.settings.read import run_from
 from rewards import Samples
-from rewards.types import Reward
 from tests.support import runs
 
 JUDGES = [
@@ -87,12 +86,15 @@ def test_a_reward_of_sets_scores_their_rows_alone():
             seen.append(list(samples.prompts))
             return torch.tensor([float(len(text)) for text in samples.prompts])
 
-    reward: Reward = OfSets(Length(), "length", ("b",))
+    reward = OfSets(Length(), "length", ("b",))
     meta = [{"data_set": "a"}, {"data_set": "b"}, {}, {"data_set": "b"}]
     samples = Samples(["x", "y", "z", "w"], ["p", "pp", "ppp", "pppp"], torch.arange(4), meta)
-    assert reward(samples).nan_to_num(-1).tolist() == [-1, 2, -1, 4]
+    values, applies = reward(samples)
+    assert values.nan_to_num(-1).tolist() == [-1, 2, -1, 4]
+    assert applies.tolist() == [False, True, False, True]
     assert seen == [["pp", "pppp"]]
-    assert OfSets(Length(), "length", ("c",))(samples).isnan().all() and len(seen) == 1
+    nowhere = OfSets(Length(), "length", ("c",))(samples)
+    assert nowhere.values.isnan().all() and not nowhere.applies.any() and len(seen) == 1
 
 
 def of(pipeline: Path, folder: Path, **more: Any) -> Run:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from flowrl.iteration.credit import failed_share
 from flowrl.iteration.learning_check import compares_samples
 from flowrl.iteration.units import LAG
 from flowrl.run.watch.alarms import Alarms, Unclear
@@ -111,11 +112,9 @@ def _silent(alarms: Alarms, metrics: Mapping[str, float], model: str) -> str:
     """The alarm of data that has taught nothing for many iterations."""
     own = f"{model}/" if model else ""
     rows = alarms.outside[f"{own}silent"]
-    causes = [
-        f"{metrics[f'{own}{name}']:.0%} {what}"
-        for name, what in SILENT_CAUSES.items()
-        if metrics.get(f"{own}{name}")
-    ]
+    shares = {name: metrics.get(f"{own}{name}", 0.0) for name in SILENT_CAUSES}
+    shares["unscored_share"] = failed_share(shares)
+    causes = [f"{shares[name]:.0%} {what}" for name, what in SILENT_CAUSES.items() if shares[name]]
     why = f"; in the last of them {', '.join(causes)}" if causes else ""
     who = f"{model}: " if model else ""
     return (

@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from flowrl.iteration.credit import failed_share
 from flowrl.iteration.units import LAG
 from flowrl.pages.curves import busy_seconds
 from flowrl.session.record import clock
@@ -132,7 +133,7 @@ def _reward(facts: PanelFacts, most: int) -> Text:
     if len(own) > 1:
         text.append("".join(f"  {name} {value:.3f}" for name, value in own.items()))
     outside = m.get("abstained_share", 0.0)
-    if (failed := m.get("unscored_share", 0.0) - outside) > 0:
+    if (failed := failed_share(m)) > 0:
         text.append(f"  unscored {100 * failed:.0f} %", style="yellow")
     if outside > 0:
         text.append(f"  without a reward {100 * outside:.0f} %", style="yellow")

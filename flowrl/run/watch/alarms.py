@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 from typing import Any, NamedTuple
 
+from flowrl.iteration.credit import failed_share
 from flowrl.run.watch.ranges import Range
 
 Metrics = Mapping[str, float]
@@ -152,7 +153,7 @@ class Alarms:
         """A clause for the alarm if rewards that apply left too many samples of the window's
         iterations unscored. The current iteration counts too: `watch` adds it to `recent` later."""
         shares = [row["unscored_share"] for row in self.recent[1 - self.at.window :]]
-        share = fmean([*shares, _failed_share(metrics)])
+        share = fmean([*shares, failed_share(metrics)])
         if share <= self.at.unscored:
             return []
         return self._new([Sign("unscored", f"{100 * share:.0f} % of the samples have no score")])
@@ -173,7 +174,7 @@ class Alarms:
         if "reward" not in metrics:
             return []
         row = {name: metrics[name] for name in _KEPT if name in metrics}
-        row["unscored_share"] = _failed_share(metrics)
+        row["unscored_share"] = failed_share(metrics)
         self.start = [*self.start, row][: self.at.window]
         self.recent = [*self.recent, row][-self.at.window :]
         if len(self.recent) < self.at.window:
@@ -364,11 +365,6 @@ def _changed(sign: Sign, risen: bool, judged: bool) -> Sign:
         return Sign(f"unclear/{sign.name}", Unclear(sign.text))
     what = "held-out scores that are not trained on" if risen else "held-out scores"
     return Sign(sign.name, f"{what} do not rise, and {sign.text}")
-
-
-def _failed_share(metrics: Metrics) -> float:
-    """Share of the samples that a reward should have scored and could not."""
-    return metrics.get("unscored_share", 0.0) - metrics.get("abstained_share", 0.0)
 
 
 def _held_out(std: str) -> str:
