@@ -525,8 +525,10 @@ HONEST: dict[str, dict[str, Any]] = {
 }
 
 
-def settings_of(tmp_path: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """A run of a pipeline that has no weights, with parts of a user's file."""
+def settings_of(
+    tmp_path: Path, given: dict[str, Any], pipeline: Path | None = None
+) -> dict[str, Any]:
+    """A run of a pipeline, which does not exist unless it is given, with parts of a user's file."""
     (tmp_path / "parts.py").write_text(PARTS)
 
     def placed(value: Any) -> Any:
@@ -547,25 +549,32 @@ def settings_of(tmp_path: Path, given: dict[str, Any]) -> dict[str, Any]:
         recipe["levels_per_sample"] = 2
     if "plan" in recipe:
         recipe.pop("group")
-    tree = runs.tree(tmp_path / "no_weights", tmp_path, recipe)
+    tree = runs.tree(pipeline or tmp_path / "no_weights", tmp_path, recipe)
     return tree | {"rewards": [{"name": reward}]}
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])
 @pytest.mark.parametrize("what", FALSE)
-def test_a_false_declaration_is_refused_before_weights_load(what, command, tmp_path, capsys):
-    """The pipeline of the run does not even exist."""
+def test_a_false_declaration_is_refused_before_weights_load(
+    what, command, pipeline, tmp_path, capsys
+):
+    """The pipeline of the run does not even exist; a reward is asked once the model is known."""
     given, says = FALSE[what]
-    file = runs.write(settings_of(tmp_path, given), tmp_path)
-    assert runs.flowrl(command, file) == 2
+    called = "reward" in given
+    file = runs.write(settings_of(tmp_path, given, pipeline if called else None), tmp_path)
+    code = runs.flowrl(command, file)
     shown = capsys.readouterr()
-    assert says in shown.err and "Traceback" not in shown.err and "no_weights" not in shown.err
+    if called and command == "plan":
+        assert code == 1 and "refused: " in shown.out and says in shown.out
+    else:
+        assert code == 2 and says in shown.err and "no_weights" not in shown.err
+    assert "Traceback" not in shown.err
 
 
 @pytest.mark.parametrize("what", HONEST)
-def test_an_honest_part_is_planned(what, tmp_path, capsys):
-    file = runs.write(settings_of(tmp_path, HONEST[what]), tmp_path)
-    runs.flowrl("plan", file)
+def test_an_honest_part_is_planned(what, pipeline, tmp_path, capsys):
+    file = runs.write(settings_of(tmp_path, HONEST[what], pipeline), tmp_path)
+    assert runs.flowrl("plan", file) == 0
     assert "recipe" in capsys.readouterr().out
 
 
@@ -583,9 +592,9 @@ def test_an_honest_part_is_planned(what, tmp_path, capsys):
          "put Fills before DropFlat"),
     ],
 )  # fmt: skip
-def test_what_needs_a_property_refuses_a_part_without_it(given, says, tmp_path, capsys):
+def test_what_needs_a_property_refuses_a_part_without_it(given, says, pipeline, tmp_path, capsys):
     given = {"name": "flow_grpo"} | given
-    tree = settings_of(tmp_path, given)
+    tree = settings_of(tmp_path, given, pipeline)
     if given["name"] != "flow_grpo":
         tree["recipe"].pop("group")
     code = runs.flowrl("plan", runs.write(tree, tmp_path))
