@@ -58,6 +58,7 @@ PLAIN = {
     *("system", "template", "stop", "targets", "separator", "device", "components", "arguments"),
     *("call", "name", "config", "split", "revision", "column", "columns", "keep", "where", "label"),
     *("sets", "media", "layout", "rewards", "best", "project", "tags", "frames", "weights", "body"),
+    "scheduler",  # values of the folder's own scheduler
     *("function", "reference"),  # columns of code_tests, whose tests need the right
     *("hue", "find", "pattern", "question", "condition", "mark", "spacy_model", "yes", "no"),
 }
@@ -577,6 +578,6 @@ def test_a_template_that_raises_is_a_sentence(template):
     tokenizer.chat_template = template
     turns = [{"role": "user", "content": "a"}]
     with pytest.raises(UserError, match=r"the chat template of model\.language"):
-        rendered(tokenizer, turns, "a", {}, tokenize=False, return_dict=False)
+        rendered(tokenizer, turns, "a", {})
     with pytest.raises(ValueError, match=r"the chat template of .*sums-lm cannot write a turn"):
-        templated(tokenizer, turns, tokenize=False)
+        templated(tokenizer, turns)
