@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals by file
 @pytest.fixture
 def drill_of(tmp_path, monkeypatch):
     """A drill of a stand-in's run."""
-    monkeypatch.setattr(faults, "HANG_SECONDS", 1.0)
+    monkeypatch.setattr(faults, "STOPPED_SECONDS", 1.0)
     monkeypatch.setattr(faults, "ORPHAN_SECONDS", 1.5)
     python = tmp_path / "python"
     place = Path(stand_in.__file__)

@@ -162,7 +162,7 @@ def test_the_main_thread_is_found():
 
 
 def test_the_main_thread_comes_first_among_many():
-    """A run with servers and pools may have hundreds of threads, of which a reader sees the first."""
+    """A run with servers and pools may have hundreds of threads; a reader sees the first."""
     over = threading.Event()
     others = [threading.Thread(target=over.wait, name=f"one of {k}") for k in range(150)]
     for each in others:
