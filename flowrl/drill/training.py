@@ -15,6 +15,7 @@ from flowrl.drill.same_end import trained_until
 from flowrl.paths import PROJECT
 
 POLL_SECONDS = 0.02
+KILLED_SECONDS = 10.0  # until a killed process has given back its memory
 
 
 class Overdue(Exception):
@@ -125,13 +126,26 @@ class Training:
 
     def end(self) -> None:
         """Kill everything that it started and that is alive."""
-        family = []
-        with suppress(psutil.Error):
-            family = psutil.Process(self.process.pid).children(recursive=True)
+        family = self._stopped()
         for process in family:
             self.signal(signal.SIGKILL, process)
         self.signal(signal.SIGKILL)
         self.process.wait()
+        end = time.monotonic() + KILLED_SECONDS
+        while any(map(runs, family)) and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+
+    def _stopped(self) -> list[psutil.Process]:
+        """All that it started, stopped, so that none of them starts another one meanwhile."""
+        family: list[psutil.Process] = []
+        self.signal(signal.SIGSTOP)
+        with suppress(psutil.Error):
+            root = psutil.Process(self.process.pid)
+            while new := [each for each in root.children(recursive=True) if each not in family]:
+                for process in new:
+                    self.signal(signal.SIGSTOP, process)
+                family += new
+        return family
 
     def passed(self, iteration: int) -> bool:
         return trained_until(self.folder) > iteration

@@ -7,13 +7,11 @@ stack. A process is ended only after a limit without any progress of its own, an
 end too; one that works, however slowly, is never ended.
 """
 
-import faulthandler
 import json
 import math
 import os
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -344,11 +342,19 @@ def _state_here(pid: int) -> str | None:
 
 
 def stack_text() -> str:
-    """The stacks of all threads of this process."""
-    with tempfile.TemporaryFile("w+") as file:
-        faulthandler.dump_traceback(file=file, all_threads=True)
-        file.seek(0)
-        return file.read()
+    """The stacks of all threads of this process, the main one first.
+
+    Not by `faulthandler`, which begins with the newest thread and stops after a hundred, nor with
+    lines of the source, since a file system that hangs may be what keeps the process."""
+    main, frames = threading.main_thread().ident, sys._current_frames()
+    names = {each.ident: each.name for each in threading.enumerate()}
+    lines: list[str] = []
+    for ident in sorted(frames, key=lambda each: each != main):
+        lines.append(f"Thread {names.get(ident, ident)} (most recent call first):")
+        for frame in _outwards(frames[ident]):
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _print(text: str) -> None:

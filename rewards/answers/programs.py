@@ -69,7 +69,6 @@ from statistics import *
 from itertools import *
 from functools import *
 from operator import *
-from builtins import *
 from typing import *
 import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator
 import random, re, statistics, string, sys
@@ -77,17 +76,27 @@ import random, re, statistics, string, sys
 """What the judges of APPS and LiveCodeBench import before a program whose function they call
 (hendrycks/apps, eval/testing_util.py; LiveCodeBench, lcb_runner/evaluation/testing_util.py), from
 Python's library."""
+_OFFERED = f"""\
+def _offer_library(names):
+    import builtins
+    exec({LIBRARY_IMPORTS!r}, names)
+    for name, value in names.items():
+        vars(builtins).setdefault(name, value)
+_offer_library({{}})
+del _offer_library
+"""
 _FUTURE = re.compile(r"^from __future__ import .*\n?", re.MULTILINE)
 
 
-def with_library(code: str, called: str) -> str:
-    """The program with names of Python's library that it may use without importing them. It still
-    has its own where it defines or imports them. The library's function of the name that is called
-    (`operator.add`, `math.gcd`) is none of them: a program without its own has not solved the
-    row."""
+def with_library(code: str) -> str:
+    """The program with names of Python's library that it may use without importing them.
+
+    They stand among its builtins, behind Python's own: what it defines or imports comes first, and
+    a name that it only may use is none of its module's, so no test takes `operator.add` for a
+    missing `add`.
+    """
     first = "".join(_FUTURE.findall(code))
-    forget = f"globals().pop({called!r}, None)\n"
-    return first + LIBRARY_IMPORTS + forget + _FUTURE.sub("", code)
+    return first + _OFFERED + _FUTURE.sub("", code)
 
 
 def _does_something(code: str) -> bool:

@@ -115,7 +115,7 @@ def takes(tokenizer, turns) -> bool:
     """Whether a template shows all texts of these turns."""
     try:
         text = turn_template(tokenizer, {}).text(turns, True)
-    except (TemplateRefused, TypeError):
+    except TemplateRefused:
         return False
     return all(part.strip() in text for _, part in turns)
 

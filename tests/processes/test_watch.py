@@ -1,6 +1,7 @@
 """A process that others wait for is told, and ended only without any progress of its own."""
 
 import os
+import re
 import sys
 import threading
 from itertools import pairwise
@@ -158,6 +159,23 @@ def test_the_main_thread_is_found():
     main = watch.MainThread()
     main.look(1.0, 0.0)
     assert main.place and not main.waiting and sys._getframe().f_code.co_name in watch.stack_text()
+
+
+def test_the_main_thread_comes_first_among_many():
+    """A run with servers and pools may have hundreds of threads; a reader sees the first."""
+    over = threading.Event()
+    others = [threading.Thread(target=over.wait, name=f"one of {k}") for k in range(150)]
+    for each in others:
+        each.start()
+    try:
+        stacks = re.split("^Thread ", watch.stack_text(), flags=re.MULTILINE)[1:]
+    finally:
+        over.set()
+        for each in others:
+            each.join()
+    first, _, place = stacks[0].partition("\n")
+    assert first.startswith(threading.main_thread().name) and "test_watch.py" in place
+    assert sum(text.startswith("one of ") for text in stacks) == 150
 
 
 def test_the_clock_stands_still_while_the_machine_sleeps():

@@ -212,9 +212,11 @@ def test_weights_that_are_not_finite_are_named_after_the_step(pipeline, tmp_path
 def test_a_loss_that_is_not_finite_although_its_gradient_is(pipeline, tmp_path, monkeypatch):
     kept = runs.session(pipeline, tmp_path, runs.NFT)
     add = update.Tally.add
-    monkeypatch.setattr(
-        update.Tally, "add", lambda self, name, value, mask: add(self, name, value * math.inf, mask)
-    )
+
+    def harmed(self, name, values, mask):
+        add(self, name, values * math.inf if name == "loss" else values, mask)
+
+    monkeypatch.setattr(update.Tally, "add", harmed)
     with pytest.raises(UserError, match="the loss of iteration 1 is not finite"):
         iterate(kept, Progress())
 

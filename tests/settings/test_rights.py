@@ -59,6 +59,7 @@ PLAIN = {
     *("call", "name", "config", "split", "revision", "column", "columns", "keep", "where", "label"),
     *("scheduler",),  # numbers and names of the scheduler's class
     *("sets", "media", "layout", "rewards", "best", "project", "tags", "frames", "weights", "body"),
+    "scheduler",  # values of the folder's own scheduler
     *("function", "reference"),  # columns of code_tests, whose tests need the right
     *("hue", "find", "pattern", "question", "condition", "mark", "spacy_model", "yes", "no"),
 }
@@ -580,4 +581,4 @@ def test_a_template_that_raises_is_a_sentence(template):
     with pytest.raises(UserError, match=r"the chat template of model\.language"):
         rendered(tokenizer, turns, "a", {})
     with pytest.raises(ValueError, match=r"the chat template of .*sums-lm cannot write a turn"):
-        templated(tokenizer, turns, tokenize=False)
+        templated(tokenizer, turns)
