@@ -27,14 +27,13 @@ _MOST_BYTES = 2**28  # of tests, unpacked
 class Tests:
     """The tests of a row, all of one kind: Python, or pairs of input and output.
 
-    called   the function that a program must have, where it may use other names of Python's library
-             without importing them, as those data sets' own judges permit whose starters name types
-             such as List
+    imports  whether a program may use names of Python's library without importing them, as those
+             data sets' own judges permit whose starters name types such as List
     """
 
     python: tuple[str, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
-    called: str | None = None
+    imports: bool = False
 
 
 def read_tests(given: Any, function: str | None = None) -> Tests:
@@ -102,7 +101,7 @@ def _columns(given: Mapping[str, Any]) -> Tests:
         )
     calls = zip(inputs, outputs, strict=True)
     python = tuple(_call(str(name), _arguments(i), o, True) for i, o in calls)
-    return Tests(python=python, called=str(name))
+    return Tests(python=python, imports=True)
 
 
 def _pairs(given: Sequence[Mapping[str, Any]], function: str | None) -> Tests:
@@ -121,7 +120,7 @@ def _pairs(given: Sequence[Mapping[str, Any]], function: str | None) -> Tests:
         lines = [line for line in str(test["input"]).split("\n") if line.strip()]
         arguments, wanted = [json.loads(line) for line in lines], json.loads(str(test["output"]))
         python.append(_call(function, arguments, wanted, False))
-    return Tests(python=tuple(python), called=function)
+    return Tests(python=tuple(python), imports=True)
 
 
 def _text(value: Any) -> str:

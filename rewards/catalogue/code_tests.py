@@ -185,7 +185,7 @@ class CodeTests:
     def _run(self, code: str, tests: Tests) -> _Verdicts:
         if tests.pairs:
             return self._pairs(code, tests)
-        whole = code if tests.called is None else with_library(code, tests.called)
+        whole = with_library(code) if tests.imports else code
         passed, late, limits = self.sandbox.run_tests(whole, tests.python, self.limits)
         return _Verdicts(passed, list(limits.values()), int(late))
 
