@@ -113,6 +113,13 @@ def test_a_function_of_verl_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert score(["2 + 2"] * 2, ["4", "5"], ["sums"] * 2, truths, [None] * 2) == [1.0, 0.0]
 
 
+def test_functions_of_two_tasks_abstain_from_the_others_rows() -> None:
+    space = functions_of(block_of("rewards.md", "def sums"))
+    texts, tasks = ["It is 4.", "Hello"], ["sum", "chat"]
+    assert space["sums"](completions=texts, task=tasks, answer=["4", ""]) == [1.0, None]
+    assert space["brief"](completions=texts, task=tasks) == [None, 1 / 6]
+
+
 def test_environments_of_the_page_answer() -> None:
     first = functions_of(block_of("language.md", "import re"))
     reply = first["reply"]
@@ -128,13 +135,14 @@ def test_environments_of_the_page_answer() -> None:
 def test_every_block_of_python_has_its_test() -> None:
     """A new block needs a line in a test of this file, or in those of the pages below."""
     here = {"coming_from.md": 1, "language.md": 2, "feedback.md": 1}
-    here |= {"own_rewards.md": 6, "README.md": 1}
+    here |= {"own_rewards.md": 6, "README.md": 1, "rewards.md": 1}
     # those of test_page_commands.py:
     with_runs = {"README.md": 2, "gallery.md": 2, "following.md": 1}
     elsewhere = (
         "api.md",
         "extending.md",
         "own_models.md",
-    )  # test_api_pages.py, test_docs.py, test_own_runs.py
+        "your_own_taste.md",
+    )  # test_api_pages.py, test_docs.py, test_own_runs.py, test_vote.py
     found = Counter(b.page for b in page_blocks.blocks("python") if b.page not in elsewhere)
     assert found == Counter(here) + Counter(with_runs)

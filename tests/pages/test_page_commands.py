@@ -24,7 +24,8 @@ ACTIONS = (  # what a command does after it has understood its words
     "flowrl.cli.new.write_new_run", "flowrl.cli.doctor.print_findings",
     "flowrl.cli.device_check.check_device",
     "flowrl.evaluation.scoring.score_folder", "flowrl.evaluation.suites.list_suites",
-    "flowrl.pages.reward_page.report_rewards",
+    "flowrl.pages.reward_page.report_rewards", "flowrl.cli.vote.ask_for_votes",
+    "flowrl.votes.fit.fit_reward_to", "flowrl.cli.drill.drill_run",
 )  # fmt: skip
 COMMANDS = page_blocks.commands()
 OF_FLOWRL = sorted({line[line.index("flowrl ") :] for _, line in COMMANDS if "flowrl " in line})
@@ -45,7 +46,7 @@ def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(action, reached)
     monkeypatch.setattr("flowrl.cli.commands.check_start", lambda run: None)
     run = yaml.safe_load((PROJECT / "configs" / "demo.yaml").read_text())
-    for file in ("run.yaml", "RUN.yaml", "runs/demo-0001/run.yaml"):
+    for file in ("run.yaml", "RUN.yaml", "my_run.yaml", "runs/demo-0001/run.yaml"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(yaml.safe_dump(run))
     monkeypatch.chdir(tmp_path)

@@ -50,11 +50,11 @@ def test_every_model_has_its_file_and_its_public_sizes():
 
 
 @pytest.mark.parametrize("stem", PATHS)
-def test_a_file_is_short_sourced_and_plans(stem):
+def test_a_file_is_sourced_and_plans(stem):
     """It says where its numbers are from, has guidance of both kinds, and its plan is possible."""
     path = PATHS[stem]
     lines, said = path.read_text().splitlines(), " ".join(models_page.comments(path))
-    assert 8 <= len(lines) <= 25 and max(map(len, lines)) <= 110
+    assert max(map(len, lines)) <= 110
     assert ("arXiv:" in said and "Numbers:" in said) or "ours" in said.lower(), said
     run = read_run(path)
     algorithm = run.algorithm()
@@ -64,8 +64,7 @@ def test_a_file_is_short_sourced_and_plans(stem):
     assert run.train.updates <= run.prompts.per_iteration * algorithm.group
     check_kind(run, algorithm)
     check_pipeline(run.model.pipeline)
-    kind = getattr(diffusers, PUBLIC_MODELS[run.model.pipeline].pipeline or "")
-    assert (run.model.lora is None) == ("save_lora_weights" not in dir(kind))
+    assert run.model.lora is not None  # for every class, by the model's own method or peft's
 
 
 @pytest.mark.slow

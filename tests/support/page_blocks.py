@@ -167,7 +167,10 @@ _STAND_INS = {  # what needs weights of the hub -> the same class with the demo'
     "lora=16": "lora=2",
     "steps=8, group=12": "steps=2, group=2",
 }
-NOT_ALONE = {"coming_from.md": "wraps a function of the reader's verl project"}
+NOT_ALONE = {
+    "coming_from.md": "wraps a function of the reader's verl project",
+    "your_own_taste.md": "waits for a person's votes: tests/cli/test_vote.py",
+}
 _IN_ONE = ("api.md",)  # pages whose blocks are one program
 
 
