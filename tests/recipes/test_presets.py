@@ -204,7 +204,7 @@ PUBLISHED: dict[str, Table] = {
     "flash_grpo_wan21": guided(4.5) | {
         "model.pipeline": WAN, "model.height": 480, "model.width": 832, "recipe.steps": 20,
         "model.call": {"num_frames": 81, "max_sequence_length": 512}, "recipe.clip": 1e-3,
-        "recipe.group": 24, "recipe.kl": 0, "recipe.kernel": "wan", "train.lr": 1e-4,
+        "recipe.group": 4, "recipe.kl": 0, "recipe.kernel": "wan", "train.lr": 1e-4,
         "evaluate.steps": 50,
     },
     "g2rpo_flux": G2RPO,
