@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flowrl.paths import find
 from flowrl.recipes import RECIPES
+from flowrl.settings.checks.learning import ONE_STEP
 from flowrl.settings.file.inherit import read_tree
 
 HEAD = """\
@@ -236,8 +237,8 @@ def text_files(model: str | None, recipe: str) -> dict[str, str]:
     )
     tail = TAIL.format(
         reward="near_length", judge=NUMBER_JUDGE if model is None else TEXT_JUDGE,
-        draws=_whole(recipe, draws), iterations=iterations, lr="3.0e-4", updates=2,
-        samples=samples,
+        draws=_whole(recipe, draws), iterations=iterations, lr="3.0e-4",
+        updates=1 if recipe in ONE_STEP else 2, samples=samples,
     )  # fmt: skip
     reward = TEXT_REWARD.replace("LETTERS", str(letters))
     return _files(head + body + tail, reward, prompts)

@@ -184,7 +184,7 @@ def reading_weights(run: Run, devices: DeviceGroup, samples: int) -> float:
 def _evaluation(
     run: Run, described: Description, speed: float, devices: DeviceGroup
 ) -> float | None:
-    e, m = run.evaluate, run.model
+    e, m = run.evaluate, run.trained_model
     guidance = m.guidance.model_copy(update={"sample": run.evaluation_guidance})
     guided, steps = m.model_copy(update={"guidance": guidance}), run.evaluation_steps
     each = 0.0

@@ -95,7 +95,7 @@ def test_the_help_of_train_lists_every_setting(capsys):
     listed = set(re.findall(r"^  --(\S+)", out, re.MULTILINE))
     names = {n.replace("_", "-") for n in option_names(RECIPE_SETTINGS["flow_grpo"])}
     known = {name for name in names if not name.startswith("recipe.")}
-    extra = {"recipe.name", "folder", "no-cache", "resume", "restarts", "trust"}
+    extra = {"recipe.name", "folder", "no-cache", "resume", "restarts", "trust", "wait"}
     assert known <= listed and listed - known == extra
     assert re.search(r"--train.lr \(0.0003\)\n      Learning rate", out)
     assert "--track.with\n" in out and "--model.lora.rank (16)" in out
