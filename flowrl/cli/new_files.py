@@ -238,8 +238,7 @@ def text_files(model: str | None, recipe: str) -> dict[str, str]:
     tail = TAIL.format(
         reward="near_length", judge=NUMBER_JUDGE if model is None else TEXT_JUDGE,
         draws=_whole(recipe, draws), iterations=iterations, lr="3.0e-4",
-        updates=1 if recipe in ONE_STEP else 2,
-        samples=samples,
+        updates=1 if recipe in ONE_STEP else 2, samples=samples,
     )  # fmt: skip
     reward = TEXT_REWARD.replace("LETTERS", str(letters))
     return _files(head + body + tail, reward, prompts)

@@ -88,9 +88,8 @@ def test_samples_of_a_model_without_a_run(pipeline: Path, tmp_path: Path, capsys
     out = tmp_path / "out"
     words = ["sample", "--model", pipeline, "a red ball", "two dogs", "--count", 1, "--out", out]
     assert runs.flowrl(*words, "--steps", 2, "--model.device", "cpu") == 0
-    assert {path.name for path in out.iterdir()} == {
-        "000.png", "001.png", "grid.png", "prompts.jsonl"
-    }  # fmt: skip
+    written = {"000.png", "001.png", "grid.png", "prompts.jsonl"}
+    assert {path.name for path in out.iterdir()} == written
     assert runs.flowrl(*words[:-1], tmp_path / "new", "--steer", "best") == 2
     assert "add --rewards" in capsys.readouterr().err
 

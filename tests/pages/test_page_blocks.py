@@ -4,6 +4,8 @@ tests/test_docs.py and tests/api have docs/extending.md and docs/api.md, test_pa
 the commands.
 """
 
+import ast
+import inspect
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+import flowrl
 import rewards
 from flowrl.settings.read import check_plan, check_rewards, run_from
 from rewards import Samples
@@ -142,7 +145,27 @@ def test_every_block_of_python_has_its_test() -> None:
         "api.md",
         "extending.md",
         "own_models.md",
+        "rewards.md",
         "your_own_taste.md",
-    )  # test_api_pages.py, test_docs.py, test_own_runs.py, test_vote.py
+    )  # test_api_pages.py, test_docs.py, test_own_runs.py, test_abstaining.py, tests/votes
     found = Counter(b.page for b in page_blocks.blocks("python") if b.page not in elsewhere)
     assert found == Counter(here) + Counter(with_runs)
+
+
+def test_the_program_of_votes_calls_functions_as_they_are() -> None:
+    """It waits for people, so only its calls' arguments are held against the functions."""
+    block = block_of("your_own_taste.md", "flowrl.vote(")
+    calls = [node for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.Call)]
+    found = {ast.unparse(call.func): call for call in calls}
+    for name in ("vote", "fit_reward", "train"):
+        call = found[f"flowrl.{name}"]
+        named = {str(word.arg): None for word in call.keywords}
+        inspect.signature(getattr(flowrl, name)).bind(*call.args, **named)
+
+
+def test_functions_of_tasks_abstain_as_the_page_says() -> None:
+    values: dict[str, Any] = {}
+    exec(block_of("rewards.md", "def sums").text, values)
+    tasks = ["sum", "chat"]
+    assert values["sums"](["4", "hi"], tasks, ["4", ""]) == [1.0, None]
+    assert values["brief"](["4", "hi"], tasks) == [None, 1 / 3]

@@ -68,6 +68,11 @@ QUANTIZED = {"backend": "bitsandbytes", "bits": 8}
 LM = {"model.pipeline": DROP, "model.language": "lm", "recipe.name": "text_grpo"}
 CASES = [
     Advice("eta has no effect", {"model.call": {"eta": 1.0}}, {"model.call": {}}),
+    Advice(
+        "the average that is evaluated and saved is still",
+        {"evaluate.average": 0.999999},
+        {"evaluate.average": 0.99},
+    ),
     Advice("is a setting of", {"model.stop": ["a"]}, {"model.stop": DROP}),
     Advice(
         "needs diffusers' native attention",

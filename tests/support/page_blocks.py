@@ -30,7 +30,13 @@ NOT_HERE = {  # part of a command -> why no test runs it as it stands
     "sglang": "a server: tests/language/test_vllm.py", "-m venv": "the first step of CI",
     "train run.yaml": "README.md's, in the folder of `flowrl new`: test_own_run",
     "plan run.yaml": "the same", "sample runs/run-0001": "the same", "flowrl new": "the same",
+    "flowrl vote": "waits for people: tests/votes", "flowrl fit-reward": "needs votes of people",
+    "flowrl drill": "kills a run many times, for minutes: tests/drill",
+    "path: taste": "a reward that is fitted to votes of people",
 }  # fmt: skip
+PLAN_REFUSES = {  # part of a command of `flowrl plan` -> what is missing, so that it exits with 1
+    "plan papers/flow_grpo_sd35m_ocr": "the paper's prompts: configs/papers/README.md",
+}
 
 
 class Block(NamedTuple):
@@ -112,9 +118,9 @@ SCORE = "\n\ndef score(samples):\n    return [0.0] * len(samples.prompts)\n"
 def named_files(folder: Path) -> None:
     """Write the prompt files that the pages' settings name."""
     row = '{"prompt": "a red circle", "task": "text", "chosen": "a", "rejected": "b"}\n'
-    for name in ("prompts", "held_out", "mine"):
+    for name in ("prompts", "held_out", "mine", "drawbench"):
         (folder / f"{name}.txt").write_text("a red circle\na blue square\n")
-    for name in ("prompts", "held_out", "mine", "pairs", "images"):
+    for name in ("prompts", "held_out", "mine", "pairs", "images", "geneval"):
         (folder / f"{name}.jsonl").write_text(row)
 
 
@@ -169,7 +175,7 @@ _STAND_INS = {  # what needs weights of the hub -> the same class with the demo'
 }
 NOT_ALONE = {
     "coming_from.md": "wraps a function of the reader's verl project",
-    "your_own_taste.md": "waits for a person's votes: tests/cli/test_vote.py",
+    "your_own_taste.md": "waits for votes of people",
 }
 _IN_ONE = ("api.md",)  # pages whose blocks are one program
 
