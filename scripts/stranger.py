@@ -46,6 +46,7 @@ from flowrl.cli.command_table import COMMANDS
 from flowrl.cli.doctor import PROVEN_VERSIONS
 from tests.support.page_blocks import (
     NOT_HERE,
+    PLAN_REFUSES,
     SMALL,
     blocks,
     commands,
@@ -71,6 +72,13 @@ OF_EXTRAS = {  # a command that needs it; not tried: rewards (make test-open-cli
     "video": "python -c 'import av'",
     "gguf": "python -c 'import gguf'",
 }
+MISSING = (
+    "pip install 'flowrl[",
+    "is not installed",
+    "no folder ",
+    "no such file",
+    "has no column",
+)
 SHORT = ("flowrl doctor", "flowrl recipes nft", f"flowrl train demo {SMALL}")
 SHORT += (f"flowrl train text_demo {SMALL}", "flowrl sample runs/demo-0001 'a green circle'")
 
@@ -331,11 +339,20 @@ def works(line: str, folder: Path, python: Path) -> bool:
     began = time.monotonic()
     done = run(line, folder, path=python.parent)
     fine = (0, 1) if "plan" in line and "--memory" in line else (0,)  # 1: it does not fit
-    good = done.returncode in fine
+    fine = (1,) if any(part in line for part in PLAN_REFUSES) else fine
+    good = done.returncode in fine or ("block.yaml" in line and lacks_something(done))
     print(f"{'ok' if good else 'FAILED':<7}{time.monotonic() - began:5.0f} s  {line}", flush=True)
     if not good or line == "flowrl doctor":
         print((done.stdout + done.stderr)[-3000:])
     return good
+
+
+def lacks_something(done: "subprocess.CompletedProcess[str]") -> bool:
+    """Whether `flowrl plan` refused a page's settings for nothing but what a bare wheel and an empty
+    folder lack: extras, and the reader's own files."""
+    said = (done.stdout + done.stderr).splitlines()
+    refused = [line for line in said if line.startswith(("refused: ", "flowrl: "))]
+    return bool(refused) and all(any(part in line for part in MISSING) for line in refused)
 
 
 def run(
