@@ -348,7 +348,7 @@ def works(line: str, folder: Path, python: Path) -> bool:
 
 
 def lacks_something(done: "subprocess.CompletedProcess[str]") -> bool:
-    """Whether `flowrl plan` refused a page's settings only for what a bare wheel and an empty folder
+    """Whether `flowrl plan` refused settings only for what a bare wheel and an empty folder
     lack: extras, and the reader's own files."""
     said = (done.stdout + done.stderr).splitlines()
     refused = [line for line in said if line.startswith(("refused: ", "flowrl: "))]
