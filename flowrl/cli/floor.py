@@ -4,6 +4,7 @@ import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from flowrl.iteration.open import open_stages
+from flowrl.iteration.stages import Stages
 from flowrl.models.adapters import adapter_switch
 from flowrl.run.train import iterate
 from flowrl.session.progress import Progress
@@ -49,6 +51,11 @@ class Opened:
         kept.turn()
         return kept
 
+    @cached_property
+    def stages(self) -> Stages:
+        """The stages of all iterations, as a run opens them: once."""
+        return open_stages(self.session, self.progress)
+
     @property
     def device(self) -> str:
         return self.session.parallel.device
@@ -56,7 +63,7 @@ class Opened:
     def turn(self) -> float:
         """Run an iteration; return its seconds."""
         began = seconds_now(self.device)
-        made = iterate(open_stages(self.session, self.progress), self.progress)
+        made = iterate(self.stages, self.progress)
         self.metrics.append(made.metrics)
         samples = made.scores.samples[0]
         self.samples = samples if isinstance(samples, Samples) else None
