@@ -187,7 +187,7 @@ def waits(trial: DeviceTrial) -> str:
             algorithm.plan, [0, 1], seed=0, iteration=0,
             sampling=Sampling(algorithm.likelihood.keep_mean),
         )  # fmt: skip
-    stages = open_stages(session, Progress(optimizer_steps=1))  # its first ratio was checked
+    stages = kept.stages  # whose first update was checked and judged
     rows = stages.collected(kept.progress.iteration)
     with _waits() as training:
         stages.update(rows)

@@ -3,7 +3,6 @@
 import importlib.util
 import ipaddress
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pydantic import Field
 
 import rewards
 from flowrl.errors import UserError
+from flowrl.processes.listening import bound_socket
 from flowrl.settings.command_line.arguments import AtLeastOne, Word
 from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.words.values import short_repr
@@ -81,7 +81,7 @@ def run_reward_server(given: Serve, reward: Reward | None = None) -> None:
             "--token NAME to require a token",
             file=sys.stderr,
         )
-    _check_port(given)
+    bound_socket("serve-reward", given.host, given.port).close()
     where = f"http://{given.host}:{given.port}"
     print(f"{served.name} at {where}; in a run: {{name: remote, url: '{where}'}}", flush=True)
     uvicorn.run(
@@ -99,20 +99,6 @@ def _served(given: Serve, reward: Reward | None, token: str | None) -> "Served":
     if given.judge:
         return Served(name, settings, None, load_judge(name, **settings), token)
     return Served.of(name, settings, rewards.load(name, **settings), token)
-
-
-def _check_port(given: Serve) -> None:
-    """UserError if the address cannot be listened on, instead of uvicorn's traceback."""
-    try:
-        family = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((given.host, given.port))
-    except OSError as error:
-        raise UserError(
-            f"serve-reward: cannot listen on {given.host}:{given.port} ({error.strerror}): "
-            "set another --port or --host"
-        ) from error
 
 
 def parse_reward(word: str) -> tuple[str, Mapping[str, object]]:

@@ -42,7 +42,7 @@ class StorePlace:
     of_agent: bool  # whether the launcher's agent keeps the store, through all attempts
 
     @classmethod
-    def given(cls) -> "Place | None":
+    def given(cls) -> "StorePlace | None":
         """The place that the launcher's variables name; None without a launcher."""
         found = [os.environ.get(name, "") for name in LAUNCHER_NAMES]
         if not all(found) or not all(word.isdecimal() for word in found[2:]):

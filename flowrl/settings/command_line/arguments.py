@@ -155,7 +155,7 @@ class EvaluateArguments:
 @dataclasses.dataclass
 class PlanArguments:
     """Describe an iteration of a run and its costs, without loading weights. Every setting of a
-    file is an option. Exit code 1 if the run does not fit in memory."""
+    file is an option. Exit code 1 if the run could not start here, or does not fit in memory."""
 
     configs: Word[tuple[Path, ...]]
     """Files of runs."""
