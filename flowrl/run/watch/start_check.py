@@ -118,14 +118,19 @@ def check_classes_of(run: Run) -> None:
 
 
 def _packages(run: Run, given: Mapping[str, Reward]) -> None:
-    from rewards.load import check_packages
+    from rewards.load import check_packages, check_reward
 
     for place, spec in _rewards(run):
-        if spec.label not in given:
-            try:
-                check_packages(spec.name, spec.settings)
-            except ValueError as error:
-                raise UserError(f"{place}: {spec.label}: {error}") from error
+        if spec.label in given:
+            continue
+        try:
+            check_reward(spec.name, spec.settings)
+        except ValueError:
+            continue  # `check_rewards` says it
+        try:
+            check_packages(spec.name, spec.settings)
+        except ValueError as error:
+            raise UserError(f"{place}: {spec.label}: {error}") from error
 
 
 def _rewards(run: Run) -> Iterator[tuple[str, RewardSpec]]:
