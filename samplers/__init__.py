@@ -1,11 +1,17 @@
-"""Draw samples from a velocity model under a plan. Imports torch only."""
+"""Draw samples from a velocity model under a plan. Imports torch only.
+
+Kernels and planners of contributed recipes stand in flowrl/contrib, and are imported from here by
+name: see `CONTRIBUTED`.
+"""
+
+from importlib import import_module
+from typing import Any
 
 from samplers.drift import RewardDrift, RewardGuide
 from samplers.kernels import (
     CPS,
     DDIM,
     DDPM,
-    Churn,
     ConstantSDE,
     FlowSDE,
     Gaussian,
@@ -17,7 +23,7 @@ from samplers.kernels import (
 from samplers.looking import Looking, Thinned
 from samplers.looks import Looks, Thinning
 from samplers.particles import FeynmanKac
-from samplers.placements import Granular, Guided, Merged, Scattered
+from samplers.placements import Guided, Scattered
 from samplers.plan import Columns, Plan, Step, evaluations, steps_of
 from samplers.planners import (
     Chain,
@@ -52,7 +58,6 @@ __all__ = [
     "SA",
     "Begin",
     "Chain",
-    "Churn",
     "Columns",
     "ConstantSDE",
     "Decaying",
@@ -65,7 +70,6 @@ __all__ = [
     "Fork",
     "Frozen",
     "Gaussian",
-    "Granular",
     "Guided",
     "Heun",
     "Kernel",
@@ -73,7 +77,6 @@ __all__ = [
     "Latents",
     "Looking",
     "Looks",
-    "Merged",
     "Moving",
     "Ode",
     "Particled",
@@ -105,3 +108,13 @@ __all__ = [
     "roll",
     "steps_of",
 ]  # fmt: skip
+
+CONTRIBUTED = ("Churn", "Granular", "Merged")
+"""Names of this package that stand in a file of flowrl/contrib."""
+
+
+def __getattr__(name: str) -> Any:
+    """A kernel or planner of a contributed recipe."""
+    if name in CONTRIBUTED:
+        return import_module("flowrl.contributed").contributed_part(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,17 +8,11 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import nn
 
 from flowrl.algorithm import Algorithm
+from flowrl.contrib.draft_lv import Renoised
 from flowrl.credit.advantages import Estimator, Standardize
 from flowrl.credit.uncompared import Uncompared
 from flowrl.errors import UserError
-from flowrl.likelihoods.pathwise import (
-    Kept,
-    KnownNoise,
-    PathRows,
-    Pathwise,
-    Renoised,
-    noise_of,
-)
+from flowrl.likelihoods.pathwise import Kept, KnownNoise, PathRows, Pathwise, noise_of
 from flowrl.likelihoods.rows import Evaluation
 from flowrl.losses.base import Anchor
 from flowrl.losses.ratio import Surrogate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flowrl.algorithm import Algorithm
 from flowrl.credit.choices import image_plans
-from flowrl.credit.trackers import ScoreQuantiles
+from flowrl.credit.trackers import Bundling
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import Chat, PromptSet
@@ -181,9 +181,9 @@ def _check_own(run: Run) -> None:
 
 
 def check_bundles(run: Run, algorithm: Algorithm) -> None:
-    """UserError if the draws do not fill RiskPO's bundles."""
+    """UserError if the draws do not fill the bundles of a tracker."""
     tracker = algorithm.tracker()
-    if isinstance(tracker, ScoreQuantiles) and run.drawn % tracker.bundle:
+    if isinstance(tracker, Bundling) and run.drawn % tracker.bundle:
         raise UserError(
             f"prompts.per_iteration: the recipe judges bundles of {tracker.bundle} draws, but "
             f"{run.drawn} are not a multiple of it: set a multiple, or recipe.bundle"
