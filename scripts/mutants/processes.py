@@ -155,7 +155,7 @@ ROWS = (
     ("inputs-once", "flowrl/likelihoods/transition.py", "if before == after:",
      "if True:",
      f"{INPUTS}::test_a_replayed_sample_among_siblings_has_its_own_state"),
-    ("inputs-direction", "flowrl/likelihoods/directional.py", "state=states_of(rollout, edges)",
+    ("inputs-direction", "flowrl/contrib/fdfo.py", "state=states_of(rollout, edges)",
      "state=None", f"{INPUTS}::{ONCE}[fdfo]"),
     ("inputs-noise", "flowrl/likelihoods/matching.py", "not self.same_noise or", "True or",
      f"{INPUTS}::{ONCE}[dgpo]"),

@@ -1,4 +1,5 @@
-"""Features stand apart: a plain run imports none of their files, and works without their folder."""
+"""Features stand apart: a plain run imports none of their files, nor of contributed recipes, and
+works without their folder."""
 
 import json
 import shutil
@@ -33,10 +34,10 @@ def trained(config, folder):
 found = {}
 for name, config, folder in json.loads(sys.argv[1]):
     code, said = trained(config, folder)
-    loaded = sorted(each for each in sys.modules if each.startswith(FEATURES))
+    loaded = sorted(each for each in sys.modules if each.startswith(APART))
     found[name] = [code or 0, said, loaded]
 print(json.dumps(found))
-""".replace("FEATURES", repr(FEATURES + "."))
+""".replace("APART", repr((FEATURES + ".", "flowrl.contrib.")))
 
 
 def plain(name: str, folder: Path, pipeline: Path, language: Path) -> dict[str, Any]:
