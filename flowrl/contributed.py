@@ -13,13 +13,13 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parent / "contrib"
+CONTRIB = Path(__file__).resolve().parent / "contrib"
 
 
 @cache
 def contributed_names() -> tuple[str, ...]:
     """Names of the contributed recipes, in alphabetical order; none without the folder."""
-    return tuple(sorted(info.name for info in iter_modules([str(FOLDER)])))
+    return tuple(sorted(info.name for info in iter_modules([str(CONTRIB)])))
 
 
 def contributed_recipe(name: str) -> Callable[..., Any]:
@@ -39,7 +39,7 @@ def contributed_part(name: str) -> Any:
         part = vars(module).get(name)
         if isinstance(part, type) and part.__module__ == module.__name__:
             return part
-    raise AttributeError(f"no file of {FOLDER} has a part {name}")
+    raise AttributeError(f"no file of {CONTRIB} has a part {name}")
 
 
 def _module(name: str) -> ModuleType:

@@ -9,7 +9,7 @@ import yaml
 
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
-from flowrl.recipes.evidence import KINDS, evidence_of
+from flowrl.recipes.evidence import SOURCE_KINDS, evidence_of
 from flowrl.recipes.table import OWN_RECIPES
 from flowrl.settings import recipe_function, recipe_kind
 from flowrl.settings.command_line.arguments import Word, parse_arguments
@@ -44,12 +44,12 @@ def recipe_list(contributed: bool) -> str:
     """The recipes by what they rest on, with what was seen of them."""
     names = RECIPES if contributed else OWN_RECIPES
     width, lines = max(map(len, names)), list[str]()
-    for kind, about in KINDS.items():
+    for kind, about in SOURCE_KINDS.items():
         rows = [
             f"  {name:<{width}}  {found.learned:<16}  {'GPU' if found.on_gpu else '':<3}  "
             f"{(names[name].__doc__ or '').strip().splitlines()[0]}"
             for name in names
-            if (found := evidence_of(names[name])).basis.kind == kind
+            if (found := evidence_of(names[name])).sources.kind == kind
         ]
         if rows:
             lines += [f"{about}:", *rows, ""]
@@ -68,8 +68,7 @@ def recipe_list(contributed: bool) -> str:
 
 
 def recipe_text(name: str) -> str:
-    """A recipe's docstring, what it rests on, its settings and its parts. UserError for an unknown
-    one."""
+    """A recipe's docstring, evidence, settings and parts. UserError for an unknown one."""
     if name == JOINT:
         return f"{name}: {inspect.cleandoc(JointSettings.__doc__ or '')}"
     try:
@@ -89,11 +88,11 @@ def recipe_text(name: str) -> str:
 
 
 def evidence_line(name: str) -> str:
-    """What a recipe rests on and what was seen of it, in one line."""
+    """A recipe's sources and what was seen of it, in one line."""
     found = evidence_of(RECIPES[name])
     seen = [] if found.gain is None else [f"gained {found.learned} here"]
     seen += ["ran on a GPU"] if found.on_gpu else []
-    return f"Evidence: {'; '.join([KINDS[found.basis.kind], *seen])}."
+    return f"Evidence: {'; '.join([SOURCE_KINDS[found.sources.kind], *seen])}."
 
 
 def recipe_rows(name: str, parts: bool = False) -> list[tuple[str, str, str]]:

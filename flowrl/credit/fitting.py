@@ -1,4 +1,4 @@
-"""What several transforms refuse: plans of texts that they cannot compare, a missing tracker."""
+"""Refusals that transforms share: plans of texts that they cannot compare, a missing tracker."""
 
 from flowrl.credit.choices import Choices, text_plans
 from flowrl.credit.trackers import NoTracker

@@ -1,4 +1,4 @@
-"""What a recipe rests on, and what has been seen of it here.
+"""Evidence for a recipe: its sources, and what has been seen of it here.
 
 Each recipe says what it was written from (`rests_on`). Gains and runs on a GPU are read from
 seen.json, which scripts/generate/recipes_seen.py writes from the pages of results.
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 SEEN = Path(__file__).with_name("seen.json")
-Kind = Literal["arrays", "code", "paper", "summary", "ours"]
-KINDS: dict[Kind, str] = {
+SourceKind = Literal["arrays", "code", "paper", "summary", "ours"]
+SOURCE_KINDS: dict[SourceKind, str] = {
     "arrays": "tests hold it against arrays of the authors' functions, or of a library's",
     "code": "the published code was read",
     "paper": "the paper was read",
@@ -24,24 +24,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Basis:
-    """What a recipe was written from, and the files tests/golden/NAME.npz that it is held
-    against."""
+class Sources:
+    """The sources of a recipe, and the files tests/golden/NAME.npz that it is held against."""
 
-    kind: Kind
+    kind: SourceKind
     arrays: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a recipe.
+    """Knowledge about a recipe.
 
     gain      in a held-out score of a small world, from before training to after; None: unmeasured
     interval  half of the gain's 95 % interval over seeds; None: of one seed
     on_gpu    whether an iteration on a GPU had the numbers of a CPU
     """
 
-    basis: Basis
+    sources: Sources
     gain: float | None
     interval: float | None
     on_gpu: bool
@@ -56,21 +55,21 @@ class Evidence:
         )
 
 
-def rests_on(kind: Kind, *arrays: str) -> Callable[[F], F]:
+def rests_on(kind: SourceKind, *arrays: str) -> Callable[[F], F]:
     """Say what a recipe was written from, and which arrays of authors tests hold it against."""
 
     def decorate(recipe: F) -> F:
-        recipe.__dict__["basis"] = Basis(kind, arrays)
+        recipe.__dict__["sources"] = Sources(kind, arrays)
         return recipe
 
     return decorate
 
 
 def evidence_of(recipe: Callable[..., Any]) -> Evidence:
-    """What is known of a recipe of flowrl."""
+    """The evidence for a recipe of flowrl."""
     seen = _seen().get(recipe.__name__, {})
-    basis: Basis = recipe.__dict__["basis"]
-    return Evidence(basis, seen.get("gain"), seen.get("interval"), bool(seen.get("gpu")))
+    sources: Sources = recipe.__dict__["sources"]
+    return Evidence(sources, seen.get("gain"), seen.get("interval"), bool(seen.get("gpu")))
 
 
 @cache

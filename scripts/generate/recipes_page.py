@@ -18,7 +18,7 @@ from flowrl.cli.recipe_text import recipe_rows
 from flowrl.credit.trackers import NoTracker
 from flowrl.credit.values import node_values
 from flowrl.recipes import RECIPES
-from flowrl.recipes.evidence import KINDS, evidence_of
+from flowrl.recipes.evidence import SOURCE_KINDS, evidence_of
 from flowrl.recipes.table import OWN_RECIPES
 from samplers.completions import TextPlan
 
@@ -59,8 +59,8 @@ def page() -> str:
 def evidence_tables() -> str:
     """All recipes by what they rest on, a table for each."""
     tables = list[str]()
-    for kind, about in KINDS.items():
-        names = [name for name in RECIPES if evidence_of(RECIPES[name]).basis.kind == kind]
+    for kind, about in SOURCE_KINDS.items():
+        names = [name for name in RECIPES if evidence_of(RECIPES[name]).sources.kind == kind]
         head = "| recipe | parts | gain here | on a GPU | contributed |\n|---|---|---|---|---|"
         rows = "\n".join(map(evidence_row, names))
         tables.append(f"**{about[0].upper()}{about[1:]}**\n\n{head}\n{rows}\n")

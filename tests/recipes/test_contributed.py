@@ -29,7 +29,7 @@ import json, sys
 from pathlib import Path
 import flowrl.contributed
 if "without" in sys.argv:
-    flowrl.contributed.FOLDER = Path("nowhere")
+    flowrl.contributed.CONTRIB = Path("nowhere")
 from flowrl.errors import UserError
 from flowrl.settings import recipe_kind
 

@@ -8,7 +8,7 @@ import pytest
 from flowrl.cli.recipe_text import recipes_command
 from flowrl.paths import PROJECT
 from flowrl.recipes import RECIPES
-from flowrl.recipes.evidence import KINDS, SEEN, evidence_of
+from flowrl.recipes.evidence import SEEN, SOURCE_KINDS, evidence_of
 from flowrl.recipes.table import CONTRIBUTED_RECIPES, OWN_RECIPES
 from scripts.generate.recipes_seen import cells, measured, seen
 
@@ -34,9 +34,9 @@ def test_gains_are_those_of_the_page_of_results() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_arrays_are_there_and_read_by_a_test(name: str) -> None:
-    basis = evidence_of(RECIPES[name]).basis
-    assert basis.kind in KINDS and (basis.kind == "arrays") == bool(basis.arrays)
-    for array in basis.arrays:
+    sources = evidence_of(RECIPES[name]).sources
+    assert sources.kind in SOURCE_KINDS and (sources.kind == "arrays") == bool(sources.arrays)
+    for array in sources.arrays:
         assert (GOLDEN / f"{array}.npz").is_file(), array
         words = ["git", "grep", "-l", "-w", array, "--", "tests/*.py"]
         readers = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=False)
