@@ -21,6 +21,7 @@ from flowrl.iteration.sample import PlainEncode, SampleStage, UnitSampler, UnitS
 from flowrl.iteration.score import ScoreStage, UnitScorer
 from flowrl.iteration.stages import Stages
 from flowrl.iteration.update import UpdateStage
+from flowrl.laws.algorithms import is_included
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from samplers import Particled
@@ -37,14 +38,14 @@ class Feature(NamedTuple):
 
 def _asks_while_sampling(session: Session) -> bool:
     algorithm = session.algorithm
-    own = not type(algorithm.plan).__module__.startswith("samplers.")  # it may ask later
+    own = not is_included(algorithm.plan)  # it may ask later
     asks = any(p.steer or p.thin or p.guide for p in image_plans(algorithm))
     return not algorithm.text and (asks or own or isinstance(algorithm.plan, Particled))
 
 
 def _scores_states(session: Session) -> bool:
     algorithm = session.algorithm
-    own = not type(algorithm.plan).__module__.startswith("samplers.")
+    own = not is_included(algorithm.plan)
     return not algorithm.text and (
         algorithm.by_step or own or any(p.looks or p.thin for p in image_plans(algorithm))
     )
