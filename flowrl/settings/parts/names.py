@@ -20,9 +20,10 @@ import flowrl.credit
 import flowrl.likelihoods
 import flowrl.losses
 import samplers
+import samplers.routes
 from rewards.checks.settings import function_parameters
 
-_PACKAGES = (samplers, flowrl.credit, flowrl.likelihoods, flowrl.losses)
+_PACKAGES = (samplers, samplers.routes, flowrl.credit, flowrl.likelihoods, flowrl.losses)
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -33,7 +34,7 @@ def part_name(kind: type) -> str:
 
 @functools.cache
 def part_classes() -> tuple[type, ...]:
-    """All dataclasses of the four packages that can be instantiated, in the order of their
+    """All dataclasses of these packages that can be instantiated, in the order of their
     files."""
     found = list[type]()
     for package in _PACKAGES:
