@@ -157,7 +157,6 @@ class PlainRoute:
         return frozenset()
 
     def refuses(self, plan: StepTree, layers: tuple[Route, ...]) -> str | None:
-        del plan, layers
         return None
 
     def work(self, plan: StepTree, k: int) -> StepWork:

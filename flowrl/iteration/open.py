@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from flowrl.errors import UserError
+from flowrl.errors import feature_files
 from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.credit import CreditStage, PlainEstimate
 from flowrl.iteration.draw import PlainDraw
@@ -96,15 +96,8 @@ OF_ITERATIONS = (
 
 def feature(name: str) -> Any:
     """The module of a feature. UserError, in a sentence, where it is not installed."""
-    try:
+    with feature_files(FEATURES, name):
         return import_module(f"{FEATURES}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith(FEATURES):
-            raise
-        raise UserError(
-            f"this run needs the feature {name}, and this installation of flowrl lacks "
-            f"{error.name}: install flowrl again, or leave out the setting that asks for it"
-        ) from error
 
 
 def open_unit(session: Session, clock: PhaseClock) -> UnitStages:

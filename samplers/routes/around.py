@@ -32,7 +32,6 @@ class RouteAround:
         return False
 
     def refuses(self, plan: StepTree, layers: tuple[Route, ...]) -> str | None:
-        del plan, layers
         return None
 
     def work(self, plan: StepTree, k: int) -> StepWork:

@@ -114,7 +114,6 @@ class GuidedWalk(Walk):
 
     def slopes(self, plan: StepTree, index: int, k: int, at: State, mean: Tensor) -> Tensor:
         """Reward gradients at the predicted clean samples; 0 for samples without a score."""
-        del index
         assert at.v is not None
         x0 = at.x - plan.steps[k].sigma * at.v
         return self.answer(plan, x0, self.prompt(x0)).to(mean).nan_to_num(0.0)

@@ -22,8 +22,7 @@ class KeptState:
     x: Float[Tensor, "n *d"]
 
     def with_clean(self, change: Callable[[Tensor], Tensor]) -> "KeptState":
-        del change  # none is clean
-        return self
+        return self  # none is clean
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class KeepingRoute(RouteAround):
     bridge: int | None = None
 
     def refuses(self, plan: StepTree, layers: tuple[Route, ...]) -> str | None:
-        del layers
         last = len(plan.steps)
         if set(self.keep) - set(range(last)) or sorted(set(self.keep)) != [*self.keep]:
             return f"keep {self.keep} takes rising indices of the plan's {last} steps"

@@ -88,7 +88,6 @@ class SteeredRoute(RouteAround):
         return self.inner.asks | own
 
     def refuses(self, plan: StepTree, layers: tuple[Route, ...]) -> str | None:
-        del layers
         if any(step.train or step.branch > 1 for step in plan.steps):
             return "steered steps cannot branch or be trained on: they have no density"
         return None

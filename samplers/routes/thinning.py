@@ -80,7 +80,6 @@ class ThinnedRoute(RouteAround):
         return None
 
     def work(self, plan: StepTree, k: int) -> StepWork:
-        del plan
         wide = self.how.width(k)
         if k not in self.how.at:
             return StepWork(wide, wide)

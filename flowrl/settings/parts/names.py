@@ -20,10 +20,9 @@ import flowrl.credit
 import flowrl.likelihoods
 import flowrl.losses
 import samplers
-import samplers.routes
 from rewards.checks.settings import function_parameters
 
-_PACKAGES = (samplers, samplers.routes, flowrl.credit, flowrl.likelihoods, flowrl.losses)
+_PACKAGES = (samplers, flowrl.credit, flowrl.likelihoods, flowrl.losses)
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -34,12 +33,12 @@ def part_name(kind: type) -> str:
 
 @functools.cache
 def part_classes() -> tuple[type, ...]:
-    """All dataclasses of these packages that can be instantiated, in the order of their
+    """All dataclasses of the four packages that can be instantiated, in the order of their
     files."""
     found = list[type]()
     for package in _PACKAGES:
-        for info in pkgutil.iter_modules(package.__path__):
-            module = import_module(f"{package.__name__}.{info.name}")
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            module = import_module(info.name)
             found += [
                 each
                 for each in vars(module).values()

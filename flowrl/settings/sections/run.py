@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 
 from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.intermediate import differs_between_steps
-from flowrl.errors import UserError
+from flowrl.errors import UserError, feature_files
 from flowrl.likelihoods.matching import Matching
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.environment import check_turns
@@ -72,8 +72,8 @@ class Steer(Settings):
                 "steer: particles are only for images and videos; leave it out for texts"
             )
         assert isinstance(algorithm.plan, Planner)
-        from samplers import FeynmanKac, Particled  # of a feature
-
+        with feature_files("samplers.routes", "steer"):
+            from samplers import FeynmanKac, Particled
         at = self.at or tuple(range(1, algorithm.steps - 1, 2))
         how = FeynmanKac(at, self.strength, self.potential, start=None, adaptive=self.adaptive)
         plan = Particled(algorithm.plan, FlowSDE(self.eta), algorithm.group, how, *self.iterations)
