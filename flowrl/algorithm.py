@@ -11,9 +11,9 @@ from flowrl.credit.choices import (
     AnyPlanner,
     check_parts,
     first_plans,
-    image_plans,
     independent,
     plans_of,
+    routes_of,
 )
 from flowrl.credit.intermediate import reads_intermediate
 from flowrl.credit.process import Information, compares_turns, information_of
@@ -35,6 +35,7 @@ from flowrl.losses.base import (
 )
 from flowrl.losses.reward import check_gradient
 from flowrl.table import Column, columns_read
+from samplers.route import Asked
 
 __all__ = ["Algorithm", "Average", "Decay"]
 
@@ -143,14 +144,10 @@ class Algorithm:
         return entropy_share(self.loss)
 
     @cached_property
-    def guided(self) -> bool:
-        """Whether a reward's gradient guides sampling."""
-        return any(plan.guide and plan.guide.by == "slope" for plan in image_plans(self))
-
-    @cached_property
-    def guides(self) -> bool:
-        """Whether a reward guides sampling, by its gradient or by probes."""
-        return any(plan.guide is not None for plan in image_plans(self))
+    def asks(self) -> frozenset[Asked]:
+        """What the plans' routes ask of whoever samples: see `samplers.Route`."""
+        routes = routes_of(self.plan, self.plans)
+        return frozenset(asked for route in routes for asked in route.asks)
 
     @property
     def text(self) -> bool:

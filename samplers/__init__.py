@@ -1,13 +1,13 @@
 """Draw samples from a velocity model under a plan. Imports torch only.
 
+Routes around the plain one (`samplers.routes`), and their planners, are imported when first used.
 Kernels and planners of contributed recipes stand in flowrl/contrib, and are imported from here by
 name: see `CONTRIBUTED`.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from samplers.drift import RewardDrift, RewardGuide
 from samplers.kernels import (
     CPS,
     DDIM,
@@ -20,22 +20,19 @@ from samplers.kernels import (
     euler,
     mean_log_prob,
 )  # fmt: skip
-from samplers.looking import Looking, Thinned
-from samplers.looks import Looks, Thinning
-from samplers.particles import FeynmanKac
-from samplers.placements import Guided, Scattered
+from samplers.placements import Scattered
 from samplers.plan import Columns, Plan, Step, evaluations, steps_of
 from samplers.planners import (
     Chain,
     Flash,
     Fork,
     Ode,
-    Particled,
     Planner,
     Tree,
     Window,
 )  # fmt: skip
 from samplers.roll import Begin, Edges, Latents, Rollout, Sampling, Velocity, roll
+from samplers.route import PlainRoute, Route
 from samplers.scheduler import KernelSteps, Scheduler
 from samplers.solvers import DPM2M, DPM3M, SA, Euler, Heun, Solver
 from samplers.table_sde import TableSDE
@@ -48,6 +45,14 @@ from samplers.windows import (
     Random,
     WindowPosition,
 )  # fmt: skip
+
+if TYPE_CHECKING:
+    from samplers.routes.drift import RewardDrift
+    from samplers.routes.guiding import Guided, RewardGuide
+    from samplers.routes.looks import Looking, Looks
+    from samplers.routes.particles import FeynmanKac
+    from samplers.routes.steering import Particled
+    from samplers.routes.thinning import Thinned, Thinning
 
 __all__ = [
     "CPS",
@@ -80,6 +85,7 @@ __all__ = [
     "Moving",
     "Ode",
     "Particled",
+    "PlainRoute",
     "Plan",
     "Planner",
     "Progressive",
@@ -88,6 +94,7 @@ __all__ = [
     "RewardDrift",
     "RewardGuide",
     "Rollout",
+    "Route",
     "Sampling",
     "Scattered",
     "Scheduler",
@@ -111,10 +118,23 @@ __all__ = [
 
 CONTRIBUTED = ("Churn", "Granular", "Merged")
 """Names of this package that stand in a file of flowrl/contrib."""
+_OF_ROUTES = {
+    "FeynmanKac": "particles",
+    "Guided": "guiding",
+    "Looking": "looks",
+    "Looks": "looks",
+    "Particled": "steering",
+    "RewardDrift": "drift",
+    "RewardGuide": "guiding",
+    "Thinned": "thinning",
+    "Thinning": "thinning",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """A kernel or planner of a contributed recipe."""
+    """A name of a route, or a kernel or planner of a contributed recipe."""
     if name in CONTRIBUTED:
         return import_module("flowrl.contributed").contributed_part(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _OF_ROUTES:
+        raise AttributeError(f"module 'samplers' has no attribute {name!r}")
+    return getattr(import_module(f"samplers.routes.{_OF_ROUTES[name]}"), name)

@@ -1,13 +1,12 @@
-"""Planners that place noisy steps one by one: scattered steps, merged steps, several finishes."""
+"""Planners that place noisy steps one by one: scattered steps."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from samplers.drift import RewardGuide
 from samplers.kernels import Kernel
 from samplers.plan import Plan, steps_of
-from samplers.planners import Planner, last_step
+from samplers.planners import last_step
 
 
 def first_steps(sigmas: Sequence[float], share: float) -> int:
@@ -35,20 +34,3 @@ class Scattered:
         chosen = random.Random(f"scattered/{seed}/{iteration}").sample(range(first), self.count)
         steps = steps_of(sigmas, noisy=set(chosen), train=set(chosen))
         return (Plan(steps, self.kernel, self.group, self.shared_noise),)
-
-
-@dataclass(frozen=True)
-class Guided:
-    """Plans of another planner whose noisy steps are shifted along a reward's gradient."""
-
-    otherwise: Planner
-    guide: RewardGuide
-
-    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
-        plain = self.otherwise(sigmas, iteration, seed)
-        plans = tuple(replace(plan, guide=self.guide) for plan in plain)
-        if not any(plan.guided(k) for plan in plans for k in range(len(plan.steps))):
-            raise ValueError(
-                f"guidance has no effect: no step from step {self.guide.first} on is noisy"
-            )
-        return plans

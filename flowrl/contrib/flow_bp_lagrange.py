@@ -6,7 +6,7 @@ from flowrl.losses.reward import RewardGradient
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors
 from flowrl.recipes.reward_gradient import Form, pathwise
-from samplers.tails import TwoLeaps
+from samplers.routes.tails import TwoLeaps
 
 
 @rests_on("code")

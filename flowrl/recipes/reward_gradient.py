@@ -10,13 +10,11 @@ from typing import Literal
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Estimator
 from flowrl.credit.uncompared import Uncompared
-from flowrl.likelihoods.pathwise import Kept, KnownNoise, Pathwise, Starts
-from flowrl.likelihoods.shortcuts import Shortcuts
+from flowrl.likelihoods.pathwise import KnownNoise, Pathwise, Starts
 from flowrl.losses.reward import RewardGradient
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors
 from samplers import Ode, Planner
-from samplers.tails import LastSteps, OneOfSteps, TwoLeaps
 
 Form = Literal["linear", "hinge", "target"]
 
@@ -40,6 +38,9 @@ def refl(
     released loop, is left out. The gradient shrinks with the step's level, so the very last steps
     of a flow have little effect: `stop` leaves them out.
     """
+    from flowrl.likelihoods.shortcuts import Kept  # of states that a route keeps
+    from samplers.routes.tails import OneOfSteps
+
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     return pathwise(steps, OneOfSteps(group, first, stop), Kept(project=True), loss)
 
@@ -59,6 +60,9 @@ def draft(
     evaluated once more in the backward pass, and only the states between steps are kept. `kl` keeps
     the velocities of these K steps near the initial policy's (DRaFT+).
     """
+    from flowrl.likelihoods.shortcuts import Kept  # of states that a route keeps
+    from samplers.routes.tails import LastSteps
+
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     return pathwise(steps, LastSteps(group, last, cut, spread), Kept(), loss)
 
@@ -100,5 +104,8 @@ def leap_align(
 
     From the paper. Differences: k and j are drawn once per iteration.
     """
+    from flowrl.likelihoods.shortcuts import Shortcuts  # of states that a route keeps
+    from samplers.routes.tails import TwoLeaps
+
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     return pathwise(steps, TwoLeaps(group), Shortcuts("lagrange", alpha=alpha, tau=tau), loss)

@@ -26,6 +26,7 @@ from samplers import (
     CPS,
     Chain,
     ConstantSDE,
+    Edges,
     FlowSDE,
     Fork,
     Frozen,
@@ -44,6 +45,7 @@ from samplers import (
     mean_log_prob,
     roll,
 )
+from samplers.routes.guiding import GuidedEdges
 from tests.support.credit_context import context_of as context_with
 from tests.support.tiny import TinyFlow
 
@@ -354,8 +356,9 @@ def test_a_guided_step_is_scored_by_the_plain_kernel():
     assert evaluations((guided.plan,)) == evaluations((plain.plan,)) + 2 * 2 * 6
     assert len(seen) == 12, "two per guided step of the seven noisy ones but the first"
     assert torch.equal(plain.edges[0].x_next, guided.edges[0].x_next)
-    assert guided.edges[0].moved is None
+    assert type(guided.edges[0]) is Edges
     edges = guided.edges[1]
+    assert isinstance(edges, GuidedEdges)
     sigma, to = (torch.full((4,), s, dtype=torch.float64) for s in LEVELS[1:3])
     x = edges.x.clone().requires_grad_()
     v = model(x, sigma, edges.prompt)

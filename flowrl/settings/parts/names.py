@@ -39,9 +39,9 @@ def part_classes() -> tuple[type, ...]:
     """All dataclasses of the four packages that can be instantiated, in the order of their
     files."""
     modules = (
-        import_module(f"{package.__name__}.{info.name}")
+        import_module(info.name)
         for package in _PACKAGES
-        for info in pkgutil.iter_modules(package.__path__)
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     )
     return tuple(_defined(modules))
 

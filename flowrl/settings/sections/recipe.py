@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from flowrl.algorithm import Algorithm
-from flowrl.errors import UserError
+from flowrl.errors import UserError, feature_files
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.transition import Transition
 from flowrl.recipes import RECIPES
@@ -166,7 +166,8 @@ class RecipeSettings(Settings):
 
     def _called(self, recipe: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         try:
-            return recipe(**arguments)
+            with feature_files("samplers.routes", self.name):
+                return recipe(**arguments)
         except ValueError:  # settings that it refuses
             raise
         except Exception as error:
@@ -185,7 +186,8 @@ class OwnRecipe(RecipeSettings):
 def recipe_function(name: Any) -> Callable[..., Algorithm]:
     """Recipe of this name, or the function FILE.py:FUNCTION. UserError if there is none."""
     if isinstance(name, str) and name in RECIPES:
-        return RECIPES[name]
+        with feature_files("samplers.routes", name):
+            return RECIPES[name]
     if isinstance(name, str) and own_name(name) is not None:
         try:
             return user_function_of(name)
@@ -264,7 +266,7 @@ class PublishedKinds(Mapping[str, type[RecipeSettings]]):
 
 @cache
 def _published_kind(name: str) -> type[RecipeSettings]:
-    return recipe_settings(name, RECIPES[name])
+    return recipe_settings(name, recipe_function(name))
 
 
 RECIPE_SETTINGS = PublishedKinds()
