@@ -1,4 +1,4 @@
-"""Planners that place noisy steps one by one: scattered steps, merged steps, several finishes."""
+"""Planners that place noisy steps one by one: scattered steps, and guidance."""
 
 import random
 from collections.abc import Sequence
