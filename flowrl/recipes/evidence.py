@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 SEEN = Path(__file__).with_name("seen.json")
-SourceKind = Literal["arrays", "code", "paper", "summary", "ours"]
-SOURCE_KINDS: dict[SourceKind, str] = {
+BasisKind = Literal["arrays", "code", "paper", "summary", "ours"]
+SOURCE_KINDS: dict[BasisKind, str] = {
     "arrays": "tests hold it against arrays of the authors' functions, or of a library's",
     "code": "the published code was read",
     "paper": "the paper was read",
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Sources:
     """The sources of a recipe, and the files tests/golden/NAME.npz that it is held against."""
 
-    kind: SourceKind
+    kind: BasisKind
     arrays: tuple[str, ...] = ()
 
 
@@ -55,7 +55,7 @@ class Evidence:
         )
 
 
-def rests_on(kind: SourceKind, *arrays: str) -> Callable[[F], F]:
+def rests_on(kind: BasisKind, *arrays: str) -> Callable[[F], F]:
     """Say what a recipe was written from, and which arrays of authors tests hold it against."""
 
     def decorate(recipe: F) -> F:
