@@ -35,7 +35,7 @@ from flowrl.losses.base import (
 )
 from flowrl.losses.reward import check_gradient
 from flowrl.table import Column, columns_read
-from samplers.route import Asked
+from samplers.route import RouteRequest
 
 __all__ = ["Algorithm", "Average", "Decay"]
 
@@ -144,8 +144,8 @@ class Algorithm:
         return entropy_share(self.loss)
 
     @cached_property
-    def asks(self) -> frozenset[Asked]:
-        """What the plans' routes ask of whoever samples: see `samplers.Route`."""
+    def asks(self) -> frozenset[RouteRequest]:
+        """Requests of the plans' routes to their caller: see `samplers.Route`."""
         routes = routes_of(self.plan, self.plans)
         return frozenset(asked for route in routes for asked in route.asks)
 

@@ -16,7 +16,7 @@ class Plan(StepTree):
     """A tree of steps (`StepTree`), and the route along it.
 
     `route` is `PlainRoute`, or one of `samplers.routes` around it, with which rewards look at
-    states on the way, steer them or move their steps. Raises ValueError for a route that cannot go
+    intermediate states, steer them or move their steps. Raises ValueError for a route that cannot go
     along these steps.
     """
 
@@ -31,7 +31,7 @@ class Plan(StepTree):
 
     @property
     def predicted(self) -> int:
-        """Predicted clean samples per draw that are decoded and scored on the way."""
+        """Predicted clean samples per draw that are decoded and scored."""
         return sum(self.route.work(self, k).predicted for k in range(len(self.steps)))
 
     @property

@@ -14,7 +14,7 @@ from samplers.host import filled_rows
 from samplers.layout import Layout
 from samplers.noise import NoiseKind
 from samplers.plan import Columns, Plan
-from samplers.route import Asked, Descent, Note, Passage, Predicted
+from samplers.route import RouteRequest, Descent, Note, Passage, Predicted
 from samplers.step_tree import StepTree
 from samplers.storage import Storage
 from samplers.walk import Begin, Edges, Latents, State, Velocity, Walk
@@ -183,8 +183,8 @@ def _rolled(plans: Sequence[Plan], walk: Walk, sampling: Sampling[Rollout]) -> t
     return tuple(rollouts)
 
 
-def _answers(sampling: Sampling[Rollout], walk: Walk, index: int) -> dict[Asked, Predicted]:
-    """What a plan's route may ask for while sampling: functions of predicted clean samples."""
+def _answers(sampling: Sampling[Rollout], walk: Walk, index: int) -> dict[RouteRequest, Predicted]:
+    """Functions of predicted clean samples that a plan's route may ask for while sampling."""
 
     def answer(of: Callable[[Rollout], Tensor]) -> Predicted:
         def answered(plan: StepTree, x0: Tensor, prompt: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def _answers(sampling: Sampling[Rollout], walk: Walk, index: int) -> dict[Asked,
 
         return answered
 
-    offered: dict[Asked, Callable[[Rollout], Tensor] | None]
+    offered: dict[RouteRequest, Callable[[Rollout], Tensor] | None]
     offered = {"score": sampling.score, "slope": sampling.slope}
     return {name: answer(of) for name, of in offered.items() if of is not None}
 

@@ -1,9 +1,9 @@
-"""How samples go along a plan's tree of steps: from one step to the next, or as a feature wants.
+"""Routes of samples along a plan's tree of steps.
 
 `PlainRoute` takes the steps and does nothing else. Every other route stands around one: it looks at
-the states on the way, keeps some, chooses which go on, or moves the steps. Each is a file of
-`samplers.routes`. It says itself what it costs, what it asks of whoever samples, and what it
-refuses; the plan, the walk and `roll` treat all routes alike, and import none of these files.
+intermediate states, keeps some, chooses which go on, or moves the steps. Each is a file of
+`samplers.routes`. It says itself what it costs, what it asks of its caller, and what it refuses;
+the plan, the walk and `roll` treat all routes alike, and import none of these files.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,12 +18,12 @@ from samplers.walk import Edges, State, Walk
 # (plan, clean samples [n *d], row of the conditioning of each [n]) -> rewards [n], or their
 # gradients [n *d]
 Predicted = Callable[[StepTree, Tensor, Tensor], Tensor]
-Asked = Literal["score", "slope", "seen", "moved"]
+RouteRequest = Literal["score", "slope", "seen", "moved"]
 
 
 @runtime_checkable
 class Note(Protocol):
-    """What a route writes down about the rollout of a plan."""
+    """A record that a route adds to the rollout of a plan."""
 
     def with_clean(self, change: Callable[[Tensor], Tensor]) -> "Note":
         """The same with its clean samples changed, if it has any."""
@@ -31,7 +31,7 @@ class Note(Protocol):
 
 
 class StepWork(NamedTuple):
-    """What a route does at a step, per draw.
+    """Work of a route at a step, per draw.
 
     width        states that take the step
     nodes        nodes after it
@@ -51,7 +51,7 @@ class StepWork(NamedTuple):
 
 @dataclass(frozen=True)
 class Passage:
-    """Some draws on their way along a plan.
+    """Some draws that pass along a plan.
 
     index    of the plan among the iteration's plans
     answers  to what a route asks for while sampling, by name
@@ -62,7 +62,7 @@ class Passage:
     walk: Walk
     plan: StepTree
     index: int
-    answers: Mapping[Asked, Predicted]
+    answers: Mapping[RouteRequest, Predicted]
     edges: list[Edges] = field(default_factory=list[Edges])
     notes: list[Note] = field(default_factory=list[Note])
 
@@ -91,10 +91,10 @@ class Descent(Protocol):
 
 @runtime_checkable
 class Route(Protocol):
-    """How samples go along a plan.
+    """The route of samples along a plan.
 
     layers  this route and those that it stands around, the outermost first
-    asks    what whoever samples owes it: rewards ("score") or gradients of rewards ("slope") of
+    asks    what its caller owes it: rewards ("score") or gradients of rewards ("slope") of
             predicted samples while sampling, rewards of the samples in its notes afterwards
             ("seen"), a report of how far it moved the trained steps ("moved")
     own     whether the samples are the policy's own, with the densities of their steps
@@ -107,7 +107,7 @@ class Route(Protocol):
     def layers(self) -> tuple["Route", ...]: ...
 
     @property
-    def asks(self) -> frozenset[Asked]: ...
+    def asks(self) -> frozenset[RouteRequest]: ...
 
     @property
     def own(self) -> bool: ...
@@ -123,7 +123,7 @@ class Route(Protocol):
         ...
 
     def work(self, plan: StepTree, k: int) -> StepWork:
-        """What it does at step k."""
+        """Its work at step k."""
         ...
 
     def begin(self, passage: Passage) -> Descent: ...
@@ -153,7 +153,7 @@ class PlainRoute:
         return (self,)
 
     @property
-    def asks(self) -> frozenset[Asked]:
+    def asks(self) -> frozenset[RouteRequest]:
         return frozenset()
 
     def refuses(self, plan: StepTree, layers: tuple[Route, ...]) -> str | None:

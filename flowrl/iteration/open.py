@@ -23,7 +23,7 @@ from flowrl.iteration.update import UpdateStage
 from flowrl.laws.algorithms import is_included
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from samplers.route import Asked
+from samplers.route import RouteRequest
 
 FEATURES = "flowrl.iteration.features"
 
@@ -35,12 +35,12 @@ class Feature(NamedTuple):
     needed: Callable[[Session], bool]
 
 
-def _asks(name: Asked) -> Callable[[Session], bool]:
+def _asks(name: RouteRequest) -> Callable[[Session], bool]:
     """Whether the route of a plan asks for it."""
     return lambda session: name in session.algorithm.asks
 
 
-def _may_ask(name: Asked) -> Callable[[Session], bool]:
+def _may_ask(name: RouteRequest) -> Callable[[Session], bool]:
     """Whether the route of a plan asks for it, or may in a later iteration: a planner of the user's
     may change its plans."""
 

@@ -1,8 +1,8 @@
-"""What the routes of features share: each stands around another one, which takes the steps."""
+"""Parts that the routes of features share: each stands around another one, which takes the steps."""
 
 from dataclasses import dataclass, field
 
-from samplers.route import Asked, Descent, Passage, PlainRoute, Route, StepWork
+from samplers.route import RouteRequest, Descent, Passage, PlainRoute, Route, StepWork
 from samplers.step_tree import StepTree
 from samplers.walk import State
 
@@ -20,7 +20,7 @@ class RouteAround:
         return (self, *self.inner.layers)
 
     @property
-    def asks(self) -> frozenset[Asked]:
+    def asks(self) -> frozenset[RouteRequest]:
         return self.inner.asks
 
     @property

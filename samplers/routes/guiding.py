@@ -10,7 +10,7 @@ from torch import Tensor
 from samplers.kernels import per_row
 from samplers.plan import Plan
 from samplers.planners import Planner
-from samplers.route import Asked, Descent, Passage, Predicted, StepWork
+from samplers.route import RouteRequest, Descent, Passage, Predicted, StepWork
 from samplers.routes.around import RouteAround
 from samplers.routes.drift import RewardDrift
 from samplers.step_tree import StepTree
@@ -55,8 +55,8 @@ class GuidedRoute(RouteAround):
         return self.inner.shares
 
     @property
-    def asks(self) -> frozenset[Asked]:
-        own: set[Asked] = {"moved", "slope" if self.guide.by == "slope" else "score"}
+    def asks(self) -> frozenset[RouteRequest]:
+        own: set[RouteRequest] = {"moved", "slope" if self.guide.by == "slope" else "score"}
         return self.inner.asks | own
 
     def work(self, plan: StepTree, k: int) -> StepWork:

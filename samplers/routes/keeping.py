@@ -1,4 +1,4 @@
-"""States on the way that stay with a rollout, for gradients through them."""
+"""Intermediate states that stay with a rollout, for gradients through them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class KeptState:
     x: Float[Tensor, "n *d"]
 
     def with_clean(self, change: Callable[[Tensor], Tensor]) -> "KeptState":
-        return self  # none is clean
+        return self  # its states are noisy
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from samplers.kernels import euler
 from samplers.plan import Plan
 from samplers.planners import Planner
-from samplers.route import Asked, Descent, Passage, Route, StepWork
+from samplers.route import RouteRequest, Descent, Passage, Route, StepWork
 from samplers.routes.around import DescentAround, RouteAround
 from samplers.solvers import Euler
 from samplers.step_tree import StepTree
@@ -67,13 +67,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class LookedRoute(RouteAround):
-    """Notes predicted clean samples (`Seen`) on the way, for rewards that score them afterwards."""
+    """Notes predicted clean samples (`Seen`) of intermediate states, for rewards that score them
+    afterwards."""
 
     looks: Looks
 
     @property
-    def asks(self) -> frozenset[Asked]:
-        own: set[Asked] = {"seen"}
+    def asks(self) -> frozenset[RouteRequest]:
+        own: set[RouteRequest] = {"seen"}
         return self.inner.asks | own
 
     def refuses(self, plan: StepTree, layers: tuple[Route, ...]) -> str | None:

@@ -22,7 +22,7 @@ from samplers.kernels import Kernel
 from samplers.noise import uniform
 from samplers.plan import Plan, steps_of
 from samplers.planners import Planner, last_step
-from samplers.route import Asked, Descent, Passage, PlainDescent, Route, StepWork
+from samplers.route import RouteRequest, Descent, Passage, PlainDescent, Route, StepWork
 from samplers.routes.around import RouteAround
 from samplers.routes.particles import (
     FeynmanKac,
@@ -83,8 +83,8 @@ class SteeredRoute(RouteAround):
         return False
 
     @property
-    def asks(self) -> frozenset[Asked]:
-        own: set[Asked] = {"score"}
+    def asks(self) -> frozenset[RouteRequest]:
+        own: set[RouteRequest] = {"score"}
         return self.inner.asks | own
 
     def refuses(self, plan: StepTree, layers: tuple[Route, ...]) -> str | None:
