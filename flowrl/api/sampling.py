@@ -34,7 +34,7 @@ from flowrl.run.evaluate.evaluate import Trial
 from flowrl.session.live import Live
 from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.words.names import unknown_name
 from rewards import Samples, Scores, score_all
 from samplers import Plan, Planner, Rollout

@@ -151,7 +151,7 @@ def iteration(run: Run) -> dict[str, Seconds]:
     """Seconds of an iteration's calls of the denoiser, for each arm."""
     work, known = iteration_work(run), describe(run.model)
     assert known is not None
-    sampled = work.sampling * rows_per_state(known, run.model.guidance.sample)
+    sampled = work.sampling * rows_per_state(known, run.guidance.sample)
     trained = work.training * rows_per_state(known, run.training_guidance)
     frozen = work.frozen * rows_per_state(known, run.training_guidance)
     model, inputs = made(run)

@@ -14,8 +14,8 @@ from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.paths import PROJECT
-from flowrl.settings import ModelSettings
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings import PipelineSettings
+from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.read import read_run
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED
@@ -60,14 +60,14 @@ def test_a_pipeline_that_guides_at_every_scale_is_refused(monkeypatch: pytest.Mo
 
 
 def test_settings_take_the_word_for_both_scales_or_one() -> None:
-    both = ModelSettings.model_validate({"pipeline": "x", "guidance": "none"}).guidance
+    both = PipelineSettings.model_validate({"pipeline": "x", "guidance": "none"}).guidance
     assert (both.sample, both.train) == ("none", "none")
-    one = ModelSettings.model_validate({"pipeline": "x", "guidance": {"train": "none"}}).guidance
+    one = PipelineSettings.model_validate({"pipeline": "x", "guidance": {"train": "none"}}).guidance
     assert (one.sample, one.train) == (1.0, "none")
-    own = ModelSettings.model_validate({"pipeline": "x", "guidance": None}).guidance
+    own = PipelineSettings.model_validate({"pipeline": "x", "guidance": None}).guidance
     assert (own.sample, own.train) == (None, None)
     with pytest.raises(ValidationError):
-        ModelSettings.model_validate({"pipeline": "x", "guidance": {"train": "nothing"}})
+        PipelineSettings.model_validate({"pipeline": "x", "guidance": {"train": "nothing"}})
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from flowrl.models.diffusers.replay import proof
 from flowrl.models.diffusers.sizes import by_size
 from flowrl.models.diffusers.sizes.by_size import LoopSize, Sizable
 from flowrl.settings.model.adapters import FrozenAdapter
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.model.pipeline import GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
 from samplers.held import Held
 from samplers.layout import Layout

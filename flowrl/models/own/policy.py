@@ -30,7 +30,7 @@ from flowrl.models.own.lora import add_own_lora
 from flowrl.models.own.protocol import OwnModel, state_shape, trained_parts
 from flowrl.models.own.schedule import Levels, Scheduled
 from flowrl.settings.checks.machine import refuse_scheduler
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.model.pipeline import GuidanceScale
 from rewards import Samples
 from rewards.types import MediaForm
 from samplers import Begin, Ode, Plan, Velocity
