@@ -1,6 +1,5 @@
 """Open the model of a run's settings; no other module knows all kinds of models."""
 
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -90,10 +89,16 @@ def _pipeline(run: Run, m: PipelineSettings, device: torch.device, trains: bool)
         savings.attention(policy.denoisers, m.attention)
     if compiles(run, device):
         savings.compile_blocks(policy.denoisers)
-    policy.loop.own_sampler = any(map(unbound, image_plans(run.algorithm())))
-    policy.guidance = Scales(policy.scale(m.guidance.sample), policy.scale(run.training_guidance))
-    policy.encoding_cache = _encoding_cache(m)
-    policy.storage, policy.noise = _storage(run), run.train.noise
+    if any(map(unbound, image_plans(run.algorithm()))):
+        policy.loop.use_own_steps()
+    use = replace(
+        policy.use,
+        guidance=Scales(policy.scale(m.guidance.sample), policy.scale(run.training_guidance)),
+        encoding_cache=_encoding_cache(m),
+        storage=_storage(run),
+        noise=run.train.noise,
+    )
+    policy = policy.alike(policy.state, use)
     rows = [row for place in run.prompts.given if trains for row in _rows(run, place)]
     if sized_by_images(policy.loop):
         rows = _rows(run, "train")
@@ -113,11 +118,11 @@ def _own(run: Run, m: OwnSettings, device: torch.device) -> Policy:
 
     model = m.own.build()
     user = None if m.sigmas is None else partial(levels_of, m.sigmas)
-    policy = OwnPolicy(model, name=m.own.name.rpartition(":")[2], levels=user)
+    name = m.own.name.rpartition(":")[2]
+    policy = OwnPolicy(model, name=name, levels=user, storage=_storage(run), noise=run.train.noise)
     if m.weights is not None:
         policy.load_file(find(m.weights))
     policy.place(device, DTYPES[m.dtype])
-    policy.storage, policy.noise = _storage(run), run.train.noise
     return policy
 
 
@@ -169,21 +174,23 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     if not isinstance(run.model, PipelineSettings) or same:
         return policy
     from flowrl.models.diffusers.policy import PipelinePolicy
-    from flowrl.models.diffusers.sizes.by_size import LoopSize, called_with
+    from flowrl.models.diffusers.sizes.by_size import KnownRows, LoopSize, called_with
 
     assert isinstance(policy, PipelinePolicy)
-    twin = copy.copy(policy)
+    twin = policy
     refuse_sizes(run, policy.name, policy.loop.driver.parameters)
     if size:
-        twin = copy.copy(policy.at(LoopSize.of(policy.loop, RowSize(**size))))
+        twin = policy.at(LoopSize.of(policy.loop, RowSize(**size)))
     if call:
         twin = called_with(twin, call)
-        twin.encoding_cache = None  # of training's arguments
-    if size or call:
-        twin.used, twin.one_size = {}, False
-        twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
-    twin.guidance = policy.guidance._replace(sample=policy.scale(guidance))
-    return twin
+    state = twin.state
+    if size or call:  # the sizes of training's rows are not those of evaluations
+        alone = twin.alike(replace(state, rows=KnownRows()), twin.use)
+        rows = call_sizes(run, alone.automatic(run.evaluation_steps))
+        state = replace(alone.state, sizes=rows)
+    scales = policy.guidance._replace(sample=policy.scale(guidance))
+    kept = None if call else policy.encoding_cache  # of training's arguments
+    return twin.alike(state, replace(twin.use, guidance=scales, encoding_cache=kept))
 
 
 def _language(run: Run, m: LanguageSettings, device: torch.device) -> "CausalPolicy":
@@ -201,20 +208,21 @@ def _language(run: Run, m: LanguageSettings, device: torch.device) -> "CausalPol
 def set_up_language(policy: "CausalPolicy", run: Run, m: LanguageSettings) -> None:
     """Apply a run's settings to its language model. UserError for those that do not fit it."""
     from flowrl.models.language.head import float32_head
-    from flowrl.models.language.steps import Steps
 
     if m.head_dtype is not None:
         float32_head(policy.model)
     if run.train.share_prompts:
         policy.share_prompts()
-    policy.adapt_vision = m.lora is not None and m.lora.vision
     policy.configure(
-        system=m.system, stop=m.stop, temperature=run.evaluate.temperature, template=m.template
+        system=m.system,
+        stop=m.stop,
+        temperature=run.evaluate.temperature,
+        template=m.template,
+        steps=m.steps,
+        adapt_vision=m.lora is not None and m.lora.vision,
     )
     if m.environment is not None:
         policy.reply_by(m.environment)
-    if m.steps is not None:
-        policy.steps = Steps(m.steps.separator, m.steps.most, policy.tokenizer)
 
 
 def refuse_images(run: Run, source: str) -> None:
@@ -274,7 +282,7 @@ def _connect(
     algorithm = run.algorithm()
     (plan, *_) = algorithm.planned([0.0] * (algorithm.steps + 1), 0, 0)
     assert isinstance(plan, TextPlan)
-    policy.server = CompletionsServer(
+    server = CompletionsServer(
         client,
         s.model,
         tuple(policy.stop),
@@ -286,6 +294,7 @@ def _connect(
         quantized=s.quantized,
         patience=s.patience,
     )
+    policy.serve_from(server)
 
 
 def place(source: str) -> str:

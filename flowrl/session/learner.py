@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -219,7 +219,7 @@ def load_policy(
     learn."""
     m = run.model
     policy = open_model(run, device, folder)
-    policy.sizes = call_sizes(run, policy.automatic(run.algorithm().steps))
+    policy.sizes.take(asdict(call_sizes(run, policy.automatic(run.algorithm().steps))))
     if not learns:
         return policy
     if m.lora is None:

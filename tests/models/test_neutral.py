@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from flowrl.errors import UserError
 from flowrl.estimate.sizes import rows_per_state
 from flowrl.models.description import public_model
-from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.paths import PROJECT
@@ -31,7 +30,7 @@ def test_the_scale_without_guidance_is_measured(name: str, scale: float) -> None
     policy = PipelinePolicy(family.build(), call=family.call)
     assert policy.scale("none") == scale
     assert policy.scale(3.0) == 3.0 and policy.scale(None) is None
-    policy.guidance = Scales(policy.scale("none"), policy.scale("none"))
+    policy = policy.guided("none", "none")
     (line,) = policy.proofs(PROMPTS, STEPS)
     assert f"guidance {scale}:" in line and "guided" not in line
 

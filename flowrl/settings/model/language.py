@@ -15,14 +15,14 @@ from flowrl.settings.words.short_forms import lora_settings
 from rewards.rights import KernelName, NameInFolder
 
 
-class LanguageName(Settings):
+class NamedLanguageModel(Settings):
     """The setting that names a language model, before the settings of all models."""
 
     language: str
     """A folder with a transformers causal language model and its tokenizer, or a hub name."""
 
 
-class LanguageSettings(ModelSettings, LanguageName):
+class LanguageSettings(ModelSettings, NamedLanguageModel):
     """A causal language model of transformers."""
 
     KIND: ClassVar[str] = "language"

@@ -63,7 +63,7 @@ class OwnModelSettings(Settings):
                 raise UserError(f"model.own: {own_error(self.name, error)}") from error
 
 
-class OwnName(Settings):
+class NamedOwnModel(Settings):
     """The setting that names a user's own model, before the settings of all models."""
 
     own: Annotated[
@@ -73,7 +73,7 @@ class OwnName(Settings):
     """Your own model, FILE.py:NAME or {name: FILE.py:NAME, ...settings}."""
 
 
-class OwnSettings(ModelSettings, OwnName):
+class OwnSettings(ModelSettings, NamedOwnModel):
     """A user's own model, whose calls flowrl makes."""
 
     KIND: ClassVar[str] = "own"

@@ -51,7 +51,7 @@ class EncodingSettings(Settings):
     """Maximum MiB to keep; the least recently used encodings are dropped first."""
 
 
-class PipelineName(Settings):
+class NamedPipeline(Settings):
     """The setting that names a pipeline. It is a class so that it comes before the settings of all
     models, in files and in help."""
 
@@ -59,7 +59,7 @@ class PipelineName(Settings):
     """A folder in diffusers' format, or a hub name. Set this, `language` or `own`."""
 
 
-class PipelineSettings(ModelSettings, PipelineName):
+class PipelineSettings(ModelSettings, NamedPipeline):
     """A diffusers pipeline of images or videos."""
 
     KIND: ClassVar[str] = "pipeline"
