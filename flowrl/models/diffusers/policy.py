@@ -50,7 +50,7 @@ from samplers.storage import Storage
 
 @dataclass(frozen=True)
 class PipelineUse:
-    """How a pipeline is used.
+    """The use of a pipeline.
 
     device          of sampling
     frozen          parts that are on the device only while in use

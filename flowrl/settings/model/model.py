@@ -1,4 +1,4 @@
-"""What models of all kinds have: precision, device and adapters."""
+"""Settings of models of all kinds: precision, device and adapters."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ class ModelSettings(Settings):
 
     @property
     def quantized(self) -> Quantization | None:
-        """How the frozen base is quantized, if it is."""
+        """The quantization of the frozen base, if any."""
         return None
 
     @property

@@ -167,12 +167,12 @@ class Run(Settings):
 
     @property
     def environment(self) -> EnvironmentSettings | None:
-        """What replies to the model's texts; None: texts have one turn."""
+        """The environment that replies to the model's texts; None: texts have one turn."""
         return self.model.environment if isinstance(self.model, LanguageSettings) else None
 
     @property
     def text_steps(self) -> StepSettings | None:
-        """How texts are cut into steps; None: they are not."""
+        """The steps into which texts are cut; None: they are not cut."""
         return self.model.steps if isinstance(self.model, LanguageSettings) else None
 
     @property

@@ -72,7 +72,7 @@ class KnownRows:
 
 @dataclass(frozen=True)
 class LoopState:
-    """What a policy drives, and what changes in a run.
+    """The loop that a policy drives, and all that changes in a run.
 
     loop    the pipeline's loop, which learns traits from the pipeline's own call
     proofs  of the loop

@@ -62,7 +62,7 @@ class Encoding:
 
 
 class Origin(Enum):
-    """How a trait is known, which says what a kept proof has to do with it."""
+    """Source of a trait, which decides whether a kept proof is found by it or brings it."""
 
     KEY = "key"  # from the arguments, or from trials at load: another value needs another proof
     ROWS = "rows"  # from the prompts of a run, and known again with them
@@ -175,14 +175,14 @@ class Traits:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What a kept proof is found by, as plain data: the arguments, and what trials found."""
+        """The arguments and what trials found, as plain data by which a kept proof is found."""
         found = {name: getattr(self, name) for name in self.of_origin(Origin.KEY)}
         levels = None if self.levels is None else self.levels.at(self.levels.trial)
         return found | {"levels": levels}
 
     @property
     def proven(self) -> dict[str, Any]:
-        """What only the pipeline's own call shows, as plain data that `showing` reads."""
+        """Traits that only the pipeline's own call shows, as plain data that `showing` reads."""
         found = {name: getattr(self, name) for name in self.of_origin(Origin.PROVEN)}
         dtypes = {k: str(v) for k, v in found.items() if isinstance(v, torch.dtype)}
         return found | dtypes
