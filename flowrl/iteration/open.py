@@ -53,8 +53,8 @@ def _may_ask(name: RouteRequest) -> Callable[[Session], bool]:
 
 
 def _has_turns(session: Session) -> bool:
-    m = session.run.model
-    return session.algorithm.text and (m.environment is not None or m.steps is not None)
+    run = session.run
+    return session.algorithm.text and (run.environment is not None or run.text_steps is not None)
 
 
 def _overlaps(session: Session) -> bool:
