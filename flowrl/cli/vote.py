@@ -12,7 +12,7 @@ from pydantic import Field
 from flowrl.cli.evaluate import evaluation_prompts, given_prompts
 from flowrl.cli.given_model import GivenModel, device_of, load_into
 from flowrl.cli.out_folder import out_folder, whole_or_empty
-from flowrl.demo.taste import TEMPERATURE, covered
+from flowrl.demo.taste import TASTES
 from flowrl.errors import UserError
 from flowrl.evaluation.folders import Where, find_items
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
@@ -81,6 +81,9 @@ class Vote:
     person: Literal["page", "simulated"] = "page"
     """page: people, in a browser. simulated: a program with the hidden taste of the demo's world,
     which errs as people do, for trials."""
+    taste: Literal["large", "left", "warm"] = "large"
+    """The hidden taste of a simulated person: large objects, objects on the left, or warm colours
+    (flowrl/demo/taste.py)."""
     out: Path | None = None
     """A new or empty folder for the votes; RUN/votes/vote-0001 or votes-0001 if absent."""
 
@@ -104,9 +107,7 @@ def ask_for_votes(given: Vote) -> tuple[Path, VoteAnswer]:
     else:
         check_extra()  # before anything is sampled
         folder = _new(given)
-    answer = serve_votes(
-        folder, PageAddress(given.host, given.port), person=_person(given.person, given.seed)
-    )
+    answer = serve_votes(folder, PageAddress(given.host, given.port), person=_person(given))
     run = folder.parent.parent
     if folder.parent.name == RUN_VOTES and (run / RUN_FILE).is_file():
         write_report(run)
@@ -279,10 +280,12 @@ def _scored(model: GivenModel, name: str, drawn: TrialSamples) -> _Side:
     return _Side(name, drawn.samples, scores)
 
 
-def _person(kind: str, seed: int) -> Helper | None:
-    if kind == "page":
+def _person(given: Vote) -> Helper | None:
+    if given.person == "page":
         return None
     print(
-        "a simulated person votes, by the hidden taste of the demo's world (flowrl/demo/taste.py)"
+        f"a simulated person votes, by the hidden taste {given.taste!r} of the demo's world "
+        "(flowrl/demo/taste.py)"
     )
-    return SimulatedPerson(lambda image, _: covered(image), TEMPERATURE, seed=seed)
+    taste = TASTES[given.taste]
+    return SimulatedPerson(lambda image, _: taste.of(image), taste.temperature, seed=given.seed)
