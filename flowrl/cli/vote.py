@@ -18,6 +18,8 @@ from flowrl.evaluation.folders import Where, find_items
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.evaluation.tables import SUFFIXES
 from flowrl.models.open import whole_at_evaluation
+from flowrl.models.own.policy import shown_by
+from flowrl.models.policy import EvaluationSampler
 from flowrl.pages.run_page import write_report
 from flowrl.paths import new_numbered, run_path
 from flowrl.prompts import PromptSet
@@ -179,10 +181,9 @@ def _sample_base(folder: Path, given: Vote, config: Path, question: VoteQuestion
     rows = tuple(i * len(prompts) // kept for i in range(kept))
     each = -(-count // kept)  # pairs of a prompt
     trial = Trial(prompts, rows, 2 * each, steps, given.seed)
-    samples = draw_trial(policy, trial).samples
+    samples = shown_by(policy, draw_trial(policy, trial).samples)
     copies, name = SampleCopies(folder), f"the base model of {config.name}"
-    for media, prompt in zip(samples.media, samples.prompts, strict=True):
-        copies.add(media, prompt, name)
+    copies.add_all(samples, name)
     pairs = [(row, row + 1) for row in range(0, len(samples.prompts), 2)][:count]
     plan_pairs(copies, "base", str(config), pairs, question)
 
@@ -216,17 +217,8 @@ def _sample_runs(folder: Path, given: Vote, question: VoteQuestion) -> None:
             _Side(f"{side.name} ({i + 1})", side.samples, side.scores)
             for i, side in enumerate(sides)
         ]
-    copies, rows = SampleCopies(folder), []
-    for side in sides:
-        names = list(side.scores)
-        rows.append(
-            [
-                copies.add(media, prompt, side.name, {name: side.scores[name][i] for name in names})
-                for i, (media, prompt) in enumerate(
-                    zip(side.samples.media, side.samples.prompts, strict=True)
-                )
-            ]
-        )
+    copies = SampleCopies(folder)
+    rows = [copies.add_all(side.samples, side.name, side.scores) for side in sides]
     source = " and ".join(str(each) for each in given.source)
     names = (sides[0].name, sides[1].name)
     pairs = list(zip(*rows, strict=True))
@@ -256,18 +248,18 @@ def _before_and_after(model: GivenModel, trial: Trial) -> list[_Side]:
     base = draw_trial(policy, trial)
     load_into(loaded, model.run, model.weights)
     return [
-        _scored(model, "trained", draw_trial(policy, trial)),
-        _scored(model, "base", base),
+        _scored(model, policy, "trained", draw_trial(policy, trial)),
+        _scored(model, policy, "base", base),
     ]
 
 
 def _drawn(model: GivenModel, trial: Trial, name: str) -> _Side:
     loaded, policy = model.open()
     load_into(loaded, model.run, model.weights)
-    return _scored(model, name, draw_trial(policy, trial))
+    return _scored(model, policy, name, draw_trial(policy, trial))
 
 
-def _scored(model: GivenModel, name: str, drawn: TrialSamples) -> _Side:
+def _scored(model: GivenModel, policy: EvaluationSampler, name: str, drawn: TrialSamples) -> _Side:
     """Samples with the scores of the run's evaluation rewards, as far as they may be opened."""
     scores: dict[str, list[float | None]] = {}
     if model.judges:
@@ -277,7 +269,7 @@ def _scored(model: GivenModel, name: str, drawn: TrialSamples) -> _Side:
         for i, label in enumerate(found.names):
             column = zip(found.values[:, i].tolist(), found.scored[:, i].tolist(), strict=True)
             scores[label] = [value if known else None for value, known in column]
-    return _Side(name, drawn.samples, scores)
+    return _Side(name, shown_by(policy, drawn.samples), scores)
 
 
 def _person(given: Vote) -> Helper | None:

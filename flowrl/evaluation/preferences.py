@@ -1,6 +1,7 @@
 """Preference data sets: human verdicts on pairs or rankings of samples, in several layouts.
 
-plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"
+plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"; of edits, the
+             image that was edited as source_image
 plain_texts  prompt, a_text, b_text, label: the same, with texts as samples
 chosen       prompt, chosen, rejected: the first is better; also the binarized form of
              data-is-better-together/open-image-preferences-v1
@@ -76,7 +77,9 @@ def preference_label(cell: Any, place: str) -> float:
 
 
 def _plain(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
-    return JudgedRow(row["prompt"], (row["a"], row["b"]), preference_label(row[dimension], place))
+    label = preference_label(row[dimension], place)
+    more = {"source": row["source_image"]} if row.get("source_image") else {}
+    return JudgedRow(row["prompt"], (row["a"], row["b"]), label, more=more)
 
 
 def _plain_texts(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:

@@ -213,7 +213,7 @@ def test_ties_skips_and_repeats_count_as_they_should(tmp_path):
 
     with VoteLog.opened(tmp_path, plan) as log:
         voted(log, choose=choose)
-        rows, found = table_rows(log), write_results(tmp_path, log)
+        rows, found = table_rows(tmp_path, log), write_results(tmp_path, log)
     by_pair = {vote.pair: vote for vote in pair_votes(log)}
     repeated = {t.pair for t in plan.turns["rater-1"] if t.again}
     assert (2 in by_pair) == (2 in repeated), "a pair that was only skipped is left out"

@@ -82,7 +82,8 @@ def raised_by_training(
     watched = ranges_of(exact(session.run), compares_samples(session.algorithm.loss))
     ranges, silent = alarms.ranges(metrics, watched, models), alarms.silent(metrics, models)
     unread = alarms.unread(metrics)
-    found = (lost, outside, signs, constant, ranges, silent, unread)
+    apart = "" if session.asking is None else session.asking.alarm()
+    found = (lost, outside, signs, constant, ranges, silent, unread, [apart] if apart else [])
     metrics["alarms"] = float(sum(map(len, found)))
     notes = [
         *ranges,
@@ -99,6 +100,7 @@ def raised_by_training(
     texts = [f"{'; '.join(lost)}. {UNSCORED}"] if lost else []
     late = metrics.get(LAG, 0.0)
     aged = f" (samples at lag {late:.0f})" if late else ""
+    texts += [apart] if apart else []
     return Raised(notes, texts + _collapse(session, signs, aged) if signs else texts)
 
 

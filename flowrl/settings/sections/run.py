@@ -15,6 +15,7 @@ from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.environment import check_turns
 from flowrl.settings.model.levels import levels_of
 from flowrl.settings.model.model import GuidanceScale, ModelSettings
+from flowrl.settings.sections.ask import AskSettings
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import PromptFiles, RewardSpec, check_sets
 from flowrl.settings.sections.given import GivenSettings, with_prompts
@@ -104,6 +105,7 @@ class Run(Settings):
     train: Train = Train()
     workers: WorkerSettings = WorkerSettings()
     steer: Steer | None = None
+    ask: AskSettings | None = None
     evaluate: EvaluateSettings = EvaluateSettings()
     checkpoint: Checkpoint = Checkpoint()
     track: Track = Track()
