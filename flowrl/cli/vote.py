@@ -15,6 +15,7 @@ from flowrl.cli.out_folder import out_folder, whole_or_empty
 from flowrl.demo.taste import TASTES
 from flowrl.errors import UserError
 from flowrl.evaluation.folders import Where, find_items
+from flowrl.evaluation.labelling_tools import LABEL_STUDIO_CONFIG
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.evaluation.tables import SUFFIXES
 from flowrl.models.open import whole_at_evaluation
@@ -29,7 +30,7 @@ from flowrl.session.learner import load_models
 from flowrl.session.session import load_rewards
 from flowrl.settings.command_line.arguments import AtLeastOne, EvaluateArguments, Word
 from flowrl.settings.read import check_plan, read_run
-from flowrl.votes.answer import VoteAnswer, write_results
+from flowrl.votes.answer import VoteAnswer, export_votes, write_results
 from flowrl.votes.collect import SampleCopies, VoteQuestion, plan_again, plan_folder, plan_pairs
 from flowrl.votes.log import VoteLog, forget_rater
 from flowrl.votes.plan import PLAN, VotePlan
@@ -63,6 +64,9 @@ class Vote:
     answer says that it was looked at early."""
     forget: str | None = None
     """Of a folder of votes: delete all that is kept of a rater, such as rater-2, and end."""
+    export: Literal["argilla", "label-studio", "chosen"] | None = None
+    """Of a folder of votes: write them for a labelling tool, or as chosen and rejected (without
+    ties), and end. fit-reward and evaluate-rewards read all three."""
     weights: str = "last"
     """Of a run: last, best, or a folder."""
     trust: bool | str = False
@@ -99,13 +103,19 @@ def ask_for_votes(given: Vote) -> tuple[Path, VoteAnswer]:
     first = given.source[0]
     if (first / PLAN).is_file():
         folder = _resumed(given, first)
-        if given.results or given.forget is not None:
+        if given.results or given.forget is not None or given.export is not None:
+            if given.export is not None:
+                print(f"written: {export_votes(folder, given.export)}")
+                if given.export == "label-studio":
+                    print(f"labelling interface:\n{LABEL_STUDIO_CONFIG}")
             if given.forget is not None:
                 forget_rater(folder, given.forget)
             log = VoteLog.read(folder, VotePlan.read(folder))
             return folder, _reported(folder, write_results(folder, log))
-    elif given.results or given.forget is not None:
-        raise UserError(f"vote: --results and --forget need a folder of votes, and {first} is none")
+    elif given.results or given.forget is not None or given.export is not None:
+        raise UserError(
+            f"vote: --results, --forget and --export need a folder of votes, and {first} is none"
+        )
     else:
         check_extra()  # before anything is sampled
         folder = _new(given)

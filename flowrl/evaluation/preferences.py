@@ -24,7 +24,8 @@ mmrb2        prompt_content, response_a, response_b, human_preference; MMRB2, ar
 genai        left_output_image, right_output_image, vote_type; GenAI-Bench, arXiv:2406.04485
 genai_video  left_video, right_video, vote_type
 videogen     prompt, path_A, path_B, and a column of A, B, same; VideoGen-RewardBench, 2501.13918
-HPDv3 and data sets of edits: `flowrl.evaluation.edit_preferences`
+HPDv3 and data sets of edits: `flowrl.evaluation.edit_preferences`; files of argilla and Label
+Studio: `flowrl.evaluation.labelling_tools`
 
 The columns determine the layout. Where a layout has lists of samples, rows of single samples are
 taken together by their prompt. A column of judgements whose name contains `rank` is better if
@@ -44,6 +45,7 @@ from jaxtyping import Float, Int
 
 from flowrl.errors import UserError
 from flowrl.evaluation.edit_preferences import EDIT_LAYOUTS, with_more
+from flowrl.evaluation.labelling_tools import TOOL_LAYOUTS
 from flowrl.evaluation.measure import Item
 from flowrl.evaluation.preference_rows import Answer, JudgedRow, PreferenceLayout, PreferenceRow
 from flowrl.evaluation.sources import MEDIA_SUFFIXES, Source
@@ -269,6 +271,7 @@ LAYOUTS = {
         ("prompt", "sample", "rating"), _ranked("sample"), "rating", "sample"
     ),
     **EDIT_LAYOUTS,
+    **TOOL_LAYOUTS,
 }
 
 PROMPT_COLUMN_OF = {  # the others: prompt

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from flowrl.evaluation.agreement import MeanInterval, Resamples
+from flowrl.evaluation.labelling_tools import EXPORTS
 from flowrl.json_text import json_text
 from flowrl.pages.records import write_whole
 from flowrl.votes.log import GivenVote, VoteLog
@@ -300,6 +301,18 @@ def write_results(folder: Path, log: VoteLog) -> VoteAnswer:
     write_whole(folder / TABLE, "".join(lines))
     write_whole(folder / ANSWER, json_text(_plain(vars(found)), indent=1) + "\n")
     return found
+
+
+def export_votes(folder: Path, kind: str) -> Path:
+    """Write votes.jsonl again for a labelling tool, or as `chosen`; returns the file."""
+    log = VoteLog.read(folder, VotePlan.read(folder))
+    write_results(folder, log)
+    name, convert = EXPORTS[kind]
+    rows = convert(table_rows(folder, log))
+    texts = [json_text(row, ensure_ascii=False) for row in rows]
+    whole = "".join(f"{text}\n" for text in texts)
+    write_whole(folder / name, whole if name.endswith("l") else f"[{', '.join(texts)}]\n")
+    return folder / name
 
 
 def _plain(value: Any) -> Any:

@@ -151,6 +151,7 @@ class Asking:
     asked: int = 0
     pending: AskedPairs | None = None
     digest: str = ""
+    raised: bool = False  # whether the alarm was
 
     @classmethod
     def of(cls, session: Session) -> "Asking":
@@ -342,8 +343,10 @@ class Asking:
         return found
 
     def alarm(self) -> str:
-        """The alarm of votes that no longer agree; empty without one."""
-        return disagreement(self.used.agreed)
+        """The alarm of votes that no longer agree, once; empty without one."""
+        text = "" if self.raised else disagreement(self.used.agreed)
+        self.raised = self.raised or bool(text)
+        return text
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores: tensors, numbers and texts."""
@@ -352,6 +355,7 @@ class Asking:
             "used": {**vars(self.used), "features": _tensor(self.used.features)},
             "version": self.version,
             "asked": self.asked,
+            "raised": self.raised,
             "pending": None
             if pending is None
             else {**pending._asdict(), "features": _tensor(pending.features)},
@@ -375,7 +379,7 @@ class Asking:
             self.pending = AskedPairs(
                 **{**pending, "rows": rows, "features": pending["features"].numpy()}
             )
-        self.asked = int(state["asked"])
+        self.asked, self.raised = int(state["asked"]), bool(state["raised"])
         self.version = int(state["version"])
         if self.version:
             given = state["head"]
