@@ -41,7 +41,7 @@ class FeatureColumns:
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of samples that all of them read. ValueError if there is none."""
         each = [feature_kinds(reward) for reward in self.rewards]
-        found = tuple(kind for kind in each[0] if all(kind in other for other in each))
+        found: tuple[Kind, ...] = tuple(k for k in each[0] if all(k in other for other in each))
         if not found:
             raise ValueError(
                 "features: some are of images and some of texts, so no sample has all of them: "

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from flowrl.drill.same_end import differences
-from tests.support import runs
+from tests.support import process_runs, runs
 from tests.votes.test_asking import RUN
 
 pytestmark = pytest.mark.slow
@@ -61,3 +61,16 @@ def test_a_resumed_run_and_a_replay_end_at_the_same_bits(whole, tmp_path):
     assert runs.flowrl("train", again, "--folder", tmp_path / "replayed") == 0
     assert not differences(whole, tmp_path / "replayed")
     assert asked(tmp_path / "replayed") == asked(whole)
+
+
+def test_two_processes_ask_the_same_people_the_same(whole, tmp_path):
+    words = ("train", written(tmp_path), "--folder", tmp_path / "two")
+    done = process_runs.launch(process_runs.DDP, "-m", "flowrl", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line["asked"] for line in asked(tmp_path / "two")] == [
+        line["asked"] for line in asked(whole)
+    ]
+    last = [json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]) for run in
+            (whole, tmp_path / "two")]  # fmt: skip
+    assert last[0]["ask/votes"] == last[1]["ask/votes"] == 10
+    assert last[1]["held_out/large"] == pytest.approx(last[0]["held_out/large"], abs=0.02)

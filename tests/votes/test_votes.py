@@ -296,7 +296,7 @@ def test_votes_on_other_media_are_read_back_as_they_were_shown(kind, tmp_path):
             log.vote("rater-1", log.show("rater-1"), verdict, 1.0)
         write_results(tmp_path, log)
     found = load_preferences(tmp_path / "votes.jsonl", ReadOptions())
-    assert len(found.a) == 4 and sorted(found.label)[1:3] == [0.5, 0.5]
+    assert len(found.a) == 4 and found.label.tolist().count(0.5) == 2
     media = Gallery(found.items).samples(range(len(found.items))).media
     if kind == "text":
         assert found.texts and found.layout == "plain_texts" and "<script>" in media[0]
