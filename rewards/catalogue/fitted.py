@@ -18,7 +18,7 @@ from pydantic import Field
 from rewards.catalogue import clip, hps, pickscore
 from rewards.checks.settings import call_with, converted_settings, settings_of
 from rewards.fitted.feature_models import load_dinov2, load_last_hidden, load_siglip
-from rewards.fitted.folder import FeatureSource, FittedFolder, fitted_path
+from rewards.fitted.folder import HEAD, RECORD, FeatureSource, FittedFolder, fitted_path
 from rewards.fitted.scoring import FeatureColumns, FittedScores, GradedFittedScores
 from rewards.perception.features import FeatureReward, inner_features
 from rewards.rights import ReadFile, Right, need
@@ -63,7 +63,8 @@ def load(
 ) -> Reward:
     """Load the reward. `path` is the folder that `flowrl fit-reward` wrote."""
     folder = fitted_path(path)
-    need(Right.FILES, path, path=folder)
+    for file in (folder, folder / RECORD, folder / HEAD):  # each may be a link
+        need(Right.FILES, path, path=file)
     fitted = FittedFolder.read(folder)
     columns = load_columns(fitted.sources)
     scores = FittedScores(columns, fitted, cautious)
