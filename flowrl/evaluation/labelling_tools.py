@@ -17,7 +17,7 @@ from typing import Any
 from flowrl.errors import UserError
 from flowrl.evaluation.preference_rows import Answer, JudgedRow, PreferenceLayout, PreferenceRow
 
-QUESTION = "preference"  # of an argilla data set
+ARGILLA_QUESTION = "preference"  # of an argilla data set
 PAIRWISE, NO_WINNER = "winner", "no_winner"  # names of the tags of Label Studio
 WINNERS = {1.0: "a", 0.0: "b", 0.5: "equal"}
 LABELS = {"a": 1.0, "b": 0.0, "equal": 0.5, "both_bad": 0.5, "left": 1.0, "right": 0.0, "tie": 0.5}
@@ -38,7 +38,9 @@ def argilla_records(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "fields": _samples(row),
             "metadata": {"rater": row["rater"], "seconds": row["seconds"], "side": row["side"]},
             "suggestions": {},
-            "responses": {QUESTION: [{"value": _winner(row), "user_id": _user(row["rater"])}]},
+            "responses": {
+                ARGILLA_QUESTION: [{"value": _winner(row), "user_id": _user(row["rater"])}]
+            },
             "vectors": {},
             "_server_id": None,
         }
@@ -98,8 +100,8 @@ def _argilla(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow | Non
     fields, responses = row["fields"], row["responses"]
     if not isinstance(fields, Mapping) or not isinstance(responses, Mapping):
         raise UserError(f"{place}: fields and responses must be mappings, as argilla writes them")
-    answers = responses.get(QUESTION) or []
-    labels = [_label(answer.get("value"), f"{place}, {QUESTION}") for answer in answers]
+    answers = responses.get(ARGILLA_QUESTION) or []
+    labels = [_label(answer.get("value"), f"{place}, {ARGILLA_QUESTION}") for answer in answers]
     return _judged(fields, labels, place, kind="text" if _is_text(fields) else "file")
 
 

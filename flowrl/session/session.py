@@ -59,7 +59,7 @@ class AsksPeople(Protocol):
     an iteration know more (`flowrl.votes.asking`)."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores: tensors, numbers and texts."""
+        """Return what a checkpoint stores: tensors, numbers and texts."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...

@@ -130,7 +130,7 @@ def disagreement(agreed: Sequence[float]) -> str:
 
 
 @dataclass
-class Asking:
+class RunVotes:
     """The votes of a run, and what asks for them. `page` is the main process's.
 
     start     the fit that the run began with
@@ -154,7 +154,7 @@ class Asking:
     raised: bool = False  # whether the alarm was
 
     @classmethod
-    def of(cls, session: Session) -> "Asking":
+    def of(cls, session: Session) -> "RunVotes":
         """The votes of a run that asks. UserError for earlier or replayed votes that cannot be
         read."""
         given = session.run.ask
@@ -349,7 +349,7 @@ class Asking:
         return text
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores: tensors, numbers and texts."""
+        """Return what a checkpoint stores: tensors, numbers and texts."""
         head, pending = self.reward.fitted.head, self.pending
         return {
             "used": {**vars(self.used), "features": _tensor(self.used.features)},
@@ -440,4 +440,4 @@ def _earlier(given: AskSettings, reward: FittedScores) -> VotedPairs:
 
 def with_asking(session: Session) -> Session:
     """The session with the votes of its run, if it asks."""
-    return session if session.run.ask is None else replace(session, asking=Asking.of(session))
+    return session if session.run.ask is None else replace(session, asking=RunVotes.of(session))

@@ -15,7 +15,7 @@ import numpy as np
 
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
-from flowrl.pages.records import write_whole
+from flowrl.pages.records import MediaKind, write_whole
 
 PLAN = "plan.json"
 PLAN_FORMAT = 1
@@ -23,8 +23,7 @@ ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second
 SHARED = 0.2  # part of the pairs that all of several raters see
 SourceKind = Literal["run", "runs", "base", "folder", "preferences", "asked"]
-MediaKind = Literal["image", "video", "text"]
-KIND_OF: Mapping[str, MediaKind] = {".png": "image", ".apng": "video", ".txt": "text"}
+KIND_OF_SUFFIX: Mapping[str, MediaKind] = {".png": "image", ".apng": "video", ".txt": "text"}
 
 
 class Showing(NamedTuple):
@@ -61,7 +60,7 @@ class PlannedSample:
 
     @property
     def kind(self) -> MediaKind:
-        return KIND_OF[Path(self.file).suffix]
+        return KIND_OF_SUFFIX[Path(self.file).suffix]
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class VotePlan:
             for rater, order in tree["turns"].items()
         }
         names = [each.file for each in samples] + [each.source or "x.png" for each in samples]
-        if not all(Path(name).suffix in KIND_OF for name in names):
+        if not all(Path(name).suffix in KIND_OF_SUFFIX for name in names):
             raise ValueError("a sample of an unknown kind")
         inside = all(0 <= row < len(samples) for pair in pairs for row in pair)
         if not inside or not all(0 <= t.pair < len(pairs) for o in turns.values() for t in o):

@@ -44,7 +44,7 @@ LIMITS = ServerLimits(
 )
 LINGER = 3.0  # seconds that the server stays after the last rater has read what was found
 SIDES, SOURCE = ("left", "right"), "source"
-WAITING = "Your votes are in. The run goes on, and asks again once its next samples are there."
+VOTES_ARE_IN = "Your votes are in. The run goes on, and asks again once its next samples are there."
 KEPT_VIDEOS = 8  # of which the frames are kept as PNGs
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,6}", re.ASCII)
@@ -71,7 +71,7 @@ class SentUndo(BaseModel):
 
 
 class MediaPart(NamedTuple):
-    """What a browser gets of a medium."""
+    """Bytes that a browser gets of a medium, and their type."""
 
     content: bytes
     kind: str = "image/png"
@@ -128,7 +128,7 @@ class VotingRoom:
             "open": None if showing is None else self._open(showing, own.shown[showing], rater),
         }
         if showing is None and self.goes_on:
-            tree |= {"waiting": True, "found": [WAITING], "last": None}
+            tree |= {"waiting": True, "found": [VOTES_ARE_IN], "last": None}
         elif showing is None:
             tree["found"] = self._answer(rater)
             tree["others"] = sum(not log.done(each) for each in log.raters)

@@ -1,4 +1,4 @@
-"""What votes of a simulated person with a hidden taste reach, beside training on the taste itself.
+"""Compare votes of a simulated person, who has a hidden taste, with training on that taste itself.
 
     python scripts/benchmarks/taste_runs.py                      # hours; goes on where it stopped
     python scripts/benchmarks/taste_runs.py --tastes large --seeds 0 --methods hidden votes-200
@@ -88,7 +88,7 @@ class Study:
         return cls(folder, taste, seed, found)
 
     def known(self, name: str, find: Callable[[], Any]) -> Any:
-        """What was found before, or is found now and kept."""
+        """Return what was found before, or is found now and kept."""
         if name not in self.found:
             self.found[name] = find()
             (self.folder / "found.json").write_text(json.dumps(self.found, indent=1) + "\n")

@@ -13,7 +13,7 @@ from flowrl.errors import UserError
 from flowrl.iteration.records import Sampled, Scored
 from flowrl.iteration.stages import Score, Stages
 from flowrl.session.session import Session
-from flowrl.votes.asking import AskedPairs, Asking, UsedVote
+from flowrl.votes.asking import AskedPairs, RunVotes, UsedVote
 from rewards import Samples
 
 BEAT = 0.5  # seconds between two looks at the votes, in which all processes take part
@@ -25,7 +25,7 @@ class AskedScore:
     main process asks and fits; all processes choose, gather and score together."""
 
     session: Session
-    asking: Asking
+    asking: RunVotes
     inner: Score
 
     def __call__(self, samples: Sampled) -> Scored:
@@ -174,5 +174,5 @@ def _as_recorded(
 
 def wrap(stages: Stages, session: Session) -> Stages:
     asking = session.asking
-    assert isinstance(asking, Asking), "a start opens it"
+    assert isinstance(asking, RunVotes), "a start opens it"
     return replace(stages, score=AskedScore(session, asking, stages.score))
