@@ -17,12 +17,15 @@ VERSION, BELOW_PATH = 1, 1  # ask for the version; the kind of rule that names a
 EXECUTE, WRITE, READ, LIST, TRUNCATE = 1, 2, 4, 8, 1 << 14
 MAKE = {"folder": 1 << 7, "file": 1 << 8}
 REMOVE = 1 << 4 | 1 << 5
-READING = EXECUTE | READ | LIST
-WRITING = READING | WRITE | TRUNCATE | REMOVE | MAKE["folder"] | MAKE["file"]
-OF_FILES = EXECUTE | WRITE | READ | TRUNCATE  # the rights that a rule of one file may have
+READ_RIGHTS = EXECUTE | READ | LIST
+WRITE_RIGHTS = READ_RIGHTS | WRITE | TRUNCATE | REMOVE | MAKE["folder"] | MAKE["file"]
+FILE_RIGHTS = EXECUTE | WRITE | READ | TRUNCATE  # the rights that a rule of one file may have
 FIRST_VERSION = (1 << 13) - 1  # all rights that it knows
-LATER = {2: 1 << 13, 3: TRUNCATE, 5: 1 << 15}  # and those of later versions
-TCP, OTHERS = 3, 3  # bind and connect (version 4); abstract sockets and signals (version 6)
+LATER_RIGHTS = {2: 1 << 13, 3: TRUNCATE, 5: 1 << 15}  # and those of later versions
+TCP, OTHER_PROCESSES = (
+    3,
+    3,
+)  # bind and connect (version 4); abstract sockets and signals (version 6)
 
 
 def restrict_files(
@@ -33,14 +36,14 @@ def restrict_files(
     version = libc.syscall(CREATE_RULES, None, 0, VERSION)
     if version < 1:
         return False
-    known = FIRST_VERSION | sum(right for since, right in LATER.items() if version >= since)
-    handled = [known, TCP, OTHERS][: 1 + (version >= 4) + (version >= 6)]
+    known = FIRST_VERSION | sum(right for since, right in LATER_RIGHTS.items() if version >= since)
+    handled = [known, TCP, OTHER_PROCESSES][: 1 + (version >= 4) + (version >= 6)]
     attributes = (ctypes.c_uint64 * len(handled))(*handled)
     rules = libc.syscall(CREATE_RULES, attributes, ctypes.c_size_t(8 * len(handled)), 0)
     if rules < 0:
         return False
     try:
-        for paths, rights in ((read, READING), (write, WRITING), (devices, READ | WRITE)):
+        for paths, rights in ((read, READ_RIGHTS), (write, WRITE_RIGHTS), (devices, READ | WRITE)):
             for path in paths:
                 _permit_path(libc, rules, path, rights & known)
         for file, right in ((0, READ), (1, WRITE | READ)):
@@ -58,7 +61,7 @@ def _permit_path(libc: Any, rules: int, path: str, rights: int) -> None:
         return  # what is not there needs no rule
     try:
         folder = stat.S_ISDIR(os.fstat(file).st_mode)
-        _permit(libc, rules, file, rights if folder else rights & OF_FILES)
+        _permit(libc, rules, file, rights if folder else rights & FILE_RIGHTS)
     finally:
         os.close(file)
 
