@@ -322,10 +322,10 @@ def _guard(folder: str) -> None:
             event, arguments = "open", (arguments[0], "w", writes)
         if event == "open" and arguments[2] & writes and isinstance(arguments[0], (str, bytes)):
             name = os.fsdecode(arguments[0])
-            # `os.open` has no mode, and its names may be relative to a folder that is not told
-            told = arguments[1] is not None or os.path.isabs(name)
+            # `os.open` has no mode, and its names may be relative to a folder that it does not say
+            plain = arguments[1] is not None or os.path.isabs(name)
             path = os.path.realpath(name)
-            if not told or not path.startswith((inside, os.devnull)):
+            if not plain or not path.startswith((inside, os.devnull)):
                 raise PermissionError(f"{name} cannot be written here")
 
     sys.addaudithook(hook)

@@ -22,10 +22,8 @@ WRITE_RIGHTS = READ_RIGHTS | WRITE | TRUNCATE | REMOVE | MAKE["folder"] | MAKE["
 FILE_RIGHTS = EXECUTE | WRITE | READ | TRUNCATE  # the rights that a rule of one file may have
 FIRST_VERSION = (1 << 13) - 1  # all rights that it knows
 LATER_RIGHTS = {2: 1 << 13, 3: TRUNCATE, 5: 1 << 15}  # and those of later versions
-TCP, OTHER_PROCESSES = (
-    3,
-    3,
-)  # bind and connect (version 4); abstract sockets and signals (version 6)
+BIND_AND_CONNECT = 3  # over TCP (version 4)
+OTHER_PROCESSES = 3  # their abstract sockets and signals (version 6)
 
 
 def restrict_files(
@@ -37,7 +35,7 @@ def restrict_files(
     if version < 1:
         return False
     known = FIRST_VERSION | sum(right for since, right in LATER_RIGHTS.items() if version >= since)
-    handled = [known, TCP, OTHER_PROCESSES][: 1 + (version >= 4) + (version >= 6)]
+    handled = [known, BIND_AND_CONNECT, OTHER_PROCESSES][: 1 + (version >= 4) + (version >= 6)]
     attributes = (ctypes.c_uint64 * len(handled))(*handled)
     rules = libc.syscall(CREATE_RULES, attributes, ctypes.c_size_t(8 * len(handled)), 0)
     if rules < 0:
