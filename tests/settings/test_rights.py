@@ -382,6 +382,7 @@ def test_each_use_needs_its_right(use, tmp_path, monkeypatch):
     monkeypatch.setenv("CANARY", "x")
     (tmp_path / "e.py").write_text("raise SystemError('imported')")
     (tmp_path / "p.txt").write_text("a\n")
+    (tmp_path / "fitted.yaml").write_text("")
     right = NEEDED.get(use, Right.FILES)
     folder = put(tmp_path / "run", BASE)
     all_others = limited(Limits(folder, frozenset(Right) - {right}))
