@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rewards import load
+from rewards.catalogue.code_tests import CodeTests
 from rewards.sandbox import run
 from tests.rewards.test_rewards_code import PLAIN, SMALL, block, of
 from tests.rewards.test_rewards_sandbox import reached, test_no_socket_reaches_anybody
@@ -140,6 +141,7 @@ def test_the_warning_says_what_is_left(fenced, tmp_path):
         load("code_tests")
     with pytest.warns(UserWarning, match=f"could {left}"):
         reward = load("code_tests", isolation="best")
+    assert isinstance(reward, CodeTests)
     assert reward(of([block("def f(x):\n    return x + 1")], PLAIN)).tolist() == [1]
     assert reached(tmp_path) == (["mine"] if fenced else ["42", "mine"])
     test_no_socket_reaches_anybody()
@@ -150,6 +152,7 @@ def test_right_programs_are_right(fenced):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reward = load("code_tests", isolation="best")
+    assert isinstance(reward, CodeTests)
     codes = {
         "stdin": "print(sum(map(int, open('/dev/stdin').read().split())))",
         "numpy": "import numpy\nprint(int(numpy.array(input().split(), int).sum()))",
