@@ -5,7 +5,7 @@ from pathlib import Path
 from shlex import quote
 
 from flowrl.importing.draft import TO_READ
-from flowrl.importing.leaves import shown
+from flowrl.importing.leaves import shown_leaf
 from flowrl.importing.result import ImportedRun, imported
 from flowrl.importing.writing import RUN_FILE, table_text, write_import
 from flowrl.settings.command_line.arguments import Word
@@ -41,7 +41,7 @@ def import_peer(given: Import) -> ImportedRun:
     for kind in TO_READ:
         for line in run.lines:
             if line.kind is kind:
-                print(f"{kind}: {line.name}: {shown(line.value)}: {line.why}")
+                print(f"{kind}: {line.name}: {shown_leaf(line.value)}: {line.why}")
     for sentence in (*run.batches, *run.notes):
         print(sentence)
     for need in run.needs:

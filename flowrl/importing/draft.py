@@ -10,7 +10,7 @@ from flowrl.importing.leaves import Leaves, Secret, Unresolved
 from flowrl.settings.words.names import setting_called
 
 
-class Kind(StrEnum):
+class LeafKind(StrEnum):
     """The outcome of a leaf."""
 
     SAME = "same"
@@ -21,21 +21,21 @@ class Kind(StrEnum):
     UNKNOWN = "not understood"
 
 
-TO_READ = (Kind.EFFECT, Kind.UNKNOWN)  # these stand at the top
+TO_READ = (LeafKind.EFFECT, LeafKind.UNKNOWN)  # these stand at the top
 
 
 @dataclass(frozen=True)
-class Line:
+class LeafLine:
     """One leaf: its name and value, its kind, the settings that it became, and why."""
 
     name: str
     value: Any
-    kind: Kind
+    kind: LeafKind
     settings: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
 
 
-class Draft:
+class RunDraft:
     """Settings of a run, filled leaf by leaf.
 
     peer      the library
@@ -50,7 +50,8 @@ class Draft:
         self.peer, self.given, self.devices = peer, given, devices
         self.defaults = defaults
         self.tree: dict[str, Any] = {}
-        self.lines: dict[str, Line] = {}
+        self._asked: set[str] = set()  # names that the library is known to have
+        self.lines: dict[str, LeafLine] = {}
         self.by_default: dict[str, tuple[str, Any, str]] = {}
         self.batches: list[str] = []
         self.notes: list[str] = []
@@ -62,6 +63,7 @@ class Draft:
 
     def value(self, name: str) -> Any:
         """The input's value, or the library's default; None for neither."""
+        self._asked.add(name)
         value = self.given.get(name, self.defaults.get(name))
         return None if isinstance(value, Unresolved) else value
 
@@ -84,7 +86,7 @@ class Draft:
         own = [name for name in names if name in self.given]
         for setting, value in settings.items():
             self._set(setting, value)
-        kind = Kind.CONVERTED if why else Kind.SAME
+        kind = LeafKind.CONVERTED if why else LeafKind.SAME
         for name in own:
             self._say(name, kind, settings, why)
         if not own:
@@ -95,7 +97,7 @@ class Draft:
         """As `write`, for settings that the caller sets in the tree itself, such as lists."""
         for name in [names] if isinstance(names, str) else names:
             if name in self.given:
-                self._say(name, Kind.CONVERTED if why else Kind.SAME, settings, why)
+                self._say(name, LeafKind.CONVERTED if why else LeafKind.SAME, settings, why)
 
     def same(self, *names: str) -> None:
         """Leaves whose value is a setting's, by the table of words. A leaf that is not given is
@@ -109,15 +111,15 @@ class Draft:
     def unread(self, name: str) -> None:
         """A leaf without a value: null, or a variable that the input does not set."""
         if isinstance(self.given[name], Unresolved):
-            self._say(name, Kind.UNKNOWN, {}, "the input does not hold its value")
+            self._say(name, LeafKind.UNKNOWN, {}, "the input does not hold its value")
         else:
-            self._say(name, Kind.NO_EFFECT, {}, "null is no value")
+            self._say(name, LeafKind.NO_EFFECT, {}, "null is no value")
 
     def lose(self, names: str | Iterable[str], why: str, effect: bool = True) -> None:
         """Leaves that have no setting. A default of the library that has an effect is said too."""
         for name in [names] if isinstance(names, str) else names:
             if name in self.given or (effect and name in self.defaults):
-                kind = Kind.EFFECT if effect else Kind.NO_EFFECT
+                kind = LeafKind.EFFECT if effect else LeafKind.NO_EFFECT
                 self._say(name, kind, {}, why)
 
     def lose_unless(self, name: str, same_as: Collection[Any], why: str, else_: str = "") -> None:
@@ -126,12 +128,12 @@ class Draft:
             return
         alike = self.value(name) in same_as and not isinstance(self.given.get(name), Unresolved)
         if alike and name in self.given:
-            self._say(name, Kind.NO_EFFECT, {}, else_ or "as here")
+            self._say(name, LeafKind.NO_EFFECT, {}, else_ or "as here")
         elif not alike:
-            self._say(name, Kind.EFFECT, {}, why)
+            self._say(name, LeafKind.EFFECT, {}, why)
 
     def misunderstood(self, name: str, why: str) -> None:
-        self._say(name, Kind.UNKNOWN, {}, why)
+        self._say(name, LeafKind.UNKNOWN, {}, why)
 
     def finish(self) -> None:
         """A line for each leaf that nothing has read."""
@@ -139,20 +141,23 @@ class Draft:
             if name in self.lines:
                 continue
             why = "no setting of this name is known"
+            if value in (None, {}, []) and name in self._asked:
+                self._say(name, LeafKind.NO_EFFECT, {}, "it is empty")
+                continue
             if isinstance(value, Secret):
-                self._say(name, Kind.NO_EFFECT, {}, "secrets are not copied; set the variable")
+                self._say(name, LeafKind.NO_EFFECT, {}, "secrets are not copied; set the variable")
             elif isinstance(value, Unresolved):
-                self._say(name, Kind.UNKNOWN, {}, "the input does not hold its value")
+                self._say(name, LeafKind.UNKNOWN, {}, "the input does not hold its value")
             else:
-                self._say(name, Kind.UNKNOWN, {}, why)
+                self._say(name, LeafKind.UNKNOWN, {}, why)
 
-    def _say(self, name: str, kind: Kind, settings: Mapping[str, Any], why: str) -> None:
+    def _say(self, name: str, kind: LeafKind, settings: Mapping[str, Any], why: str) -> None:
         value = self.given.get(name, self.defaults.get(name))
-        if isinstance(self.given.get(name), Unresolved) and kind is not Kind.UNKNOWN:
-            kind, settings, why = Kind.UNKNOWN, {}, "the input does not hold its value"
+        if isinstance(self.given.get(name), Unresolved) and kind is not LeafKind.UNKNOWN:
+            kind, settings, why = LeafKind.UNKNOWN, {}, "the input does not hold its value"
         if name not in self.given:
             why = f"{self.peer}'s default: {why}"
-        self.lines[name] = Line(name, value, kind, dict(settings), why)
+        self.lines[name] = LeafLine(name, value, kind, dict(settings), why)
 
     def _set(self, setting: str, value: Any) -> None:
         *sections, last = setting.split(".")

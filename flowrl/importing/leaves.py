@@ -8,16 +8,16 @@ from typing import Any
 from flowrl.settings.words.values import short_repr
 
 _SECRET_NAME = re.compile(
-    r"(^|[._-])((api|access|auth|hf|hub|private|secret|wandb|openai)[_-]?)?"
-    r"(key|token|password|passwd|secret|credentials?)([_-]?id)?$",
+    r"(^|[._-])(api|access|auth|bearer|github|hf|hub|openai|private|secret|wandb)[_-]?(key|token)"
+    r"([_-]?id)?$|(^|[._-])(password|passwd|pwd|secret|credentials?)$|(^|\.)(token|apikey)$",
     re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(
     r"\b(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9-]{8,}|gh[opsu]_[A-Za-z0-9]{8,}|AKIA[A-Z0-9]{12,}"
     r"|eyJ[\w-]{10,}\.[\w-]{10,}|[a-z][a-z0-9+.-]*://[^/\s:@]+:[^/\s@]+@)"
 )
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
-_PLAIN_KEYS = ("prompt_key", "image_key", "video_key", "reward_fn_key", "key", "special_token")
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,26 @@ def flattened(tree: Any, prefix: str = "") -> Leaves:
     elif isinstance(tree, list) and tree and all(isinstance(each, Mapping) for each in tree):
         inner = [(str(i), value) for i, value in enumerate(tree)]
     else:
-        return {prefix: guarded(prefix, tree)}
+        return {prefix: guarded(prefix, _with_numbers(tree))}
     found: Leaves = {}
     for key, value in inner:
         found |= flattened(value, f"{prefix}.{key}" if prefix else key)
     return found
 
 
+def _with_numbers(value: Any) -> Any:
+    """YAML reads 1e-5 as a text, which every one of the libraries means as a number."""
+    if isinstance(value, list):
+        return [_with_numbers(each) for each in value]
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
 def guarded(name: str, value: Any) -> Any:
     """The value, or a Secret if its name or its form is one's."""
-    if value in (None, "", "EMPTY") or isinstance(value, bool | int | float | Secret):
+    if value in (None, "", "EMPTY") or isinstance(value, bool | Secret):
         return value
     text = str(value)
-    if (
-        name not in _PLAIN_KEYS
-        and not name.endswith(_PLAIN_KEYS[:-2])
-        and _SECRET_NAME.search(name)
-    ):
+    if _SECRET_NAME.search(name):
         named = _VARIABLE.search(text)
         return Secret(None if named is None else named.group(1))
     if _SECRET_VALUE.search(text):
@@ -76,6 +79,6 @@ def guarded(name: str, value: Any) -> Any:
     return value
 
 
-def shown(value: Any) -> str:
+def shown_leaf(value: Any) -> str:
     """A value in a table: one line, shortened."""
     return repr(value) if isinstance(value, Secret | Unresolved) else short_repr(value)

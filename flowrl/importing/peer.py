@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.importing.draft import Draft
+from flowrl.importing.draft import RunDraft
 
 
 def _all_present(name: str, version: str) -> str | None:
@@ -27,5 +27,5 @@ class Peer:
     versions: Sequence[str]
     places: Sequence[str]
     defaults: Callable[[Mapping[str, Any], str], Mapping[str, Any]]
-    read: Callable[[Draft], None]
+    read: Callable[[RunDraft], None]
     absent: Callable[[str, str], str | None] = _all_present

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.importing.draft import Draft, Kind, Line
+from flowrl.importing.draft import LeafKind, LeafLine, RunDraft
 from flowrl.importing.sources import read_source
 from flowrl.settings.read import check_plan, run_from
 from flowrl.settings.sections.recipe_kinds import recipe_kind
@@ -21,7 +21,7 @@ class ImportedRun:
     """A run of another library, as flowrl's.
 
     peer     the library, with the release whose defaults are taken
-    what     the input as it was named
+    what     the input as it was named; of a command line only its library
     devices  processes that the batches are computed for
     tree     the settings of run.yaml
     lines    one for each leaf of the input, then the library's defaults that differ from flowrl's
@@ -36,7 +36,7 @@ class ImportedRun:
     what: str
     devices: int
     tree: Mapping[str, Any]
-    lines: Sequence[Line]
+    lines: Sequence[LeafLine]
     batches: Sequence[str]
     notes: Sequence[str]
     files: Mapping[str, str]
@@ -48,7 +48,7 @@ class ImportedRun:
     def counts(self) -> dict[str, int]:
         """Number of leaves by kind."""
         found = Counter(line.kind for line in self.lines)
-        return {kind.value: found[kind] for kind in Kind}
+        return {kind.value: found[kind] for kind in LeafKind}
 
 
 def imported(what: str, of: str | None = None, devices: int | None = None) -> ImportedRun:
@@ -67,7 +67,7 @@ def imported(what: str, of: str | None = None, devices: int | None = None) -> Im
     if devices is None:
         notes.append("batches are computed for 1 process: --devices N for another number")
     peer = source.peer
-    draft = Draft(
+    draft = RunDraft(
         peer.name, source.leaves, peer.defaults(source.leaves, source.version), devices or 1
     )
     peer.read(draft)
@@ -83,10 +83,10 @@ def imported(what: str, of: str | None = None, devices: int | None = None) -> Im
         needs = asked(tree, folder)
     except ValueError:
         needs = []
-    lines = sorted(draft.lines.values(), key=lambda line: [*Kind].index(line.kind) * -1)
+    lines = sorted(draft.lines.values(), key=lambda line: [*LeafKind].index(line.kind) * -1)
     return ImportedRun(
         f"{peer.name} {source.version}",
-        what,
+        source.title,
         devices or 1,
         tree,
         lines,
@@ -99,7 +99,7 @@ def imported(what: str, of: str | None = None, devices: int | None = None) -> Im
     )
 
 
-def _launcher(draft: Draft) -> None:
+def _launcher(draft: RunDraft) -> None:
     for name in draft.matching("(launcher) *"):
         option = name.partition(" ")[2]
         count = draft.value(name)
@@ -112,7 +112,7 @@ def _launcher(draft: Draft) -> None:
         draft.lose(name, "secrets are not copied; set the variable", effect=False)
 
 
-def _with_defaults(draft: Draft) -> dict[str, Any]:
+def _with_defaults(draft: RunDraft) -> dict[str, Any]:
     """The tree without the library's defaults that are flowrl's too; a line for the others."""
     recipe = draft.tree.get("recipe", {})
     for setting, (name, value, why) in draft.by_default.items():
@@ -123,7 +123,7 @@ def _with_defaults(draft: Draft) -> dict[str, Any]:
                 draft.drop_setting(setting)
         elif _get(draft.tree, setting) is not _MISSING:
             key = name if name not in draft.lines else f"{name} ({setting})"
-            draft.lines[key] = Line(key, value, Kind.DEFAULT, {setting: value}, why)
+            draft.lines[key] = LeafLine(key, value, LeafKind.DEFAULT, {setting: value}, why)
     return draft.tree
 
 

@@ -1,4 +1,4 @@
-"""What is imported: the peer, its version, and the leaves of a file, a script or a command."""
+"""The input of an import: the library, its release, and the leaves of a file or a command."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flowrl.errors import UserError
-from flowrl.importing.leaves import Leaves, Secret, Unresolved, flattened
+from flowrl.importing.leaves import Leaves, Secret, Unresolved, flattened, guarded
 from flowrl.importing.peer import Peer
 from flowrl.importing.peers.flow_factory import FLOW_FACTORY
 from flowrl.importing.peers.flow_grpo import FLOW_GRPO
 from flowrl.importing.peers.simple_tuner import SIMPLE_TUNER
 from flowrl.importing.peers.trl import TRAINER, TRL
 from flowrl.importing.peers.verl import VERL
-from flowrl.importing.readers.python_config import config_functions, evaluated
+from flowrl.importing.readers.python_config import config_functions, evaluated_config
 from flowrl.importing.readers.shell import OPEN, Script, read_shell
 from flowrl.importing.readers.trl_script import TrlScript
 from flowrl.importing.readers.words import options, overrides
@@ -37,18 +37,20 @@ _LISTS = (
 
 @dataclass
 class PeerInput:
-    """The input as leaves, with what was said on the way here.
+    """The input as leaves, with notes on how it was read.
 
     peer     the library
     version  the release whose defaults are taken
     leaves   names and values
     notes    sentences about the choice of library, release and command
+    title    the input in a few words, without the arguments of a command
     """
 
     peer: Peer
     version: str
     leaves: Leaves
     notes: list[str] = field(default_factory=list)
+    title: str = ""
 
 
 def read_source(what: str, of: str | None) -> PeerInput:
@@ -67,7 +69,8 @@ def read_source(what: str, of: str | None) -> PeerInput:
     release = _release(peer, version, notes)
     if named is None:
         notes.insert(0, f"read as {peer.name}'s")
-    return PeerInput(peer, release, leaves, notes)
+    title = f"a command of {peer.name}" if re.search(r"\s", what.strip()) else what
+    return PeerInput(peer, release, leaves, notes, title)
 
 
 def _named(of: str | None) -> tuple[Peer | None, str | None]:
@@ -185,7 +188,7 @@ def _beside(name: str, folder: Path) -> Path | None:
 def _configuration(file: Path, function: str) -> tuple[Leaves, Peer | None, list[str]]:
     if not file.is_file():
         raise UserError(f"{file}: no such file")
-    fields, failed = evaluated(file, function)
+    fields, failed = evaluated_config(file, function)
     notes = [f"{file.name}: an assertion of the file fails, {each}" for each in failed]
     return flattened(fields), FLOW_GRPO, notes
 
@@ -215,8 +218,8 @@ def _command(script: Script, folder: Path) -> tuple[Leaves, Peer | None, list[st
     }
     secrets: Leaves = {
         f"(environment) {name}": Secret(name)
-        for name in script.exported
-        if isinstance(flattened({name: script.exported[name]}).get(name), Secret)
+        for name in script.assigned
+        if isinstance(flattened({name: script.assigned[name]}).get(name), Secret)
     }
     leaves, peer, said = _of_program(kind, words, at, folder)
     return {**leaves, **more, **secrets}, peer, [*notes, *said]
@@ -290,7 +293,7 @@ def _of_program(
 def _trl_arguments(words: Sequence[str], folder: Path) -> tuple[Leaves, list[str]]:
     """TRL's arguments, over those of the file that `--config` names."""
     leaves, rest = options(words, _LISTS)
-    notes = [f"{each!r}: a word without a name" for each in rest if each and OPEN not in each]
+    notes = [f"{guarded('', each)!r}: a word without a name" for each in rest if each]
     config = leaves.pop("config", None)
     if config is None:
         return leaves, notes

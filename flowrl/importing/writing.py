@@ -7,16 +7,16 @@ from typing import Any
 import yaml
 
 from flowrl.errors import UserError
-from flowrl.importing.draft import TO_READ, Kind, Line
-from flowrl.importing.leaves import shown
+from flowrl.importing.draft import TO_READ, LeafKind, LeafLine
+from flowrl.importing.leaves import shown_leaf
 from flowrl.importing.result import ImportedRun
 from flowrl.paths import removed_on_error
 
 RUN_FILE, TABLE_FILE = "run.yaml", "import.md"
 _SECTIONS = {
-    Kind.EFFECT: "Dropped with effect", Kind.UNKNOWN: "Not understood", Kind.CONVERTED: "Converted",
-    Kind.SAME: "Same", Kind.DEFAULT: "Defaults of the library that differ from flowrl's",
-    Kind.NO_EFFECT: "Dropped without effect",
+    LeafKind.EFFECT: "Dropped with effect", LeafKind.UNKNOWN: "Not understood", LeafKind.CONVERTED: "Converted",
+    LeafKind.SAME: "Same", LeafKind.DEFAULT: "Defaults of the library that differ from flowrl's",
+    LeafKind.NO_EFFECT: "Dropped without effect",
 }  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def _needs(run: ImportedRun) -> Iterator[str]:
     yield from found or ["* none"]
 
 
-def _section(run: ImportedRun, kind: Kind) -> list[str]:
+def _section(run: ImportedRun, kind: LeafKind) -> list[str]:
     some = [line for line in run.lines if line.kind is kind]
     if not some:
         return []
@@ -123,16 +123,16 @@ def _section(run: ImportedRun, kind: Kind) -> list[str]:
     return [*rows, *(_row(line) for line in some)]
 
 
-def _row(line: Line) -> str:
+def _row(line: LeafLine) -> str:
     settings = ", ".join(
-        f"`{name}: {_escaped(shown(value))}`" for name, value in line.settings.items()
+        f"`{name}: {_escaped(shown_leaf(value))}`" for name, value in line.settings.items()
     )
-    value = _escaped(shown(line.value))
+    value = _escaped(shown_leaf(line.value))
     return f"| `{_escaped(line.name)}` | `{value}` | {settings} | {_escaped(line.why)} |"
 
 
-def _sentence(line: Line) -> str:
-    return _one_line(f"{line.name}: {shown(line.value)}: {line.why}")
+def _sentence(line: LeafLine) -> str:
+    return _one_line(f"{line.name}: {shown_leaf(line.value)}: {line.why}")
 
 
 def _one_line(text: str) -> str:

@@ -8,7 +8,7 @@ from math import gcd, lcm
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.importing.draft import Draft
+from flowrl.importing.draft import RunDraft
 from flowrl.importing.leaves import Secret
 from flowrl.importing.peer import Peer
 
@@ -131,7 +131,7 @@ def _defaults(given: Mapping[str, Any], version: str) -> dict[str, Any]:
     return {**_COMMON, **_OWN[trainer]}
 
 
-def _read(d: Draft) -> None:
+def _read(d: RunDraft) -> None:
     """Fill the draft from the leaves of a file."""
     trainer = str(d.value("train.trainer_type")).lower()
     _model(d)
@@ -161,7 +161,7 @@ def _read(d: Draft) -> None:
             d.lose(name, f"{trainer} does not read it", effect=False)
 
 
-def _model(d: Draft) -> None:
+def _model(d: RunDraft) -> None:
     d.same("model.model_name_or_path", "model.attn_backend")
     kind = str(d.value("model.model_type")).lower().replace("_", "-")
     d.lose("model.model_type", "the pipeline's folder says its class", effect=False)
@@ -219,7 +219,7 @@ def _model(d: Draft) -> None:
         d.lose(name, "a condition image is sized by the pipeline's own call")
 
 
-def _targets(d: Draft, kind: str, full: bool) -> None:
+def _targets(d: RunDraft, kind: str, full: bool) -> None:
     name = "model.target_modules"
     wanted, parts = d.value(name), d.value("model.target_components")
     if full:
@@ -262,7 +262,7 @@ def _targets(d: Draft, kind: str, full: bool) -> None:
             )
 
 
-def _size(d: Draft, section: str) -> tuple[int, int]:
+def _size(d: RunDraft, section: str) -> tuple[int, int]:
     value = d.value(f"{section}.resolution")
     pair = (
         [value, value]
@@ -273,7 +273,7 @@ def _size(d: Draft, section: str) -> tuple[int, int]:
     return (height or pair[0], width or pair[1])
 
 
-def _sampling(d: Draft, trainer: str) -> None:
+def _sampling(d: RunDraft, trainer: str) -> None:
     height, width = _size(d, "train")
     names = [f"train.{n}" for n in ("resolution", "height", "width") if d.has(f"train.{n}")]
     d.write(
@@ -337,7 +337,7 @@ def _sampling(d: Draft, trainer: str) -> None:
         )
 
 
-def _advantage(d: Draft) -> None:
+def _advantage(d: RunDraft) -> None:
     """Normalisation of rewards: `global_std`, `advantage_aggregation` and its clip range."""
     scale = "batch" if d.value("train.global_std") else "group"
     rewards = _reward_count(d)
@@ -366,7 +366,7 @@ def _advantage(d: Draft) -> None:
     d.write([name, "train.adv_clip_range"], {"recipe.advantage": parts}, why)
 
 
-def _noisy_steps(d: Draft) -> None:
+def _noisy_steps(d: RunDraft) -> None:
     """The steps that are noisy: one plan, which all samples of an iteration share."""
     steps, level = d.value("train.num_inference_steps"), d.value("scheduler.noise_level")
     pool, count = d.value("scheduler.sde_steps"), d.value("scheduler.num_sde_steps")
@@ -425,7 +425,7 @@ def _noisy_steps(d: Draft) -> None:
         d.lose("scheduler.seed", "train.seed draws the steps", effect=False)
 
 
-def _grpo(d: Draft) -> None:
+def _grpo(d: RunDraft) -> None:
     guard = str(d.value("train.trainer_type")).lower() == "grpo-guard"
     d.write(
         "train.trainer_type", {"recipe.name": "grpo_guard" if guard else "flow_grpo"}, "a recipe"
@@ -448,7 +448,7 @@ def _grpo(d: Draft) -> None:
     d.lose_unless("train.off_policy", (False, None), "samples come from the current weights")
 
 
-def _clip(d: Draft) -> None:
+def _clip(d: RunDraft) -> None:
     value = d.value("train.clip_range")
     if isinstance(value, list):
         d.write(
@@ -460,7 +460,7 @@ def _clip(d: Draft) -> None:
         d.same("train.clip_range")
 
 
-def _trained_levels(d: Draft) -> int:
+def _trained_levels(d: RunDraft) -> int:
     """The noise levels per sample of a matching loss."""
     steps, reach = d.value("train.num_inference_steps"), d.value("train.timestep_range")
     low, high = (0.0, reach) if not isinstance(reach, list) else reach
@@ -471,7 +471,7 @@ def _trained_levels(d: Draft) -> int:
     return int(count)
 
 
-def _level_choice(d: Draft, own: str) -> None:
+def _level_choice(d: RunDraft, own: str) -> None:
     """The draw of the levels, which is the recipe's own."""
     for name in ("train.time_sampling_strategy", "train.timestep_range"):
         if name not in d.lines:
@@ -483,7 +483,7 @@ def _level_choice(d: Draft, own: str) -> None:
         d.lose("train.time_shift", "discrete levels have no shift", effect=False)
 
 
-def _ode(d: Draft) -> None:
+def _ode(d: RunDraft) -> None:
     if d.value("scheduler.dynamics_type") == "ODE":
         d.write("scheduler.dynamics_type", {"recipe.solver": "euler"}, "the scheduler's own steps")
         d.lose(
@@ -502,7 +502,7 @@ def _ode(d: Draft) -> None:
         )
 
 
-def _nft(d: Draft) -> None:
+def _nft(d: RunDraft) -> None:
     d.write("train.trainer_type", {"recipe.name": "nft"}, "a recipe")
     d.write("train.nft_beta", {"recipe.beta": d.value("train.nft_beta")})
     _ode(d)
@@ -514,7 +514,7 @@ def _nft(d: Draft) -> None:
         d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
 
 
-def _awm(d: Draft) -> None:
+def _awm(d: RunDraft) -> None:
     d.write("train.trainer_type", {"recipe.name": "awm"}, "a recipe")
     _ode(d)
     weight = str(d.value("train.awm_weighting"))
@@ -538,7 +538,7 @@ def _awm(d: Draft) -> None:
     d.lose_unless("train.ema_kl_beta", (1, 1.0), "the recipe's KL to its average has the weight 1")
 
 
-def _dpo(d: Draft) -> None:
+def _dpo(d: RunDraft) -> None:
     d.write("train.trainer_type", {"recipe.name": "dpo"}, "a recipe")
     _ode(d)
     d.write("train.beta", {"recipe.beta": d.value("train.beta")})
@@ -558,7 +558,7 @@ def _dpo(d: Draft) -> None:
     d.lines.pop("train.ema_kl_beta", None)
 
 
-def _dgpo(d: Draft) -> None:
+def _dgpo(d: RunDraft) -> None:
     d.write("train.trainer_type", {"recipe.name": "dgpo"}, "a recipe")
     _ode(d)
     d.write("train.dpo_beta", {"recipe.beta": d.value("train.dpo_beta")})
@@ -598,7 +598,7 @@ def _dgpo(d: Draft) -> None:
         d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
 
 
-def _crd(d: Draft) -> None:
+def _crd(d: RunDraft) -> None:
     d.write("train.trainer_type", {"recipe.name": "crd"}, "a recipe")
     _ode(d)
     _trained_levels(d)
@@ -637,65 +637,45 @@ def _crd(d: Draft) -> None:
         d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
 
 
-def _batches(d: Draft, trainer: str) -> None:
+def _batches(d: RunDraft, trainer: str) -> None:
     """Groups and optimizer steps of an iteration, as its sampler rounds them up for N processes."""
     n, rows = d.devices, d.value("train.per_device_batch_size")
-    group, asked = d.value("train.group_size"), d.value("train.unique_sample_num_per_epoch")
-    manual, wanted = (
-        d.value("train.gradient_accumulation_steps"),
+    asked, wanted = (
+        d.value("train.unique_sample_num_per_epoch"),
         d.value("train.gradient_step_per_epoch"),
     )
-    auto = manual == "auto"
-    call = n * rows
+    gathered = d.value("train.gradient_accumulation_steps")
+    auto, call = gathered == "auto", n * rows
+    sampler = _sampler(d, trainer)
+    group = _group(d, n, rows) if sampler == "group_distributed" else d.value("train.group_size")
     base = call // gcd(group, call) * (wanted if auto else 1)
-    spread = d.value("data.sampler_type") == "distributed_k_repeat" or trainer == "dgpo"
-    spread |= d.value("data.sampler_type") == "group_distributed"
     whole = asked % n == 0 or asked // n * group % rows != 0
-    step = base if spread or not whole else lcm(base, n)
+    contiguous = sampler == "group_contiguous" or (sampler == "auto" and whole)
+    step = lcm(base, n) if contiguous else base
     prompts = -(-asked // step) * step
-    calls = prompts * group // call
-    levels = _passes(d, trainer)
-    if auto:
-        updates = wanted
-        how = (
-            f"gradient_accumulation_steps auto: {calls * levels // updates} backward passes a step"
-        )
+    calls, levels = prompts * group // call, _passes(d, trainer)
+    if prompts == asked:
+        d.same("train.unique_sample_num_per_epoch")
     else:
-        updates = max(1, calls * levels // int(manual))
-        if updates > calls or updates > prompts * group:
-            d.lose(
-                "train.gradient_accumulation_steps",
-                f"{updates} optimizer steps an iteration, one per call and level; here at most "
-                f"one per call: {calls}",
-            )
-            updates = calls
-        how = f"{calls} calls x {levels} levels / {manual} = {updates} optimizer steps"
-    d.batches.append(
-        f"{n} processes x {rows} samples = {call} a call; {prompts} prompts x {group} samples = "
-        f"{prompts * group} an iteration, {calls} calls; {how}"
-    )
-    if prompts != asked:
         d.write(
             "train.unique_sample_num_per_epoch",
             {"prompts.per_iteration": prompts},
             f"rounded up by its sampler for {n} processes with {rows} samples a call",
         )
+    if auto:
+        updates = wanted
+        d.same("train.gradient_step_per_epoch")
+        if d.has("train.gradient_accumulation_steps"):
+            d.lose("train.gradient_accumulation_steps", "follows from train.updates", effect=False)
+        each = max(1, calls // wanted) * levels
+        how = f"gradient_accumulation_steps auto is {each}: {updates} optimizer steps"
     else:
-        d.same("train.unique_sample_num_per_epoch")
-    names = ["train.gradient_step_per_epoch"] if auto else []
-    d.write(
-        names or "train.gradient_accumulation_steps",
-        {"train.updates": updates},
-        "" if auto else "optimizer steps an iteration",
+        updates = _steps_by_hand(d, calls, levels, int(gathered))
+        how = f"{calls} calls x {levels} levels / {gathered}: {updates} optimizer steps"
+    d.batches.append(
+        f"{n} processes x {rows} samples = {call} a call; {prompts} prompts x {group} samples = "
+        f"{prompts * group} an iteration, {calls} calls; {how}"
     )
-    if auto and d.has("train.gradient_accumulation_steps"):
-        d.lose("train.gradient_accumulation_steps", "follows from train.updates", effect=False)
-    if not auto and d.has("train.gradient_step_per_epoch"):
-        d.lose(
-            "train.gradient_step_per_epoch",
-            "not read beside gradient_accumulation_steps",
-            effect=False,
-        )
     if d.has("train.per_device_batch_size"):
         d.write("train.per_device_batch_size", {"train.rows_per_call": rows}, "memory only")
     if d.has("num_processes"):
@@ -707,7 +687,50 @@ def _batches(d: Draft, trainer: str) -> None:
     d.same("train.num_inner_epochs")
 
 
-def _passes(d: Draft, trainer: str) -> int:
+def _sampler(d: RunDraft, trainer: str) -> str:
+    """The sampler that it chooses."""
+    if trainer == "dgpo":
+        return "group_distributed"
+    named = str(d.value("data.sampler_type"))
+    waits = any(d.value(name) for name in d.given if name.endswith(".async_reward"))
+    return "group_contiguous" if waits and named != "auto" else named
+
+
+def _group(d: RunDraft, n: int, rows: int) -> int:
+    """The group that is split evenly over the processes: N times a divisor of a process's rows."""
+    asked = d.value("train.group_size")
+    if asked > n * rows:
+        raise UserError(
+            f"train.group_size: {asked} samples are more than {n} processes x {rows} samples, "
+            "which group_distributed refuses: give the --devices that the file is for"
+        )
+    each = min(k for k in range(1, rows + 1) if rows % k == 0 and k * n >= asked)
+    if n * each != asked:
+        why = f"rounded up by group_distributed for {n} processes with {rows} samples a call"
+        d.write("train.group_size", {"recipe.group": n * each}, why)
+    return n * each
+
+
+def _steps_by_hand(d: RunDraft, calls: int, levels: int, gathered: int) -> int:
+    """Optimizer steps of an iteration for a given gradient_accumulation_steps."""
+    name, passes = "train.gradient_accumulation_steps", calls * levels
+    updates = min(calls, max(1, passes // gathered))
+    if passes % gathered or updates * gathered != passes:
+        d.lose(
+            name,
+            f"{passes} backward passes (calls x levels) / {gathered}; here {updates} optimizer "
+            "steps with equal shares of the samples",
+        )
+        d.tree.setdefault("train", {})["updates"] = updates
+    else:
+        d.write(name, {"train.updates": updates}, f"{passes} backward passes / {gathered}")
+    if d.has("train.gradient_step_per_epoch"):
+        why = "not read beside gradient_accumulation_steps"
+        d.lose("train.gradient_step_per_epoch", why, effect=False)
+    return updates
+
+
+def _passes(d: RunDraft, trainer: str) -> int:
     if trainer.startswith("grpo"):
         steps = d.value("scheduler.sde_steps")
         count = d.value("scheduler.num_sde_steps")
@@ -715,7 +738,7 @@ def _passes(d: Draft, trainer: str) -> int:
     return int(d.tree["recipe"]["levels_per_sample"])
 
 
-def _optimizer(d: Draft) -> None:
+def _optimizer(d: RunDraft) -> None:
     d.same(
         "train.learning_rate",
         "train.max_grad_norm",
@@ -750,7 +773,7 @@ def _optimizer(d: Draft) -> None:
         d.notes.append("train.iterations is flowrl's: the library trains until it is stopped")
 
 
-def _averages(d: Draft, trainer: str) -> None:
+def _averages(d: RunDraft, trainer: str) -> None:
     """The averages: of evaluations, and of samples for `off_policy`."""
     decay, every = d.value("train.ema_decay"), d.value("train.ema_update_interval")
     kind = d.value("train.ema_decay_schedule")
@@ -799,7 +822,7 @@ def _averages(d: Draft, trainer: str) -> None:
         d.lose(name, "belongs to ema_decay_schedule: the decay is constant here")
 
 
-def _reward_count(d: Draft) -> int:
+def _reward_count(d: RunDraft) -> int:
     found = {name.split(".")[1] for name in d.under("rewards")}
     return max(1, len([each for each in found if each.isdigit()]))
 
@@ -817,7 +840,7 @@ _SCALES = {
 }
 
 
-def _rewards(d: Draft) -> None:
+def _rewards(d: RunDraft) -> None:
     trained = _reward_list(d, "rewards")
     if not trained:
         named = sorted({str(d.value(n)) for n in d.under("rewards") if n.endswith("reward_model")})
@@ -834,7 +857,7 @@ def _rewards(d: Draft) -> None:
         ]
 
 
-def _reward_list(d: Draft, place: str) -> list[dict[str, Any]]:
+def _reward_list(d: RunDraft, place: str) -> list[dict[str, Any]]:
     indices = sorted(
         {n.split(".")[1] for n in d.under(place) if n.split(".")[1].isdigit()}, key=int
     )
@@ -854,7 +877,7 @@ def _reward_list(d: Draft, place: str) -> list[dict[str, Any]]:
     return found
 
 
-def _reward(d: Draft, start: str, place: str, several: bool) -> dict[str, Any] | None:
+def _reward(d: RunDraft, start: str, place: str, several: bool) -> dict[str, Any] | None:
     """One reward, or None if flowrl has none of its name."""
     kind = str(d.value(f"{start}.reward_model"))
     into = "rewards" if place == "rewards" else "held_out_rewards"
@@ -941,7 +964,7 @@ def _reward(d: Draft, start: str, place: str, several: bool) -> dict[str, Any] |
     return spec
 
 
-def _evaluation(d: Draft) -> None:
+def _evaluation(d: RunDraft) -> None:
     height, width = _size(d, "eval")
     size = {"evaluate.height": height, "evaluate.width": width}
     d.write(

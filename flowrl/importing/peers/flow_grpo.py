@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.importing.draft import Draft
+from flowrl.importing.draft import RunDraft
 from flowrl.importing.peer import Peer
 
 _VERSIONS = ("2025.07",)
@@ -52,7 +52,7 @@ def _defaults(given: Mapping[str, Any], version: str) -> dict[str, Any]:
     return dict(_DEFAULTS)
 
 
-def _read(d: Draft) -> None:
+def _read(d: RunDraft) -> None:
     """Fill the draft from the leaves of a configuration."""
     algorithm = str(d.value("train.algorithm") or "grpo")
     if algorithm not in ("grpo", "dpo"):
@@ -75,7 +75,7 @@ def _read(d: Draft) -> None:
             d.lose(name, why, effect=False)
 
 
-def _model(d: Draft) -> None:
+def _model(d: RunDraft) -> None:
     d.same("pretrained.model")
     side = d.value("resolution")
     d.write("resolution", {"model.height": side, "model.width": side}, "height and width in pixels")
@@ -124,7 +124,7 @@ def _model(d: Draft) -> None:
         d.lose("prompt_fn", "the form of the prompt file says it", effect=False)
 
 
-def _batches(d: Draft) -> None:
+def _batches(d: RunDraft) -> None:
     n, rows = d.devices, d.value("sample.train_batch_size")
     group, calls = d.value("sample.num_image_per_prompt"), d.value("sample.num_batches_per_epoch")
     gathered = d.value("train.gradient_accumulation_steps")
@@ -155,7 +155,7 @@ def _batches(d: Draft) -> None:
     )
 
 
-def _grpo(d: Draft) -> None:
+def _grpo(d: RunDraft) -> None:
     if d.has("train.algorithm"):
         d.write("train.algorithm", {"recipe.name": "flow_grpo"}, "a recipe")
     d.tree.setdefault("recipe", {})["name"] = "flow_grpo"
@@ -230,7 +230,7 @@ def _grpo(d: Draft) -> None:
         d.write("train.cfg", {"model.guidance.train": "none"}, "training without guidance")
 
 
-def _dpo(d: Draft) -> None:
+def _dpo(d: RunDraft) -> None:
     d.write("train.algorithm", {"recipe.name": "dpo"}, "a recipe")
     d.write("sample.num_steps", {"recipe.steps": d.value("sample.num_steps")})
     d.same("sample.num_image_per_prompt")
@@ -257,7 +257,7 @@ def _dpo(d: Draft) -> None:
     d.lose_unless("train.cfg", (False,), "a matching loss trains without guidance")
 
 
-def _optimizer(d: Draft) -> None:
+def _optimizer(d: RunDraft) -> None:
     d.same(
         "train.learning_rate",
         "train.adam_weight_decay",
@@ -283,21 +283,26 @@ def _optimizer(d: Draft) -> None:
         d.notes.append("train.iterations is flowrl's: the programs train until they are stopped")
 
 
-def _evaluation(d: Draft) -> None:
+def _evaluation(d: RunDraft) -> None:
     d.same("save_freq", "eval_freq", "num_checkpoint_limit", "sample.eval_num_steps")
+    decay = d.value("train.ema_decay") or _AVERAGE
     if d.value("train.ema"):
         updates = d.tree["train"]["updates"] * (d.value("train.num_inner_epochs") or 1)
-        each = round(_AVERAGE ** (updates / _AVERAGE_STEPS), 6)
+        each = round(decay ** (updates / _AVERAGE_STEPS), 6)
         d.write(
-            "train.ema",
+            ["train.ema", "train.ema_decay"],
             {"evaluate.average": each},
-            f"its programs: {_AVERAGE} in every {_AVERAGE_STEPS} optimizer steps",
+            f"{decay} in every {_AVERAGE_STEPS} optimizer steps, as its programs have it",
         )
     elif d.has("train.ema"):
         d.write("train.ema", {"evaluate.average": None}, "no average")
+    if d.has("train.ema_decay") and "train.ema_decay" not in d.lines:
+        d.lose("train.ema_decay", "without train.ema it is not read", effect=False)
+    if d.value("resume_from"):
+        d.lose("resume_from", "its checkpoints are not resumed; model.lora.from takes the adapters")
 
 
-def _rewards(d: Draft) -> None:
+def _rewards(d: RunDraft) -> None:
     scores = {n.partition(".")[2]: d.value(n) for n in d.under("reward_fn")}
     found = []
     for name, weight in scores.items():

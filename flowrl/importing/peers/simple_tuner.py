@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.importing.draft import Draft
+from flowrl.importing.draft import RunDraft
 from flowrl.importing.peer import Peer
 
 _VERSIONS = ("4.8.0",)
@@ -40,7 +40,7 @@ def _defaults(given: Mapping[str, Any], version: str) -> dict[str, Any]:
     return dict(_DEFAULTS)
 
 
-def _read(d: Draft) -> None:
+def _read(d: RunDraft) -> None:
     """Fill the draft from the options. `data.N` are the entries of its data backend."""
     method = d.value("distillation_method")
     if method != "flow_dpo":
@@ -63,7 +63,7 @@ def _read(d: Draft) -> None:
         d.lose(name, "changes speed, memory or logs", effect=False)
 
 
-def _model(d: Draft) -> None:
+def _model(d: RunDraft) -> None:
     path, family = d.value("pretrained_model_name_or_path"), str(d.value("model_family"))
     if path is not None:
         d.write("pretrained_model_name_or_path", {"model.pipeline": path})
@@ -133,7 +133,7 @@ def _model(d: Draft) -> None:
         )
 
 
-def _method(d: Draft) -> None:
+def _method(d: RunDraft) -> None:
     beta, norm = d.value(f"{_METHOD}.beta"), d.value(f"{_METHOD}.norm_type")
     if norm == "mean":
         d.write(
@@ -170,7 +170,7 @@ def _method(d: Draft) -> None:
         d.lose("flow_timesteps_mode", "levels are drawn evenly, not from a list")
 
 
-def _optimizer(d: Draft) -> None:
+def _optimizer(d: RunDraft) -> None:
     n, rows, gathered = (
         d.devices,
         d.value("train_batch_size"),
@@ -301,7 +301,7 @@ def _optimizer(d: Draft) -> None:
         )
 
 
-def _pairs(d: Draft) -> None:
+def _pairs(d: RunDraft) -> None:
     """The preferred and the rejected images, in a file of pairs that the user makes."""
     entries = sorted({n.split(".")[1] for n in d.under("data")})
     folders: dict[str, str] = {}

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.importing.draft import Draft
+from flowrl.importing.draft import RunDraft
 from flowrl.importing.leaves import Secret, Unresolved
 from flowrl.importing.peer import Peer
+from flowrl.importing.peers.trl_names import TRL_NAMES
 
 _VERSIONS = ("0.24.0", "1.0.0", "1.9.0", "1.16.0")
 TRAINER = "(trainer)"  # the leaf that says which of the two
@@ -53,7 +54,7 @@ _LATER = {  # arguments that a release does not have yet, by the release from wh
     ),
 }  # fmt: skip
 _GONE = {"max_prompt_length": "1.0.0", "torch_dtype": "1.0.0"}  # the release that dropped it
-_DENOMINATORS: Mapping[str, str] = {
+TRL_MEANS: Mapping[str, str] = {
     "grpo": "rows", "dapo": "tokens", "bnpo": "tokens", "dr_grpo": "length", "luspo": "sequences",
 }  # fmt: skip
 _LOSSES: Mapping[str, str] = {"cispo": "cispo", "sapo": "sapo", "vespo": "vespo"}
@@ -76,6 +77,7 @@ _TIMINGS = (
     "gradient_checkpointing_use_reentrant", "activation_checkpointing*",
 )  # fmt: skip
 _WITH_VLLM = ("vllm_*",)
+_CODE = ("tools", "rollout_func", "environment_factory")  # arguments of the trainer
 _CHANGES = {  # arguments with no counterpart, with their neutral values
     "repetition_penalty": ((1, 1.0), "texts are sampled without a penalty for repetition"),
     "generation_kwargs": ((None, {}), "no further arguments of generation are passed"),
@@ -125,6 +127,8 @@ def _defaults(given: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 def _absent(name: str, version: str) -> str | None:
     """A sentence if the release has no such argument."""
+    if name not in (*TRL_NAMES, *_CODE) and "." not in name and not name.startswith("("):
+        return "TRL has no argument of this name"
     known = _VERSIONS.index(version)
     for since, names in _LATER.items():
         if name in names and known < _VERSIONS.index(since):
@@ -135,7 +139,7 @@ def _absent(name: str, version: str) -> str | None:
     return None
 
 
-def _read(d: Draft) -> None:
+def _read(d: RunDraft) -> None:
     """Fill the draft from the arguments."""
     trainer = str(d.value(TRAINER) or "GRPO")
     if d.has(TRAINER):
@@ -150,7 +154,7 @@ def _read(d: Draft) -> None:
     _rest(d)
 
 
-def _model(d: Draft) -> None:
+def _model(d: RunDraft) -> None:
     if d.value("model_name_or_path") is None and d.value("model") is None:
         raise UserError("model_name_or_path: the input names no model: add --model_name_or_path")
     for name in ("model_name_or_path", "model"):
@@ -259,7 +263,7 @@ def _model(d: Draft) -> None:
         d.write("tf32", {"model.tf32": d.value("tf32")})
 
 
-def _sampling(d: Draft) -> None:
+def _sampling(d: RunDraft) -> None:
     d.same("num_generations", "max_completion_length", "temperature", "top_p")
     if d.value("top_k") is not None:
         d.write(
@@ -277,7 +281,7 @@ def _sampling(d: Draft) -> None:
         )
 
 
-def _loss(d: Draft, trainer: str) -> None:
+def _loss(d: RunDraft, trainer: str) -> None:
     recipe = d.tree.setdefault("recipe", {})
     recipe["name"] = "text"
     low, high = d.value("epsilon"), d.value("epsilon_high")
@@ -312,11 +316,11 @@ def _loss(d: Draft, trainer: str) -> None:
             d.tell(
                 ["epsilon", "epsilon_high"], {"recipe.loss.high": high}, "the bound on the ratio"
             )
-    elif kind in _DENOMINATORS:
-        loss["denominator"] = _DENOMINATORS[kind]
+    elif kind in TRL_MEANS:
+        loss["denominator"] = TRL_MEANS[kind]
         if kind == "dr_grpo":
             loss["denominator"] = d.value("max_completion_length")
-        d.write("loss_type", {}, f"the mean over {_DENOMINATORS[kind]}: loss.denominator")
+        d.write("loss_type", {}, f"the mean over {TRL_MEANS[kind]}: loss.denominator")
         d.tell(
             "epsilon", {"recipe.loss.low": low, "recipe.loss.high": high}, "both sides of the ratio"
         )
@@ -328,7 +332,7 @@ def _loss(d: Draft, trainer: str) -> None:
             )
     else:
         raise UserError(
-            f"loss_type: {kind} is not one of {', '.join((*_DENOMINATORS, *_LOSSES))}: "
+            f"loss_type: {kind} is not one of {', '.join((*TRL_MEANS, *_LOSSES))}: "
             "flowrl has no such loss"
         )
     if kind in ("dapo", "cispo", "vespo"):
@@ -391,7 +395,7 @@ def _loss(d: Draft, trainer: str) -> None:
             d.lose(name, "nothing reads it here", effect=name == "delta")
 
 
-def _scale(d: Draft) -> None:
+def _scale(d: RunDraft) -> None:
     value = d.value("scale_rewards")
     scale = {
         True: "group",
@@ -423,7 +427,7 @@ def _scale(d: Draft) -> None:
     )
 
 
-def _kl(d: Draft) -> None:
+def _kl(d: RunDraft) -> None:
     beta = d.value("beta")
     d.same("beta")
     if not beta:
@@ -439,7 +443,7 @@ def _kl(d: Draft) -> None:
         d.write("use_bias_correction_kl", {}, "the plain k3, as here")
 
 
-def _rloo(d: Draft, low: float, high: float) -> None:
+def _rloo(d: RunDraft, low: float, high: float) -> None:
     parts: list[Any] = [{"name": "leave_one_out"}]
     beta = d.value("beta")
     if beta:
@@ -470,7 +474,7 @@ def _rloo(d: Draft, low: float, high: float) -> None:
         d.lose("mask_truncated_completions", "off", effect=False)
 
 
-def _batches(d: Draft) -> None:
+def _batches(d: RunDraft) -> None:
     n, rows = d.devices, d.value("per_device_train_batch_size")
     gathered = d.value("gradient_accumulation_steps")
     group, epochs = d.value("num_generations"), d.value("num_iterations")
@@ -556,7 +560,7 @@ def _batches(d: Draft) -> None:
     _warmup(d, per)
 
 
-def _warmup(d: Draft, per: int) -> None:
+def _warmup(d: RunDraft, per: int) -> None:
     kind = str(d.value("lr_scheduler_type"))
     known = {
         "linear": "linear",
@@ -597,7 +601,7 @@ def _warmup(d: Draft, per: int) -> None:
         d.lose("warmup_steps", "0 is none", effect=False)
 
 
-def _optimizer(d: Draft) -> None:
+def _optimizer(d: RunDraft) -> None:
     d.same("learning_rate", "weight_decay", "max_grad_norm", "seed", "gradient_checkpointing")
     d.write(
         ["adam_beta1", "adam_beta2"],
@@ -614,7 +618,7 @@ def _optimizer(d: Draft) -> None:
     d.lose_unless("adam_epsilon", (1e-8,), "Adam's epsilon is 1e-8")
 
 
-def _data(d: Draft) -> None:
+def _data(d: RunDraft) -> None:
     name = d.value("dataset_name")
     if name is None:
         raise UserError(
@@ -659,7 +663,7 @@ def _data(d: Draft) -> None:
         )
 
 
-def _rewards(d: Draft) -> None:
+def _rewards(d: RunDraft) -> None:
     names = d.value("reward_funcs")
     listed = [names] if isinstance(names, str) else list(names or [])
     weights = d.value("reward_weights")
@@ -721,7 +725,7 @@ def _rewards(d: Draft) -> None:
     d.tree["rewards"] = found
 
 
-def _rest(d: Draft) -> None:
+def _rest(d: RunDraft) -> None:
     for name in ("output_dir", "run_name"):
         if d.has(name):
             d.lose(name, "flowrl train --folder names it", effect=False)
@@ -755,6 +759,12 @@ def _rest(d: Draft) -> None:
     for name, (neutral, why) in _CHANGES.items():
         if d.has(name):
             d.lose_unless(name, neutral, why)
+    for name in _CODE:
+        if d.has(name):
+            d.lose(name, "code of yours: see model.environment, docs/language.md")
+    for name in d.matching("ref_model_*"):
+        d.lose(name, "only sync_ref_model reads it", effect=False)
+    d.value("model_init_kwargs")
     for name in d.matching(*_TIMINGS):
         if not isinstance(d.given[name], Unresolved | Secret):
             d.lose(name, "changes speed, memory or logs", effect=False)

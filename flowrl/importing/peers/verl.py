@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.importing.draft import Draft
+from flowrl.importing.draft import RunDraft
 from flowrl.importing.leaves import Secret, Unresolved
 from flowrl.importing.peer import Peer
 
@@ -24,7 +24,8 @@ _DEFAULTS: Mapping[str, Any] = {
     f"{_ACTOR}.optim.lr": 1e-6, f"{_ACTOR}.optim.weight_decay": 0.01,
     f"{_ACTOR}.optim.betas": [0.9, 0.999], f"{_ACTOR}.optim.lr_scheduler_type": "constant",
     f"{_ACTOR}.ppo_mini_batch_size": 256, f"{_ACTOR}.clip_ratio": 0.2,
-    f"{_ACTOR}.clip_ratio_c": 3.0,
+    f"{_ACTOR}.clip_ratio_c": 3.0, f"{_ACTOR}.clip_ratio_low": 0.2,
+    f"{_ACTOR}.clip_ratio_high": 0.2,
     f"{_ACTOR}.loss_agg_mode": "token-mean", f"{_ACTOR}.policy_loss.loss_mode": "vanilla",
     f"{_ACTOR}.use_kl_loss": False, f"{_ACTOR}.kl_loss_coef": 0.001,
     f"{_ACTOR}.kl_loss_type": "low_var_kl", f"{_ACTOR}.entropy_coeff": 0, f"{_ACTOR}.ppo_epochs": 1,
@@ -42,7 +43,7 @@ _ESTIMATORS = (
     "reinforce_plus_plus", "remax", "opo", "grpo_passk",
 )  # fmt: skip
 _UNLIKE = ("gpg", "optimal_token_baseline", "tir_optimal_token_baseline", "gdpo")
-_MEANS = {
+VERL_MEANS = {
     "token-mean": "tokens", "seq-mean-token-mean": "rows", "seq-mean-token-sum": "sequences",
     "seq-mean-token-sum-norm": "length",
 }  # fmt: skip
@@ -88,11 +89,18 @@ _ENGINE = (
     "actor_rollout_ref.rollout.logprobs_mode", "actor_rollout_ref.rollout.scheduling_policy",
     "actor_rollout_ref.rollout.ignore_eos",
 )  # fmt: skip
+_REWARD_MODEL = (
+    "reward_model.enable*", "reward_model.model.*", "reward_model.micro_batch_size*",
+    "reward_model.strategy", "reward_model.n_gpus_per_node", "reward_model.nnodes",
+    "reward_model.max_length", "reward_model.use_*", "reward_model.forward_*",
+    "reward_model.reward_loop_*", "reward_model.profiler.*", "reward_model.ulysses_*",
+    "reward_model.rollout.*", "reward_model.megatron.*", "reward_model.sandbox_fusion.*",
+    "reward_model.num_workers", "reward_model.launch_*", "reward_model.load_weight",
+    "reward_model.data_loader_seed", "reward_model.tokenizer*", "reward_model.param_offload",
+)  # fmt: skip
 _CHANGES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     f"{_ACTOR}.entropy_coeff": ((0, 0.0), "see text_forking's entropy"),
     f"{_ACTOR}.shuffle": ((False,), "an iteration's samples are not shuffled again for each pass"),
-    f"{_ACTOR}.freeze_vision_tower": ((True,), "adapters are of the text part; "
-"model.lora.vision adds the other"),
     f"{_ROLLOUT}.do_sample": ((True,), "training always samples"),
     f"{_ROLLOUT}.over_sample_rate": ((0, 0.0), "no further samples are drawn"),
     "data.shuffle": ((True,), "prompts are always shuffled"),
@@ -113,7 +121,7 @@ def _defaults(given: Mapping[str, Any], version: str) -> dict[str, Any]:
     return dict(_DEFAULTS)
 
 
-def _read(d: Draft) -> None:
+def _read(d: RunDraft) -> None:
     """Fill the draft from the overrides."""
     estimator = str(d.value("algorithm.adv_estimator"))
     if estimator == "gae":
@@ -143,7 +151,7 @@ def _read(d: Draft) -> None:
     _rest(d)
 
 
-def _model(d: Draft) -> None:
+def _model(d: RunDraft) -> None:
     if d.value(f"{_MODEL}.path") is None:
         why = (
             "the input does not hold its value"
@@ -198,6 +206,7 @@ def _model(d: Draft) -> None:
         f"{_MODEL}.enable_gradient_checkpointing",
         {"train.gradient_checkpointing": d.value(f"{_MODEL}.enable_gradient_checkpointing")},
     )
+    d.value("data.apply_chat_template_kwargs")
     for name in d.under("data.apply_chat_template_kwargs"):
         d.write(
             name,
@@ -215,7 +224,7 @@ def _model(d: Draft) -> None:
         )
 
 
-def _sampling(d: Draft) -> None:
+def _sampling(d: RunDraft) -> None:
     d.write(f"{_ROLLOUT}.n", {"recipe.group": d.value(f"{_ROLLOUT}.n")})
     d.same("data.max_response_length", f"{_ROLLOUT}.temperature", f"{_ROLLOUT}.top_p")
     d.write(
@@ -256,7 +265,7 @@ def _sampling(d: Draft) -> None:
         )
 
 
-def _advantage(d: Draft, estimator: str) -> None:
+def _advantage(d: RunDraft, estimator: str) -> None:
     recipe = d.tree.setdefault("recipe", {})
     recipe["name"] = "text"
     spread = d.value("algorithm.norm_adv_by_std_in_grpo")
@@ -330,7 +339,7 @@ def _advantage(d: Draft, estimator: str) -> None:
                 d.lose(name, "off", effect=False)
 
 
-def _loss(d: Draft) -> None:
+def _loss(d: RunDraft) -> None:
     mode = str(d.value(f"{_ACTOR}.policy_loss.loss_mode"))
     plain = d.value(f"{_ACTOR}.clip_ratio")
     low, high = d.value(f"{_ACTOR}.clip_ratio_low"), d.value(f"{_ACTOR}.clip_ratio_high")
@@ -364,10 +373,15 @@ def _loss(d: Draft) -> None:
         )
     else:
         d.tell(
-            names,
+            names[1:],
             {"recipe.loss.low": loss["low"], "recipe.loss.high": loss["high"]},
             "both sides of the ratio",
         )
+        if None in (d.value(names[1]), d.value(names[2])):
+            d.tell(names[0], {"recipe.loss.low": low, "recipe.loss.high": high}, "the null sides")
+        elif d.has(names[0]):
+            why = "clip_ratio_low and clip_ratio_high, 0.2 by default, take its place"
+            d.lose(names[0], why, effect=False)
     dual = d.value(f"{_ACTOR}.clip_ratio_c")
     if mode == "vanilla" and dual is not None:
         loss["dual"] = dual
@@ -385,11 +399,12 @@ def _loss(d: Draft) -> None:
     elif d.has(f"{_ACTOR}.clip_ratio_c"):
         d.lose(f"{_ACTOR}.clip_ratio_c", f"{mode} does not read it", effect=False)
     mean = str(d.value(f"{_ACTOR}.loss_agg_mode"))
-    if mean not in _MEANS:
-        raise UserError(f"{_ACTOR}.loss_agg_mode: {mean} is not one of {', '.join(_MEANS)}")
-    denominator: Any = _MEANS[mean]
+    if mean not in VERL_MEANS:
+        raise UserError(f"{_ACTOR}.loss_agg_mode: {mean} is not one of {', '.join(VERL_MEANS)}")
+    denominator: Any = VERL_MEANS[mean]
+    constant = d.value(f"{_ACTOR}.loss_scale_factor")
     if denominator == "length":
-        denominator = d.value(f"{_ACTOR}.loss_scale_factor") or d.value("data.max_response_length")
+        denominator = constant or d.value("data.max_response_length")
         d.tell(
             f"{_ACTOR}.loss_scale_factor",
             {"recipe.loss.denominator": denominator},
@@ -425,7 +440,7 @@ def _loss(d: Draft) -> None:
                 d.lose(f"{_ACTOR}.{name}", "off", effect=False)
 
 
-def _batches(d: Draft) -> None:
+def _batches(d: RunDraft) -> None:
     prompts, mini = d.value("data.train_batch_size"), d.value(f"{_ACTOR}.ppo_mini_batch_size")
     group = d.value(f"{_ROLLOUT}.n")
     if prompts % mini:
@@ -465,7 +480,7 @@ def _batches(d: Draft) -> None:
             )
 
 
-def _optimizer(d: Draft) -> None:
+def _optimizer(d: RunDraft) -> None:
     d.same(f"{_ACTOR}.optim.lr", f"{_ACTOR}.optim.weight_decay")
     clip = f"{_ACTOR}.grad_clip"
     d.same(clip)
@@ -485,7 +500,6 @@ def _optimizer(d: Draft) -> None:
         d.write(names or f"{_ACTOR}.optim.lr_scheduler_type", {"train.schedule.name": kind})
     else:
         d.lose(names, "schedules are constant, linear and cosine")
-    updates = d.tree["train"].get("updates", 1) * (d.value(f"{_ACTOR}.ppo_epochs") or 1)
     steps, share = (
         d.value(f"{_ACTOR}.optim.lr_warmup_steps"),
         d.value(f"{_ACTOR}.optim.lr_warmup_steps_ratio"),
@@ -496,7 +510,6 @@ def _optimizer(d: Draft) -> None:
             {"train.schedule.warmup": int(steps)},
             "verl steps its schedule once an iteration",
         )
-        del updates
     elif d.has(f"{_ACTOR}.optim.lr_warmup_steps"):
         d.lose(f"{_ACTOR}.optim.lr_warmup_steps", "none", effect=False)
     if share and not (steps and steps > 0):
@@ -526,7 +539,7 @@ def _optimizer(d: Draft) -> None:
         d.lose_unless(name, (None, {}, -1, "AdamW", "adam", True, False), "the optimizer is AdamW")
 
 
-def _data(d: Draft) -> None:
+def _data(d: RunDraft) -> None:
     for name, setting in (("data.train_files", "train"), ("data.val_files", "held_out")):
         value = d.value(name)
         listed = (
@@ -591,9 +604,11 @@ _SPEC.loader.exec_module(_MODULE)
 """
 
 
-def _rewards(d: Draft) -> None:
+def _rewards(d: RunDraft) -> None:
     path, function = d.value("custom_reward_function.path"), d.value("custom_reward_function.name")
     rewards: list[dict[str, Any]] = []
+    if path is None and d.has("custom_reward_function.name"):
+        d.lose("custom_reward_function.name", "without a path it is not read", effect=False)
     if path is not None:
         name = str(function or "compute_score")
         d.files["verl_reward.py"] = (
@@ -670,13 +685,12 @@ def _rewards(d: Draft) -> None:
             d.lose("reward_model.reward_manager", "the same scores", effect=False)
         else:
             d.lose("reward_model.reward_manager", "a manager of yours is code: docs/own_rewards.md")
-    for name in d.matching("reward_model.*"):
-        if d.value("reward_model.enable") or name.startswith("reward_model.sandbox"):
-            d.lose(
-                name,
-                "a setting of its reward model's engine",
-                effect=name.startswith("reward_model.sandbox"),
-            )
+    for name in d.matching(*_REWARD_MODEL):
+        if name.startswith("reward_model.sandbox"):
+            url = d.value("reward_model.sandbox_fusion.url")
+            d.lose(name, "see the reward code_tests" if url else "off", effect=bool(url))
+        elif d.value("reward_model.enable"):
+            d.lose(name, "a setting of its reward model's engine", effect=False)
         else:
             d.lose(name, "without reward_model.enable it is not read", effect=False)
     d.tree["rewards"] = rewards
@@ -689,7 +703,7 @@ def _number(result):
 """
 
 
-def _rest(d: Draft) -> None:
+def _rest(d: RunDraft) -> None:
     for name, setting in (
         ("trainer.save_freq", "checkpoint.every"),
         ("trainer.test_freq", "evaluate.every"),
@@ -735,6 +749,13 @@ def _rest(d: Draft) -> None:
     for name in d.under("algorithm.filter_groups"):
         if name not in d.lines:
             d.lose(name, "off", effect=False)
+    corrected = d.value("algorithm.rollout_correction.rollout_is")
+    corrected = corrected or d.value("algorithm.rollout_correction.rollout_rs")
+    if not corrected:
+        for name in d.matching(
+            "algorithm.rollout_correction.*threshold", "algorithm.rollout_correction.loss_type"
+        ):
+            d.lose(name, "without a correction it is not read", effect=False)
     for name in d.matching("algorithm.rollout_correction.*", "algorithm.rollout_is*"):
         d.lose_unless(
             name, (None, False), "the sampler is the model itself, or model.server.correction"
@@ -743,9 +764,67 @@ def _rest(d: Draft) -> None:
         if name not in d.lines:
             off = not d.value(f"{_ROLLOUT}.multi_turn.enable")
             d.lose(name, "off" if off else "see model.environment", effect=not off)
+    _unread(d)
     for name in d.matching(*_ENGINE):
         if not isinstance(d.given[name], Unresolved | Secret):
             d.lose(name, "changes speed, memory or logs", effect=False)
+
+
+def _unread(d: RunDraft) -> None:
+    """Names that only other choices read."""
+    mode = d.value(f"{_ACTOR}.policy_loss.loss_mode")
+    for name in d.matching(f"{_ACTOR}.tau_*", f"{_ACTOR}.policy_loss.*"):
+        d.lose(name, f"{mode} does not read it", effect=False)
+    if d.value("algorithm.kl_ctrl.type") in (None, "fixed"):
+        for name in d.matching("algorithm.kl_ctrl.horizon", "algorithm.kl_ctrl.target_kl"):
+            d.lose(name, "only an adaptive weight reads it", effect=False)
+    if not d.value("algorithm.use_pf_ppo"):
+        for name in d.matching("algorithm.pf_ppo.*"):
+            d.lose(name, "only use_pf_ppo reads it", effect=False)
+    switches = {
+        f"{_MODEL}.mtp": (d.value(f"{_MODEL}.mtp.enable"), "no further heads are trained"),
+        f"{_ACTOR}.router_replay": (
+            d.value(f"{_ACTOR}.router_replay.mode") not in (None, "disabled"),
+            "routers choose again in training",
+        ),
+        f"{_ROLLOUT}.agent": (
+            d.value(f"{_ROLLOUT}.agent.default_agent_loop") not in (None, "single_turn_agent"),
+            "several turns are model.environment, code of yours: docs/language.md",
+        ),
+    }
+    for prefix, (on, why) in switches.items():
+        for name in d.matching(f"{prefix}.*"):
+            d.lose(name, why if on else "off", effect=bool(on))
+    plain: Mapping[str, tuple[tuple[Any, ...], str]] = {
+        f"{_MODEL}.hf_config_path": ((None,), "the configuration is the model's own"),
+        f"{_MODEL}.tokenizer_path": ((None,), "the tokenizer is the model's own"),
+        f"{_MODEL}.custom_chat_template": ((None,), "the chat template is the tokenizer's own"),
+        f"{_MODEL}.external_lib": ((None,), "no further code is imported"),
+        f"{_MODEL}.exclude_modules": ((None,), "see model.lora.targets"),
+        f"{_MODEL}.override_config": ((None, {}), "the configuration is the model's own"),
+        f"{_ROLLOUT}.enable_rollout_routing_replay": ((False,), "routers choose again"),
+        "data.reward_fn_key": (("data_source",), "verl_reward.py reads data_source"),
+        "data.tool_config_path": ((None,), "tools are model.environment: docs/language.md"),
+        "reward_manager.source": (("register",), "a manager of yours is code"),
+        "reward_manager.name": ((None, "naive", "dapo", "batch"), "a manager of yours is code"),
+        "reward_manager.module.path": ((None,), "a manager of yours is code"),
+    }
+    for name, (neutral, why) in plain.items():
+        if d.has(name) and name not in d.lines:
+            d.lose_unless(name, neutral, why)
+    for name in d.matching(f"{_MODEL}.override_config.*"):
+        d.lose(name, "the configuration is the model's own")
+    for name in d.matching(
+        "reward_manager.module.name",
+        f"{_ROLLOUT}.prometheus.*",
+        f"{_ROLLOUT}.mtp",
+        f"{_ACTOR}.freeze_vision_tower",
+        f"{_ACTOR}.sum_pi_squared_checkpointing",
+        f"{_ACTOR}.rollout_n",
+        f"{_ROLLOUT}.server.*",
+        f"{_ROLLOUT}.sglang_rollout_mode",
+    ):
+        d.lose(name, "changes speed, memory or logs", effect=False)
 
 
 VERL = Peer(

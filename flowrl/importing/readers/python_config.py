@@ -53,7 +53,7 @@ class _Return(Exception):
         self.value = value
 
 
-def parsed(path: Path) -> ast.Module:
+def python_tree(path: Path) -> ast.Module:
     """The syntax tree of a Python file. UserError for a file that cannot be read."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -69,11 +69,11 @@ def parsed(path: Path) -> ast.Module:
 
 def config_functions(path: Path) -> list[str]:
     """The functions of a file that take no arguments."""
-    tree = parsed(path)
+    tree = python_tree(path)
     return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not _arguments(n)]
 
 
-def evaluated(path: Path, function: str) -> tuple[Fields, list[str]]:
+def evaluated_config(path: Path, function: str) -> tuple[Fields, list[str]]:
     """The ConfigDict that a function returns, and the messages of assertions that fail.
 
     UserError, with the line, for what the evaluator does not know.
@@ -111,7 +111,7 @@ class _Evaluator:
     def module(self, path: Path) -> _Module:
         path = path.resolve()
         if path not in self.modules:
-            tree = parsed(path)
+            tree = python_tree(path)
             module = self.modules[path] = _Module(path, tree)
             for node in tree.body:
                 if isinstance(node, ast.Assign | ast.AnnAssign | ast.If):
@@ -266,6 +266,8 @@ class _Evaluator:
             if abs(b) > 64 or abs(a) > 1e6:
                 raise self.unknown(module, node, "a power that is too large")
             return a**b
+        if op is ast.Mult and any(isinstance(each, str | list) for each in (a, b)):
+            raise self.unknown(module, node, "a repeated text or list")
         try:
             found = _BINARY[op](a, b)
         except (KeyError, TypeError, ZeroDivisionError, ValueError, OverflowError) as error:
@@ -324,7 +326,7 @@ class _Evaluator:
             return None
         if isinstance(owner, dict) and name == "get":
             return owner.get(*given)
-        if isinstance(owner, str) and name in ("format", "lower", "upper", "strip", "replace"):
+        if isinstance(owner, str) and name in ("lower", "upper", "strip", "replace"):
             return getattr(owner, name)(*given, **named)
         raise self.unknown(module, node, ast.unparse(node.func))
 

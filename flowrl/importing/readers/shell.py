@@ -29,12 +29,12 @@ class Script:
     """The commands of a text, and the variables that it sets for them.
 
     commands   words of each, with variables put in
-    exported   variables that it exports, with their values
+    assigned   variables that it sets, with their values
     open       variables without a value, and substitutions that would need to be run
     """
 
     commands: list[list[str]] = field(default_factory=list)
-    exported: dict[str, str] = field(default_factory=dict)
+    assigned: dict[str, str] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
 
 
@@ -79,7 +79,7 @@ class _Reader:
         exported = bool(words) and words[0].text in ("export", "declare", "local", "readonly")
         names = [w for w in words[1:] if not w.text.startswith("-")] if exported else words
         while names and (match := _ASSIGNED.match(names[0].text)):
-            self._assign(match.group(1), match.group(2), names[0], match.end(), exported)
+            self._assign(match.group(1), match.group(2), names[0], match.end())
             names = names[1:]
         if exported or not names:
             return
@@ -100,7 +100,7 @@ class _Reader:
             after = True if name == "else" else _decided(words)
             self.branches[-1] = None if before is None else False if before else after
 
-    def _assign(self, name: str, plus: str, word: _Word, end: int, exported: bool) -> None:
+    def _assign(self, name: str, plus: str, word: _Word, end: int) -> None:
         value: str | list[str] = word.parts if word.parts is not None else word.text[end:]
         if plus and isinstance(value, list) and isinstance(self.values.get(name), list):
             value = [*self.values[name], *value]
@@ -109,8 +109,7 @@ class _Reader:
         if None in self.branches:  # a condition decides whether it is set
             value = f"{OPEN}${name}"
         self.values[name] = value
-        if exported:
-            self.found.exported[name] = str(value)
+        self.found.assigned[name] = str(value)
 
     def _commands(self) -> Iterator[list[_Word]]:
         words: list[_Word] = []
@@ -248,7 +247,7 @@ class _Reader:
         return text, parts
 
     def _substituted(self) -> tuple[str, list[str] | None]:
-        """What stands at a dollar sign, and the words of an array."""
+        """The text for a dollar sign, and the words of an array."""
         rest = self.text[self.at :]
         if rest.startswith("$(("):
             end = self._balanced(self.at + 1)

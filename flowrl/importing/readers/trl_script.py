@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.importing.leaves import Leaves, Unresolved, guarded
-from flowrl.importing.readers.python_config import parsed
+from flowrl.importing.readers.python_config import python_tree
 
 _CONFIGS = {"GRPOConfig": "GRPO", "RLOOConfig": "RLOO"}
 _TRAINERS = {"GRPOTrainer": "GRPO", "RLOOTrainer": "RLOO"}
@@ -47,7 +47,7 @@ OTHER_TRAINERS = (
 
 
 class TrlScript:
-    """What a script says.
+    """The constants of a script.
 
     leaves    arguments, by the names that the command line has for them
     trainer   GRPO, RLOO, or another class's name; None if there is none
@@ -56,7 +56,7 @@ class TrlScript:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.tree = parsed(path)
+        self.tree = python_tree(path)
         self.names = self._constants()
         self.functions = {n.name for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)}
         self.top = {n.name for n in self.tree.body if isinstance(n, ast.FunctionDef)}
@@ -106,7 +106,7 @@ class TrlScript:
         elif name == "load_dataset":
             self._data_set(node)
         elif name == "map" and isinstance(node.func, ast.Attribute):
-            self.leaves["(rows changed by code)"] = Unresolved(ast.unparse(node)[:60])
+            self.leaves["(rows changed by code)"] = ast.unparse(node)[:60]
 
     def _trainer_argument(self, keyword: ast.keyword) -> None:
         if keyword.arg == "reward_funcs":
