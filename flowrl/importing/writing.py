@@ -14,8 +14,9 @@ from flowrl.paths import removed_on_error
 
 RUN_FILE, TABLE_FILE = "run.yaml", "import.md"
 _SECTIONS = {
-    LeafKind.EFFECT: "Dropped with effect", LeafKind.UNKNOWN: "Not understood", LeafKind.CONVERTED: "Converted",
-    LeafKind.SAME: "Same", LeafKind.DEFAULT: "Defaults of the library that differ from flowrl's",
+    LeafKind.EFFECT: "Dropped with effect", LeafKind.UNKNOWN: "Not understood",
+    LeafKind.CONVERTED: "Converted", LeafKind.SAME: "Same",
+    LeafKind.DEFAULT: "Defaults of the library that differ from flowrl's",
     LeafKind.NO_EFFECT: "Dropped without effect",
 }  # fmt: skip
 

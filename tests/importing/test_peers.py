@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.cli.app import exit_code
 from flowrl.errors import UserError
 from flowrl.importing.draft import RunDraft
 from flowrl.importing.result import ImportedRun, imported
 from flowrl.importing.sources import IMPORTERS
+from flowrl.settings.checks.scoring import check_own_scoring
+from flowrl.settings.file.strict_yaml import parse_yaml
+from flowrl.settings.read import check_rewards, run_from
 from flowrl.settings.words.names import PEERS, WORDS
 
 SAME, CONVERTED, DEFAULT = "same", "converted", "peer's default"
@@ -408,3 +412,34 @@ def test_the_table_of_words_and_the_importer_agree(peer) -> None:
         peer.read(draft)
         draft.finish()
         assert draft.lines[whole].kind.value != UNKNOWN, whole
+
+
+def test_the_command_writes_the_files_and_a_refusal_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(["import", TRL, "--of", "trl==1.16.0", "--devices", "8", "--out", "run"]) == 0
+    said = capsys.readouterr().out
+    assert "dropped with effect: repetition_penalty: 1.1: " in said and "hf_abc" not in said
+    assert "it needs code: trl_rewards.py:accuracy_reward" in said
+    text, page = Path("run/run.yaml").read_text(), Path("run/import.md").read_text()
+    assert text.startswith("# a command of TRL, of TRL 1.16.0, for 8 processes")
+    assert "#   my_flag: True: TRL has no argument of this name" in text
+    assert page.index("## Dropped with effect") < page.index("## Batches") < page.index("## Same")
+    assert "hf_abc" not in text + page
+    read = parse_yaml(text, "run.yaml")
+    assert run_from(read, "run.yaml") == run_from(imported(TRL, None, 8).tree, "tree")
+    assert exit_code(["import", TRL, "--out", "run"]) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert exit_code(["import", "flowrl", "--of", "sb3"]) == 2
+    assert "'sb3' is not one of flow_grpo" in capsys.readouterr().err
+
+
+def test_a_reward_file_that_cannot_be_imported_is_one_sentence(tmp_path: Path) -> None:
+    """Of a run that names a library which is not installed, such as verl."""
+    (tmp_path / "own.py").write_text("import no_such_library\n")
+    tree = {**imported(TRL, None, 8).tree, "rewards": [{"name": f"{tmp_path}/own.py:score"}]}
+    run = run_from(tree, "x")
+    check_own_scoring(run, {})
+    with pytest.raises(UserError, match="No module named 'no_such_library'"):
+        check_rewards(run)
