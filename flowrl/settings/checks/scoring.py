@@ -37,7 +37,13 @@ def _said(spec: RewardSpec, objects: Mapping[str, Reward]) -> Reward | None:
     """A user's reward, if it says what a score depends on."""
     if spec.label in objects:
         return objects[spec.label]
-    if not is_code(spec.name) or not isinstance(user_function_of(spec.name), SaysPer):
+    if not is_code(spec.name):
+        return None
+    try:
+        found = user_function_of(spec.name)
+    except ValueError:  # a file that cannot be imported: `check_rewards` names it
+        return None
+    if not isinstance(found, SaysPer):
         return None
     try:
         return load(spec.name, **spec.settings)
