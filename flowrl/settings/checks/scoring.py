@@ -36,9 +36,11 @@ def _said(spec: RewardSpec, objects: Mapping[str, Reward]) -> Reward | None:
     """A user's reward, if it says what a score depends on."""
     if spec.label in objects:
         return objects[spec.label]
-    if not is_code(spec.name) or not isinstance(user_function_of(spec.name), SaysPer):
+    if not is_code(spec.name):
         return None
     try:
+        if not isinstance(user_function_of(spec.name), SaysPer):
+            return None
         return load(spec.name, **spec.settings)
     except ValueError as error:
         raise UserError(f"reward {spec.label}: {error}") from error
