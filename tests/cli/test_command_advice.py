@@ -110,13 +110,6 @@ COMMANDS = [
         "plan {text_file} --prompts.train '{source: {here}}'",
     ),
     CommandAdvice(
-        "the chat ends with an assistant message, which the model should write",
-        "plan {text_file} --prompts.train '{source: {here}/rows.jsonl, column: messages}'",
-        "plan {text_file} --prompts.train "
-        "'{source: {here}/rows.jsonl, column: messages, drop_reply: true}'",
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},),
-    ),
-    CommandAdvice(
         "is not a whole number of pixels or frames: correct it, or leave the column out",
         "plan {file} " + ROWS,
         "plan {file} --prompts.train '{source: {here}/rows.jsonl, keep: [prompt]}'",
