@@ -34,6 +34,7 @@ lower, another if higher. A row may have a `category`; rewards get all other col
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -110,12 +111,34 @@ def _answer(value: Any, place: str) -> Answer:
     return Answer(value)
 
 
-def _holds_text(value: Any) -> bool:
-    """Whether a cell of chosen or rejected is an answer rather than the name of a file."""
+_PAIR = ("chosen", "rejected")
+
+
+def _holds_text(value: Any, folder: Path) -> bool:
+    """Whether a cell of chosen or rejected is an answer rather than the name of a file: an answer
+    may be one word."""
     if isinstance(value, list):
         return True
-    named = isinstance(value, str) and value.partition("#")[0].lower().endswith(_FILES)
-    return isinstance(value, str) and not named and any(map(str.isspace, value))
+    if not isinstance(value, str) or value.partition("#")[0].lower().endswith(_FILES):
+        return False
+    if any(map(str.isspace, value)) or not value:
+        return bool(value)
+    return "://" not in value and "/" not in value and not (folder / value).exists()
+
+
+_PLACES = re.compile(r"(?:^|_)(?:id|idx|index)$")  # of columns that count sides from 0
+
+
+def _by_place(rows: Sequence[Row], label: str, named: str, place: str) -> Sequence[Row]:
+    """Rows whose label is the place of the better side, 0 for the first, with labels in its stead
+    (PKU-SafeRLHF's better_response_id). UserError for another place."""
+    for number, row in enumerate(rows):
+        if row.get(label) not in (0, 1):
+            raise UserError(
+                f"{place}, row {number + 1}: {named} counts sides from 0, so it must be 0 or 1, "
+                f"not {row.get(label)!r}"
+            )
+    return [{**row, label: 1 - row[label]} for row in rows]
 
 
 def _pickapic(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
@@ -432,6 +455,7 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
     """
     rows, folder = rows_of(source)
     rows = with_columns(rows, choice.columns, str(source))
+    answered = any(_holds_text(row.get(side), folder) for row in rows for side in _PAIR)
     numbers = [f"row {i + 1}" for i in range(len(rows))]
     found = with_prompts_found(PromptRows(rows, numbers), str(source))
     rows, numbers = found.rows, found.places
@@ -441,8 +465,7 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
             f"--layout: {choice.layout!r} is not known; use one of {', '.join(LAYOUTS)}"
         )
     name = choice.layout or layout_of(columns, str(source), choice.columns)
-    pairs = ("chosen", "rejected")
-    if name == "chosen" and any(_holds_text(row.get(side)) for row in rows for side in pairs):
+    if name == "chosen" and answered:
         name = "texts" if choice.layout is None else name
     layout = LAYOUTS[name]
     dimension = choice.dimension or layout.dimension
@@ -451,6 +474,10 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
         raise UserError(
             f"{source}: layout {name} needs {', '.join(lacking)}; the file has {', '.join(columns)}"
         )
+    if name in ("plain", "plain_texts") and _PLACES.search(
+        choice.columns.get(dimension, dimension)
+    ):
+        rows = _by_place(rows, dimension, choice.columns.get(dimension, dimension), source.name)
     prompt = PROMPT_COLUMN_OF.get(name, "prompt")
     rows, numbers = with_lists(rows, numbers, layout.samples, dimension, prompt)
     texts = list(dict.fromkeys(str(row.get(prompt)) for row in rows))

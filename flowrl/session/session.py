@@ -5,7 +5,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -236,6 +236,10 @@ def _shown(reward: Reward, prompts: PromptSet, form: MediaForm) -> tuple[Reward,
     return reward.reward, Prompts(*prompts.take(rows), *form)
 
 
+def _tested(name: str, reward: Reward, shown: Prompts) -> str:
+    return f"reward {self_test(name, reward, shown, one_kind=True)}"
+
+
 def prove_rewards(
     rewards: Mapping[str, Reward], run: Run, prompts: PromptSet, form: MediaForm
 ) -> Iterator[str]:
@@ -244,8 +248,7 @@ def prove_rewards(
     if run.train.self_test == "off":
         return
     tests: list[Callable[[], str | None]] = [
-        lambda name=name, reward=reward: f"reward {self_test(name, *_shown(reward, prompts, form))}"
-        for name, reward in rewards.items()
+        partial(_tested, name, *_shown(reward, prompts, form)) for name, reward in rewards.items()
     ]
     shown = Prompts(prompts.texts, prompts.meta, *form)
     weights = {spec.label: spec.weight_at(0) for spec in run.rewards}
