@@ -114,10 +114,14 @@ def with_setting(path: str, value: Any, base: dict[str, Any] = BASE) -> dict[str
         "own": {"name": "x"},
     }
     for name in above:
-        found = inner.setdefault(name, dict(whole.get(name, {})))
+        if not inner.get(name):  # as a whole run.yaml has it
+            inner[name] = dict(whole.get(name, {}))
+        found = inner[name]
         if not isinstance(found, dict):
             found = inner[name] = {"source": found}
         inner = found
+    if last == "from":  # such adapters have their own settings
+        inner.clear()
     inner[last] = value
     if above[-1:] == ["adapters"]:
         tree["model"]["adapters"] = [inner]
