@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from samplers.route import RouteRequest, Descent, Passage, PlainRoute, Route, StepWork
+from samplers.route import Descent, Passage, PlainRoute, Route, RouteRequest, StepWork
 from samplers.step_tree import StepTree
 from samplers.walk import State
 

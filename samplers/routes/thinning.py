@@ -10,7 +10,7 @@ from torch import Tensor
 from samplers.host import picked, sent
 from samplers.plan import Plan
 from samplers.planners import Planner, last_step
-from samplers.route import RouteRequest, Descent, Passage, PlainRoute, Predicted, Route, StepWork
+from samplers.route import Descent, Passage, PlainRoute, Predicted, Route, RouteRequest, StepWork
 from samplers.routes.around import RouteAround
 from samplers.step_tree import StepTree
 from samplers.walk import Edges, State
