@@ -1,4 +1,4 @@
-"""Write the parts of pages that follow from the code: the tables of words and of rights.
+"""Write the parts of pages that follow from the code: the tables of words, imports and rights.
 
     python scripts/generate/readme.py
 
@@ -52,6 +52,24 @@ def words() -> str:
     return words_table()
 
 
+def meanings() -> str:
+    from flowrl.importing.known_words import meanings_table
+
+    return meanings_table()
+
+
+def means() -> str:
+    from flowrl.importing.known_words import means_table
+
+    return means_table()
+
+
+def releases() -> str:
+    from flowrl.importing.known_words import releases_table
+
+    return releases_table()
+
+
 def rights() -> str:
     from scripts.generate.rights import table
 
@@ -59,7 +77,12 @@ def rights() -> str:
 
 
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "docs/coming_from.md": {"words": words},
+    "docs/coming_from.md": {
+        "releases": releases,
+        "meanings": meanings,
+        "means": means,
+        "words": words,
+    },
     "SECURITY.md": {"rights": rights},
 }
 
