@@ -1,6 +1,7 @@
 """Preference data sets: human verdicts on pairs or rankings of samples, in several layouts.
 
-plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"
+plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"; of edits, the
+             image that was edited as source_image
 plain_texts  prompt, a_text, b_text, label: the same, with texts as samples
 chosen       prompt, chosen, rejected: the first is better; also the binarized form of
              data-is-better-together/open-image-preferences-v1
@@ -23,7 +24,8 @@ mmrb2        prompt_content, response_a, response_b, human_preference; MMRB2, ar
 genai        left_output_image, right_output_image, vote_type; GenAI-Bench, arXiv:2406.04485
 genai_video  left_video, right_video, vote_type
 videogen     prompt, path_A, path_B, and a column of A, B, same; VideoGen-RewardBench, 2501.13918
-HPDv3 and data sets of edits: `flowrl.evaluation.edit_preferences`
+HPDv3 and data sets of edits: `flowrl.evaluation.edit_preferences`; files of argilla and Label
+Studio: `flowrl.evaluation.labelling_tools`
 
 The columns determine the layout. Where a layout has lists of samples, rows of single samples are
 taken together by their prompt. A column of judgements whose name contains `rank` is better if
@@ -44,6 +46,7 @@ from jaxtyping import Float, Int
 
 from flowrl.errors import UserError
 from flowrl.evaluation.edit_preferences import EDIT_LAYOUTS, with_more
+from flowrl.evaluation.labelling_tools import TOOL_LAYOUTS
 from flowrl.evaluation.measure import Item
 from flowrl.evaluation.preference_rows import Answer, JudgedRow, PreferenceLayout, PreferenceRow
 from flowrl.evaluation.sources import MEDIA_SUFFIXES, Source
@@ -77,7 +80,9 @@ def preference_label(cell: Any, place: str) -> float:
 
 
 def _plain(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
-    return JudgedRow(row["prompt"], (row["a"], row["b"]), preference_label(row[dimension], place))
+    label = preference_label(row[dimension], place)
+    more = {"source": row["source_image"]} if row.get("source_image") else {}
+    return JudgedRow(row["prompt"], (row["a"], row["b"]), label, more=more)
 
 
 def _plain_texts(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
@@ -289,6 +294,7 @@ LAYOUTS = {
         ("prompt", "sample", "rating"), _ranked("sample"), "rating", "sample"
     ),
     **EDIT_LAYOUTS,
+    **TOOL_LAYOUTS,
 }
 
 PROMPT_COLUMN_OF = {  # the others: prompt

@@ -53,6 +53,24 @@ class SampleSource(Protocol):
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None: ...
 
 
+@runtime_checkable
+class AsksPeople(Protocol):
+    """The votes of a run that asks people: what a checkpoint and the loop know of it. Features of
+    an iteration know more (`flowrl.votes.asking`)."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores: tensors, numbers and texts."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+    def alarm(self) -> str:
+        """A sentence if people no longer agree with the reward; otherwise empty."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class DrawPlacing(Protocol):
     """Draws other rows in place of those that nothing can win (`flowrl.session.row_checks`)."""
 
@@ -80,6 +98,7 @@ class Session:
     given: GivenSamples | None = None
     writer: FileWriter = field(default_factory=FileWriter)
     source: SampleSource | None = None  # None: this process samples what it has just drawn
+    asking: AsksPeople | None = None  # None: the run asks nobody
     placing: DrawPlacing | None = None  # None: all rows are drawn, whatever their answers are
 
     @property

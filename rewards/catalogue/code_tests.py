@@ -65,6 +65,7 @@ from rewards.types import Inline, Reward, Samples, cell
 LOST_PROTECTIONS = {
     "network": "it could reach the network",
     "files": "it could read and write files",
+    "names": "it could see names and sizes of files",
     "processes": "it could start any number of processes",
     "memory": "its processes together could exceed the memory limit",
 }
