@@ -319,11 +319,6 @@ CASES = [
         {"model.environment": DROP},
     ),
     Advice(
-        "given: completions are one step",
-        LM | {"recipe": SUPERVISED, "given": TEXTS_OF, "model.steps": {}},
-        {"model.steps": DROP},
-    ),
-    Advice(
         "given: all samples are given, so {} has nothing to select from",
         {"recipe": MATCHED, "given": IMAGES_OF, "budget.order": "uncertain"},
         {"budget": DROP},
