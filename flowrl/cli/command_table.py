@@ -116,9 +116,10 @@ COMMANDS = {
     ),
     "recipes": Command(
         "flowrl.cli.recipe_text:recipes_command",
-        "[NAME]",
-        "list the algorithms, or one algorithm's settings",
+        "[NAME] [--all]",
+        "list the algorithms by evidence, or one algorithm's settings",
         "flowrl recipes flow_grpo",
+        "flowrl.cli.recipe_text:Recipes",
     ),
     "serve-reward": Command(
         "flowrl.cli.commands:serve_reward_command",

@@ -20,6 +20,7 @@ from flowrl.iteration.sample import PlainEncode, SampleStage, UnitSampler, UnitS
 from flowrl.iteration.score import ScoreStage, UnitScorer
 from flowrl.iteration.stages import Stages
 from flowrl.iteration.update import UpdateStage
+from flowrl.laws.algorithms import is_included
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from samplers.route import RouteRequest
@@ -45,15 +46,15 @@ def _may_ask(name: RouteRequest) -> Callable[[Session], bool]:
 
     def needed(session: Session) -> bool:
         algorithm = session.algorithm
-        own = not type(algorithm.plan).__module__.startswith("samplers.")
+        own = not is_included(algorithm.plan)
         return not algorithm.text and (own or name in algorithm.asks)
 
     return needed
 
 
 def _has_turns(session: Session) -> bool:
-    m = session.run.model
-    return session.algorithm.text and (m.environment is not None or m.steps is not None)
+    run = session.run
+    return session.algorithm.text and (run.environment is not None or run.text_steps is not None)
 
 
 def _overlaps(session: Session) -> bool:

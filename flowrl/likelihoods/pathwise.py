@@ -197,26 +197,26 @@ def path_rows(common: Rows, **own: object) -> PathRows:
 
 
 @dataclass(frozen=True)
-class Renoised:
-    """Starts from clean samples noised `draws` times to the level of the last step and removes the
-    noise in one step with gradients: DRaFT-LV (arXiv:2309.17400)."""
+class Kept:
+    """Starts from the states that the plan kept and takes all remaining steps (DRaFT-K,
+    arXiv:2309.17400), or one step to the clean sample (`project`: ReFL, arXiv:2304.05977)."""
 
-    draws: int = 2
+    project: bool = False
     inside = True
 
     def refuses(self, choices: Choices) -> str | None:
-        return None if self.draws >= 1 else "Renoised needs at least one draw: raise draws"
+        if any(len(plan.keep) != 1 for plan in image_plans(choices)):
+            return "Kept needs stored intermediate states: use the plan LastSteps or OneOfSteps"
+        return None
 
     def steps(self, plan: Plan) -> list[int]:
-        return [1] * self.draws
+        return [1 if self.project else len(plan.steps) - plan.keep[0]]
 
     def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
-        level, found = rollout.plan.steps[-1].sigma, list[PathRows]()
-        for draw in range(self.draws):
-            noise = noise_of(rollout, "renoised", draw)
-            x = (1 - level) * rollout.x0 + level * noise
-            found.append(path_rows(common, x=x, sigmas=(level, 0.0)))
-        return found
+        (first,), (x,) = rollout.plan.keep, rollout.kept
+        levels = rollout.plan.sigmas[first:]
+        sigmas = (levels[0], 0.0) if self.project else levels
+        return [_rows(common, x=x, sigmas=sigmas)]
 
 
 @dataclass(frozen=True)

@@ -298,7 +298,7 @@ def check_plan(run: Run) -> None:
         raise UserError(f"recipe: {error}") from error
     check_workers(run, algorithm)
     _check_merging(run, algorithm)
-    if run.model.sigmas is not None:
+    if run.sigmas is not None:
         _check_levels(run, algorithm)
     if run.train.updates > run.prompts.per_iteration * (algorithm.group if run.drawn else 1):
         raise UserError(
@@ -434,7 +434,7 @@ def run_checks(
     yield partial(check_optimizer, run.train.optimizer)
     for each in filter(None, (run, run.before)):
         yield partial(check_model, each.model)
-        if (environment := each.model.environment) is not None:
+        if (environment := each.environment) is not None:
             yield partial(_check_turn_rewards, environment, each)
     yield partial(check_trackers, run.track.trackers)
 

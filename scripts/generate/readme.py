@@ -46,14 +46,6 @@ def tree() -> str:
     return "\n".join([*(line.rstrip() for line in lines), "```"])
 
 
-def table() -> str:
-    """The recipes of images and videos, each with a link to its part of docs/recipes.md."""
-    lines = docstring(PROJECT / "flowrl" / "recipes" / "table.py").splitlines()
-    rows = [row for row in lines if row.startswith("|") and not row.startswith("| text")]
-    link = r"| [\1](recipes.md#\1) |"
-    return "\n".join([*rows[:2], *(re.sub(r"^\| (\w+) +\|", link, row) for row in rows[2:])])
-
-
 def words() -> str:
     from flowrl.settings.words.names import words_table
 

@@ -183,7 +183,7 @@ MUTANTS = [Mutant(*row) for row in (
      "likelihoods/test_likelihoods.py losses/test_golden_losses.py"),
     ("matching-elbo", "flowrl/likelihoods/matching.py", "(2 * 0.49 * t)", "(2 * 0.7 * t)",
      "losses/test_golden_losses.py"),
-    ("success-tracked", "flowrl/credit/success.py",
+    ("success-tracked", "flowrl/contrib/text_riskpo.py",
      "(quantiles + torch.tensor(tracked, dtype=score.dtype)) / 2",
      "(quantiles - torch.tensor(tracked, dtype=score.dtype)) / 2", "credit/test_success_credit.py"),
     ("behind-clip-zero", "flowrl/losses/weights.py",

@@ -17,7 +17,6 @@ import torch
 
 from flowrl.api.models import own_model_settings
 from flowrl.errors import UserError
-from flowrl.models.call_sizes import CallSizes
 from flowrl.models.language import proofs
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.session.finite import check_iteration
@@ -460,5 +459,5 @@ def test_one_row_a_call_ends_the_refusal_of_padding(tmp_path: Path, monkeypatch)
     prompts = ["one", "one two three"]
     with pytest.raises(UserError, match=r"set train.rows_per_call: 1"):
         policy.proofs(prompts, 4)
-    policy.sizes = CallSizes.same(1)
+    policy.rows_per_call = 1
     assert "each call has one row, without padding" in policy.proofs(prompts, 4)

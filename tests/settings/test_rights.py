@@ -228,9 +228,9 @@ def _open_all(run: Run) -> None:
             load(spec.name, **spec.settings)
     with suppress(ValueError, UserError):
         run.algorithm()
-    if run.model.environment is not None:
+    if run.environment is not None:
         with suppress(UserError):
-            run.model.environment.function()
+            run.environment.function()
 
 
 @pytest.mark.parametrize("place", CODE_PLACES)

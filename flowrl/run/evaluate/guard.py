@@ -105,7 +105,7 @@ def raised_by_training(
 def exact(run: Run) -> bool:
     """Whether log-probabilities of sampling and training are of one engine, in float32."""
     m = run.model
-    return m.server is None and m.dtype in ("float32", "float64") and not m.tf32
+    return run.server is None and m.dtype in ("float32", "float64") and not m.tf32
 
 
 def _silent(alarms: Alarms, metrics: Mapping[str, float], model: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from flowrl.errors import UserError
 from flowrl.laws import check_scoring
+from flowrl.settings.model.own_model import OwnSettings
 from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.sections.data import RewardSpec
 from flowrl.settings.sections.run import Run
@@ -22,7 +23,7 @@ def check_own_scoring(run: Run, objects: Mapping[str, Reward]) -> None:
     Rewards that say nothing are not called, nor those of a user's model, whose samples have
     no known form yet: the self-test at the start checks them.
     """
-    if run.train.self_test == "off" or run.model.own is not None:
+    if run.train.self_test == "off" or isinstance(run.model, OwnSettings):
         return
     prompts = None
     for place in _PLACES:
