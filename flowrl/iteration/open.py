@@ -59,7 +59,9 @@ def _has_turns(session: Session) -> bool:
 
 def _overlaps(session: Session) -> bool:
     gpu = session.parallel.device == "cuda"
-    return gpu or (bool(session.rewards) and not session.scores_in_turn)
+    # votes are on all samples, so nothing is scored before the last one
+    asks = session.asking is not None
+    return not asks and (gpu or (bool(session.rewards) and not session.scores_in_turn))
 
 
 def _reads(name: str) -> Callable[[Session], bool]:
@@ -81,6 +83,7 @@ OF_ITERATIONS = (
     Feature("teachers", lambda s: s.run.teachers is not None),
     Feature("uncertain", _reads("uncertain")),
     Feature("tracker", lambda s: s.tracker is not None),
+    Feature("ask", lambda s: s.asking is not None),
     Feature("start_values", lambda s: s.algorithm.samples_start),
     Feature("replay", lambda s: s.spending is not None),
     Feature("reference", _reads("reference")),

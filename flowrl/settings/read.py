@@ -16,6 +16,7 @@ from flowrl.credit.proxies import named_rewards
 from flowrl.errors import UserError
 from flowrl.laws import check_laws
 from flowrl.likelihoods.matching import Matching
+from flowrl.settings.checks.asking import check_asking
 from flowrl.settings.checks.gradients import check_gradients, check_own_gradients
 from flowrl.settings.checks.guidance import check_ratio_guidance
 from flowrl.settings.checks.learning import check_learning, check_single_step
@@ -297,6 +298,7 @@ def check_plan(run: Run) -> None:
     except ValueError as error:
         raise UserError(f"recipe: {error}") from error
     check_workers(run, algorithm)
+    check_asking(run, algorithm)
     _check_merging(run, algorithm)
     if run.sigmas is not None:
         _check_levels(run, algorithm)

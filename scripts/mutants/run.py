@@ -39,6 +39,7 @@ from scripts.mutants.rewards import ROWS as REWARD_ROWS  # noqa: E402
 from scripts.mutants.sound import ROWS as SOUND_ROWS  # noqa: E402
 from scripts.mutants.text import ROWS as TEXT_ROWS  # noqa: E402
 from scripts.mutants.through import ROWS as THROUGH_ROWS  # noqa: E402
+from scripts.mutants.trust import ROWS as TRUST_ROWS  # noqa: E402
 from scripts.mutants.votes import ROWS as VOTE_ROWS  # noqa: E402
 
 PACKAGES = ("accelerate", "beartype", "diffusers", "fastapi", "hypothesis", "peft", "scipy.stats")
@@ -330,7 +331,7 @@ MUTANTS = [Mutant(*row) for row in (
     *PROCESS_ROWS,
     *TEXT_ROWS,
     *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS, *REWARD_ROWS, *SOUND_ROWS, *THROUGH_ROWS,
-    *EDGE_ROWS, *VOTE_ROWS,
+    *EDGE_ROWS, *VOTE_ROWS, *TRUST_ROWS,
 )]
 # fmt: on
 

@@ -39,6 +39,9 @@ def refusals(run: Run) -> Iterator[str]:
             if str(error) not in said:
                 yield str(error)
             said.add(str(error))
+        except Exception:  # it may stumble over what a check before it has refused
+            if not said:
+                raise
 
 
 def check_shares(run: Run, processes: int) -> None:

@@ -18,6 +18,7 @@ from flowrl.settings.model.levels import Sigmas, levels_of
 from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.model.pipeline import Guidance, GuidanceScale, PipelineSettings
 from flowrl.settings.model.server import Server
+from flowrl.settings.sections.ask import AskSettings
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import PromptFiles, RewardSpec, check_sets
 from flowrl.settings.sections.given import GivenSettings, with_prompts
@@ -109,6 +110,7 @@ class Run(Settings):
     train: Train = Train()
     workers: WorkerSettings = WorkerSettings()
     steer: Steer | None = None
+    ask: AskSettings | None = None
     evaluate: EvaluateSettings = EvaluateSettings()
     checkpoint: Checkpoint = Checkpoint()
     track: Track = Track()

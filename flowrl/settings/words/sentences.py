@@ -104,7 +104,9 @@ def _in_one_line(key: str) -> str:
 
 
 def plain_message(e: Mapping[str, Any]) -> str:
-    """pydantic's message with the offending value."""
+    """pydantic's message with the offending value, or our own."""
+    if e["type"] == "value_error":  # of our own, which says all
+        return str(e.get("ctx", {}).get("error", e["msg"]))
     message = e["msg"][0].lower() + e["msg"][1:]
     if e["type"] in _SIZES:
         words, bound = _SIZES[e["type"]]
