@@ -316,12 +316,22 @@ class Run(Settings):
                 "model.rewriter: model.rewriter and the recipe joint need each other, but this "
                 "run has only one of them"
             )
-        best = self.checkpoint.best
-        if best is not None and best not in [spec.label for spec in self.judges]:
-            known = ", ".join(spec.label for spec in self.judges)
+        goal = None if self.train.until is None else self.train.until.held_out
+        if goal is not None and self.prompts.held_out is None:
             raise ValueError(
-                f"checkpoint.best: {best!r} is not a held-out reward; choose one of {known}"
+                "train.until: held_out needs scores of held-out prompts: set prompts.held_out, or "
+                "leave it out"
             )
+        named = {
+            "checkpoint.best": self.checkpoint.best,
+            "train.until.held_out.name": None if goal is None else goal.name,
+        }
+        for place, name in named.items():
+            if name is not None and name not in [spec.label for spec in self.judges]:
+                known = ", ".join(spec.label for spec in self.judges)
+                raise ValueError(
+                    f"{place}: {name!r} is not a held-out reward; choose one of {known}"
+                )
         return self
 
 
