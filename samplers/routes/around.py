@@ -1,4 +1,4 @@
-"""Parts that the routes of features share: each stands around another one, which takes the steps."""
+"""Parts that the routes of features share: each stands around one that takes the steps."""
 
 from dataclasses import dataclass, field
 

@@ -107,7 +107,7 @@ class SteeredRoute(RouteAround):
 
 
 class SteeredDescent:
-    """Particles on their way along a plan without branches."""
+    """Particles that pass along a plan without branches."""
 
     def __init__(
         self, passage: Passage, inner: Descent, how: FeynmanKac, score: ParticleScore

@@ -55,8 +55,8 @@ class Thinning:
 
 @dataclass(frozen=True)
 class ThinnedRoute(RouteAround):
-    """Stops samples before their last step. It stands around the plain route alone, of a plan whose roots are
-    the remaining samples."""
+    """Stops samples before their last step. It stands around the plain route alone, of a plan
+    whose roots are the remaining samples."""
 
     how: Thinning
 
