@@ -25,7 +25,8 @@ from flowrl.models.diffusers.memory.experts import refuse_single_denoiser
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.open import refuse_images, refuse_long_stops, refuse_sizes, set_up_language
 from flowrl.settings import Run
-from flowrl.settings.checks.model_files import PIPELINE_INDEX, pipeline_index, read_json
+from flowrl.settings.checks.model_files import pipeline_index, read_json
+from flowrl.settings.model.form import PIPELINE_INDEX
 
 TRIED = 64  # prompts of a file that its chat template renders before a start
 
@@ -46,7 +47,7 @@ def _check_pipeline(run: Run) -> None:
     m = run.model
     assert m.pipeline is not None
     folder = local_folder(m.pipeline)
-    if folder is not None and (folder / PIPELINE_INDEX).is_file():
+    if folder is not None and m.form == "classic" and (folder / PIPELINE_INDEX).is_file():
         index = pipeline_index(folder)
         kind = checks.pipeline_class(index, m.pipeline)
         empty = (None, [None, None])
@@ -55,7 +56,7 @@ def _check_pipeline(run: Run) -> None:
     described = describe(m)
     if described is None or described.pipeline is None:
         return
-    kind = getattr(diffusers, described.pipeline)
+    kind = described.kind
     checks.refuse_class(kind)
     verdicts.refuse_known(kind.__name__)
     parameters = inspect.signature(kind.__call__).parameters

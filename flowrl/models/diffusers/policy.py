@@ -34,6 +34,8 @@ from flowrl.models.diffusers.lora import given_adapters
 from flowrl.models.diffusers.lora.weights import DenoiserWeights
 from flowrl.models.diffusers.memory.experts import RestingExperts
 from flowrl.models.diffusers.memory.offload import BaseMemory, OffloadedParts, placed_parts
+from flowrl.models.diffusers.modular.face import faced, form_of
+from flowrl.models.diffusers.modular.folder import ModularSource
 from flowrl.models.diffusers.replay import proof
 from flowrl.models.diffusers.sizes import by_size
 from flowrl.models.diffusers.sizes.by_size import LoopSize, Sizable
@@ -66,6 +68,7 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         rows_per_call: int | None = None,
         levels: UserLevels | None = None,
     ) -> None:
+        pipe = faced(pipe) if form_of(pipe) == "modular" else pipe
         self.pipe, self.sizes = pipe, CallSizes.same(rows_per_call)
         self.guidance = Scales()
         self.device = torch.device("cpu")  # of sampling
@@ -91,7 +94,7 @@ class PipelinePolicy(DenoiserWeights, Sizable):
     @classmethod
     def load(
         cls,
-        source: str,
+        source: str | ModularSource,
         *,
         dtype: torch.dtype,
         device: str | torch.device,
@@ -102,8 +105,11 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         scheduler: Mapping[str, Any] = {},
     ) -> "PipelinePolicy":
         """Load a pipeline from a folder or hub name, and merge adapters into it. Components that
-        its index does not list are left out."""
-        pipe = checks.from_pretrained(source, dtype, levels, held.quantized, scheduler)
+        its index does not list are left out. A ModularSource is driven in its modular form."""
+        if isinstance(source, str):
+            pipe = checks.from_pretrained(source, dtype, levels, held.quantized, scheduler)
+        else:
+            pipe = checks.from_blocks(source, dtype, levels, held.quantized, scheduler)
         given_adapters.merge_adapters(pipe, adapters)
         own = torch.device(device)
         frozen, experts = placed_parts(pipe, DENOISERS, own, held.offload, held.experts)

@@ -12,12 +12,12 @@ from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.checks.model_files import (
-    PIPELINE_INDEX,
     check_index,
     check_no_own_code,
     check_pipeline_files,
     check_weights,
 )
+from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX, Form
 from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import IN_PYTHON
@@ -233,7 +233,7 @@ def check_model(m: ModelSettings) -> None:
             raise UserError(f"model.weights: there is no file {m.weights}")
         return
     if m.pipeline is not None:
-        check_pipeline(m.pipeline)
+        check_pipeline(m.pipeline, m.form)
         return
     assert m.language is not None
     check_language(m.language, m.gguf_file)
@@ -250,7 +250,7 @@ def check_hub(m: ModelSettings) -> None:
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
-    wanted = wanted if m.pipeline is None else PIPELINE_INDEX
+    wanted = wanted if m.pipeline is None else _index(m)
     if isinstance(huggingface_hub.try_to_load_from_cache(source, wanted), str):
         return
     try:
@@ -268,6 +268,10 @@ def check_hub(m: ModelSettings) -> None:
             f"{place}: {source} is neither a folder nor in the hub's cache, and the hub cannot "
             f"be reached ({why}); run `hf download {source}` where there is a network"
         ) from error
+
+
+def _index(m: ModelSettings) -> str:
+    return MODULAR_INDEX if m.form == "modular" else PIPELINE_INDEX
 
 
 def check_optimizer(name: str) -> None:
@@ -288,14 +292,14 @@ def check_language(source: str, gguf_file: str | None) -> None:
         check_weights(folder, "model.language")
 
 
-def check_pipeline(source: str) -> None:
+def check_pipeline(source: str, form: Form = "classic") -> None:
     """UserError for a value that is neither a diffusers folder nor a hub name, and for a folder
     without whole weights."""
-    if (folder := find(source)).is_dir():
-        check_index(folder, source)
-    _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
-    if (folder := find(source)).is_dir():
-        check_pipeline_files(folder)
+    if not (folder := find(source)).is_dir():
+        _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
+        return
+    check_index(folder, source, form)
+    check_pipeline_files(folder, form)
 
 
 def _check_source(source: str, wanted: str, place: str, library: str) -> None:

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.adapters import FrozenAdapter, Lora
 from flowrl.settings.model.environment import EnvironmentSettings, StepSettings
+from flowrl.settings.model.form import FolderRights, Form, with_form
 from flowrl.settings.model.levels import Sigmas, checked_sigmas
 from flowrl.settings.model.own_model import OwnModelSettings
 from flowrl.settings.model.quantization import Quantization
@@ -109,11 +110,23 @@ class ModelSettings(Settings):
         "lora": OnResume.NEVER,
         "adapters": OnResume.NEVER,
         "scheduler": OnResume.NEVER,
+        "form": OnResume.NEVER,
+        "guider": OnResume.NEVER,
+        "rights": OnResume.FREE,
         "offload": OnResume.FREE,
         "offload_experts": OnResume.FREE,
     }
     pipeline: str | None = None
     """A folder in diffusers' format, or a hub name. Set this, `language` or `own`."""
+    form: Form = "classic"
+    """How the pipeline is driven: by its call, or as a modular pipeline, by its blocks. A folder
+    with modular_model_index.json alone is modular."""
+    guider: dict[str, Any] | None = None
+    """Guider of a modular pipeline, {name: CLASS, ...settings}, whose scale is `guidance`; null:
+    that of its blocks, which a run's run.yaml names."""
+    rights: FolderRights = ()
+    """Rights of a modular pipeline's folder: code, to run blocks that it brings; network, to load
+    components from other repositories that its index names."""
     language: str | None = None
     """A folder with a transformers causal language model and its tokenizer, or a hub name."""
     own: Annotated[
@@ -219,6 +232,11 @@ class ModelSettings(Settings):
         begun = None if self.lora is None else self.lora.start
         return named if begun is None else named | {"model.lora.from": begun}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named_form(cls, data: Any) -> Any:
+        return with_form(data)
+
     @field_validator("sigmas", mode="before")
     @classmethod
     def _levels(cls, value: Any) -> Any:
@@ -246,6 +264,11 @@ class ModelSettings(Settings):
             ):
                 other = next(kind for kind, names in KIND_SETTINGS.items() if name in names)
                 raise ValueError(f"{name} is a setting of {other} models: leave it out")
+        if self.form == "classic" and (self.guider is not None or self.rights):
+            name = "rights" if self.guider is None else "guider"
+            raise ValueError(
+                f"{name} is a setting of modular pipelines: set form: modular, or leave it out"
+            )
         if self.quantization is not None:
             self._fits(self.quantization)
         if self.context_parallel > 1 and (self.compile or self.attention not in (None, "native")):

@@ -16,7 +16,7 @@ KIND_SETTINGS: Mapping[str, frozenset[str]] = {
         (
             "height", "width", "guidance", "call", "sigmas", "scheduler", "adapters", "encodings",
             "rewriter", "offload", "offload_experts", "vae", "attention", "compile",
-            "context_parallel", "quantization",
+            "context_parallel", "quantization", "form", "guider", "rights",
         )
     ),
     "language": frozenset(
