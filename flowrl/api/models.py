@@ -27,7 +27,7 @@ from flowrl.api.same_files import (
 from flowrl.errors import UserError
 from flowrl.models.description import local_folder
 from flowrl.models.diffusers.modular.face import faced
-from flowrl.models.diffusers.modular.folder import guider_of
+from flowrl.models.diffusers.modular.folder import guiders_of
 from flowrl.models.open import DTYPES
 from flowrl.paths import find
 from flowrl.settings.model.form import is_pipeline_folder
@@ -208,7 +208,7 @@ def _modular_settings(pipe: Any) -> dict[str, Any]:
     """The form and the guider of a live modular pipeline, which its files do not hold."""
     if not isinstance(pipe, ModularPipeline):
         return {}
-    guider = guider_of(pipe)
+    guider = guiders_of(pipe)
     return {"form": "modular"} | ({} if guider is None else {"guider": guider})
 
 

@@ -21,6 +21,7 @@ from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.levels.user_levels import refuse_levels
 from flowrl.models.diffusers.call.traits import checks, verdicts
 from flowrl.models.diffusers.lora.lora import chosen_targets
+from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.models.diffusers.memory.experts import refuse_single_denoiser
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.open import refuse_images, refuse_long_stops, refuse_sizes, set_up_language
@@ -57,6 +58,8 @@ def _check_pipeline(run: Run) -> None:
     if described is None or described.pipeline is None:
         return
     kind = described.kind
+    if described.modular is not None:
+        refuse_known_modular(kind.__name__)
     checks.refuse_class(kind)
     verdicts.refuse_known(kind.__name__)
     parameters = inspect.signature(kind.__call__).parameters

@@ -310,9 +310,9 @@ def with_guider(run: Run) -> Run:
     source = modular_source(run.model)
     if source is None or run.model.guider is not None:
         return run
-    from flowrl.models.diffusers.modular.folder import guider_of
+    from flowrl.models.diffusers.modular.folder import guiders_of
 
-    found = guider_of(source.skeleton())
+    found = guiders_of(source.skeleton())
     return run.model_copy(update={"model": run.model.model_copy(update={"guider": found})})
 
 

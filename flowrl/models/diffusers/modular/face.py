@@ -9,7 +9,8 @@ encode_prompt    runs the blocks named text_encoder, and returns what they decla
 prepare_latents  returns `latents` as they enter the loop; prepare_audio_latents the same of sound
 result           (images or videos, sound), under the names that the last block declares
 
-The blocks themselves run unchanged, in the tree's order, each by its own `__call__` without the
+Blocks in front that rewrite the prompt (upsamplers, enhancers) are left out: a prompt stands for
+itself. The others run unchanged, in the tree's order, each by its own `__call__` without the
 decorator that switches gradients off. `faced` copies the pipeline's object, not its components: the
 class of the copy keeps its name, its adapters' methods and its way of saving.
 """
@@ -17,7 +18,7 @@ class of the copy keeps its name, its adapters' methods and its way of saving.
 import copy
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +37,9 @@ from torch import Tensor
 from flowrl.settings.model.form import Form
 
 TEXT_BLOCK = "text_encoder"  # in the name of a top-level block
+OF_THE_BATCH = ("batch_size", "dtype")  # outputs of text blocks that have no row per prompt
 STATES = ("latents", "audio_latents", "sound_latents")  # that loops step
+NEEDED = ("image", "driving_video")  # images without which no branch runs, where required
 MEDIA, SOUND = ("images", "videos"), ("audio", "sound", "audios")
 SCALE = "guidance_scale"
 TEXT_SCALE = 2.0  # of guiders, while texts are encoded
@@ -49,6 +52,8 @@ TALKATIVE = (
 
 class ClassicFace(ModularPipeline):
     """The members of a classic pipeline, on top of a modular pipeline's class."""
+
+    modules: tuple[str, ...] = ()  # of its blocks
 
     def encode_prompt(self, state: PipelineState) -> tuple[Any, ...]:
         """What the text blocks declare to write, after they read this state.
@@ -67,7 +72,20 @@ class ClassicFace(ModularPipeline):
     def encoded_names(self) -> list[tuple[str, str | None]]:
         """(name, kind of keyword) of each value that text blocks write."""
         outputs = [out for _, block in self.text_blocks() for out in block.intermediate_outputs]
-        return list({out.name: (out.name, out.kwargs_type) for out in outputs}.values())
+        named = {out.name: (out.name, out.kwargs_type) for out in outputs}
+        return [each for name, each in named.items() if name not in OF_THE_BATCH]
+
+    def put_encoded(self, state: PipelineState, values: Sequence[Any]) -> None:
+        """Write what the text blocks wrote, and their facts about the batch (LTX-2)."""
+        for (name, kind), value in zip(self.encoded_names(), values, strict=True):
+            state.set(name, value, kind)
+        prompt, tensors = state.get("prompt"), [v for v in values if isinstance(v, Tensor)]
+        rows = len(prompt) if isinstance(prompt, list) else 1
+        facts = {"batch_size": rows, "dtype": tensors[0].dtype if tensors else None}
+        outputs = [out for _, block in self.text_blocks() for out in block.intermediate_outputs]
+        for out in outputs:
+            if out.name in OF_THE_BATCH:
+                state.set(out.name, facts[out.name], out.kwargs_type)
 
     def prepare_latents(self, latents: Tensor) -> Tensor:
         """The latents that enter the loop."""
@@ -100,15 +118,13 @@ class ClassicFace(ModularPipeline):
             if parameter.name is not None:
                 value = wanted.get(parameter.name, parameter.default)
                 state.set(parameter.name, value, parameter.kwargs_type)
-        with quiet(), self.guided(wanted):
+        with quiet(self.modules), self.guided(wanted):
             texts = [name for name, _ in self.text_blocks()]
             for name, block in self._blocks.sub_blocks.items():
                 if name not in texts:
                     run_blocks(self, block, state)
                 elif name == texts[0]:
-                    values = self.encode_prompt(state)
-                    for (written, kind), value in zip(self.encoded_names(), values, strict=True):
-                        state.set(written, value, kind)
+                    self.put_encoded(state, self.encode_prompt(state))
         media = next(state.get(name) for name in MEDIA if state.get(name) is not None)
         sound = next((state.get(name) for name in SOUND if state.get(name) is not None), None)
         return (media,) if sound is None else (media, sound)
@@ -188,13 +204,16 @@ def run_order(block: ModularPipelineBlocks) -> Iterator[ModularPipelineBlocks]:
         yield block
 
 
-def leaves_of(block: ModularPipelineBlocks) -> Iterator[ModularPipelineBlocks]:
-    """The blocks that run, in order, of all branches."""
+def reads_and_writes(block: ModularPipelineBlocks) -> Iterator[tuple[list[Any], set[str]]]:
+    """(names, or inputs, that are read; names that are written) of each block of all branches, in
+    order. A block that chooses among others reads what it chooses by."""
+    if isinstance(block, ConditionalPipelineBlocks):
+        yield [name for name in block.block_trigger_inputs if name], set()
     if isinstance(block, ConditionalPipelineBlocks | SequentialPipelineBlocks):
         for each in block.sub_blocks.values():
-            yield from leaves_of(each)
+            yield from reads_and_writes(each)
     else:
-        yield block
+        yield block.inputs, {each.name for each in block.intermediate_outputs}
 
 
 def arguments_of(blocks: ModularPipelineBlocks) -> dict[str, Any]:
@@ -204,28 +223,23 @@ def arguments_of(blocks: ModularPipelineBlocks) -> dict[str, Any]:
     """
     declared = {each.name: each for each in blocks.inputs if each.name is not None}
     written, found = set[str](), dict[str, Any]()
-    for leaf in leaves_of(blocks):
-        for each in leaf.inputs:
-            if each.name in declared and each.name not in written and each.name not in found:
-                needed = each.required and declared[each.name].required and _pictures(each.name)
-                empty = inspect.Parameter.empty
-                found[each.name] = empty if needed else declared[each.name].default
-        written |= {each.name for each in leaf.intermediate_outputs}
-    for trigger in sorted(_triggers(blocks) - written - set(found)):
-        if trigger in declared:
-            found[trigger] = declared[trigger].default
+    for reads, writes in reads_and_writes(blocks):
+        for name in (each if isinstance(each, str) else each.name for each in reads):
+            if name in declared and name not in written and name not in found:
+                needed = declared[name].required and name in NEEDED
+                found[name] = inspect.Parameter.empty if needed else declared[name].default
+        written |= writes
     return found
 
 
-def _pictures(name: str) -> bool:
-    return name in ("image", "driving_video")
-
-
-def _triggers(block: ModularPipelineBlocks) -> set[str]:
-    own = set[str]()
-    if isinstance(block, ConditionalPipelineBlocks):
-        own = {name for name in block.block_trigger_inputs if name}
-    return own.union(*(_triggers(each) for each in block.sub_blocks.values()))
+def without_rewriting(blocks: ModularPipelineBlocks) -> ModularPipelineBlocks:
+    """Remove the first blocks of a tree that write the prompt."""
+    for name, block in list(blocks.sub_blocks.items()):
+        if TEXT_BLOCK in name:
+            break
+        if "prompt" in block.intermediate_output_names:
+            blocks.sub_blocks.pop(name)
+    return blocks
 
 
 def graded(block: ModularPipelineBlocks) -> ModularPipelineBlocks:
@@ -239,9 +253,10 @@ def graded(block: ModularPipelineBlocks) -> ModularPipelineBlocks:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without traces of trials that are meant to fail: what fails is raised."""
-    loggers = [logging.getLogger(name) for name in TALKATIVE]
+def quiet(others: Sequence[str] = ()) -> Iterator[None]:
+    """Without traces of trials that are meant to fail, and without warnings of each call: what
+    fails is raised. `others` are modules of blocks."""
+    loggers = [logging.getLogger(name) for name in (*TALKATIVE, *others)]
     before = [logger.disabled for logger in loggers]
     try:
         for logger in loggers:
@@ -257,9 +272,10 @@ def faced(pipe: ModularPipeline) -> Any:
     if isinstance(pipe, ClassicFace):
         return pipe
     pipe = copy.copy(pipe)
-    vars(pipe)["_blocks"] = graded(copy.deepcopy(pipe._blocks))
+    vars(pipe)["_blocks"] = graded(without_rewriting(copy.deepcopy(pipe._blocks)))
     kind = type(pipe)
-    members = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    modules = sorted({each.__module__ for each in _classes(pipe._blocks)})
+    members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "modules": tuple(modules)}
     pipe.__class__ = type(kind.__name__, (ClassicFace, kind), members)
     arguments = arguments_of(pipe._blocks)
     for argument, (_, guider) in pipe.guiders().items():  # type: ignore[attr-defined]

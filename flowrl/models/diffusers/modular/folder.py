@@ -16,7 +16,7 @@ from diffusers.modular_pipelines.modular_pipeline import ModularPipeline, Modula
 from torch import nn
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.modular.face import SCALE, faced, loops_of, quiet, run_order
+from flowrl.models.diffusers.modular.face import faced, loops_of, quiet, run_order
 from flowrl.settings.checks.model_files import check_weights, read_json
 from flowrl.settings.model.form import BLOCKS_FILE, MODULAR_INDEX
 
@@ -72,32 +72,48 @@ def _refuse_code(source: str, rights: Collection[str]) -> None:
 
 
 def _set_guider(pipe: ModularPipeline, guider: Mapping[str, Any] | None) -> None:
-    """Replace the pipeline's guider. UserError for one that does not exist, or does not fit."""
+    """Replace the pipeline's guiders: all of them, or those that are named. UserError for one that
+    does not exist, or does not fit."""
     if guider is None:
         return
-    settings = dict(guider)
-    name = settings.pop("name", None)
-    guiders = [n for n, part in pipe.components.items() if isinstance(part, BaseGuidance)]
-    if not guiders:
+    known = _guiders(pipe)
+    if not known:
         raise UserError(f"model.guider: the blocks of {type(pipe).__name__} take no guider")
-    kind = type(pipe.components[guiders[0]]) if name is None else getattr(diffusers, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, BaseGuidance)):
-        raise UserError(f"model.guider: diffusers {diffusers.__version__} has no guider {name}")
-    try:
-        made = {each: kind(**settings) for each in guiders}
-    except (TypeError, ValueError) as error:
-        raise UserError(f"model.guider: {kind.__name__}: {error}") from error
+    wanted = dict.fromkeys(known, guider) if "name" in guider else guider
+    made = {}
+    for component, settings in wanted.items():
+        if component not in known or not isinstance(settings, Mapping):
+            raise UserError(
+                f"model.guider: give {{name: CLASS, ...settings}}, or such for each of "
+                f"{', '.join(known)}, not {component}"
+            )
+        given = dict(settings)
+        kind = getattr(diffusers, str(given.pop("name", type(known[component]).__name__)), None)
+        if not (isinstance(kind, type) and issubclass(kind, BaseGuidance)):
+            raise UserError(
+                f"model.guider: diffusers {diffusers.__version__} has no guider "
+                f"{settings.get('name')!r}"
+            )
+        try:
+            made[component] = kind(**given)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"model.guider: {kind.__name__}: {error}") from error
     pipe.update_components(**made)
 
 
-def guider_of(pipe: Any) -> dict[str, Any] | None:
-    """The class and the settings of the pipeline's guider, as `model.guider` takes them."""
-    parts = (part for part in pipe.components.values() if isinstance(part, BaseGuidance))
-    found = next(parts, None)
-    if found is None:
-        return None
-    plain = {k: v for k, v in found.config.items() if k[0] != "_" and k not in (SCALE, "enabled")}
-    return {"name": type(found).__name__, **plain}
+def _guiders(pipe: Any) -> dict[str, BaseGuidance]:
+    return {n: part for n, part in pipe.components.items() if isinstance(part, BaseGuidance)}
+
+
+def guiders_of(pipe: Any) -> dict[str, Any] | None:
+    """The classes and settings of a pipeline's guiders by component, as `model.guider` takes them;
+    None without any."""
+    found = {
+        component: {"name": type(part).__name__}
+        | {key: value for key, value in part.config.items() if key[0] != "_"}
+        for component, part in _guiders(pipe).items()
+    }
+    return found or None
 
 
 def load(
@@ -172,7 +188,10 @@ def needed(blocks: ModularPipelineBlocks) -> list[str]:
 
 def _named(pipe: Any) -> Iterator[tuple[str, Any]]:
     """Components that are loaded: those of which the index says where they are."""
+    wanted = {each.name for each in pipe._blocks.expected_components}
     for name, spec in pipe._component_specs.items():
+        if name not in wanted:
+            continue
         known = spec.pretrained_model_name_or_path
         if spec.default_creation_method == PRETRAINED and known:
             yield name, spec

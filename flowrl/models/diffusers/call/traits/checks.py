@@ -21,6 +21,7 @@ from flowrl.models.diffusers.call.inputs.columns import VIDEO_COLUMNS, images
 from flowrl.models.diffusers.call.levels.schedule import ModelOutput
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels, refuse_levels
 from flowrl.models.diffusers.modular.folder import ModularSource
+from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.settings.model.quantization import Quantization
 from rewards.perception.hub import of_network
 
@@ -274,6 +275,7 @@ def from_blocks(
     """Load a modular pipeline, with the face of a classic one, as `from_pretrained` does."""
     pipe = source.skeleton()
     name = type(pipe).__name__
+    refuse_known_modular(name)
     if levels is not None:
         refuse_levels(name, inspect.signature(type(pipe).__call__).parameters)
     parts = [part for part in DENOISERS if part in pipe.components]
