@@ -21,8 +21,8 @@ from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.levels.user_levels import refuse_levels
 from flowrl.models.diffusers.call.traits import checks, verdicts
 from flowrl.models.diffusers.lora.lora import chosen_targets
-from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.models.diffusers.memory.experts import refuse_single_denoiser
+from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.open import refuse_images, refuse_long_stops, refuse_sizes, set_up_language
 from flowrl.settings import Run

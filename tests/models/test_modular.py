@@ -215,7 +215,7 @@ def test_a_folder_chooses_its_form(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "both" / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
     assert ModelSettings(pipeline=str(tmp_path / "both")).form == "classic"
     assert ModelSettings(pipeline=str(tmp_path / "both"), form="modular").form == "modular"
-    with pytest.raises(ValueError, match="guider is a setting of modular pipelines"):
+    with pytest.raises(ValueError, match="guider belongs to modular pipelines"):
         ModelSettings(pipeline=str(tmp_path / "both"), guider={"name": "ClassifierFreeGuidance"})
 
 

@@ -267,7 +267,7 @@ class ModelSettings(Settings):
         if self.form == "classic" and (self.guider is not None or self.rights):
             name = "rights" if self.guider is None else "guider"
             raise ValueError(
-                f"{name} is a setting of modular pipelines: set form: modular, or leave it out"
+                f"{name} belongs to modular pipelines: set form: modular, or leave it out"
             )
         if self.quantization is not None:
             self._fits(self.quantization)

@@ -300,6 +300,12 @@ def _classes(block: ModularPipelineBlocks) -> Iterator[type]:
         yield from _classes(each)
 
 
+def modules_of(pipe: Any) -> list[str]:
+    """Names of the modules that define the methods of a pipeline's class, or its blocks."""
+    blocks = pipe.modules if isinstance(pipe, ClassicFace) else ()
+    return list(dict.fromkeys((*(kind.__module__ for kind in type(pipe).__mro__), *blocks)))
+
+
 def guider_named(pipe: Any) -> str:
     """The class of a modular pipeline's guider; empty without one."""
     if not isinstance(pipe, ModularPipeline):
