@@ -41,10 +41,14 @@ def tree(folder: Path, form: str, at: Path) -> dict[str, Any]:
     return {
         "recipe": {"name": "flow_grpo", "steps": 3, "group": 2},
         "model": model,
-        "prompts": {"train": str(at / "prompts.txt"), "per_iteration": 2},
+        "prompts": {
+            "train": str(at / "prompts.txt"),
+            "held_out": str(at / "prompts.txt"),
+            "per_iteration": 2,
+        },
         "rewards": ["brightness"],
         "train": {"iterations": 2},
-        "evaluate": {"steps": 3},
+        "evaluate": {"steps": 3, "every": 2, "samples": 2},
     }
 
 
