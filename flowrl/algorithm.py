@@ -11,9 +11,9 @@ from flowrl.credit.choices import (
     AnyPlanner,
     check_parts,
     first_plans,
-    image_plans,
     independent,
     plans_of,
+    routes_of,
 )
 from flowrl.credit.fitting import check_credit
 from flowrl.credit.intermediate import reads_intermediate
@@ -36,6 +36,7 @@ from flowrl.losses.base import (
 )
 from flowrl.losses.reward import check_gradient
 from flowrl.table import Column, columns_read
+from samplers.route import RouteRequest
 
 __all__ = ["Algorithm", "Average", "Decay"]
 
@@ -145,14 +146,10 @@ class Algorithm:
         return entropy_share(self.loss)
 
     @cached_property
-    def guided(self) -> bool:
-        """Whether a reward's gradient guides sampling."""
-        return any(plan.guide and plan.guide.by == "slope" for plan in image_plans(self))
-
-    @cached_property
-    def guides(self) -> bool:
-        """Whether a reward guides sampling, by its gradient or by probes."""
-        return any(plan.guide is not None for plan in image_plans(self))
+    def asks(self) -> frozenset[RouteRequest]:
+        """Requests of the plans' routes to their caller: see `samplers.Route`."""
+        routes = routes_of(self.plan, self.plans)
+        return frozenset(asked for route in routes for asked in route.asks)
 
     @property
     def text(self) -> bool:

@@ -1,6 +1,7 @@
 """Errors that a user can fix, and code that runs because of an error."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -24,6 +25,21 @@ class Stopped(UserError):
 class NotFiniteError(UserError):
     """NaN or infinity from which a run cannot recover. A run turns it into `Stopped`, exit
     code 3."""
+
+
+@contextmanager
+def feature_files(folder: str, what: str) -> Iterator[None]:
+    """Import files of features in this folder. UserError, in a sentence, where they are not
+    installed; `what` asks for them."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith(folder):
+            raise
+        raise UserError(
+            f"this run needs the feature {what}, and this installation of flowrl lacks "
+            f"{error.name}: install flowrl again, or leave out the setting that asks for it"
+        ) from error
 
 
 def after(first: BaseException, do: Callable[[], T], otherwise: T) -> T:

@@ -1,6 +1,11 @@
-"""Draw samples from a velocity model under a plan. Imports torch only."""
+"""Draw samples from a velocity model under a plan. Imports torch only.
 
-from samplers.drift import RewardDrift, RewardGuide
+Routes around the plain one (`samplers.routes`), and their planners, are imported when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from samplers.kernels import (
     CPS,
     DDIM,
@@ -14,22 +19,19 @@ from samplers.kernels import (
     euler,
     mean_log_prob,
 )  # fmt: skip
-from samplers.looking import Looking, Thinned
-from samplers.looks import Looks, Thinning
-from samplers.particles import FeynmanKac
-from samplers.placements import Granular, Guided, Merged, Scattered
+from samplers.placements import Granular, Merged, Scattered
 from samplers.plan import Columns, Plan, Step, evaluations, steps_of
 from samplers.planners import (
     Chain,
     Flash,
     Fork,
     Ode,
-    Particled,
     Planner,
     Tree,
     Window,
 )  # fmt: skip
 from samplers.roll import Begin, Edges, Latents, Rollout, Sampling, Velocity, roll
+from samplers.route import PlainRoute, Route
 from samplers.scheduler import KernelSteps, Scheduler
 from samplers.solvers import DPM2M, DPM3M, SA, Euler, Heun, Solver
 from samplers.table_sde import TableSDE
@@ -42,6 +44,14 @@ from samplers.windows import (
     Random,
     WindowPosition,
 )  # fmt: skip
+
+if TYPE_CHECKING:
+    from samplers.routes.drift import RewardDrift
+    from samplers.routes.guiding import Guided, RewardGuide
+    from samplers.routes.looks import Looking, Looks
+    from samplers.routes.particles import FeynmanKac
+    from samplers.routes.steering import Particled
+    from samplers.routes.thinning import Thinned, Thinning
 
 __all__ = [
     "CPS",
@@ -77,6 +87,7 @@ __all__ = [
     "Moving",
     "Ode",
     "Particled",
+    "PlainRoute",
     "Plan",
     "Planner",
     "Progressive",
@@ -85,6 +96,7 @@ __all__ = [
     "RewardDrift",
     "RewardGuide",
     "Rollout",
+    "Route",
     "Sampling",
     "Scattered",
     "Scheduler",
@@ -105,3 +117,21 @@ __all__ = [
     "roll",
     "steps_of",
 ]  # fmt: skip
+
+_OF_ROUTES = {
+    "FeynmanKac": "particles",
+    "Guided": "guiding",
+    "Looking": "looks",
+    "Looks": "looks",
+    "Particled": "steering",
+    "RewardDrift": "drift",
+    "RewardGuide": "guiding",
+    "Thinned": "thinning",
+    "Thinning": "thinning",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_ROUTES:
+        raise AttributeError(f"module 'samplers' has no attribute {name!r}")
+    return getattr(import_module(f"samplers.routes.{_OF_ROUTES[name]}"), name)

@@ -42,9 +42,8 @@ def draw_parts(
     """Split draws at call boundaries, so that results stay bit-identical: calls of `rows_per_call`
     rows at every level, and of `decoded` samples in the decoder (None: nothing is decoded).
 
-    One part if there is no such boundary, and for plans with other calls: image plans that steer,
-    are guided, score intermediate samples, shrink groups or keep states; text plans with trees,
-    greedy leaves or several turns.
+    One part if there is no such boundary, and for plans with other calls: image plans whose route
+    does not split; text plans with trees, greedy leaves or several turns.
     """
     each = draws_per_part(plan, rows_per_call) or len(draws)
     if decoded is not None:
@@ -59,8 +58,7 @@ def draws_per_part(plan: Plan | TextPlan, rows_per_call: int) -> int | None:
         simple = not (plan.cuts or plan.forking or plan.greedy or plan.turns > 1)
         counts = {plan.group}
     else:
-        others = (plan.steer, plan.guide, plan.looks, plan.thin)
-        simple = all(other is None for other in others) and not plan.keep
+        simple = plan.route.splits
         counts = {*plan.states, plan.group}
     return lcm(*(rows_per_call // gcd(rows_per_call, n) for n in counts)) if simple else None
 
@@ -72,12 +70,13 @@ def placed_rollout(rollout: Rollout, part: DrawsPart) -> Rollout:
         return derived(part.place, prompt)
 
     edges = tuple(replace(edge, prompt=placed(edge.prompt)) for edge in rollout.edges)
-    seen = tuple(replace(each, prompt=placed(each.prompt)) for each in rollout.seen)
-    return replace(rollout, prompt=placed(rollout.prompt), edges=edges, seen=seen)
+    return replace(rollout, prompt=placed(rollout.prompt), edges=edges)
 
 
 def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
-    """Join the parts' rollouts. States that edges share within a part stay shared."""
+    """Join the parts' rollouts. States that edges share within a part stay shared. A route that
+    writes notes does not split, so there are none."""
+    assert not any(part.notes for part in parts), "draw_parts leaves its draws together"
     made: dict[tuple[int, ...], Tensor] = {}
 
     def cat(tensors: Sequence[Tensor]) -> Tensor:
@@ -95,13 +94,7 @@ def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
     x0, prompt = cat([part.x0 for part in parts]), cat([part.prompt for part in parts])
     kept = [part.free for part in parts if part.free is not None]
     free = torch.cat(kept) if kept else None
-    states = tuple(cat(same) for same in zip(*(part.kept for part in parts), strict=True))
-    seen = [
-        replace(same[0], x0=cat([e.x0 for e in same]), prompt=cat([e.prompt for e in same]))
-        for same in zip(*(part.seen for part in parts), strict=True)
-    ]
-    whole = replace(parts[0], x0=x0, prompt=prompt, draws=draws, edges=tuple(edges), free=free)
-    return replace(whole, kept=states, seen=tuple(seen))
+    return replace(parts[0], x0=x0, prompt=prompt, draws=draws, edges=tuple(edges), free=free)
 
 
 def joined_texts(parts: Sequence[TextRollout], draws: tuple[int, ...]) -> TextRollout:

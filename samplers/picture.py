@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from samplers.completions import TextPlan
-from samplers.plan import Plan, evaluations, looked_evaluations
+from samplers.plan import Plan, evaluations
 
 INK, NOISE, TRAINED, PALE = "#444", "#d9822b", "#1f77b4", "#bbb"
 WIDE, HIGH, LEFT, TOP = 56.0, 15.0, 60.0, 46.0
@@ -15,8 +15,8 @@ def describe_plan(plans: Sequence[Plan]) -> str:
     merged."""
     samples = sum(p.group for p in plans)
     trained = sum(n for p in plans for n, s in zip(p.nodes, p.steps, strict=True) if s.train)
-    looked = sum(p.looked for p in plans)
-    way = f" {looked} intermediate," if looked else ""
+    predicted = sum(p.predicted for p in plans)
+    way = f" {predicted} intermediate," if predicted else ""
     lines = [
         f"a draw: {_count(len(plans), 'plan')}, {_count(evaluations(plans), 'network evaluation')},"
         f" {_count(samples, 'decoded sample')},{way} {_count(trained, 'trained row')}"
@@ -86,34 +86,20 @@ def _head(plan: Plan) -> str:
 
 
 def _table(plan: Plan) -> list[str]:
-    columns, states = plan.columns, plan.states
+    columns = plan.columns
     lines = ["  step   sigma    next     std  nodes  evaluations  what"]
     for k, step in enumerate(plan.steps):
-        looks = 1 if step.noisy else plan.solver_at(k).evaluations(step.sigma_next)
-        what = ["noisy" if step.noisy else "ode"]
+        what, work = ["noisy" if step.noisy else "ode"], plan.route.work(plan, k)
         what += [f"branch {step.branch}"] if step.branch > 1 else []
         what += ["trained"] if step.train else []
-        what += _looked(plan, k)
-        wide = states[k] if plan.thin is None else plan.thin.width(k)
+        what += [work.words] if work.words else []
         std = f"{columns.std[k]:7.4f}" if step.noisy else " " * 7
         lines.append(
             f"  {k:4d}  {step.sigma:6.4f}  {step.sigma_next:6.4f} {std}"
-            f"  {wide if plan.thin else plan.nodes[k]:5d}"
-            f"  {wide * looks + looked_evaluations(plan, k):11d}  {', '.join(what)}"
+            f"  {work.nodes:5d}"
+            f"  {plan.step_evaluations(k):11d}  {', '.join(what)}"
         )
     return lines
-
-
-def _looked(plan: Plan, k: int) -> list[str]:
-    """Describe the intermediate rewards before step k."""
-    looks, thin = plan.looks, plan.thin
-    if looks is not None and k in looks.at:
-        steps = 1 + looks.more(plan.sigmas, k)
-        scored = "its projection" if steps == 1 else f"its completion of {steps} steps"
-        return [f"{_count(plan.states[k], 'state')} scored by {scored}"]
-    if thin is not None and k in thin.at:
-        return [f"{thin.width(k)} of {thin.width(k - 1)} samples continue"]
-    return []
 
 
 def tree_svg(plans: Sequence[Plan]) -> str:

@@ -3,14 +3,13 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from samplers.drift import RewardGuide
 from samplers.kernels import Kernel
 from samplers.plan import Plan, steps_of
-from samplers.planners import Planner, last_step
+from samplers.planners import last_step
 
 
 def _first(sigmas: Sequence[float], share: float) -> int:
@@ -119,20 +118,3 @@ class Granular:
             for place, k in enumerate(self.at)
             for grid in self.grids
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Guided:
-    """Plans of another planner whose noisy steps are shifted along a reward's gradient."""
-
-    otherwise: Planner
-    guide: RewardGuide
-
-    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
-        plain = self.otherwise(sigmas, iteration, seed)
-        plans = tuple(replace(plan, guide=self.guide) for plan in plain)
-        if not any(plan.guided(k) for plan in plans for k in range(len(plan.steps))):
-            raise ValueError(
-                f"guidance has no effect: no step from step {self.guide.first} on is noisy"
-            )
-        return plans

@@ -1,186 +1,54 @@
-"""A sampler's plan as data: every step, its noise, its branching.
+"""A sampler's plan as data: a tree of steps, and the route that samples take along it."""
 
-A plan is a level-uniform tree. Nodes of one level are contiguous rows, so "the ancestor of leaf i
-after step k" is integer division and "the mean over a node's leaves" is a reshape: there is no
-linked list of nodes anywhere. A *draw* is one use of a prompt; its leaves are its group.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
 
-import torch
+from samplers.moved import with_moved
+from samplers.route import PlainRoute, Route
+from samplers.step_tree import Columns, Step, StepTree, steps_of
 
-from samplers.drift import RewardGuide
-from samplers.kernels import Kernel
-from samplers.looks import Looks, Thinning
-from samplers.particles import FeynmanKac
-from samplers.solvers import Euler, Solver
-
-LAST_LEVEL = 0.1  # the highest level that a plan may end on; SD1.5's alpha_0 is 0.028
+__all__ = ["Columns", "Plan", "Step", "StepTree", "evaluations", "steps_of"]
 
 
+@with_moved
 @dataclass(frozen=True)
-class Step:
-    sigma: float
-    sigma_next: float
-    noisy: bool = False  # a step with the plan's kernel; otherwise one of its solver
-    branch: int = 1  # children drawn from each node
-    train: bool = False  # keep the transition, so that a policy can be scored on it
+class Plan(StepTree):
+    """A tree of steps (`StepTree`), and the route along it.
 
-
-@dataclass(frozen=True)
-class Plan:
-    """Sampling steps from the first noise level (at most 1) down to 0. The kernel is bound to
-    their levels.
-
-    The last level may be a scheduler's own, just above 0 (DDIM with set_alpha_to_one false).
-
-    `split` correlates the noise of siblings: xi = (xi_parent + split eta) / sqrt(1 + split^2), so
-    each child is still N(mean, std^2) given its parent (BranchGRPO, arXiv:2509.06040, uses 4); None
-    draws them independently. `steer` makes the roots of a draw particles that are weighted by an
-    intermediate reward and resampled: their samples are not the policy's own, so they have no
-    density to train on. `noise_of` is the index of another plan of the iteration whose step noise
-    this one uses: both then have the same children where they are in the same state. `guide` moves
-    the noisy steps that are sampled along a reward; their densities stay the kernel's. `looks` asks
-    for rewards of predicted clean samples; `thin` stops samples early; the roots are the remaining
-    samples. A rollout keeps its states before the steps `keep`, in rising order; the gradient of
-    the earlier ones passes through the one before step `bridge`. Raises ValueError, with the step's
-    index, for steps that do not connect or are impossible.
+    `route` is `PlainRoute`, or one of `samplers.routes` around it, with which rewards look at
+    intermediate states, steer them or move their steps. Raises ValueError for a route that cannot go
+    along these steps.
     """
 
-    steps: tuple[Step, ...]
-    kernel: Kernel | None = None
-    roots: int = 1  # initial noises a draw
-    shared_noise: bool = False  # one initial noise for all of a draw's roots
-    solver: Solver = Euler()  # of the steps that are not noisy
-    solve_from: int = 0  # steps without noise before this index are Euler's
-    split: float | None = None
-    steer: FeynmanKac | None = None
-    noise_of: int | None = None
-    guide: RewardGuide | None = None
-    looks: Looks | None = None
-    thin: Thinning | None = None
-    keep: tuple[int, ...] = ()
-    bridge: int | None = None
+    route: Route = PlainRoute()
 
     def __post_init__(self) -> None:
-        if not self.steps:
-            raise ValueError("a plan needs at least one step: give two or more noise levels")
-        if not 0 < self.steps[0].sigma <= 1 or not 0 <= self.steps[-1].sigma_next <= LAST_LEVEL:
-            first, last = self.steps[0].sigma, self.steps[-1].sigma_next
-            raise ValueError(
-                f"noise levels must run from at most 1 down to 0, but run from {first} to {last}"
-            )
-        if self.roots < 1:
-            raise ValueError(f"a group needs at least one sample, not {self.roots}")
-        if self.split is not None and not self.split > 0:
-            raise ValueError(
-                f"split must be above 0, not {self.split}: siblings would be identical"
-            )
-        if not 0 <= self.solve_from <= len(self.steps):
-            raise ValueError(
-                f"solve_from is {self.solve_from}, but the plan has only {len(self.steps)} steps"
-            )
-        if self.steer is not None and any(s.train or s.branch > 1 for s in self.steps):
-            raise ValueError("steered steps cannot branch or be trained on: they have no density")
-        for a, b in pairwise(self.steps):
-            if a.sigma_next != b.sigma:
-                raise ValueError(
-                    f"one step ends at noise level {a.sigma_next}, but the next starts at {b.sigma}"
-                )
-        if self.kernel is not None:
-            object.__setattr__(self, "kernel", self.kernel.bound(self.sigmas))
-        for k, s in enumerate(self.steps):
-            _check(k, s, self.kernel)
-        if problem := _misplaced(self):
-            raise ValueError(problem)
-
-    @cached_property
-    def sigmas(self) -> tuple[float, ...]:
-        return (*(s.sigma for s in self.steps), self.steps[-1].sigma_next)
-
-    @cached_property
-    def nodes(self) -> tuple[int, ...]:
-        """Nodes per draw after each step; the last entry is the group size."""
-        nodes, found = self.roots, list[int]()
-        for step in self.steps:
-            nodes *= step.branch
-            found.append(nodes)
-        return tuple(found)
+        super().__post_init__()
+        layers = self.route.layers
+        for layer in layers:
+            if problem := layer.refuses(self, layers):
+                raise ValueError(problem)
 
     @property
-    def group(self) -> int:
-        return self.nodes[-1]
-
-    @cached_property  # of every sample's credit
-    def columns(self) -> "Columns":
-        unit = [_of_unit_velocity(self.kernel, s) for s in self.steps]
-        return Columns(
-            nodes=self.nodes,
-            noisy=tuple(s.noisy for s in self.steps),
-            std=tuple(std for _, std in unit),
-            h=tuple(s.sigma - s.sigma_next for s in self.steps),
-            slope=tuple(slope for slope, _ in unit),
-            parents=self.states[:-1],
-        )
-
-    def stochastic(self, k: int) -> bool:
-        """Whether step k draws noise, in the kernel or in the solver."""
-        return self.steps[k].noisy or (self.solver.random and k >= self.solve_from)
-
-    @cached_property
-    def states(self) -> tuple[int, ...]:
-        """Distinct states per draw before each step, and at the end.
-
-        Fewer than nodes where roots share their noise and no step has drawn noise yet.
-        """
-        states = [1 if self.shared_noise else self.roots]
-        for k, nodes in enumerate(self.nodes):
-            states.append(nodes if self.stochastic(k) else states[-1])
-        return tuple(states)
+    def predicted(self) -> int:
+        """Predicted clean samples per draw that are decoded and scored."""
+        return sum(self.route.work(self, k).predicted for k in range(len(self.steps)))
 
     @property
-    def trained_nodes(self) -> int:
-        """Number of trained transitions per draw."""
-        return sum(n for n, step in zip(self.nodes, self.steps, strict=True) if step.train)
-
-    @property
-    def trained_states(self) -> int:
-        """Distinct states per draw at which trained transitions start, which is the number of
-        network evaluations needed to score them all."""
-        return sum(n for n, step in zip(self.states, self.steps, strict=False) if step.train)
-
-    @property
-    def shares_states(self) -> bool:
-        """Whether several transitions of a noisy step start at the same state."""
-        before = zip(self.states, self.nodes, self.steps, strict=False)
-        return any(step.noisy and states < nodes for states, nodes, step in before)
-
-    def guided(self, k: int) -> bool:
-        """Whether step k is sampled by another kernel than the one that scores it."""
-        return self.guide is not None and self.steps[k].noisy and k >= self.guide.first
-
-    @property
-    def probed(self) -> int:
-        """Rewards of predicted clean samples per draw that guide the noisy steps."""
-        ends = 2 if self.guide is not None and self.guide.by == "probes" else 1
-        return ends * sum(n for k, n in enumerate(self.states[:-1]) if self.guided(k))
-
-    def solver_at(self, k: int) -> Solver:
-        return self.solver if k >= self.solve_from else Euler()
-
-    @property
-    def looked(self) -> int:
-        """Predicted clean samples per draw that get intermediate rewards."""
-        looks = () if self.looks is None else self.looks.at
-        return sum(self.states[k] for k in looks) + (self.thin.scored if self.thin else 0)
+    def stored(self) -> int:
+        """Predicted clean samples per draw that stay with the rollout."""
+        return sum(self.route.work(self, k).stored for k in range(len(self.steps)))
 
     @property
     def evaluations(self) -> int:
         """Network evaluations per draw of this plan alone."""
         return evaluations((self,))
+
+    def step_evaluations(self, k: int) -> int:
+        """Network evaluations per draw of step k of this plan alone."""
+        work, step = self.route.work(self, k), self.steps[k]
+        each = 1 if step.noisy else self.solver_at(k).evaluations(step.sigma_next)
+        return work.width * each + work.evaluations
 
     def trunk(self, k: int) -> tuple[object, ...] | None:
         """Key of the state before step k, beside the draws and root noise; None after the first
@@ -188,144 +56,10 @@ class Plan:
 
         Two plans of an iteration with the same trunk are in the same state there.
         """
-        own = self.steer or self.looks or self.thin
-        if own is not None or any(self.stochastic(j) for j in range(k)):
+        if not self.route.shares or any(self.stochastic(j) for j in range(k)):
             return None
         start = (self.roots, self.shared_noise, self.solver, self.solve_from, len(self.steps))
         return (*start, self.sigmas[: k + 1])
-
-
-@dataclass(frozen=True)
-class Columns:
-    """A rollout's k decision points, as credit assignment reads them.
-
-    Text has one column per completion; a plan has one per step. The number of parents is data,
-    since it does not follow from the numbers of nodes: the first step of two roots that branch in
-    two has 4 nodes, as that of four roots has. Without it the first nodes are drawn from the
-    prompt, and all others from the nodes of the column before. ValueError for numbers that form no
-    tree.
-    """
-
-    nodes: tuple[int, ...]  # distinct nodes a draw at each column
-    noisy: tuple[bool, ...]  # whether noise was drawn there
-    std: tuple[float, ...]  # of the kernel there, used or not; 0 without a kernel
-    h: tuple[float, ...]  # sigma covered there
-    slope: tuple[float, ...] = ()  # d mean / d v of the kernel there, at most 0; 0 without a kernel
-    parents: tuple[int, ...] = ()  # distinct states a draw that its nodes are drawn from; 0: prompt
-
-    def __post_init__(self) -> None:
-        if len(self.origins) != len(self.nodes):
-            raise ValueError(
-                f"{len(self.nodes)} columns of nodes need as many numbers of parents, not "
-                f"{self.parents}"
-            )
-        for k, (nodes, parents) in enumerate(zip(self.nodes, self.origins, strict=True)):
-            before = self.nodes[k - 1] if k else 1
-            if nodes < 1 or nodes % before or nodes % max(parents, 1):
-                raise ValueError(
-                    f"column {k} has {nodes} nodes: it needs a multiple of its {max(parents, 1)} "
-                    f"parents and of the {before} nodes before it"
-                )
-
-    @property
-    def group(self) -> int:
-        return self.nodes[-1]
-
-    @property
-    def origins(self) -> tuple[int, ...]:
-        """`parents`, or what they are by default."""
-        return self.parents or (0, *self.nodes[:-1])
-
-    @cached_property
-    def families(self) -> tuple[int, ...]:
-        """Number of families a draw at each column: the nodes of a family were drawn from one state
-        at the last split. Where nothing split yet, the draw is one family."""
-        families, now = list[int](), 1
-        for nodes, parents in zip(self.nodes, self.origins, strict=True):
-            now = max(parents, 1) if parents < nodes else now
-            families.append(now)
-        return tuple(families)
-
-
-def _check(k: int, s: Step, kernel: Kernel | None) -> None:
-    if not s.sigma > s.sigma_next:
-        raise ValueError(
-            f"step {k}: sigma must decrease, but goes from {s.sigma} to {s.sigma_next}"
-        )
-    if s.branch < 1:
-        raise ValueError(f"step {k}: branch must be at least 1, not {s.branch}")
-    if (s.branch > 1 or s.train) and not s.noisy:
-        raise ValueError(f"step {k}: only a noisy step can branch or be trained on")
-    if s.noisy and kernel is None:
-        raise ValueError(f"step {k} is noisy, but the plan has no kernel")
-    if (s.branch > 1 or s.train) and not _of_unit_velocity(kernel, s)[1] > 0:
-        raise ValueError(
-            f"step {k}: {kernel} adds no noise between {s.sigma} and {s.sigma_next}, so this "
-            "step cannot branch or be trained on"
-        )
-
-
-def _misplaced(plan: Plan) -> str | None:
-    """Return why `keep`, `bridge`, `looks` or `thin` is invalid, or None."""
-    looks, thin, last = plan.looks, plan.thin, len(plan.steps)
-    if set(plan.keep) - set(range(last)) or sorted(set(plan.keep)) != [*plan.keep]:
-        return f"keep {plan.keep} takes rising indices of the plan's {last} steps"
-    if plan.bridge is not None and plan.bridge not in plan.keep[1:]:
-        return f"bridge {plan.bridge} is none of the later steps of keep {plan.keep}"
-    if (looks or thin) and plan.steer is not None:
-        return "steer already scores intermediate states: leave out looks and thin"
-    if looks is not None and looks.at and not (0 <= looks.at[0] <= looks.at[-1] < len(plan.steps)):
-        return (
-            f"intermediate rewards before the steps {looks.at}, but the steps are 0 to "
-            f"{len(plan.steps) - 1}"
-        )
-    if looks is not None and plan.solver != Euler():
-        return (
-            f"intermediate states are completed by Euler steps, but this plan has the solver "
-            f"{plan.solver}"
-        )
-    if thin is None:
-        return None
-    if looks is not None or plan.guide is not None or any(s.branch > 1 for s in plan.steps):
-        return (
-            "a plan whose group shrinks cannot have branches, guides or other intermediate rewards"
-        )
-    if plan.shared_noise or plan.roots != thin.keep[-1]:
-        return (
-            f"a group that shrinks to {thin.keep[-1]} needs as many roots, each with its own "
-            f"noise, but this plan has {plan.roots}"
-        )
-    return None
-
-
-def _of_unit_velocity(kernel: Kernel | None, step: Step) -> tuple[float, float]:
-    """Mean and std of the step from 0 under the velocity 1: every kernel's mean is affine in state
-    and velocity. 0 without a kernel."""
-    if kernel is None:
-        return 0.0, 0.0
-    zero = torch.zeros(1, 1, dtype=torch.float64)
-    at, to = torch.tensor([[step.sigma], [step.sigma_next]], dtype=torch.float64)
-    mean, std = kernel(zero, zero + 1, at, to)
-    return float(mean), float(std)
-
-
-def steps_of(
-    sigmas: Sequence[float],
-    *,
-    noisy: Set[int] = frozenset(),
-    train: Set[int] = frozenset(),
-    branch: Mapping[int, int] = {},
-) -> tuple[Step, ...]:
-    """Build the steps over a list of noise levels, with flags set by index. Raises for an index
-    out of range."""
-    last = len(sigmas) - 2
-    for name, marks in (("noisy", noisy), ("train", train), ("branch", branch.keys())):
-        if wrong := sorted(k for k in marks if not 0 <= k <= last):
-            raise ValueError(f"{name} steps {wrong} are out of range: the steps are 0 to {last}")
-    return tuple(
-        Step(a, b, noisy=k in noisy, branch=branch.get(k, 1), train=k in train)
-        for k, (a, b) in enumerate(pairwise(sigmas))
-    )
 
 
 def evaluations(plans: Iterable[Plan]) -> int:
@@ -333,14 +67,13 @@ def evaluations(plans: Iterable[Plan]) -> int:
     once."""
     alone, shared = 0, dict[object, int]()
     for plan in plans:
-        alone += plan.probed if plan.guide is not None and plan.guide.by == "probes" else 0
         for k, step in enumerate(plan.steps):
             here, after = plan.trunk(k), plan.trunk(k + 1)
             more = 0 if step.noisy else plan.solver_at(k).evaluations(step.sigma_next) - 1
-            alone += looked_evaluations(plan, k)
+            work = plan.route.work(plan, k)
+            alone += work.evaluations
             if here is None:
-                wide = plan.states[k] if plan.thin is None else plan.thin.width(k)
-                alone += wide * (1 + more)
+                alone += work.width * (1 + more)
                 continue
             shared[here] = plan.states[k]
             if after is None:
@@ -348,14 +81,3 @@ def evaluations(plans: Iterable[Plan]) -> int:
             else:
                 shared["more", after] = plan.states[k] * more
     return alone + sum(shared.values())
-
-
-def looked_evaluations(plan: Plan, k: int) -> int:
-    """Network evaluations of intermediate rewards before step k that the plan does not make
-    itself. A sample stopped there was already evaluated for its prediction."""
-    looks, thin = plan.looks, plan.thin
-    if thin is not None and k in thin.at:
-        return thin.width(k - 1) - thin.width(k)
-    if looks is None or k not in looks.at:
-        return 0
-    return plan.states[k] * looks.more(plan.sigmas, k)

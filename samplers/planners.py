@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from samplers.kernels import Kernel
-from samplers.particles import FeynmanKac
 from samplers.plan import Plan, steps_of
+from samplers.route import Route
 from samplers.solvers import DPM2M, Euler, Solver
 from samplers.tree_steps import Moving, Prune, Stripes
 from samplers.windows import Progressive, WindowPosition
@@ -24,6 +24,16 @@ from samplers.windows import Progressive, WindowPosition
 @runtime_checkable
 class Planner(Protocol):
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]: ...
+
+
+@runtime_checkable
+class ChangesRoute(Protocol):
+    """A planner whose plans take another route in some iterations."""
+
+    @property
+    def later(self) -> tuple[Route, ...]:
+        """Routes that no plan of iteration 0 may show."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -42,38 +52,6 @@ class Ode:
             return (Plan(steps_of(sigmas), roots=self.group, solver=self.solver),)
         steps = steps_of(sigmas, noisy=set(range(len(sigmas) - 1)))
         return (Plan(steps, self.kernel, self.group),)
-
-
-@dataclass(frozen=True)
-class Particled:
-    """Feynman-Kac steering in iterations `first` <= i < `stop`: a draw's group is a set of
-    particles, moved by noisy steps of `kernel` and resampled by intermediate rewards. Other
-    iterations use the planner `otherwise`.
-
-    Provides better samples while the policy rarely finds them itself; for likelihoods that need
-    clean samples only. The last resampling is left out, since copies of one sample teach nothing
-    new. So the samples follow the intermediate potentials, and max and terminal tilt them by more
-    than the strength.
-    """
-
-    otherwise: Planner
-    kernel: Kernel
-    group: int
-    how: FeynmanKac
-    first: int
-    stop: int
-
-    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
-        last = last_step(sigmas)
-        if late := [k for k in self.how.at if not 0 <= k < last]:
-            raise ValueError(
-                f"particles cannot be resampled before the steps {late}: copies only diverge at "
-                f"noisy steps, 0 to {last - 1}"
-            )
-        if not self.first <= iteration < self.stop:
-            return self.otherwise(sigmas, iteration, seed)
-        steps = steps_of(sigmas, noisy=set(range(last)))
-        return (Plan(steps, self.kernel, self.group, steer=self.how),)
 
 
 @dataclass(frozen=True)

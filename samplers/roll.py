@@ -12,14 +12,12 @@ from torch import Tensor
 
 from samplers.host import filled_rows
 from samplers.layout import Layout
-from samplers.looks import Seen
 from samplers.noise import NoiseKind
-from samplers.particles import FeynmanKac
 from samplers.plan import Columns, Plan
-from samplers.steering import Steering
+from samplers.route import RouteRequest, Descent, Note, Passage, Predicted
+from samplers.step_tree import StepTree
 from samplers.storage import Storage
-from samplers.thinning import thinned
-from samplers.walk import Begin, Edges, Latents, Predicted, State, Velocity, Walk
+from samplers.walk import Begin, Edges, Latents, State, Velocity, Walk
 
 __all__ = ["Begin", "Edges", "Latents", "Rollout", "Sampling", "Velocity", "roll"]
 
@@ -30,7 +28,7 @@ class Rollout:
     plan.group of `draws`.
 
     `seed`, `iteration`, `draws` and `index` (of the plan among the iteration's plans) key all noise
-    of these samples. `seen` are predicted clean samples, if the plan asks for them.
+    of these samples. `notes` are what the plan's route wrote down, such as predicted clean samples.
 
     Unlike a rollout of texts it has no `nodes`, `exists` and `states`: trees of steps are uniform,
     so the node that a sample passed follows from its index; every sample has every step; and the
@@ -47,8 +45,7 @@ class Rollout:
     seed: int
     iteration: int
     index: int
-    seen: tuple[Seen, ...] = ()
-    kept: tuple[Float[Tensor, "n *d"], ...] = ()  # the states before the plan's steps `keep`
+    notes: tuple[Note, ...] = ()
     storage: Storage = Storage()  # how states are kept for training
     noise: NoiseKind = "generator"  # that drew these samples, and what training adds to them
     free: Bool[Tensor, "p *d"] | None = None  # entries that are sampled, by prompt; None: all
@@ -87,27 +84,18 @@ class _Trunk:
         if place is not None and place in self.shared:
             self.states[place] = state
 
-    def descend(
-        self, walk: Walk, plan: Plan, index: int
-    ) -> tuple[State, tuple[Edges, ...], tuple[Seen, ...], tuple[Tensor, ...]]:
-        """Sample a plan: its leaves, trained transitions, intermediate predictions and kept
-        states."""
-        state, start = walk.root(plan), 0
+    def descend(self, descent: Descent, plan: Plan) -> State:
+        """Sample a plan's leaves, from the first state that no other plan has passed."""
+        state, start = descent.root(), 0
         places = [plan.trunk(k) for k in range(len(plan.steps) + 1)] if self.shared else []
         for k, place in enumerate(places):
             if place is not None and place in self.states:
                 state, start = self.states[place], k
-        edges, seen = list[Edges](), list[Seen]()
-        kept = list[Tensor]()
         for k in range(start, len(plan.steps)):
             if places:
                 self.keep(places[k], state)
-            kept += [state.x] if k in plan.keep else []
-            if plan.looks is not None and k in plan.looks.at:
-                seen.append(walk.completed(plan, k, state))
-            state, edge = walk.advance(plan, index, k, state)
-            edges += [edge] if edge is not None else []
-        return state, tuple(edges), tuple(seen), tuple(kept)
+            state = descent.step(k, state)
+        return state
 
 
 R = TypeVar("R")
@@ -118,8 +106,8 @@ class Sampling(Generic[R]):
     """Options of sampling beside the plans. R is the kind of rollout, of latents or of text.
 
     keep_mean   store the sampling policy's means with the edges: one more latent per trained node
-    score       rewards [n] of predicted samples, for plans that steer, shrink or are guided
-    slope       gradients [n *d] of these rewards with respect to the predicted samples
+    score       rewards [n] of predicted samples, for plans whose route asks for them
+    slope       gradients [n *d] of these rewards with respect to the predicted samples, likewise
     on_rollout  called with each rollout except the last, as soon as it is sampled
     on_part     called with each part of a single rollout as soon as it is sampled, if it is sampled
                 in parts; a part's `prompt` counts from the first of all draws
@@ -164,11 +152,6 @@ def roll(
             f"draws {list(draws)} contain the same id twice: both would be the same sample"
         )
 
-    def asked(of: Callable[[Rollout], Tensor] | None) -> Predicted | None:
-        if of is None:
-            return None
-        return lambda plan, index, x0, prompt: of(_rollout(plan, x0, prompt, walk, (), index))
-
     aside = sampling.aside
     walk = Walk(
         velocity,
@@ -176,8 +159,6 @@ def roll(
         tuple(draws),
         key=(seed, iteration),
         keep_mean=sampling.keep_mean,
-        reward=asked(sampling.score),
-        slope=asked(sampling.slope),
         aside=aside,
     )
     whole = nullcontext()
@@ -191,46 +172,35 @@ def _rolled(plans: Sequence[Plan], walk: Walk, sampling: Sampling[Rollout]) -> t
     trunk = _Trunk.of(plans)
     rollouts: list[Rollout] = []
     for index, plan in enumerate(plans):
-        seen: tuple[Seen, ...] = ()
-        kept: tuple[Tensor, ...] = ()
-        if plan.steer is not None:
-            x0, edges = _steered(plan.steer, plan, walk, index, sampling.score), ()
-        elif plan.thin is not None:
-            x0, edges = thinned(plan, plan.thin, walk, index)
-        else:
-            state, edges, seen, kept = trunk.descend(walk, plan, index)
-            x0 = state.children(plan.group // plan.states[-1]).x
-        made = _rollout(plan, x0, walk.prompt(x0), walk, edges, index)
-        rollouts.append(replace(made, seen=seen, kept=kept))
+        passage = Passage(walk, plan, index, _answers(sampling, walk, index))
+        leaves = trunk.descend(plan.route.begin(passage), plan)
+        x0 = leaves.children(plan.group // plan.states[-1]).x
+        made = _rollout(plan, x0, walk.prompt(x0), walk, index)
+        made = replace(made, edges=tuple(passage.edges), notes=tuple(passage.notes))
+        rollouts.append(made)
         if sampling.on_rollout is not None:
             sampling.announce(rollouts, len(plans))
     return tuple(rollouts)
 
 
-def _rollout(
-    plan: Plan, x0: Tensor, prompt: Tensor, walk: Walk, edges: tuple[Edges, ...], index: int
-) -> Rollout:
+def _answers(sampling: Sampling[Rollout], walk: Walk, index: int) -> dict[RouteRequest, Predicted]:
+    """Functions of predicted clean samples that a plan's route may ask for while sampling."""
+
+    def answer(of: Callable[[Rollout], Tensor]) -> Predicted:
+        def answered(plan: StepTree, x0: Tensor, prompt: Tensor) -> Tensor:
+            assert isinstance(plan, Plan), "routes pass on what they were given"
+            return of(_rollout(plan, x0, prompt, walk, index))
+
+        return answered
+
+    offered: dict[RouteRequest, Callable[[Rollout], Tensor] | None]
+    offered = {"score": sampling.score, "slope": sampling.slope}
+    return {name: answer(of) for name, of in offered.items() if of is not None}
+
+
+def _rollout(plan: Plan, x0: Tensor, prompt: Tensor, walk: Walk, index: int) -> Rollout:
     storage, held = walk.latents.storage, walk.latents.held
     free = None if held is None else held.free
-    made = Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index, storage=storage)
+    made = Rollout(plan, x0, prompt, walk.draws, (), *walk.key, index, storage=storage)
     made = replace(made, noise=walk.latents.noise, layout=walk.latents.layout)
     return made if free is None else replace(made, free=free)
-
-
-def _steered(
-    how: FeynmanKac,
-    plan: Plan,
-    walk: Walk,
-    index: int,
-    score: Callable[[Rollout], Tensor] | None,
-) -> Tensor:
-    """The particles' clean samples. ValueError without a reward."""
-    if score is None:
-        raise ValueError(
-            "a plan with steering needs an intermediate reward: pass Sampling(score=...)"
-        )
-
-    def reward(x0: Tensor, prompt: Tensor) -> Tensor:
-        return score(_rollout(plan, x0, prompt, walk, (), index))
-
-    return Steering(how, walk, plan, index, reward).descend()[0]

@@ -33,6 +33,21 @@ COMMANDS = {
         "flowrl.settings.command_line.arguments:TrainArguments",
         settings=True,
     ),
+    "runs": Command(
+        "flowrl.cli.commands:runs_command",
+        "[FOLDER ...]",
+        "list runs: how far each is, its state, best score and alarms",
+        "flowrl runs",
+        "flowrl.cli.runs:Runs",
+    ),
+    "launch": Command(
+        "flowrl.cli.commands:launch_command",
+        "WHERE CONFIG --folder RUN [--nodes N] --gpus N",
+        "print or submit what trains a run on Slurm, Ray, SkyPilot, Kubernetes or accelerate",
+        "flowrl launch slurm my_run.yaml --folder runs/mine --nodes 2 --gpus 8 --time 24:00:00",
+        "flowrl.cli.launch:Launch",
+        settings=True,
+    ),
     "sample": Command(
         "flowrl.cli.commands:sample_command",
         'RUN "a red circle" ...',

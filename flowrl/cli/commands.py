@@ -98,7 +98,7 @@ def _go_on(words: Sequence[str], folder: Path, cache: bool, trust: Trust, wait: 
                 return 0
             if state == "absent":
                 return _finish(start(run, path.stem, folder, cache))
-            opened = open_folder(folder, trust).changed(run)
+            opened = open_folder(folder, trust, beside=run).changed(run)
             with opened.limited():
                 return _finish(resume(opened.run, folder, cache))
         except FolderInUse as error:
@@ -131,6 +131,22 @@ def _finish(result: "object") -> int:
     if (page := result.folder / "report.html").is_file():
         print(f"page: {page}")
     return code
+
+
+def runs_command(arguments: list[str]) -> int:
+    """`runs [FOLDER ...]`."""
+    from flowrl.cli.runs import Runs, print_runs
+
+    print_runs(parse_arguments(Runs, arguments, "runs"))
+    return 0
+
+
+def launch_command(arguments: list[str]) -> int:
+    """`launch WHERE CONFIG [overrides]`."""
+    from flowrl.cli.launch import Launch, launch_job
+
+    words, options = split_settings(arguments)
+    return launch_job(parse_arguments(Launch, words, "launch"), options)
 
 
 def sample_command(arguments: list[str]) -> int:

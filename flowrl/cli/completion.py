@@ -87,6 +87,8 @@ def candidates(words: Sequence[str]) -> Iterator[str]:
         yield from read_schema()["rewards"]
     elif option is not None and not option["flag"]:
         yield from option["choices"] or files(last, "")
+    elif name == "launch" and len(others) == 1:
+        yield from run_files(last)
     elif before.startswith("--recipe.") or (others and name not in _SEVERAL):
         return
     else:
@@ -145,7 +147,12 @@ def files(begin: str, suffix: str | None) -> Iterator[str]:
 
 
 _REWARDS = ("--rewards", "--held-out-rewards", "--way-rewards", "--judges")
-_SEVERAL = ("plan", "score", "compare")  # commands with more than one file, or with options between
+_SEVERAL = (
+    "plan",
+    "score",
+    "compare",
+    "runs",
+)  # commands with more than one file, or with options between
 _FIRST: dict[str, Callable[[str], Iterator[str]]] = {
     "train": run_files,
     "plan": run_files,
@@ -155,6 +162,8 @@ _FIRST: dict[str, Callable[[str], Iterator[str]]] = {
     "evaluate": run_folders,
     "report": run_folders,
     "compare": run_folders,
+    "runs": run_folders,
+    "launch": lambda _: iter(read_schema()["commands"]["launch"]["words"][0]["choices"]),
     "recipes": lambda _: iter(read_schema()["recipes"]),
     "serve-reward": lambda _: iter(read_schema()["rewards"]),
     "completion": lambda _: iter(SHELLS),

@@ -96,7 +96,7 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
         draws * sum(getattr(plan, of) for plan in plans)
         for of in ("trained_nodes", "trained_states")
     )
-    looked = draws * sum(plan.looked + plan.probed for plan in plans)
+    looked = draws * sum(plan.predicted for plan in plans)
     way = f" and {looked} intermediate samples" if looked else ""
     rows = f"{trained} trained rows" if trained else "rows at noise levels of the loss"
     if states < trained:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from flowrl.errors import UserError
+from flowrl.launching.job import newest_checkpoint
 from flowrl.paths import numbered, run_path
 from flowrl.session.output import ending_signals
 
@@ -99,7 +100,7 @@ class _Parent:
         self.asked = False  # to stop
 
     def run(self, words: list[str]) -> tuple[list[str], int | None]:
-        left, reached = self.restarts, _newest(self.folder)
+        left, reached = self.restarts, newest_checkpoint(self.folder)
         known = {number: signal.signal(number, self._pass_on) for number in ending_signals()}
         ends = os.pipe()  # the second closes when this process ends, however it ends
         while True:
@@ -118,7 +119,7 @@ class _Parent:
             ended = code if code >= 0 else 128 - code
             if ended in ENDS or self.asked:
                 return words, ended
-            if (newest := _newest(self.folder)) != reached:
+            if (newest := newest_checkpoint(self.folder)) != reached:
                 left, reached = self.restarts, newest
             if not left:
                 _say(f"{_cause(code)}; all of {RESTARTS} {self.restarts} are used {_since(newest)}")
@@ -147,11 +148,6 @@ def _end_with_parent(end: int) -> None:
     """Let this process save and end once its parent has died: nobody would forward a signal."""
     os.read(end, 1)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _newest(folder: Path) -> str:
-    names = (path.name for path in (folder / "checkpoints").glob("[0-9]*"))
-    return max((name for name in names if name.isdigit()), default="")
 
 
 def _since(newest: str) -> str:

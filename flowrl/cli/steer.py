@@ -14,7 +14,8 @@ from flowrl.settings import RewardSpec
 from rewards import Reward, Samples, score_all
 from rewards.audio import Audio
 from samplers import Chain, FlowSDE, Latents, Ode, roll
-from samplers.steering import FeynmanKac, best, importance, steer_plan
+from samplers.routes.particles import FeynmanKac
+from samplers.routes.steering import best, importance, steer_plan
 
 Method = Literal["best", "importance", "particles"]
 

@@ -10,8 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 from flowrl.credit.trackers import Tracker
 from flowrl.credit.values import Transform
 from flowrl.errors import UserError
-from samplers import Particled, Plan, Planner
+from samplers import Plan, Planner, Route
 from samplers.completions import TextPlan, TextPlanner
+from samplers.planners import ChangesRoute
 
 AnyPlanner = Planner | TextPlanner
 AnyPlan = Plan | TextPlan
@@ -131,10 +132,22 @@ def text_plans(choices: Choices) -> list[TextPlan]:
     return [plan for plan in choices.plans if isinstance(plan, TextPlan)]
 
 
+def routes_of(planner: AnyPlanner, plans: Sequence[AnyPlan]) -> list[Route]:
+    """The routes of image plans, of iteration 0 and of later iterations that take another one."""
+    later = planner.later if isinstance(planner, ChangesRoute) else ()
+    return [*(plan.route for plan in plans if isinstance(plan, Plan)), *later]
+
+
+def samples_itself(choices: Choices) -> bool:
+    """Whether all samples are the policy's own, with the densities of their steps, in every
+    iteration."""
+    return all(route.own for route in routes_of(choices.plan, choices.plans))
+
+
 def independent(planner: AnyPlanner, plans: Sequence[AnyPlan]) -> bool:
     """Whether all samples are drawn independently and in the same way: no trees (also none that
     branch at the first step), no particles, no greedy completions."""
-    return not isinstance(planner, Particled) and all(
+    return all(route.own for route in routes_of(planner, plans)) and all(
         set(plan.columns.nodes) == {plan.group}
         and set(plan.columns.families) == {1}
         and not (isinstance(plan, TextPlan) and (plan.forking or plan.greedy))

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from flowrl.credit.choices import Choices, image_plans, text_plans
+from flowrl.credit.choices import Choices, image_plans, samples_itself, text_plans
 from flowrl.credit.values import (
     Context,
     Credit,
@@ -25,7 +25,6 @@ from flowrl.credit.values import (
 )
 from flowrl.errors import UserError
 from rewards.types import IntermediateScores
-from samplers import Particled
 
 
 class StateValues(NamedTuple):
@@ -71,9 +70,9 @@ def state_values(credit: Credit, context: Context) -> StateValues:
 def refuse_intermediate(choices: Choices, chains: bool) -> str | None:
     """Refuse plans without intermediate rewards, and branching plans if credit needs `chains`."""
     plans = image_plans(choices)
-    if isinstance(choices.plan, Particled):
+    if not samples_itself(choices):
         return "steer: particles are not credited by step: leave steer out of this recipe"
-    if text_plans(choices) or any(plan.looks is None for plan in plans):
+    if text_plans(choices) or any("seen" not in plan.route.asks for plan in plans):
         return (
             "this credit reads intermediate scores: use a plan with intermediate rewards "
             "(samplers.Looking)"

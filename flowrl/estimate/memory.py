@@ -330,7 +330,10 @@ def _states(run: Run, model: Sizes, iteration: int) -> int:
     levels = run.levels(algorithm.steps)
     plans = [p for p in algorithm.planned(levels, iteration, run.train.seed) if isinstance(p, Plan)]
     nodes = sum(plan.trained_nodes for plan in plans)
-    looked = sum(plan.looked for plan in plans if plan.looks)
-    kept = nodes + looked + sum(plan.group for plan in plans) * (1 if nodes else 3)
+    kept = (
+        nodes
+        + sum(plan.stored for plan in plans)
+        + sum(plan.group for plan in plans) * (1 if nodes else 3)
+    )
     wide = 4 if run.train.states.dtype is None else BYTES[run.train.states.dtype]
     return run.prompts.per_iteration * run.rewritings * kept * model.latent * wide

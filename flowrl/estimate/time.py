@@ -62,7 +62,7 @@ def iteration_work(
     else:
         images = [plan for plan in plans if isinstance(plan, Plan)]
         sampling, rows = float(draws * evaluations(images)), _trained_inputs(run, images)
-        samples += draws * sum(plan.looked + plan.probed for plan in images)  # intermediate
+        samples += draws * sum(plan.predicted for plan in images)  # intermediate
     rows += _given_inputs(run)
     others, likelihood = len(algorithm.loss.roles - {"old"}), algorithm.likelihood
     once = rows * _old_share(run) if "old" in algorithm.loss.roles else 0.0

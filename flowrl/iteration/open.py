@@ -11,8 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from flowrl.credit.choices import image_plans
-from flowrl.errors import UserError
+from flowrl.errors import feature_files
 from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.credit import CreditStage, PlainEstimate
 from flowrl.iteration.draw import PlainDraw
@@ -23,7 +22,7 @@ from flowrl.iteration.stages import Stages
 from flowrl.iteration.update import UpdateStage
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
-from samplers import Particled
+from samplers.route import RouteRequest
 
 FEATURES = "flowrl.iteration.features"
 
@@ -35,19 +34,21 @@ class Feature(NamedTuple):
     needed: Callable[[Session], bool]
 
 
-def _asks_while_sampling(session: Session) -> bool:
-    algorithm = session.algorithm
-    own = not type(algorithm.plan).__module__.startswith("samplers.")  # it may ask later
-    asks = any(p.steer or p.thin or p.guide for p in image_plans(algorithm))
-    return not algorithm.text and (asks or own or isinstance(algorithm.plan, Particled))
+def _asks(name: RouteRequest) -> Callable[[Session], bool]:
+    """Whether the route of a plan asks for it."""
+    return lambda session: name in session.algorithm.asks
 
 
-def _scores_states(session: Session) -> bool:
-    algorithm = session.algorithm
-    own = not type(algorithm.plan).__module__.startswith("samplers.")
-    return not algorithm.text and (
-        algorithm.by_step or own or any(p.looks or p.thin for p in image_plans(algorithm))
-    )
+def _may_ask(name: RouteRequest) -> Callable[[Session], bool]:
+    """Whether the route of a plan asks for it, or may in a later iteration: a planner of the user's
+    may change its plans."""
+
+    def needed(session: Session) -> bool:
+        algorithm = session.algorithm
+        own = not type(algorithm.plan).__module__.startswith("samplers.")
+        return not algorithm.text and (own or name in algorithm.asks)
+
+    return needed
 
 
 def _has_turns(session: Session) -> bool:
@@ -67,10 +68,10 @@ def _reads(name: str) -> Callable[[Session], bool]:
 
 OF_UNITS = (
     Feature("joint", lambda s: s.before is not None),
-    Feature("lookahead", _asks_while_sampling),
-    Feature("guide", lambda s: s.algorithm.guided),
+    Feature("lookahead", _may_ask("score")),
+    Feature("guide", _asks("slope")),
     Feature("overlap", _overlaps),
-    Feature("intermediate", _scores_states),
+    Feature("intermediate", _may_ask("seen")),
     Feature("turns", _has_turns),
 )
 OF_ITERATIONS = (
@@ -85,8 +86,8 @@ OF_ITERATIONS = (
     Feature("budget", lambda s: s.spending is not None),
     Feature("gate", _reads("gate")),
     Feature("turns", _has_turns),
-    Feature("intermediate", _scores_states),
-    Feature("guide", lambda s: s.algorithm.guides),
+    Feature("intermediate", _may_ask("seen")),
+    Feature("guide", _asks("moved")),
     Feature("units", lambda s: s.source is not None),
     Feature("given", lambda s: s.given is not None),
     Feature("joint", lambda s: s.before is not None),
@@ -95,15 +96,8 @@ OF_ITERATIONS = (
 
 def feature(name: str) -> Any:
     """The module of a feature. UserError, in a sentence, where it is not installed."""
-    try:
+    with feature_files(FEATURES, name):
         return import_module(f"{FEATURES}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith(FEATURES):
-            raise
-        raise UserError(
-            f"this run needs the feature {name}, and this installation of flowrl lacks "
-            f"{error.name}: install flowrl again, or leave out the setting that asks for it"
-        ) from error
 
 
 def open_unit(session: Session, clock: PhaseClock) -> UnitStages:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.credit.choices import Choices, image_plans, text_plans
+from flowrl.credit.choices import Choices, image_plans, samples_itself, text_plans
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, Rows
 from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
@@ -111,7 +111,7 @@ class Pathwise:
 
         x0 = x + sum (sigma' - sigma) v(x_sigma, sigma), minus the remaining part of a known noise
 
-    starts  the states: `Kept`, `Renoised`, `KnownNoise` or `flowrl.likelihoods.shortcuts`
+    starts  the states: `Renoised`, `KnownNoise`, or those of `flowrl.likelihoods.shortcuts`
 
     Anchors compare velocities at the states of the path, which are treated as constants.
     """
@@ -125,7 +125,7 @@ class Pathwise:
         """Refuses text plans, steered plans, and whatever the starts refuse."""
         if text_plans(choices):
             return NEEDS_TOKEN
-        if any(plan.steer is not None for plan in image_plans(choices)):
+        if not samples_itself(choices):
             return (
                 "steer: steered samples are not the policy's own, so they cannot be rebuilt: "
                 "leave it out"
@@ -192,31 +192,8 @@ def velocities_of(parts: Sequence[Tensor]) -> Evaluation:
     return Evaluation(out.detach().flatten(1)[:, :1] * 0, out)
 
 
-def _rows(common: Rows, **own: object) -> PathRows:
+def path_rows(common: Rows, **own: object) -> PathRows:
     return PathRows(**{**vars(common), **own})  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Starts from the states that the plan kept and takes all remaining steps (DRaFT-K,
-    arXiv:2309.17400), or one step to the clean sample (`project`: ReFL, arXiv:2304.05977)."""
-
-    project: bool = False
-    inside = True
-
-    def refuses(self, choices: Choices) -> str | None:
-        if any(len(plan.keep) != 1 for plan in image_plans(choices)):
-            return "Kept needs stored intermediate states: use the plan LastSteps or OneOfSteps"
-        return None
-
-    def steps(self, plan: Plan) -> list[int]:
-        return [1 if self.project else len(plan.steps) - plan.keep[0]]
-
-    def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
-        (first,), (x,) = rollout.plan.keep, rollout.kept
-        levels = rollout.plan.sigmas[first:]
-        sigmas = (levels[0], 0.0) if self.project else levels
-        return [_rows(common, x=x, sigmas=sigmas)]
 
 
 @dataclass(frozen=True)
@@ -238,7 +215,7 @@ class Renoised:
         for draw in range(self.draws):
             noise = noise_of(rollout, "renoised", draw)
             x = (1 - level) * rollout.x0 + level * noise
-            found.append(_rows(common, x=x, sigmas=(level, 0.0)))
+            found.append(path_rows(common, x=x, sigmas=(level, 0.0)))
         return found
 
 
@@ -286,7 +263,7 @@ class KnownNoise:
             sigma, end = (low + at * (high - low) for at in (place, m))
             x = (1 - sigma) * rollout.x0 + sigma * noise
             own = {"swapped": swapped, "strength": first + m * (last - first)}
-            found.append(_rows(common, x=x, sigmas=(sigma, end), noise=noise, **own))
+            found.append(path_rows(common, x=x, sigmas=(sigma, end), noise=noise, **own))
         return found
 
 

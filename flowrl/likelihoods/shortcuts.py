@@ -1,5 +1,9 @@
-"""Gradients through velocities at some states of a finished trajectory, whose sample stays
-unchanged: LeapAlign (arXiv:2604.15311) and FlowBP (arXiv:2606.11075)."""
+"""Gradients from states that a plan kept.
+
+`Kept` takes the steps from one of them again. `Shortcuts` leaves the sample of a finished
+trajectory unchanged, and adds velocities at some of its states: LeapAlign (arXiv:2604.15311) and
+FlowBP (arXiv:2606.11075).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +16,12 @@ from numpy.polynomial import polynomial
 from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans
-from flowrl.likelihoods.pathwise import Path, PathRows
+from flowrl.likelihoods.pathwise import Path, PathRows, path_rows
 from flowrl.likelihoods.rows import Rows
 from samplers import Plan, Rollout, Velocity
 from samplers.host import filled_rows
-from samplers.tails import TwoLeaps, evenly_spaced
+from samplers.routes.keeping import bridge_of, kept_states, kept_steps
+from samplers.routes.tails import TwoLeaps, evenly_spaced
 from samplers.untyped import evaluated_again
 
 
@@ -81,6 +86,29 @@ class ShortcutRows(PathRows):
         return 1 / (distances[0] + distances[1])
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Starts from the states that the plan kept and takes all remaining steps (DRaFT-K,
+    arXiv:2309.17400), or one step to the clean sample (`project`: ReFL, arXiv:2304.05977)."""
+
+    project: bool = False
+    inside = True
+
+    def refuses(self, choices: Choices) -> str | None:
+        if any(len(kept_steps(plan)) != 1 for plan in image_plans(choices)):
+            return "Kept needs stored intermediate states: use the plan LastSteps or OneOfSteps"
+        return None
+
+    def steps(self, plan: Plan) -> list[int]:
+        return [1 if self.project else len(plan.steps) - kept_steps(plan)[0]]
+
+    def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
+        ((first, x),) = kept_states(rollout).items()
+        levels = rollout.plan.sigmas[first:]
+        sigmas = (levels[0], 0.0) if self.project else levels
+        return [path_rows(common, x=x, sigmas=sigmas)]
+
+
 class Quadrature(NamedTuple):
     """A sum of velocities that stands for a part of the trajectory."""
 
@@ -139,11 +167,11 @@ class Shortcuts:
     def refuses(self, choices: Choices) -> str | None:
         """Refuses plans that keep other states, and settings out of range."""
         plans, leaps = image_plans(choices), self.rule == "lagrange"
-        if any(not plan.keep for plan in plans):
+        if not all(map(kept_steps, plans)):
             return "Shortcuts needs stored intermediate states: use the plan TwoLeaps or SomeSteps"
         if leaps and not (isinstance(choices.plan, TwoLeaps) and choices.plan.order == self.order):
             return f"leaps of order {self.order} need the plan TwoLeaps with the same order"
-        if self.alpha and any(plan.bridge is None for plan in plans):
+        if self.alpha and any(bridge_of(plan) is None for plan in plans):
             return "alpha scales the gradient through a bridge, which this plan has not: set split"
         if not 0 <= self.alpha <= 1:
             return f"alpha scales the gradient through the bridge: from 0 to 1, not {self.alpha}"
@@ -154,19 +182,20 @@ class Shortcuts:
         return None
 
     def _leaps(self, plan: Plan) -> tuple[Quadrature, Quadrature]:
-        assert plan.bridge is not None
-        ends = (plan.keep[0], plan.bridge, len(plan.steps))
+        bridge = bridge_of(plan)
+        assert bridge is not None
+        ends = (kept_steps(plan)[0], bridge, len(plan.steps))
         first, last = (lagrange(plan.sigmas, a, b, self.order) for a, b in pairwise(ends))
         return first, last
 
     def steps(self, plan: Plan) -> list[int]:
         if self.rule == "euler":
-            return [len(plan.keep)]
+            return [len(kept_steps(plan))]
         return [sum(len(leap.steps[:2]) for leap in self._leaps(plan))]
 
     def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
-        plan = rollout.plan
-        states = dict(zip(plan.keep, rollout.kept, strict=True)) | {len(plan.steps): rollout.x0}
+        plan, bridge = rollout.plan, bridge_of(rollout.plan)
+        states = kept_states(rollout) | {len(plan.steps): rollout.x0}
         own, rest = self._euler(plan) if self.rule == "euler" else self._lagrange(plan, states)
         steps = [step for step, _, _ in own]
         return [
@@ -177,7 +206,7 @@ class Shortcuts:
                 x0=rollout.x0,
                 weights=tuple(weight for _, weight, _ in own),
                 scales=tuple(scale for _, _, scale in own),
-                bridge=None if plan.bridge is None else steps.index(plan.bridge),
+                bridge=None if bridge is None else steps.index(bridge),
                 alpha=self.alpha,
                 tau=self.tau,
                 rest=rest,
@@ -186,8 +215,9 @@ class Shortcuts:
 
     def _euler(self, plan: Plan) -> tuple[list[tuple[int, float, float]], None]:
         lengths = [after - before for before, after in pairwise(plan.sigmas)]
-        factor = rescaled([lengths[k] for k in plan.keep], lengths, self.rescale)
-        return [(k, lengths[k], factor) for k in plan.keep], None
+        kept = kept_steps(plan)
+        factor = rescaled([lengths[k] for k in kept], lengths, self.rescale)
+        return [(k, lengths[k], factor) for k in kept], None
 
     def _lagrange(
         self, plan: Plan, states: dict[int, Tensor]

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from flowrl.credit.choices import Choices, image_plans, text_plans
+from flowrl.credit.choices import Choices, image_plans, samples_itself, text_plans
 from flowrl.likelihoods.rows import (
     Evaluation,
     PointMask,
@@ -31,7 +31,7 @@ from flowrl.likelihoods.rows import (
     once_per_state,
     parts_of_samples,
 )
-from samplers import Edges, Gaussian, Particled, Rollout, Velocity, mean_log_prob
+from samplers import Edges, Gaussian, Rollout, Velocity, mean_log_prob
 from samplers.host import filled_rows, on_host, sent, uploaded
 from samplers.kernels import coefficients, mean_over, step
 from samplers.layout import Layout
@@ -148,7 +148,7 @@ class Transition:
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses plans whose samples have no density under the policy."""
-        if isinstance(choices.plan, Particled):
+        if not samples_itself(choices):
             return (
                 "steer: particles are not the policy's own samples, so they have no density to "
                 "train on; use a recipe that learns from clean samples (awm, nft, dpo, rwr)"

@@ -96,7 +96,8 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         exported = any((self.folder / name).is_dir() for name in EXPORTED)
-        return exported and self.done >= self.planned
+        ended = bool(self.metrics) and "ended" in self.metrics[-1]  # by train.until
+        return exported and (ended or self.done >= self.planned)
 
     @property
     def seconds(self) -> float:

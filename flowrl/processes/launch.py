@@ -140,7 +140,7 @@ def _check_count(words: LaunchOptions | None, processes: int) -> None:
     if tasks > 1 and processes == 1:
         raise UserError(
             f"srun started {tasks} tasks without a common process group: start one task per "
-            "node that runs accelerate launch, as in scripts/launch/slurm.sh"
+            "node that runs accelerate launch, as `flowrl launch slurm` does"
         )
 
 

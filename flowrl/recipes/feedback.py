@@ -7,6 +7,7 @@ review, the recipe says so and lists our choices.
 
 from typing import Literal
 
+import samplers
 from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.advantages import Clip, Estimator, Rescale, Standardize, Sum
 from flowrl.credit.intermediate import Potential, WithoutOutcome
@@ -29,14 +30,10 @@ from samplers import (
     ConstantSDE,
     FlowSDE,
     Granular,
-    Guided,
     Kernel,
-    Looking,
     Merged,
     Ode,
     Random,
-    RewardDrift,
-    RewardGuide,
     Scattered,
     Solver,
     WanSDE,
@@ -259,15 +256,15 @@ def euphonium(
     """
     own = Standardize("group", correction=1, eps=1e-8)
     by = "slope" if gradient == "reward" else "probes"
-    guide = RewardGuide(RewardDrift(scale, kl_beta), first, probe, by)
-    plan = Guided(Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise), guide)
+    guide = samplers.RewardGuide(samplers.RewardDrift(scale, kl_beta), first, probe, by)
+    plan = samplers.Guided(Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise), guide)
     if process == 0 and outcome != 1:
         raise UserError(f"outcome is {outcome}, which has no effect without process: set process")
     share = Rescale(1.0, outcome) if outcome else WithoutOutcome()
     dual = (share, Potential(process), Clip()) if process else ()
     return Algorithm(
         steps=steps,
-        plan=Looking(plan, 1, at="trained") if process else plan,
+        plan=samplers.Looking(plan, 1, at="trained") if process else plan,
         advantage=Estimator((own, Clip(), Sum(partial=True), *dual)),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),

@@ -8,6 +8,7 @@ evaluations. `flowrl plan` shows the costs.
 
 from typing import Literal
 
+import samplers
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Clip, Estimator, Standardize, Sum
 from flowrl.credit.intermediate import AbsoluteValue, Discounted, Potential, StepGain, TurningPoint
@@ -22,10 +23,7 @@ from samplers import (
     FlowSDE,
     Frozen,
     Kernel,
-    Looking,
     TableSDE,
-    Thinned,
-    Thinning,
     Tree,
     Window,
 )
@@ -54,7 +52,7 @@ def dense_grpo(
     own: Kernel = TableSDE(noise) if noise else FlowSDE(eta)
     return Algorithm(
         steps=steps,
-        plan=Looking(Chain(kernel or own, group), completion, first=reward == "gain"),
+        plan=samplers.Looking(Chain(kernel or own, group), completion, first=reward == "gain"),
         advantage=Estimator((StepGain(reward == "gain"), Sum(), Standardize(scale), Clip())),
         likelihood=Transition(kl_form=kl_form),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
@@ -81,7 +79,7 @@ def turning_point(
     turns = TurningPoint(form, bonus, strict, balanced)
     return Algorithm(
         steps=steps,
-        plan=Looking(own, completion),
+        plan=samplers.Looking(own, completion),
         advantage=Estimator((turns, Sum(), Standardize("group"), Clip())),
         likelihood=Transition("cps" if isinstance(noise, CPS) else "density"),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
@@ -106,7 +104,7 @@ def vgpo(
     """
     return Algorithm(
         steps=steps,
-        plan=Looking(Chain(kernel or FlowSDE(eta), group), completion, first=False),
+        plan=samplers.Looking(Chain(kernel or FlowSDE(eta), group), completion, first=False),
         advantage=Estimator(
             (Discounted(gamma), Sum(), AbsoluteValue(kappa, share, bounds), Clip())
         ),
@@ -135,7 +133,7 @@ def pro_grpo(
     own = Chain(kernel or FlowSDE(eta), keep[-1])
     return Algorithm(
         steps=steps,
-        plan=Thinned(own, Thinning(at, keep, start)),
+        plan=samplers.Thinned(own, samplers.Thinning(at, keep, start)),
         advantage=Estimator((Standardize(scale), Clip())),
         likelihood=Transition(kl_form=kl_form),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
@@ -158,7 +156,9 @@ def potential_tree(
     own = Standardize("group")
     return Algorithm(
         steps=steps,
-        plan=Looking(Tree(kernel or ConstantSDE(eta), at, branch), completion, first=False),
+        plan=samplers.Looking(
+            Tree(kernel or ConstantSDE(eta), at, branch), completion, first=False
+        ),
         advantage=Estimator((Sum(), own, Potential(weight), Clip())),
         likelihood=Transition(),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),

@@ -10,12 +10,10 @@ from typing import Literal
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Estimator
 from flowrl.credit.uncompared import Uncompared
-from flowrl.likelihoods.pathwise import Kept, KnownNoise, Pathwise, Renoised, Starts
-from flowrl.likelihoods.shortcuts import Shortcuts
+from flowrl.likelihoods.pathwise import KnownNoise, Pathwise, Renoised, Starts
 from flowrl.losses.reward import RewardGradient
 from flowrl.recipes.grpo import anchors
 from samplers import Ode, Planner
-from samplers.tails import LastSteps, OneOfSteps, SomeSteps, TwoLeaps
 
 Form = Literal["linear", "hinge", "target"]
 
@@ -38,6 +36,9 @@ def refl(
     released loop, is left out. The gradient shrinks with the step's level, so the very last steps
     of a flow have little effect: `stop` leaves them out.
     """
+    from flowrl.likelihoods.shortcuts import Kept  # of states that a route keeps
+    from samplers.routes.tails import OneOfSteps
+
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     return pathwise(steps, OneOfSteps(group, first, stop), Kept(project=True), loss)
 
@@ -56,6 +57,9 @@ def draft(
     evaluated once more in the backward pass, and only the states between steps are kept. `kl` keeps
     the velocities of these K steps near the initial policy's (DRaFT+).
     """
+    from flowrl.likelihoods.shortcuts import Kept  # of states that a route keeps
+    from samplers.routes.tails import LastSteps
+
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     return pathwise(steps, LastSteps(group, last, cut, spread), Kept(), loss)
 
@@ -106,6 +110,9 @@ def leap_align(
 
     From the paper. Differences: k and j are drawn once per iteration.
     """
+    from flowrl.likelihoods.shortcuts import Shortcuts  # of states that a route keeps
+    from samplers.routes.tails import TwoLeaps
+
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     return pathwise(steps, TwoLeaps(group), Shortcuts("lagrange", alpha=alpha, tau=tau), loss)
 
@@ -125,6 +132,9 @@ def flow_bp(
     From the authors' code. Differences: steps are drawn once per iteration; guidance has its
     gradient in both branches.
     """
+    from flowrl.likelihoods.shortcuts import Shortcuts  # of states that a route keeps
+    from samplers.routes.tails import SomeSteps
+
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     starts = Shortcuts("euler", alpha=bridge or 0.0, rescale=rescale)
     return pathwise(steps, SomeSteps(group, active, late, bridge is not None), starts, loss)
@@ -144,6 +154,9 @@ def flow_bp_lagrange(
 
     From the authors' code. Differences: those of flow_bp.
     """
+    from flowrl.likelihoods.shortcuts import Shortcuts  # of states that a route keeps
+    from samplers.routes.tails import TwoLeaps
+
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     starts = Shortcuts("lagrange", order, alpha, tau, second, rescale)
     return pathwise(steps, TwoLeaps(group, order, spread, reach), starts, loss)

@@ -21,6 +21,7 @@ from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
 from flowrl.run.train import Result, train_session
 from flowrl.run.watch.start_check import check_shares
+from flowrl.run.watch.until import early_end
 from flowrl.session import record, start_record
 from flowrl.session.atomic import appear, held, reason, sweep
 from flowrl.session.live import NOTHING_LIVE, Live, of_callback
@@ -97,7 +98,10 @@ def _folder_state(run: Run, folder: Path) -> FolderState:
     if not (folder / "run.yaml").is_file():
         raise UserError(f"{folder} exists, but has no run.yaml: choose another --folder")
     newest = checkpoint.newest(folder, lambda _: None)
-    done = newest is not None and int(newest.name) >= run.train.iterations
+    done = newest is not None and (
+        int(newest.name) >= run.train.iterations
+        or bool(early_end(run, checkpoint.progress_of(newest)))
+    )
     return "finished" if done and (folder / run.exported).is_dir() else "begun"
 
 

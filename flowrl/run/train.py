@@ -29,6 +29,7 @@ from flowrl.run.show.observer import Observer
 from flowrl.run.show.observers import open_observers
 from flowrl.run.show.track import finishing
 from flowrl.run.watch.alarms import Alarms
+from flowrl.run.watch.until import early_end, note_goal
 from flowrl.session import record
 from flowrl.session.live import Event, Moment
 from flowrl.session.progress import Progress
@@ -162,13 +163,27 @@ class TrainingLoop:
         with ExitStack() as contexts:
             for each in self.observers:
                 contexts.enter_context(each.during())
-            while self.progress.iteration < self.session.run.train.iterations:
+            while not self.over:
                 made = iterate(self.stages, self.progress)
-                self.progress.seconds = start + time.perf_counter() - began
+                self.progress.seconds = self.of_main(start + time.perf_counter() - began)
                 if stop := self.finish(made, interrupt):
                     return stop
                 del made  # its states would fill a GPU beside those of the next one
+        if why := early_end(self.session.run, self.progress):
+            self.session.terminal.say(f"done after iteration {self.progress.iteration}: {why}")
         return None
+
+    @property
+    def over(self) -> bool:
+        """Whether the run's last iteration is done."""
+        run, progress = self.session.run, self.progress
+        return progress.iteration >= run.train.iterations or bool(early_end(run, progress))
+
+    def of_main(self, seconds: float) -> float:
+        """The main process's seconds, by which all decide together whether a run is done."""
+        if self.session.run.train.until is None:
+            return seconds
+        return self.session.parallel.every(seconds)[0]
 
     def finish(self, made: Iteration, interrupt: Interrupt) -> int | None:
         """Observe, evaluate, record and save whatever is due after an iteration. Returns a signal
@@ -178,13 +193,15 @@ class TrainingLoop:
         self.alarm(raised_by_training(session, self.alarms, metrics, made.number), metrics)
         for each in self.observers:
             each.on_iteration(made)
-        last = made.number == run.train.iterations
+        self.progress.samples += metrics.get("count/scored", 0.0)
+        last = self.over
         evaluates = last or made.number % run.evaluate.every == 0
         if evaluates and not last and run.train.alarms != "stop":  # which must stop at once
             asked = ask_workers(session, made.number)
             if asked is not None:
                 return self.hold(metrics, asked, interrupt)
         self.record(metrics, evaluates, last)
+        last = self.over  # a held-out score may have ended it
         stop = interrupt.pending(session.accelerator)
         if last or stop or made.number % run.checkpoint.every == 0:
             self.save()
@@ -204,10 +221,13 @@ class TrainingLoop:
             held_out = self.evaluate(asked)
             moments |= {"evaluation": held_out} if held_out else {}
             metrics |= held_out
+            note_goal(session.run, self.progress, held_out)
             if asked is not None:
                 metrics["seconds/waiting/evaluation"] = asked.waited
             raised = raised_by_evaluation(session, self.alarms, metrics, number)
             self.alarm(raised, metrics)
+        if asked is None and early_end(session.run, self.progress):
+            metrics["ended"] = 1.0
         session.accelerator.log(metrics, step=number)
         if evaluates and not last:  # after the last one it is written with the weights
             self.recorded()
@@ -254,8 +274,7 @@ class TrainingLoop:
             session.terminal.warn(text)
         for each in self.observers:
             each.on_alarms(raised.texts)
-        ended = progress.iteration == session.run.train.iterations
-        if raised.signs and session.run.train.alarms == "stop" and not ended:
+        if raised.signs and session.run.train.alarms == "stop" and not self.over:
             session.accelerator.log(metrics, step=progress.iteration)
             checkpoint.save_checkpoint(session, progress, self.alarms)
             self.recorded()

@@ -224,6 +224,23 @@ def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | No
         os.close(file)
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process trains in a run's folder: it holds the lock, or, on a file system without
+    locks, the lock file names a process that lives or is another machine's. Changes nothing."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if not _locked(file, folder):
+            _refuse_owner(_owner(file), folder)
+    except UserError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 def check_plain(folder: Path) -> None:
     """UserError for links, pipes and devices among the files that a run writes, replaces and
     removes, since a link could lead outside the folder. Some trackers' own folders contain

@@ -93,6 +93,9 @@ class Progress:
     named_skipped: dict[str, int] = field(default_factory=dict)  # the same, of models with a name
     refreshed: dict[str, int] = field(default_factory=dict)  # iteration of each average's last time
     seconds: float = 0.0
+    samples: float = 0.0  # given to rewards
+    goal: tuple[str, float] | None = None  # held-out score that ends the run, and what is enough
+    reached: int = 0  # evaluations in a row that reached it
     best: float | None = None
     best_iteration: int | None = None
     first: dict[str, float] | None = None  # the base's evaluation
@@ -103,7 +106,7 @@ class Progress:
     def as_of(self, then: "Progress") -> Iterator[None]:
         """Have the counters of an earlier iteration inside; scores that are found there stay."""
         counters = ("iteration", "optimizer_steps", "skipped_in_a_row", "named_skipped")
-        counters += ("refreshed", "seconds")
+        counters += ("refreshed", "seconds", "samples")
         now = {name: getattr(self, name) for name in counters}
         vars(self).update({name: getattr(then, name) for name in counters})
         try:

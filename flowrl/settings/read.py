@@ -120,23 +120,29 @@ def run_of(folder: Path, trust: Trust = False, parts: Collection[str] = ALL_PART
 
 
 def open_folder(
-    folder: Path, trust: Trust = False, parts: Collection[str] = ALL_PARTS
+    folder: Path,
+    trust: Trust = False,
+    parts: Collection[str] = ALL_PARTS,
+    beside: Run | None = None,
 ) -> OpenedFolder:
     """Read the settings of a run's folder. UserError for a folder from elsewhere whose sections
-    `parts`, which the caller uses, ask for rights that neither `trust` nor a record grants."""
+    `parts`, which the caller uses, ask for rights that neither `trust` nor a record grants, nor
+    the user by naming the same things in a run of their own, `beside` the folder: a job that goes
+    on with the user's file on a new machine, which has no record."""
     trusted_rights(trust)
-    tree, source, outside = _tree_of(folder, trust)
+    named = frozenset(n.thing for n in asked(dump(beside), folder)) if beside else frozenset()
+    tree, source, outside = _tree_of(folder, trust, named)
     tree = _as_begun(tree)
     try:
         needs = asked(tree, folder)
     except ValueError:  # an invalid section, which `run_from` explains
         needs = asked_by_recipe(tree, folder)
-        _check_granted(folder, needs, trust, parts)
+        _check_granted(folder, needs, trust, parts, named)
         with limited(Limits(folder.resolve(), frozenset({Right.CODE} if needs else ()))):
             run_from(tree, source)
         raise
     needs = [*outside, *needs]
-    limits = _check_granted(folder, needs, trust, parts)
+    limits = _check_granted(folder, needs, trust, parts, named)
     record = recorded(folder)
     if trust or (record is not None and record.things is None):
         record_granted(folder, needs, limits)
@@ -159,10 +165,14 @@ def rights_of(folder: Path) -> tuple[Sequence[Need], Sequence[Need]]:
 
 
 def _check_granted(
-    folder: Path, needs: Sequence[Need], trust: Trust, parts: Collection[str]
+    folder: Path,
+    needs: Sequence[Need],
+    trust: Trust,
+    parts: Collection[str],
+    named: frozenset[tuple[Right, str]],
 ) -> Limits | None:
     used = used_by(needs, parts)
-    limits = granted(folder, used, trust)
+    limits = granted(folder, used, trust, named)
     if lacking := not_granted(used, limits):
         raise UserError(refusal_of(folder, lacking))
     return limits
@@ -177,7 +187,9 @@ def _as_begun(tree: Any) -> Any:
     return {**tree, "model": {**model, "lora": {**lora, "dtype": "float32"}}}
 
 
-def _tree_of(folder: Path, trust: Trust) -> tuple[Any, str, Sequence[Need]]:
+def _tree_of(
+    folder: Path, trust: Trust, named: frozenset[tuple[Right, str]] = frozenset()
+) -> tuple[Any, str, Sequence[Need]]:
     """The settings in a run's folder, their source, and what a base outside of it asks for.
     UserError for such a base of a folder without the right to it."""
     file = folder / "run.yaml"
@@ -188,7 +200,7 @@ def _tree_of(folder: Path, trust: Trust) -> tuple[Any, str, Sequence[Need]]:
     def check(base: Path) -> None:
         if not inside(base, folder):
             outside.append(Need(Right.FILES, BASE_KEY, str(base.resolve()), "a file to read"))
-            _check_granted(folder, outside, trust, ALL_PARTS)
+            _check_granted(folder, outside, trust, ALL_PARTS, named)
 
     return *with_base(read_yaml(file), file, check=check), outside
 

@@ -172,19 +172,25 @@ def _found(text: str) -> Path:
         return Path(text.removeprefix(PACKAGE))
 
 
-def granted(folder: Path, needs: Iterable[Need], trust: Trust = False) -> Limits | None:
-    """The limits of a folder whose settings need this; None if it is the user's.
+def granted(
+    folder: Path,
+    needs: Iterable[Need],
+    trust: Trust = False,
+    named: frozenset[tuple[Right, str]] = frozenset(),
+) -> Limits | None:
+    """The limits of a folder whose settings need this; None if it is the user's. `named`: things
+    that the user names beside the folder, in the same command.
 
     What is asked for and not granted is the caller's to refuse: see `not_granted`.
     """
     rights, record = trusted_rights(trust), recorded(folder)
     if rights == frozenset(Right):
         return None
-    known = frozenset[tuple[Right, str]]()
+    known = named
     if record is not None and record.same_writers(folder):
         if record.things is None:
             return None
-        known = record.things
+        known = record.things | named
         if record.whole and all(each.thing in known for each in needs):
             return None
     return Limits(folder.resolve(), rights | frozenset(_whole(known, needs)), known)

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -149,13 +149,13 @@ def mutants_of(file: str) -> list[Made]:
     return made
 
 
-def chosen_mutants(count: int, seed: int) -> list[Made]:
+def chosen_mutants(count: int, seed: int, rooms: Sequence[str] = ROOMS) -> list[Made]:
     """`count` mutants, the same number in every room; in a room all operators are as likely."""
     found = list[Made]()
-    for place, room in enumerate(ROOMS):
+    for place, room in enumerate(rooms):
         files = sorted(p.relative_to(PROJECT).as_posix() for p in (PROJECT / room).rglob("*.py"))
         every = [mutant for file in files for mutant in mutants_of(file)]
-        share = count * (place + 1) // len(ROOMS) - count * place // len(ROOMS)
+        share = count * (place + 1) // len(rooms) - count * place // len(rooms)
         chance = random.Random(f"{seed} {room}")
         chance.shuffle(every)
         kinds = {each.operator: [m for m in every if m.operator == each.operator] for each in every}

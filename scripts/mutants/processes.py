@@ -159,7 +159,7 @@ ROWS = (
      "state=None", f"{INPUTS}::{ONCE}[fdfo]"),
     ("inputs-noise", "flowrl/likelihoods/matching.py", "not self.same_noise or", "True or",
      f"{INPUTS}::{ONCE}[dgpo]"),
-    ("inputs-promised", "samplers/plan.py", "for n, step in zip(self.states, self.steps",
+    ("inputs-promised", "samplers/step_tree.py", "for n, step in zip(self.states, self.steps",
      "for n, step in zip(self.nodes, self.steps",
      f"{INPUTS}::test_the_deal_is_of_inputs_whatever_the_order_of_rows_and_the_processes"),
     ("lockstep-weight", "flowrl/processes/lockstep.py", "(result * 0).sum()", "(result * 1).sum()",

@@ -58,6 +58,11 @@ def test_words_follow_what_stands_before(tmp_path: Path, monkeypatch: pytest.Mon
     assert begun("train", "demo", "--prompts.train", "no") == ["notes.txt"]
     assert begun("score", "images", "--rewards", "bri") == ["brightness"]
     assert begun("serve-reward", "win") == ["win_rate"]
+    assert begun("launch", "s") == ["slurm", "sky"] and begun("runs", "runs/d") == [
+        "runs/demo-0001"
+    ]
+    assert begun("launch", "slurm", "mi") == ["mine.yaml"]
+    assert "--train.lr" in begun("launch", "slurm", "mine.yaml", "--train.l")
     assert begun("completion", "") == list(SHELLS) and begun("nothing", "") == []
     with pytest.raises(UserError, match="give a shell, one of bash, zsh, fish"):
         completion_command(["tcsh"])

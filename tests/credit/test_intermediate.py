@@ -14,6 +14,7 @@ from flowrl.recipes.table import IMAGE_RECIPES as RECIPES
 from rewards import Scores
 from rewards.types import IntermediateScores
 from samplers import Chain, ConstantSDE, FlowSDE, Frozen, Looking, Ode, Tree, Window
+from tests.support.routes import looks_of
 
 LEVELS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 WEIGHTS = torch.tensor([1.0, 0.5], dtype=torch.float64)
@@ -30,7 +31,7 @@ def drawn(planner, draws: int = 2, rewards: int = 2, seed: int = 0) -> Scores:
     values = torch.rand(n, rewards, generator=rng, dtype=torch.float64)
     way = torch.zeros(n, len(plan.steps), rewards, dtype=torch.float64)
     known = torch.zeros(n, len(plan.steps), rewards, dtype=torch.bool)
-    for k in plan.looks.at:
+    for k in looks_of(plan).at:
         own = torch.rand(draws * plan.states[k], rewards, generator=rng, dtype=torch.float64)
         way[:, k] = own.repeat_interleave(n // len(own), 0)
         known[:, k] = True

@@ -15,6 +15,7 @@ from tests.support import every_recipe, runs, text_runs, tiny_lm
 
 NAMES = sorted({each.name for each in (*OF_UNITS, *OF_ITERATIONS)})
 FILES = sorted(p.stem for p in (PROJECT / "flowrl/iteration/features").glob("*.py"))
+LIKELIHOODS = "flowrl.likelihoods.shortcuts"  # from states that a route keeps
 OTHERS = {"__init__", "ahead", "prompt_rows"}  # of a lag, which the start opens; of a column alone
 
 SCRIPT = """
@@ -36,7 +37,7 @@ for name, config, folder in json.loads(sys.argv[1]):
     loaded = sorted(each for each in sys.modules if each.startswith(FEATURES))
     found[name] = [code or 0, said, loaded]
 print(json.dumps(found))
-""".replace("FEATURES", repr(FEATURES + "."))
+""".replace("FEATURES", repr((FEATURES + ".", "samplers.routes.", LIKELIHOODS)))
 
 
 def plain(name: str, folder: Path, pipeline: Path, language: Path) -> dict[str, Any]:
@@ -57,11 +58,14 @@ def needing(name: str, folder: Path, pipeline: Path, language: Path) -> dict[str
         "guide": "euphonium", "lookahead": "pro_grpo", "intermediate": "dense_grpo",
         "reward_gradient": "draft", "teachers": "opd", "turns": "text_turns",
         "reference": "text_rloo", "gate": "gardo", "tracker": "text_riskpo",
-        "start_values": "text_a_star_po", "uncertain": "text_forking",
+        "start_values": "text_a_star_po", "uncertain": "text_forking", "keeping": "leap_align",
     }  # fmt: skip
     if name == "joint":
         return joint(folder, pipeline, language)
     tree = plain(of_recipe.get(name, "flow_grpo"), folder, pipeline, language)
+    if name == "steering":
+        tree = plain("nft", folder, pipeline, language)
+        tree["steer"] = {"iterations": [0, 1]}
     if name == "teachers":
         tree["teachers"] = {"folders": {"all": str(every_recipe.teacher(pipeline, folder))}}
     if name == "budget":
@@ -119,11 +123,11 @@ def test_without_their_folder_a_plain_run_works_and_others_get_one_sentence(
     pipeline: Path, tmp_path: Path
 ) -> None:
     language, bare = tiny_lm.write(tmp_path / "lm"), tmp_path / "bare"
-    skip = shutil.ignore_patterns("features", "__pycache__", "runs")
+    skip = shutil.ignore_patterns("features", "routes", "__pycache__", "runs")
     for package in ("flowrl", "rewards", "samplers", "configs"):
         shutil.copytree(PROJECT / package, bare / package, ignore=skip)
     wanted = {}
-    for name in ("plain", *NAMES):
+    for name in ("plain", "keeping", "steering", *NAMES):
         (tmp_path / name).mkdir()
         wanted[name] = needing(name, tmp_path / name, pipeline, language)
     found = run_all(wanted, tmp_path, bare)

@@ -22,7 +22,7 @@ from tests.support.iterations import collect
 def short_waits(monkeypatch):
     monkeypatch.setattr("flowrl.models.language.served_check.COMPARED_TOKENS", 24)
     monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 0.2)
+    monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 2.0)
 
 
 def drop(name: str):

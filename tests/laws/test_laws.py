@@ -42,9 +42,10 @@ from samplers import (
     steps_of,
 )
 from samplers.completions import TextPlan
-from samplers.drift import RewardDrift, RewardGuide
 from samplers.forks import Forking
 from samplers.kernels import coefficients, is_affine
+from samplers.routes.drift import RewardDrift
+from samplers.routes.guiding import RewardGuide
 from tests.support import runs
 
 LEVELS = [1.0, 0.9, 0.7, 0.5, 0.3, 0.1, 0.0]

@@ -12,7 +12,6 @@ from flowrl.credit.advantages import Estimator, Standardize
 from flowrl.credit.uncompared import Uncompared
 from flowrl.errors import UserError
 from flowrl.likelihoods.pathwise import (
-    Kept,
     KnownNoise,
     PathRows,
     Pathwise,
@@ -20,13 +19,15 @@ from flowrl.likelihoods.pathwise import (
     noise_of,
 )
 from flowrl.likelihoods.rows import Evaluation
+from flowrl.likelihoods.shortcuts import Kept
 from flowrl.losses.base import Anchor
 from flowrl.losses.ratio import Surrogate
 from flowrl.losses.reward import RewardGradient
 from flowrl.recipes import RECIPES
 from samplers import Latents, Ode, Rollout, roll
 from samplers.noise import normal
-from samplers.tails import LastSteps, OneOfSteps
+from samplers.routes.keeping import kept_steps
+from samplers.routes.tails import LastSteps, OneOfSteps
 from tests.support.tiny import TinyFlow
 
 SIGMAS = [1.0, 0.9, 0.7, 0.4, 0.0]
@@ -139,19 +140,19 @@ def test_refl_projects_from_the_kept_step():
     made = rollout(OneOfSteps(2, 0.5, 0.75), net)  # two steps before the end
     (part,) = rows(Pathwise(Kept(project=True)), made)
     level = SIGMAS[2]
-    assert made.plan.keep == (2,) and part.sigmas == (level, 0.0)
+    assert kept_steps(made.plan) == (2,) and part.sigmas == (level, 0.0)
     v = net(part.x, torch.full((4,), level).double(), part.prompt)
     torch.testing.assert_close(Pathwise(Kept()).path(net, part).x0, part.x - level * v)
 
 
 def test_the_kept_step_changes_with_the_iteration():
-    plans = [OneOfSteps(1, 0.0, 1.0)(SIGMAS, i, 0)[0].keep[0] for i in range(40)]
+    plans = [kept_steps(OneOfSteps(1, 0.0, 1.0)(SIGMAS, i, 0)[0])[0] for i in range(40)]
     assert set(plans) == {0, 1, 2, 3}
-    cuts = [LastSteps(1, 2, "normal", 1.0)(SIGMAS, i, 0)[0].keep[0] for i in range(60)]
+    cuts = [kept_steps(LastSteps(1, 2, "normal", 1.0)(SIGMAS, i, 0)[0])[0] for i in range(60)]
     assert set(cuts) == {1, 2, 3} and cuts.count(2) < 60
     uniform = LastSteps(1, 2, "uniform")
-    assert {uniform(SIGMAS, i, 0)[0].keep for i in range(60)} == {(0,), (1,), (2,), (3,)}
-    assert LastSteps(1, 3)(SIGMAS, 9, 0)[0].keep == (1,)
+    assert {kept_steps(uniform(SIGMAS, i, 0)[0]) for i in range(60)} == {(0,), (1,), (2,), (3,)}
+    assert kept_steps(LastSteps(1, 3)(SIGMAS, 9, 0)[0]) == (1,)
     with pytest.raises(ValueError, match="last must be between 1 and 4"):
         LastSteps(1, 5)(SIGMAS, 0, 0)
 

@@ -19,7 +19,8 @@ from flowrl.likelihoods.shortcuts import Shortcuts, lagrange
 from flowrl.losses.reward import RewardGradient
 from flowrl.recipes import RECIPES
 from samplers import Latents, Plan, Rollout, roll
-from samplers.tails import LastSteps, SomeSteps, TwoLeaps, evenly_spaced
+from samplers.routes.keeping import KeepingRoute, bridge_of, kept_states, kept_steps
+from samplers.routes.tails import LastSteps, SomeSteps, TwoLeaps, evenly_spaced
 from tests.likelihoods.test_pathwise import EXACT, Net, reward, slope
 
 LEVELS = [1.0, 0.95, 0.88, 0.8, 0.66, 0.5, 0.35, 0.15, 0.0]
@@ -34,8 +35,8 @@ def sampled(plan: Plan, net: Net) -> Rollout:
 
 def trajectory(net: Net, made: Rollout) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """All states and velocities of the samples, by Euler steps from their first states."""
-    first = Plan(made.plan.steps, roots=2, keep=(0,))
-    states, velocities = [sampled(first, net).kept[0]], []
+    first = Plan(made.plan.steps, roots=2, route=KeepingRoute((0,)))
+    states, velocities = [kept_states(sampled(first, net))[0]], []
     with torch.no_grad():
         for level, after in pairwise(LEVELS):
             velocities.append(speed(net, states[-1], level))
@@ -75,7 +76,7 @@ def test_leap_align_is_the_papers_equations(alpha, seed, monkeypatch):
     monkeypatch.setitem(DRAWN, "seed", seed)
     net, planner = Net(), TwoLeaps(2)
     (plan,) = planner(LEVELS, 5, seed)
-    k, j = plan.keep
+    k, j = kept_steps(plan)
     x, _ = trajectory(net, sampled(plan, net))
     s_k, s_j = LEVELS[k], LEVELS[j]
     x_jk = x[k] - (s_k - s_j) * speed(net, x[k], s_k)  # eq. 4
@@ -107,8 +108,8 @@ def test_flow_bp_sparse_is_an_euler_sum_with_some_gradients(rescale):
     net, planner = Net(), SomeSteps(2, 3, 1.0)
     (plan,) = planner(LEVELS, 5, 3)
     x, cached = trajectory(net, sampled(plan, net))
-    own = {i: speed(net, x[i], LEVELS[i]) for i in plan.keep}
-    covered = sum(LEVELS[i] - LEVELS[i + 1] for i in plan.keep)
+    own = {i: speed(net, x[i], LEVELS[i]) for i in kept_steps(plan)}
+    covered = sum(LEVELS[i] - LEVELS[i + 1] for i in kept_steps(plan))
     factor = 1 + rescale * (1 / covered - 1)
     x_0 = held(composed(net, x[0], cached, own, factor, range(8)), x[-1])
     want = (2.5 - reward(x_0)).clamp(min=0).sum()
@@ -123,13 +124,13 @@ def test_flow_bp_bridge_has_one_nested_gradient(seed, monkeypatch):
     net, planner = Net(), SomeSteps(2, 4, 2.0, split=True)
     (plan,) = planner(LEVELS, 5, seed)
     x, cached = trajectory(net, sampled(plan, net))
-    j, alpha = plan.bridge, 0.4
-    assert j in plan.keep and min(plan.keep) < j
-    factor = 1 + 0.5 * (1 / sum(LEVELS[i] - LEVELS[i + 1] for i in plan.keep) - 1)
-    own = {i: speed(net, x[i], LEVELS[i]) for i in plan.keep if i < j}
+    j, alpha = bridge_of(plan), 0.4
+    assert j in kept_steps(plan) and min(kept_steps(plan)) < j
+    factor = 1 + 0.5 * (1 / sum(LEVELS[i] - LEVELS[i + 1] for i in kept_steps(plan)) - 1)
+    own = {i: speed(net, x[i], LEVELS[i]) for i in kept_steps(plan) if i < j}
     x_j = held(composed(net, x[0], cached, own, factor, range(j)), x[j])
     mixed = alpha * x_j + (1 - alpha) * x_j.detach()
-    own = {i: speed(net, mixed if i == j else x[i], LEVELS[i]) for i in plan.keep if i >= j}
+    own = {i: speed(net, mixed if i == j else x[i], LEVELS[i]) for i in kept_steps(plan) if i >= j}
     x_0 = held(composed(net, x_j, cached, own, factor, range(j, 8)), x[-1])
     want = (2.5 - reward(x_0)).clamp(min=0).sum()
     got = loss_of("flow_bp", net, planner, active=4, late=2.0, rescale=0.5, bridge=alpha)
@@ -151,7 +152,7 @@ def test_flow_bp_lagrange_is_leap_align_with_integrated_leaps(seed, monkeypatch)
     net, planner = Net(), TwoLeaps(2, 3, spread)
     (plan,) = planner(LEVELS, 5, seed)
     x, cached = trajectory(net, sampled(plan, net))
-    k, j = plan.keep[0], plan.bridge
+    k, j = kept_steps(plan)[0], bridge_of(plan)
     alpha, second, rescale = 0.6, 0.25, 0.5
 
     def leap(start: int, end: int, base: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
@@ -200,35 +201,38 @@ def plans(planner: Any, count: int = 400) -> list[Plan]:
 
 
 def test_leaps_reach_every_step():
-    pairs = Counter((plan.keep[0], plan.bridge) for plan in plans(TwoLeaps(1)))
+    pairs = Counter((kept_steps(plan)[0], bridge_of(plan)) for plan in plans(TwoLeaps(1)))
     assert {k for k, _ in pairs} >= set(range(15)) and max(j for _, j in pairs) == 24
     assert all(k < j for k, j in pairs)
     mean = sum(j * n for (_, j), n in pairs.items()) / 400
     assert mean == pytest.approx(26 * 2 / 3 - 1, abs=1.0)  # the later of two different steps
     late = plans(TwoLeaps(1, 3, (2.5, 6.0, 2.0), reach=10))
-    ends = [(plan.keep[0], plan.bridge - plan.keep[0], 25 - plan.bridge) for plan in late]
+    ends = [
+        (kept_steps(plan)[0], bridge_of(plan) - kept_steps(plan)[0], 25 - bridge_of(plan))
+        for plan in late
+    ]
     means = np.mean(ends, 0)
     # shares 2.0, 6.0 and 2.5 of 10.5, of 25 steps; the later part is cut at 10
     assert means == pytest.approx([25 * 2 / 10.5 - 1, 25 * 6 / 10.5, 25 * 2.5 / 10.5 + 1], abs=1.0)
     assert max(end for _, _, end in ends) == 10 and min(k for k, _, _ in ends) == 0
-    assert all(plan.keep[-1] < 25 for plan in late)
+    assert all(kept_steps(plan)[-1] < 25 for plan in late)
 
 
 def test_active_steps_are_late_and_a_bridge_is_one_of_them():
-    counts = Counter(k for plan in plans(SomeSteps(1, 4, 1.0)) for k in plan.keep)
+    counts = Counter(k for plan in plans(SomeSteps(1, 4, 1.0)) for k in kept_steps(plan))
     early, last = (sum(counts[k] for k in part) for part in (range(12), range(13, 25)))
     assert last > 2 * early > 0 and sum(counts.values()) == 1600
-    even = Counter(k for plan in plans(SomeSteps(1, 4, 0.0)) for k in plan.keep)
+    even = Counter(k for plan in plans(SomeSteps(1, 4, 0.0)) for k in kept_steps(plan))
     assert abs(sum(even[k] for k in range(12)) - 768) < 100
     split = plans(SomeSteps(1, 5, 2.0, split=True))
-    mean = sum(plan.bridge for plan in split) / len(split)
+    mean = sum(bridge_of(plan) for plan in split) / len(split)
     assert mean == pytest.approx(26 * 2 / 3 - 1, abs=1.0)  # the later of two different steps
     for plan in split:
-        before = sum(k < plan.bridge for k in plan.keep)
-        share = min(max(round(5 * plan.bridge / 25), 1), plan.bridge, 4)
-        assert plan.bridge in plan.keep and len(plan.keep) == 5
-        assert before == max(share, 5 - (25 - plan.bridge))
-    assert plans(SomeSteps(1, 25))[0].keep == tuple(range(25))
+        before = sum(k < bridge_of(plan) for k in kept_steps(plan))
+        share = min(max(round(5 * bridge_of(plan) / 25), 1), bridge_of(plan), 4)
+        assert bridge_of(plan) in kept_steps(plan) and len(kept_steps(plan)) == 5
+        assert before == max(share, 5 - (25 - bridge_of(plan)))
+    assert kept_steps(plans(SomeSteps(1, 25))[0]) == tuple(range(25))
 
 
 def test_parts_that_do_not_fit_are_refused():
@@ -252,6 +256,6 @@ def test_parts_that_do_not_fit_are_refused():
         with pytest.raises(UserError, match=sentence):
             made(plan, starts)
     with pytest.raises(ValueError, match="rising indices of the plan's 8 steps"):
-        Plan(TwoLeaps(1)(LEVELS, 0, 0)[0].steps, keep=(3, 1))
+        Plan(TwoLeaps(1)(LEVELS, 0, 0)[0].steps, route=KeepingRoute((3, 1)))
     with pytest.raises(ValueError, match="bridge 1 is none of the later steps"):
-        Plan(TwoLeaps(1)(LEVELS, 0, 0)[0].steps, keep=(1, 3), bridge=1)
+        Plan(TwoLeaps(1)(LEVELS, 0, 0)[0].steps, route=KeepingRoute((1, 3), 1))

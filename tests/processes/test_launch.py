@@ -1,10 +1,7 @@
 """Launch files: what accelerate makes of them, and what the product makes of a launch."""
 
 import os
-import shlex
 import signal
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -21,7 +18,6 @@ from flowrl.processes.sharding import Sharding
 from flowrl.session import signals
 
 FILES = sorted((PROJECT / "configs/accelerate").glob("*.yaml"))
-SLURM, RAY = (PROJECT / "scripts/launch" / name for name in ("slurm.sh", "on_ray.py"))
 
 
 def parsed(words):
@@ -118,41 +114,6 @@ def test_what_would_be_ignored_is_refused(world, said, environment, more, senten
     world(said, **environment)
     with pytest.raises(UserError, match=sentence):
         launch.sharding(state(**more))
-
-
-def test_a_slurm_job_launches_one_accelerate_a_machine(tmp_path):
-    assert subprocess.run(["bash", "-n", SLURM], check=False).returncode == 0
-    (tmp_path / "accelerate").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    (tmp_path / "accelerate").chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}", "SRUN": "env", "MAIN_ADDRESS": "node7",
-        "SLURM_NNODES": "3", "SLURM_NODEID": "2", "SLURM_JOB_ID": "41234",
-        "ACCELERATE_CONFIG": str(PROJECT / "configs/accelerate/ddp_nodes.yaml"),
-    }  # fmt: skip
-    words = ["bash", SLURM, "configs/demo.yaml", "--folder", "a run"]
-    printed = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    first, *given = printed.stdout.splitlines()
-    assert first == "launch"
-    args = parsed(given)
-    assert (args.num_machines, args.num_processes, args.machine_rank) == (3, 24, 2)
-    assert (args.main_process_ip, args.main_process_port) == ("node7", 21234)
-    assert [args.training_script, *args.training_script_args] == ["flowrl", "train", *words[2:]]
-    assert subprocess.run(["bash", SLURM], capture_output=True, check=False).returncode == 2
-
-
-def test_a_ray_job_launches_one_accelerate_a_machine():
-    """The commands; tests/processes/test_ray.py runs them where Ray is installed."""
-    words = "--dry-run --nodes 2 --gpus 4 -- --resume runs/flux"
-    command = [sys.executable, str(RAY), *words.split()]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True)
-    for rank, line in enumerate(printed.stdout.splitlines()):
-        given = shlex.split(line)
-        assert given[1:3] == ["-m", "accelerate.commands.launch"]
-        given[given.index("--config_file") + 1] = str(FILES[-1].parent / "fsdp2_nodes.yaml")
-        args = parsed(given[3:])
-        assert (args.num_machines, args.num_processes, args.machine_rank) == (2, 8, rank)
-        assert args.training_script_args == ["train", "--resume", "runs/flux"]
-    assert rank == 1
 
 
 def test_what_a_launcher_passes_on_is_no_second_signal(monkeypatch):

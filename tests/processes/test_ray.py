@@ -1,4 +1,4 @@
-"""scripts/launch/on_ray.py on a cluster of two local nodes without GPUs."""
+"""`flowrl launch ray` on a cluster of two local nodes without GPUs."""
 
 import json
 import os
@@ -11,11 +11,9 @@ import yaml
 from flowrl.paths import PROJECT
 from tests.support import text_runs, tiny_lm
 
-SCRIPT = PROJECT / "scripts/launch/on_ray.py"
-
 
 def launched(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *words]
+    command = [sys.executable, "-m", "flowrl", "launch", "ray", *words, "--submit"]
     whole = {**os.environ, **environment}
     return subprocess.run(
         command, capture_output=True, text=True, env=whole, timeout=500, cwd=PROJECT
@@ -38,26 +36,17 @@ def test_two_nodes_of_a_ray_cluster_train_one_run(tmp_path):
     try:
         cluster.add_node(num_cpus=1)
         folder = tmp_path / "run"
-        words = ("--nodes", "2", "--cpus", "1", "--port", "29611")
+        words = ("--folder", str(folder), "--nodes", "2", "--cpus", "1", "--port", "29611")
         where = {"RAY_ADDRESS": cluster.address}
-        found = launched(*words, str(file), "--folder", str(folder), **where)
+        found = launched(str(file), *words, **where)
         assert found.returncode == 0, found.stdout + found.stderr
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         assert "reward" in " ".join(lines)
         (saved,) = (folder / "checkpoints").glob("000001")
         assert json.loads((saved / "state.json").read_text())["origin"]["processes"] == 2
-        again = launched(*words, str(tmp_path / "none.yaml"), **where)
-        assert again.returncode != 0
+        again = launched(str(file), *words, **where)
+        assert again.returncode == 0 and "has finished" in again.stdout
+        refused = launched(str(file), *words, "--train.lr", "1e-3", "--recipe.group", "1", **where)
+        assert refused.returncode != 0
     finally:
         cluster.shutdown()
-
-
-def test_machines_without_gpus_are_asked_for_by_their_cores():
-    shown = launched("--dry-run", "--nodes", "2", "--cpus", "3", "configs/demo.yaml")
-    first, second = shown.stdout.splitlines()
-    assert "ddp_cpu_2.yaml --num_machines 2 --num_processes 6 --machine_rank 0" in first
-    assert "--machine_rank 1" in second
-    for words in (("--gpus", "1", "--cpus", "1"), (), ("--cpus", "0"), ("--gpus", "-2")):
-        wrong = launched("--dry-run", "--nodes", "2", *words, "configs/demo.yaml")
-        assert wrong.returncode == 2
-        assert "--gpus" in wrong.stderr or "--cpus" in wrong.stderr

@@ -18,6 +18,7 @@ from samplers import (
     ConstantSDE,
     Guided,
     Latents,
+    Looks,
     RewardDrift,
     RewardGuide,
     Rollout,
@@ -28,6 +29,7 @@ from samplers import (
 )
 from tests.support import runs
 from tests.support.iterations import collect, iterate
+from tests.support.routes import looks_of
 from tests.support.tiny import gaussian_velocity
 
 LEVELS = [1.0, 0.75, 0.5, 0.25, 0.0]
@@ -53,7 +55,7 @@ def test_the_slope_moves_the_mean_and_not_the_density():
     plain = sampled(Chain(ConstantSDE(0.3), 2))
     guided = sampled(Guided(Chain(ConstantSDE(0.3), 2), guide), slope=slope)
     assert evaluations((guided.plan,)) == evaluations((plain.plan,))
-    assert len(asked) == 2 and guided.plan.probed == 2 * 2
+    assert len(asked) == 2 and guided.plan.predicted == 2 * 2
     edges, same = guided.edges[1], plain.edges[1]
     assert torch.equal(edges.x, same.x)
     at, to = (torch.full((4,), s, dtype=torch.float64) for s in LEVELS[1:3])
@@ -73,7 +75,7 @@ def test_dual_credit_adds_two_advantages(outcome, process):
         steps=4, group=4, first=1, fraction=1.0, outcome=outcome, process=process
     )
     (plan,) = algorithm.plan(LEVELS, 0, 0)
-    assert plan.looks.at == (1, 2, 3) and plan.looks.steps == 1
+    assert looks_of(plan) == Looks((1, 2, 3), 1)
     draw = torch.Generator().manual_seed(0)
     end = torch.randn(8, 1, generator=draw, dtype=torch.float64)
     way = torch.randn(8, 4, 1, generator=draw, dtype=torch.float64)

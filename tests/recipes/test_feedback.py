@@ -26,6 +26,7 @@ from samplers import (
     Chain,
     Churn,
     ConstantSDE,
+    Edges,
     FlowSDE,
     Fork,
     Frozen,
@@ -47,6 +48,7 @@ from samplers import (
     roll,
 )
 from samplers.placements import step_entropy
+from samplers.routes.guiding import GuidedEdges
 from tests.support.credit_context import context_of as context_with
 from tests.support.tiny import TinyFlow
 
@@ -357,8 +359,9 @@ def test_a_guided_step_is_scored_by_the_plain_kernel():
     assert evaluations((guided.plan,)) == evaluations((plain.plan,)) + 2 * 2 * 6
     assert len(seen) == 12, "two per guided step of the seven noisy ones but the first"
     assert torch.equal(plain.edges[0].x_next, guided.edges[0].x_next)
-    assert guided.edges[0].moved is None
+    assert type(guided.edges[0]) is Edges
     edges = guided.edges[1]
+    assert isinstance(edges, GuidedEdges)
     sigma, to = (torch.full((4,), s, dtype=torch.float64) for s in LEVELS[1:3])
     x = edges.x.clone().requires_grad_()
     v = model(x, sigma, edges.prompt)

@@ -59,6 +59,6 @@ def test_a_judge_on_the_way_may_abstain(pipeline, tmp_path):
         )
         metrics = iterate(kept, Progress()).metrics
     (plan,) = kept.algorithm.plan((*LEVELS, 0.0), 0, 0)
-    assert len(set(server.tries)) == 2 * plan.looked == 12
+    assert len(set(server.tries)) == 2 * plan.predicted == 12
     assert 0 < metrics["unscored_way"] < 1 and metrics["unscored"] == 0
     assert metrics["grad_norm"] > 0

@@ -12,6 +12,7 @@ from flowrl.session.progress import Progress
 from samplers import evaluations
 from tests.support import runs
 from tests.support.iterations import collect, iterate
+from tests.support.routes import looks_of
 
 ABSTAINS = """
 def promising(samples):
@@ -66,7 +67,7 @@ def test_the_costs_are_those_planned(pipeline, tmp_path, monkeypatch, recipe):
     metrics = collect(kept, 0).metrics
     plans = kept.algorithm.plan((*LEVELS, 0.0), 0, 0)
     draws = 2
-    wanted = draws * sum(plan.group + plan.looked for plan in plans)
+    wanted = draws * sum(plan.group + plan.predicted for plan in plans)
     assert metrics["count/sampling"] == draws * evaluations(plans)
     assert metrics["count/scored"] == decoded[0] == counted(tmp_path / "calls.plain") == wanted
 
@@ -78,7 +79,7 @@ def test_a_reward_on_the_way_may_abstain(pipeline, tmp_path):
     kept = runs.opened(tree(pipeline, tmp_path, recipe, intermediate_rewards=own), tmp_path)
     found = collect(kept, 0)
     (plan,) = kept.algorithm.plan((*LEVELS, 0.0), 0, 0)
-    assert plan.looks.at == (1, 2) and counted(tmp_path / "calls") == 2 * plan.looked == 12
+    assert looks_of(plan).at == (1, 2) and counted(tmp_path / "calls") == 2 * plan.predicted == 12
     # 2 + 4 nodes a draw, 4 leaves: of nodes 0 and 3 of 4 each two leaves, of 0, 3, 6 of 8 one each
     assert found.metrics["unscored_way"] == pytest.approx((4 / 8 + 3 / 8) / 2)
     assert found.metrics["unscored"] == 0 and set(found.scores.names) == {"plain"}

@@ -31,7 +31,7 @@ from samplers import (
 )
 from samplers.adapt import flow_velocity, level, scale, to_vp
 from samplers.kernels import per_row
-from samplers.particles import FeynmanKac, normalised
+from samplers.routes.particles import FeynmanKac, normalised
 from samplers.solvers import Past, Point
 
 FOLDER = Path(__file__).parents[1] / "golden"

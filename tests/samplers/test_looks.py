@@ -26,8 +26,8 @@ from samplers import (
     mean_log_prob,
     roll,
 )
-from samplers.looks import extremes
 from samplers.picture import describe_plan
+from samplers.routes.thinning import extremes
 from samplers.table_sde import as_table
 from tests.support.tiny import Counting, gaussian_velocity
 
@@ -55,8 +55,8 @@ def finished(x, levels):
 @pytest.mark.parametrize("steps", [None, 2, 1])
 def test_a_state_is_finished_by_the_ode(steps):
     rollout = rolled(Looking(Chain(FlowSDE(0.7), 3), steps))
-    assert [seen.step for seen in rollout.seen] == [0, 1, 2, 3, 4]
-    for seen, edges in zip(rollout.seen, rollout.edges, strict=True):
+    assert [seen.step for seen in rollout.notes] == [0, 1, 2, 3, 4]
+    for seen, edges in zip(rollout.notes, rollout.edges, strict=True):
         k = seen.step
         levels = {
             None: LEVELS[k:],
@@ -66,12 +66,12 @@ def test_a_state_is_finished_by_the_ode(steps):
         torch.testing.assert_close(seen.x0, finished(edges.x, levels), atol=1e-6, rtol=1e-6)
         assert seen.prompt.tolist() == [0, 0, 0, 1, 1, 1]
     plain = rolled(Chain(FlowSDE(0.7), 3))
-    assert torch.equal(rollout.x0, plain.x0) and plain.seen == ()
+    assert torch.equal(rollout.x0, plain.x0) and plain.notes == ()
 
 
 def test_behind_the_last_noise_a_state_is_the_sample():
     rollout = rolled(Looking(Window(FlowSDE(0.7), 3, 2, Frozen(1)), at=(1, 3, 5)))
-    ahead, behind, last = (seen.x0 for seen in rollout.seen)
+    ahead, behind, last = (seen.x0 for seen in rollout.notes)
     assert torch.equal(behind, rollout.x0) and torch.equal(last, rollout.x0)
     assert not torch.isclose(ahead, rollout.x0).any()
 
@@ -96,8 +96,8 @@ def test_the_plan_knows_what_looking_costs(planner, looked, wanted):
         return rollout.x0[:, 0]
 
     rollout = rolled(planner, velocity=velocity, score=score)
-    seen = count[0] + sum(len(seen.x0) for seen in rollout.seen)
-    assert (plan.looked, evaluations((plan,))) == (looked, wanted)
+    seen = count[0] + sum(len(seen.x0) for seen in rollout.notes)
+    assert (plan.predicted, evaluations((plan,))) == (looked, wanted)
     assert (seen, velocity.states) == (2 * looked, 2 * wanted)
     assert f"{wanted} network evaluations" in describe_plan((plan,))
     assert f"{looked} intermediate" in describe_plan((plan,))
@@ -106,7 +106,7 @@ def test_the_plan_knows_what_looking_costs(planner, looked, wanted):
 def test_what_is_looked_at_belongs_to_its_draw():
     planner = Looking(Chain(FlowSDE(), 2), 2)
     both, one = rolled(planner), rolled(planner, draws=(7,))
-    for a, b in zip(both.seen, one.seen, strict=True):
+    for a, b in zip(both.notes, one.notes, strict=True):
         assert torch.equal(a.x0[2:], b.x0)
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samplers import Chain, ConstantSDE, Latents, Ode, Particled, Plan, Sampling, Tree, roll
-from samplers.particles import FeynmanKac, effective, normalised, systematic
 from samplers.plan import steps_of
-from samplers.steering import best, importance, steer_plan
+from samplers.routes.particles import FeynmanKac, effective, normalised, systematic
+from samplers.routes.steering import SteeredRoute, best, importance, steer_plan
 from tests.support.levels import shifted_levels
 from tests.support.tiny import Counting, gaussian_velocity
 
@@ -154,7 +154,9 @@ def particled(at=(8, 16), strength=3.0, group=6):
 
 def test_particles_feed_the_iterations_of_a_window():
     planner = particled()
-    kinds = [planner(SIGMAS, iteration, 0)[0].steer is not None for iteration in range(6)]
+    routes = [planner(SIGMAS, iteration, 0)[0].route for iteration in range(6)]
+    kinds = [isinstance(route, SteeredRoute) for route in routes]
+    assert planner.later == (routes[2],)
     assert kinds == [False, False, True, True, False, False]
     assert planner(SIGMAS, 0, 0) == Ode(6)(SIGMAS, 0, 0)
 
@@ -179,4 +181,7 @@ def test_particles_without_a_reward_or_too_late_are_refused():
     with pytest.raises(ValueError, match=r"before the steps \[29\]"):
         particled(at=(3, 29))(SIGMAS, 0, 0)
     with pytest.raises(ValueError, match="no density"):
-        Plan(steps_of(SIGMAS, noisy={0}, train={0}), ConstantSDE(), 4, steer=FeynmanKac((1,)))
+        Plan(
+            steps_of(SIGMAS, noisy={0}, train={0}), ConstantSDE(), 4,
+            route=SteeredRoute(FeynmanKac((1,))),
+        )  # fmt: skip

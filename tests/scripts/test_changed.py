@@ -32,12 +32,14 @@ def test_a_changed_file_leads_to_its_tests(file: str, some: set[str]) -> None:
     assert some | ALWAYS <= set(found) and len(found) == len(set(found))
 
 
+@pytest.mark.slow
 def test_a_folder_stands_for_its_files_and_no_change_for_no_test() -> None:
     found = list(touched(["configs/demo.yaml", "flowrl/settings/command_line/options.py"]))
     assert "tests/settings" in found and "tests/settings/test_options.py" not in found
     assert list(touched([])) == []
 
 
+@pytest.mark.slow
 def test_every_command_leads_to_its_module_and_to_its_tests() -> None:
     """`plan` reads flowrl/cli/plan.py inside of its function, and no test imports that file."""
     assert commands().keys() == COMMANDS.keys()
@@ -48,5 +50,6 @@ def test_every_command_leads_to_its_module_and_to_its_tests() -> None:
             assert set(tests) <= set(touched([f"{module.replace('.', '/')}.py"]))
 
 
+@pytest.mark.slow
 def test_few_files_are_touched_by_a_change_of_one_module() -> None:
     assert len(list(touched(["flowrl/models/diffusers/lora/lora_keys.py"]))) < 8

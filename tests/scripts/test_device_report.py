@@ -186,6 +186,7 @@ def test_no_operation_mixes_devices(reported, kind):
     whole(reported(kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", IMAGES)
 def test_sampling_waits_for_nothing_and_an_optimizer_step_once(reported, kind):
     """The step waits for the norm of its gradient, with its metrics. An iteration that samples by
@@ -198,6 +199,7 @@ def test_sampling_waits_for_nothing_and_an_optimizer_step_once(reported, kind):
     assert report["pinned_per_call"]["sampling"] > 0  # noise does not block
 
 
+@pytest.mark.slow
 def test_texts_wait_once_a_call_of_generate(reported):
     """For five checks of arguments in transformers' `generate` and a copy of the tokens; not for
     the stopping check of each. In training transformers asks once a call whether texts are packed.
@@ -272,12 +274,14 @@ def test_texts_are_those_of_the_cpu_by_one_call_more(tmp_path):
 MOST = {"chain": 24, "matching": 24, "gradient": 16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MOST)
 def test_a_sampling_call_has_few_operations_outside_of_the_network(reported, kind):
     found = reported(kind)
     assert found["kernels_per_call"]["sampling"] <= MOST[kind], found["by_line"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_call_has_at_most_40_operations_outside_of_the_network(reported, kind):
     """Those of the decoder and of the reward count where the reward's gradient trains."""
@@ -285,6 +289,7 @@ def test_a_training_call_has_at_most_40_operations_outside_of_the_network(report
     assert found["kernels_per_call"]["training"] <= 40, found["by_line"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", IMAGES)
 def test_media_leave_the_device_once(reported, kind):
     found = reported(kind)

@@ -78,7 +78,7 @@ class Warm:
 
     def close(self) -> None:
         self.process.stdin.close()
-        self.process.wait(30)
+        self.process.wait(300)  # runs that were left are ended first, on a busy machine too
 
 
 class Process:

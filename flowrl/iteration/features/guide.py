@@ -11,6 +11,7 @@ from flowrl.iteration.sample import OpenedUnit, Roll, Rolled, UnitSampler, UnitS
 from flowrl.iteration.stages import Score, Stages
 from flowrl.session.session import Session
 from samplers import Sampling
+from samplers.routes.guiding import GuidedEdges
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class WithShift:
         if not samples.drawn.counts:
             return scores
         edges = [e for each in samples.rollouts for part in each.parts for e in part.edges]
-        moved = [edge.moved.mean() for edge in edges if edge.moved is not None]
+        moved = [edge.moved.mean() for edge in edges if isinstance(edge, GuidedEdges)]
         if not moved:
             return scores
         shift = float(torch.stack(moved).mean())

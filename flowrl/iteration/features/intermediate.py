@@ -15,11 +15,13 @@ from flowrl.session.session import Session, score_once
 from rewards import Samples, Scores
 from rewards.types import IntermediateScores
 from samplers import Rollout
+from samplers.routes.looks import Seen
 
 
-def looks_of(rollout: RolloutLike) -> int:
-    """Number of a rollout's predicted clean samples to score."""
-    return sum(len(seen.x0) for seen in rollout.seen) if isinstance(rollout, Rollout) else 0
+def seen_of(rollout: RolloutLike) -> list[Seen]:
+    """A rollout's predicted clean samples to score."""
+    notes = rollout.notes if isinstance(rollout, Rollout) else ()
+    return [note for note in notes if isinstance(note, Seen)]
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,12 @@ def intermediate_scores(
     Each distinct state is scored once. States of one step are scored together, so that groupwise
     rewards and judges compare states of one noise level, and one step after the other.
     """
-    if not isinstance(rollout, Rollout) or not rollout.seen:
+    noted = seen_of(rollout)
+    if not isinstance(rollout, Rollout) or not noted:
         return None
     each = [
-        (seen, score(replace(rollout, x0=seen.x0, prompt=seen.prompt, seen=(), edges=())))
-        for seen in rollout.seen
+        (seen, score(replace(rollout, x0=seen.x0, prompt=seen.prompt, notes=(), edges=())))
+        for seen in noted
     ]
     n, steps, first = len(rollout.prompt), len(rollout.plan.steps), each[0][1]
     values = first.values.new_zeros(n, steps, len(first.names))
@@ -87,7 +90,8 @@ class ScoredOnTheWay:
 
     def __call__(self, unit: SamplingUnit, made: SampledUnit) -> UnitScores:
         known, rollouts = self.inner(unit, made), made.unit.rollouts
-        if not any(isinstance(rollout, Rollout) and rollout.seen for rollout in rollouts):
+        seen = sum(len(each.x0) for rollout in rollouts for each in seen_of(rollout))
+        if not seen:
             return known
         with self.clock("way"):
             decode = unit_decoder(self.session, made.batch, unit)
@@ -96,7 +100,6 @@ class ScoredOnTheWay:
                 asked(rollout, scores)
                 for rollout, scores in zip(rollouts, known.plans, strict=True)
             )
-        seen = sum(looks_of(rollout) for rollout in rollouts)
         return replace(known, plans=plans, scored=known.scored + seen)
 
 

@@ -140,8 +140,11 @@ class MediaBatch:
         owner, on_rollout = self.owner, sampling.on_rollout
 
         def decoded(rollout: Rollout) -> Rollout:
-            seen = [replace(s, x0=owner.latents(s.x0, self.steps)) for s in rollout.seen]
-            return replace(rollout, x0=owner.latents(rollout.x0, self.steps), seen=tuple(seen))
+            def latents(x0: Tensor) -> Tensor:
+                return owner.latents(x0, self.steps)
+
+            notes = tuple(note.with_clean(latents) for note in rollout.notes)
+            return replace(rollout, x0=latents(rollout.x0), notes=notes)
 
         if on_rollout is not None:
             sampling = replace(sampling, on_rollout=lambda rollout: on_rollout(decoded(rollout)))

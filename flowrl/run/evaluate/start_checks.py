@@ -67,7 +67,7 @@ def _prove_scores(session: Session, form: MediaForm) -> None:
             session.intermediate_rewards, session.run, session.prompts, form
         ):
             session.terminal.say(sentence)
-    if session.algorithm.reward_gradient or session.algorithm.guided:
+    if session.algorithm.reward_gradient or "slope" in session.algorithm.asks:
         from flowrl.run.evaluate.gradient_proof import prove_gradients  # of a feature
 
         for sentence in prove_gradients(session, form):
@@ -237,7 +237,7 @@ def counts_on_levels(session: Session) -> Iterator[str]:
     counts = []
     for sigmas in levels:
         plans = [p for p in algorithm.planned(sigmas, 0, run.train.seed) if isinstance(p, Plan)]
-        way, rows = (sum(getattr(p, of) for p in plans) for of in ("looked", "trained_nodes"))
+        way, rows = (sum(getattr(p, of) for p in plans) for of in ("predicted", "trained_nodes"))
         counts.append((evaluations(plans), way, rows))
     own, even = counts
     if own != even:

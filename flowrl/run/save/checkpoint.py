@@ -230,6 +230,15 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
     return progress
 
 
+def progress_of(checkpoint: Path) -> Progress:
+    """Counters of a checkpoint. UserError if they cannot be read."""
+    try:
+        state: Mapping[str, Any] = read_exact((checkpoint / "state.json").read_text())
+        return _PROGRESS.validate_python(state["progress"])
+    except MISFITS as error:
+        raise UserError(f"{checkpoint}: state.json cannot be read ({reason(error)})") from error
+
+
 def _checked(state: Mapping[str, Any], checkpoint: Path) -> tuple[Progress, Mapping[str, Any]]:
     """Check the types and plausibility of a state's numbers. Returns the progress and the alarms'
     state, which may come from an older version. ValueError, in a sentence."""

@@ -177,7 +177,7 @@ class SamplingWorker:
 def later_rewards(session: Session, iteration: int) -> tuple[str, ...]:
     """Rewards whose replicas score during sampling: all rewards with replicas, unless sampling
     itself reads intermediate scores."""
-    if session.algorithm.guided or not cuttable(session, iteration):
+    if not cuttable(session, iteration):
         return ()
     return tuple(n for n, each in session.rewards.items() if isinstance(each, ReplicatedReward))
 

@@ -26,7 +26,7 @@ def check_own_gradients(run: Run) -> None:
     """UserError, naming it, for a function in a user's file that lacks a gradient. Imports the
     file."""
     algorithm = run.algorithm()
-    if not algorithm.reward_gradient and not algorithm.guided:
+    if not algorithm.reward_gradient and "slope" not in algorithm.asks:
         return
     place, specs = _followed(run, algorithm)
     for spec in specs:
@@ -37,7 +37,7 @@ def check_own_gradients(run: Run) -> None:
 def check_gradients(run: Run, algorithm: Algorithm) -> None:
     """UserError for settings that a gradient method does not support, and, naming it, for a reward
     without a gradient. Rewards from a user's file or from Python are checked once they load."""
-    if not algorithm.reward_gradient and not algorithm.guided:
+    if not algorithm.reward_gradient and "slope" not in algorithm.asks:
         return
     name = run.recipe.name  # type: ignore[attr-defined]
     place, specs = _followed(run, algorithm)

@@ -116,7 +116,7 @@ def check_workers(run: Run, algorithm: Algorithm) -> None:
                 f"workers.rewards: no reward has the label {label!r}; choose one of "
                 f"{', '.join(specs)}"
             )
-        if algorithm.reward_gradient or algorithm.guided:
+        if algorithm.reward_gradient or "slope" in algorithm.asks:
             raise UserError(
                 f"workers.rewards: {label}: this recipe uses reward gradients, which cannot come "
                 "from another process; leave it out"

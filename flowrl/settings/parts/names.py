@@ -37,8 +37,8 @@ def part_classes() -> tuple[type, ...]:
     files."""
     found = list[type]()
     for package in _PACKAGES:
-        for info in pkgutil.iter_modules(package.__path__):
-            module = import_module(f"{package.__name__}.{info.name}")
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            module = import_module(info.name)
             found += [
                 each
                 for each in vars(module).values()

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from flowrl.algorithm import Algorithm
-from flowrl.errors import UserError
+from flowrl.errors import UserError, feature_files
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.transition import Transition
 from flowrl.recipes import RECIPES
@@ -166,7 +166,8 @@ class RecipeSettings(Settings):
 
     def _called(self, recipe: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         try:
-            return recipe(**arguments)
+            with feature_files("samplers.routes", self.name):
+                return recipe(**arguments)
         except ValueError:  # settings that it refuses
             raise
         except Exception as error:

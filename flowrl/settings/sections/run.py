@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from flowrl.algorithm import Algorithm, Average, Decay
-from flowrl.credit.choices import image_plans
 from flowrl.credit.intermediate import differs_between_steps
-from flowrl.errors import UserError
+from flowrl.errors import UserError, feature_files
 from flowrl.likelihoods.matching import Matching
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.environment import check_turns
@@ -31,7 +30,7 @@ from flowrl.settings.sections.train import (
 )
 from flowrl.settings.sections.workers import WorkerSettings
 from flowrl.settings.words.short_forms import reward_list
-from samplers import FeynmanKac, FlowSDE, Particled, Planner
+from samplers import FlowSDE, Planner
 
 SIZES = ("height", "width", "num_frames")  # of samples, that evaluations may have for themselves
 RewardsByName = dict[str, float | dict[str, Any] | None]  # names to weights or settings
@@ -73,6 +72,8 @@ class Steer(Settings):
                 "steer: particles are only for images and videos; leave it out for texts"
             )
         assert isinstance(algorithm.plan, Planner)
+        with feature_files("samplers.routes", "steer"):
+            from samplers import FeynmanKac, Particled
         at = self.at or tuple(range(1, algorithm.steps - 1, 2))
         how = FeynmanKac(at, self.strength, self.potential, start=None, adaptive=self.adaptive)
         plan = Particled(algorithm.plan, FlowSDE(self.eta), algorithm.group, how, *self.iterations)
@@ -315,22 +316,28 @@ class Run(Settings):
                 "model.rewriter: model.rewriter and the recipe joint need each other, but this "
                 "run has only one of them"
             )
-        best = self.checkpoint.best
-        if best is not None and best not in [spec.label for spec in self.judges]:
-            known = ", ".join(spec.label for spec in self.judges)
+        goal = None if self.train.until is None else self.train.until.held_out
+        if goal is not None and self.prompts.held_out is None:
             raise ValueError(
-                f"checkpoint.best: {best!r} is not a held-out reward; choose one of {known}"
+                "train.until: held_out needs scores of held-out prompts: set prompts.held_out, or "
+                "leave it out"
             )
+        named = {
+            "checkpoint.best": self.checkpoint.best,
+            "train.until.held_out.name": None if goal is None else goal.name,
+        }
+        for place, name in named.items():
+            if name is not None and name not in [spec.label for spec in self.judges]:
+                known = ", ".join(spec.label for spec in self.judges)
+                raise ValueError(
+                    f"{place}: {name!r} is not a held-out reward; choose one of {known}"
+                )
         return self
 
 
 def asks_intermediate(algorithm: Algorithm) -> bool:
     """Whether any plan of the run scores intermediate samples, or credit reads rewards of turns."""
-    return (
-        algorithm.by_turn
-        or isinstance(algorithm.plan, Particled)
-        or any(plan.looks or plan.thin or plan.guide for plan in image_plans(algorithm))
-    )
+    return algorithm.by_turn or bool(algorithm.asks)
 
 
 def check_intermediate(algorithm: Algorithm, own: bool, budget: BudgetSettings) -> None:

@@ -60,6 +60,35 @@ class StatesSettings(Settings):
 AdamDecay = Annotated[float, Field(ge=0, lt=1)]
 
 
+class HeldOutGoal(Settings):
+    """A held-out score with which a run is done."""
+
+    name: str | None = None
+    """Label of a held-out reward; null: the one that decides which weights are best."""
+    at_least: float
+    """The mean over held-out prompts that has to be reached."""
+    evaluations: int = Field(default=1, ge=1, alias="for")
+    """Number of evaluations in a row that have to reach it."""
+
+
+class Until(Settings):
+    """Ends of a run before train.iterations, whichever comes first. The iteration in progress is
+    finished, evaluated, saved and exported like the last one; a resume with a farther end goes
+    on."""
+
+    held_out: HeldOutGoal | None = None
+    hours: float | None = Field(default=None, gt=0)
+    """Hours of training, without the start and evaluations before it, over all starts."""
+    samples: int | None = Field(default=None, ge=1)
+    """Samples given to rewards (`count/scored`), over all iterations."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> "Until":
+        if self.held_out is None and self.hours is None and self.samples is None:
+            raise ValueError("give one of held_out, hours and samples, or leave it out")
+        return self
+
+
 class Train(Settings):
     """The optimizer, and the length of a run."""
 
@@ -71,6 +100,8 @@ class Train(Settings):
         "optimizer": OnResume.NEVER,
     }
     iterations: int = Field(default=100, ge=1)
+    until: Until | None = None
+    """Ends before that: {hours: 12}, {samples: 100000}, {held_out: {at_least: 0.9, for: 2}}."""
     lr: float = Field(default=3e-4, gt=0, le=1)
     """Learning rate, at most 1. 3e-4 is for adapters; all weights of a large model need about 1e-6
     to 1e-5."""

@@ -7,6 +7,7 @@ from typing import Literal
 
 from samplers.noise import key_hash
 from samplers.plan import Plan, steps_of
+from samplers.routes.keeping import KeepingRoute
 
 TRIES = 1000  # of a draw that has to fall inside the steps
 
@@ -38,7 +39,7 @@ class LastSteps:
                 f"spread is a standard deviation and must be at least 0, not {self.spread}"
             )
         keep = self._first(steps, random.Random(key_hash(seed, iteration, "last steps")))
-        return (Plan(steps_of(sigmas), roots=self.group, keep=(keep,)),)
+        return (Plan(steps_of(sigmas), roots=self.group, route=KeepingRoute((keep,))),)
 
     def _first(self, steps: int, rng: random.Random) -> int:
         if self.cut == "uniform":
@@ -73,7 +74,8 @@ class OneOfSteps:
                 f"{steps - 1}"
             )
         rng = random.Random(key_hash(seed, iteration, "one step"))
-        return (Plan(steps_of(sigmas), roots=self.group, keep=(rng.randrange(first, stop),)),)
+        route = KeepingRoute((rng.randrange(first, stop),))
+        return (Plan(steps_of(sigmas), roots=self.group, route=route),)
 
 
 def evenly_spaced(start: int, end: int, most: int) -> list[int]:
@@ -116,8 +118,8 @@ class TwoLeaps:
             found = evenly_spaced(start, end, self.order)
             later = {step + 1 for step in found[2:]} - {steps}  # whose velocity is a difference
             keep |= {*found, *later}
-        plan = Plan(steps_of(sigmas), roots=self.group, keep=tuple(sorted(keep)), bridge=j)
-        return (plan,)
+        route = KeepingRoute(tuple(sorted(keep)), j)
+        return (Plan(steps_of(sigmas), roots=self.group, route=route),)
 
     def _ends(self, steps: int, rng: random.Random) -> tuple[int, int]:
         if self.spread is None and self.reach is None:
@@ -167,7 +169,8 @@ class SomeSteps:
             before = max(before, self.active - (steps - bridge))
             keep = [*self._drawn(0, bridge, before, rng), bridge]
             keep += self._drawn(bridge + 1, steps, self.active - before - 1, rng)
-        return (Plan(steps_of(sigmas), roots=self.group, keep=tuple(keep), bridge=bridge),)
+        route = KeepingRoute(tuple(keep), bridge)
+        return (Plan(steps_of(sigmas), roots=self.group, route=route),)
 
     def _drawn(self, start: int, end: int, count: int, rng: random.Random) -> list[int]:
         left, found = list(range(start, end)), list[int]()

@@ -1,7 +1,6 @@
 """Sampling towards a reward: a noisy step gets a drift, but its density stays undrifted."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -55,28 +54,3 @@ class RewardDrift:
         c = c * h if self.by_h else c
         g = self.direction(gradient) if self.normalised else gradient
         return Gaussian(plain.mean + per_row(c, g) * g, plain.std)
-
-
-@dataclass(frozen=True)
-class RewardGuide:
-    """Shifts noisy steps from step `first` on by a reward of the predicted clean sample, x0(x) = x
-    - sigma v(x).
-
-        g = (r(x0(x + probe u)) - r(x0(x - probe u))) / (2 probe) u, u random signs  (probes: SPSA)
-        g = dr / dx0 at x0(x)                                                         (slope)
-
-    Probes need no derivative of the reward, and cost two evaluations and two rewards per state. The
-    slope treats v as a constant, so it needs one reward, and neither an evaluation nor a gradient
-    of the network. Training uses the density of the plain step.
-    """
-
-    drift: RewardDrift = RewardDrift()
-    first: int = 0
-    probe: float = 0.1
-    by: Literal["probes", "slope"] = "probes"
-
-    def __post_init__(self) -> None:
-        if self.probe <= 0 or self.first < 0:
-            raise ValueError(
-                f"probe must be above 0 and first at least 0, not {self.probe} and {self.first}"
-            )

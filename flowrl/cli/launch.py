@@ -1,0 +1,146 @@
+"""`flowrl launch WHERE FILE --folder RUN`: the script, file or command that trains a run on other
+machines."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from flowrl.errors import UserError
+from flowrl.launching.cloud import CloudPlace, kubernetes_job, sky_task
+from flowrl.launching.job import Job
+from flowrl.launching.slurm import SlurmLimits, slurm_script, submit_to_slurm
+from flowrl.paths import find, own_file, own_runs, run_file
+from flowrl.settings.command_line.arguments import AtLeastOne, Word
+from flowrl.settings.read import check_plan, override, read_run
+
+Where = Literal["slurm", "ray", "sky", "k8s", "accelerate"]
+SUBMITTED: tuple[Where, ...] = ("slurm", "ray", "accelerate")
+
+
+@dataclass
+class Launch:
+    """Print what starts a run on other machines, or submit it: a job script for Slurm, tasks for
+    Ray, a task file for SkyPilot, a Job for Kubernetes, or accelerate's command for this machine.
+    Each start goes on from the newest checkpoint (`train --resume auto`), and a failed one is
+    followed by another while there are new checkpoints. Settings are options, as of train:
+    --train.lr 1e-4."""
+
+    where: Word[Where]
+    """slurm, ray, sky, k8s or accelerate."""
+    config: Word[str]
+    """The file of a run, which all machines find at the same path, or a name of flowrl's."""
+    folder: Path | None = None
+    """The run's folder, on a disk that all machines see; required."""
+    nodes: AtLeastOne = 1
+    """Number of machines."""
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    """GPUs of each machine, a process on each; give this or --cpus."""
+    cpus: AtLeastOne | None = None
+    """Processes on each machine, without GPUs, a core for each."""
+    accelerate_config: str = ""
+    """Accelerate's configuration file; by default the one of configs/accelerate that fits: FSDP2
+    with GPUs, DDP without. Its numbers of machines and processes are replaced."""
+    submit: bool = False
+    """Hand it to sbatch, run it on the Ray cluster, or start it here, instead of printing it."""
+    trust: bool | str = False
+    """As of train: rights for a folder that was not started here, also at later starts."""
+    time: str = ""
+    """slurm: the time limit of one start, such as 24:00:00."""
+    partition: str = ""
+    """slurm: the partition."""
+    account: str = ""
+    """slurm: the account."""
+    notice: Annotated[int, Field(ge=30)] = 300
+    """slurm: seconds before the time limit at which the run is told to save; an iteration must fit
+    in."""
+    gpu: str = "H100"
+    """sky: SkyPilot's name of the GPU."""
+    image: str = ""
+    """sky, k8s: a container image with flowrl."""
+    volume: str = ""
+    """sky, k8s: the volume, or the persistent volume claim, that holds the run's folder."""
+    mount: str = "/runs"
+    """sky, k8s: where the volume is mounted; --folder is below it."""
+    port: Annotated[int, Field(ge=1024, le=65535)] = 29500
+    """ray: the port of the first machine at which the processes meet."""
+
+
+def launch_job(given: Launch, options: Sequence[str]) -> int:
+    """Print, or submit with --submit. The settings are checked before either."""
+    job = job_of(given, options)
+    if given.submit and given.where not in SUBMITTED:
+        tool = {"sky": "sky jobs launch", "k8s": "kubectl apply -f"}[given.where]
+        raise UserError(
+            f"launch {given.where}: flowrl does not submit there: leave --submit out, write the "
+            f"output into a file, and hand that to `{tool}`"
+        )
+    place = CloudPlace(given.gpu, given.image, given.volume, given.mount)
+    if given.where == "slurm":
+        limits = SlurmLimits(given.time, given.partition, given.account, given.notice)
+        script = slurm_script(job, limits)
+        print(submit_to_slurm(script) if given.submit else script)
+    elif given.where == "sky":
+        print(sky_task(job, place), end="")
+    elif given.where == "k8s":
+        print(kubernetes_job(job, place), end="")
+    elif given.where == "ray":
+        from flowrl.launching.ray import ray_commands, run_on_ray  # Ray is an extra
+
+        if given.submit:
+            return run_on_ray(job, given.port)
+        print("\n".join(ray_commands(job, given.port)))
+    elif given.submit:
+        from flowrl.launching.accelerate import run_here
+
+        sys.stdout.flush()
+        return run_here(job)
+    else:
+        print(job.command())
+    return 0
+
+
+def job_of(given: Launch, options: Sequence[str]) -> Job:
+    """The job that is asked for. UserError for settings that a start would refuse on any machine,
+    and for places that its machines could not find."""
+    if given.folder is None:
+        raise UserError(
+            f"launch {given.where}: name the run's folder with --folder: every start goes on with "
+            "the run that is in it"
+        )
+    if (given.gpus is None) == (given.cpus is None):
+        raise UserError(
+            f"launch {given.where}: give either --gpus, those of each machine, or --cpus, the "
+            "processes on each without GPUs"
+        )
+    if given.where in ("sky", "k8s") and not given.folder.is_relative_to(given.mount):
+        raise UserError(
+            f"launch {given.where}: --folder {given.folder} is not below {given.mount}, where the "
+            "volume is mounted (--mount), so that the run would end with its machine"
+        )
+    config = run_file(given.config)
+    check_plan(override(read_run(config), options))
+    if given.accelerate_config and not find(given.accelerate_config).is_file():
+        raise UserError(f"launch: --accelerate-config {given.accelerate_config}: no such file")
+    words = [f"--trust={given.trust}" if isinstance(given.trust, str) else "--trust"]
+    return Job(
+        config=_for_all(given.config, config),
+        folder=str(given.folder if given.where in ("sky", "k8s") else given.folder.absolute()),
+        options=(*options, *(words if given.trust else ())),
+        nodes=given.nodes,
+        gpus=given.gpus or 0,
+        cpus=given.cpus or 1,
+        accelerate=given.accelerate_config,
+    )
+
+
+def _for_all(word: str, path: Path) -> str:
+    """The name by which other machines find a run file: one of flowrl's own, or the whole path."""
+    own = {file: name for name, file in own_runs()}
+    if path in own:
+        return own[path]
+    shipped = own_file(Path(word))
+    return word if shipped is not None and shipped == path else str(path.absolute())

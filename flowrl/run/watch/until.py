@@ -1,0 +1,48 @@
+"""Ends of a run before its last iteration (`train.until`)."""
+
+from collections.abc import Mapping
+
+from flowrl.session.progress import Progress, deciding
+from flowrl.settings import Run
+
+_HOUR = 3600
+
+
+def early_end(run: Run, progress: Progress) -> str:
+    """Why a run with these settings is done here, in a sentence; empty if it is not. A resume asks
+    again, so that a farther end lets a run go on."""
+    until = run.train.until
+    if until is None:
+        return ""
+    if until.hours is not None and progress.seconds >= until.hours * _HOUR:
+        return f"train.until: {progress.seconds / _HOUR:.2f} of {until.hours:g} hours"
+    if until.samples is not None and progress.samples >= until.samples:
+        return f"train.until: {progress.samples:,.0f} of {until.samples:,} samples"
+    goal = until.held_out
+    if goal is None or progress.goal != _goal(run, progress):
+        return ""
+    if progress.reached < goal.evaluations:
+        return ""
+    return f"train.until: {progress.goal[0]} was at least {goal.at_least:g}"
+
+
+def note_goal(run: Run, progress: Progress, held_out: Mapping[str, float]) -> None:
+    """Count an evaluation's score towards the goal, or from the start if the goal is another one
+    than before."""
+    goal = _goal(run, progress)
+    if goal is None:
+        progress.goal, progress.reached = None, 0
+        return
+    if progress.goal != goal:
+        progress.goal, progress.reached = goal, 0
+    score = held_out.get(f"held_out/{goal[0]}")
+    if score is not None:
+        progress.reached = progress.reached + 1 if score >= goal[1] else 0
+
+
+def _goal(run: Run, progress: Progress) -> tuple[str, float] | None:
+    until = run.train.until
+    if until is None or until.held_out is None:
+        return None
+    goal = until.held_out
+    return goal.name or deciding(run, progress.first or {}), goal.at_least
