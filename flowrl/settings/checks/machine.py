@@ -17,7 +17,7 @@ from flowrl.settings.checks.model_files import (
     check_pipeline_files,
     check_weights,
 )
-from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX, Form
+from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX, PipelineForm
 from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import IN_PYTHON
@@ -292,7 +292,7 @@ def check_language(source: str, gguf_file: str | None) -> None:
         check_weights(folder, "model.language")
 
 
-def check_pipeline(source: str, form: Form = "classic") -> None:
+def check_pipeline(source: str, form: PipelineForm = "classic") -> None:
     """UserError for a value that is neither a diffusers folder nor a hub name, and for a folder
     without whole weights."""
     if not (folder := find(source)).is_dir():

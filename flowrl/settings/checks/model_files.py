@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX, Form
+from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX, PipelineForm
 
 _POINTER = b"version https://git-lfs"
 _WEIGHTS = re.compile(
@@ -34,7 +34,7 @@ def read_json(file: Path, place: str) -> dict[str, Any]:
     return found
 
 
-def check_index(folder: Path, source: str, form: Form = "classic") -> None:
+def check_index(folder: Path, source: str, form: PipelineForm = "classic") -> None:
     """UserError for a folder without a pipeline's index. A modular pipeline's blocks also read a
     classic index."""
     if (folder / PIPELINE_INDEX).is_file():
@@ -49,7 +49,7 @@ def check_index(folder: Path, source: str, form: Form = "classic") -> None:
     raise UserError(f"model.pipeline: {source} has no {PIPELINE_INDEX}; give a diffusers folder")
 
 
-def component_parts(folder: Path, form: Form) -> dict[str, str]:
+def component_parts(folder: Path, form: PipelineForm) -> dict[str, str]:
     """The classes of a pipeline's components that have a folder of their own in its folder."""
     modular = form == "modular" and (folder / MODULAR_INDEX).is_file()
     index = read_json(folder / (MODULAR_INDEX if modular else PIPELINE_INDEX), "model.pipeline")
@@ -83,7 +83,7 @@ def check_no_own_code(folder: Path, place: str) -> None:
         )
 
 
-def check_pipeline_files(folder: Path, form: Form = "classic") -> None:
+def check_pipeline_files(folder: Path, form: PipelineForm = "classic") -> None:
     """UserError for a component of a pipeline whose files could not be loaded."""
     if form == "modular":
         for name, kind in component_parts(folder, form).items():

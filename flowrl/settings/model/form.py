@@ -11,7 +11,7 @@ PIPELINE_INDEX = "model_index.json"
 MODULAR_INDEX = "modular_model_index.json"
 BLOCKS_FILE = "modular_config.json"  # of blocks that a repository brings
 
-Form = Literal["classic", "modular"]
+PipelineForm = Literal["classic", "modular"]
 OwnBlocks = Mark(Right.CODE, "blocks that a repository brings", plain=lambda text: text != "code")
 OtherRepositories = Mark(Right.NETWORK, "other repositories", plain=lambda text: text != "network")
 FolderRights = Annotated[tuple[Literal["code", "network"], ...], OwnBlocks, OtherRepositories]

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.adapters import FrozenAdapter, Lora
 from flowrl.settings.model.environment import EnvironmentSettings, StepSettings
-from flowrl.settings.model.form import FolderRights, Form, with_form
+from flowrl.settings.model.form import FolderRights, PipelineForm, with_form
 from flowrl.settings.model.levels import Sigmas, checked_sigmas
 from flowrl.settings.model.own_model import OwnModelSettings
 from flowrl.settings.model.quantization import Quantization
@@ -118,7 +118,7 @@ class ModelSettings(Settings):
     }
     pipeline: str | None = None
     """A folder in diffusers' format, or a hub name. Set this, `language` or `own`."""
-    form: Form = "classic"
+    form: PipelineForm = "classic"
     """How the pipeline is driven: by its call, or as a modular pipeline, by its blocks. A folder
     with modular_model_index.json alone is modular."""
     guider: dict[str, Any] | None = None

@@ -34,12 +34,12 @@ from diffusers.modular_pipelines.modular_pipeline import (
 )
 from torch import Tensor
 
-from flowrl.settings.model.form import Form
+from flowrl.settings.model.form import PipelineForm
 
 TEXT_BLOCK = "text_encoder"  # in the name of a top-level block
 OF_THE_BATCH = ("batch_size", "dtype")  # outputs of text blocks that have no row per prompt
-STATES = ("latents", "audio_latents", "sound_latents")  # that loops step
-NEEDED = ("image", "driving_video")  # images without which no branch runs, where required
+STEPPED = ("latents", "audio_latents", "sound_latents")  # that loops step
+NEEDED_IMAGES = ("image", "driving_video")  # images without which no branch runs, where required
 MEDIA, SOUND = ("images", "videos"), ("audio", "sound", "audios")
 SCALE = "guidance_scale"
 TEXT_SCALE = 2.0  # of guiders, while texts are encoded
@@ -56,7 +56,7 @@ class ClassicFace(ModularPipeline):
     modules: tuple[str, ...] = ()  # of its blocks
 
     def encode_prompt(self, state: PipelineState) -> tuple[Any, ...]:
-        """What the text blocks declare to write, after they read this state.
+        """Return what the text blocks declare to write, after they read this state.
 
         Their guiders are on, whatever the scale: negative prompts are encoded too, so encodings
         have one form. Some blocks fail without (Wan, LTX), though their loops run so.
@@ -118,7 +118,7 @@ class ClassicFace(ModularPipeline):
             if parameter.name is not None:
                 value = wanted.get(parameter.name, parameter.default)
                 state.set(parameter.name, value, parameter.kwargs_type)
-        with quiet(self.modules), self.guided(wanted):
+        with untalkative(self.modules), self.guided(wanted):
             texts = [name for name, _ in self.text_blocks()]
             for name, block in self._blocks.sub_blocks.items():
                 if name not in texts:
@@ -150,7 +150,7 @@ def scaled(guider: BaseGuidance, scale: float | None) -> BaseGuidance:
 
     A scale switches on a guider that its class leaves off (Z-Image).
     """
-    with quiet():  # it says so of each new guider
+    with untalkative():  # it says so of each new guider
         return guider.new() if scale is None else guider.new(**{SCALE: scale, "enabled": True})
 
 
@@ -172,7 +172,7 @@ def run_blocks(pipe: Any, block: ModularPipelineBlocks, state: PipelineState) ->
 
 def enter(pipe: Any, state: PipelineState) -> None:
     """Hand the states to the methods of the pipeline that prepare them, at the loop's door."""
-    for name in STATES:
+    for name in STEPPED:
         latents = state.get(name)
         prepare = getattr(pipe, f"prepare_{name}", None)
         if latents is not None and prepare is not None:
@@ -226,7 +226,7 @@ def arguments_of(blocks: ModularPipelineBlocks) -> dict[str, Any]:
     for reads, writes in reads_and_writes(blocks):
         for name in (each if isinstance(each, str) else each.name for each in reads):
             if name in declared and name not in written and name not in found:
-                needed = declared[name].required and name in NEEDED
+                needed = declared[name].required and name in NEEDED_IMAGES
                 found[name] = inspect.Parameter.empty if needed else declared[name].default
         written |= writes
     return found
@@ -253,7 +253,7 @@ def graded(block: ModularPipelineBlocks) -> ModularPipelineBlocks:
 
 
 @contextmanager
-def quiet(others: Sequence[str] = ()) -> Iterator[None]:
+def untalkative(others: Sequence[str] = ()) -> Iterator[None]:
     """Without traces of trials that are meant to fail, and without warnings of each call: what
     fails is raised. `others` are modules of blocks."""
     loggers = [logging.getLogger(name) for name in (*TALKATIVE, *others)]
@@ -284,7 +284,7 @@ def faced(pipe: ModularPipeline) -> Any:
     return pipe
 
 
-def form_of(pipe: Any) -> Form:
+def form_of(pipe: Any) -> PipelineForm:
     """The form in which a pipeline is driven."""
     return "modular" if isinstance(pipe, ModularPipeline) else "classic"
 

@@ -16,7 +16,7 @@ from diffusers.modular_pipelines.modular_pipeline import ModularPipeline, Modula
 from torch import nn
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.modular.face import faced, loops_of, quiet, run_order
+from flowrl.models.diffusers.modular.face import faced, loops_of, run_order, untalkative
 from flowrl.settings.checks.model_files import check_weights, read_json
 from flowrl.settings.model.form import BLOCKS_FILE, MODULAR_INDEX
 
@@ -48,7 +48,7 @@ def skeleton(
     whose class has no modular form; and for a guider that its blocks do not take.
     """
     _refuse_code(source, rights)
-    with quiet():
+    with untalkative():
         try:
             pipe = ModularPipeline.from_pretrained(source, trust_remote_code="code" in rights)
         except (AttributeError, ValueError, OSError) as error:
@@ -135,13 +135,13 @@ def load(
         given = {} if quantized is None or name not in quantized else {
             "quantization_config": quantized[name]
         }  # fmt: skip
-        with quiet():
+        with untalkative():
             try:
                 found[name] = spec.load(dtype=dtype, **given)
             except ValueError as error:
                 why = " ".join(str(error.__context__ or error).split())[:300]
                 raise UserError(f"model.pipeline: {source}: {name}: {why}") from error
-    with quiet():
+    with untalkative():
         pipe.register_components(**found)
     for part in pipe.components.values():
         if isinstance(part, nn.Module):

@@ -1,4 +1,4 @@
-"""What a sweep over diffusers' modular pipelines found, by version of diffusers.
+"""Verdicts of a sweep over diffusers' modular pipelines, by version of diffusers.
 
 `scripts/benchmarks/modular_pipelines.py` writes it; docs/pipelines.md, `flowrl plan` and a start
 read it.

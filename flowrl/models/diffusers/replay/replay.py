@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from flowrl.models.diffusers.call.levels.schedule import ModelOutput, Way
-from flowrl.settings.model.form import Form
+from flowrl.settings.model.form import PipelineForm
 
 EXACT = 1e-4  # of the state: Euler steps this near are the scheduler's own, but for rounding
 
@@ -42,7 +42,7 @@ class Replay:
     together: tuple[str, ...] = ()  # columns: rows with images of one size share a call, to the bit
     levels: bool = False  # pinned, with the list of levels too
     parts: tuple[str, ...] = ()  # of the state, if it has several
-    form: Form = "classic"  # in which the pipeline is driven
+    form: PipelineForm = "classic"  # in which the pipeline is driven
     guider: str = ""  # class of a modular pipeline's guider
 
     @cached_property  # read for every call
