@@ -14,6 +14,11 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.lora.lora import LORA_FILE, writes_adapters
 from flowrl.models.diffusers.modular import face
 from flowrl.models.diffusers.modular.folder import ModularSource, guiders_of, load, skeleton
+from flowrl.models.diffusers.modular.verdicts import (
+    modular_classes,
+    modular_verdicts,
+    refuse_known_modular,
+)
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
@@ -265,6 +270,15 @@ def test_what_is_missing_is_named_before_weights_load(
     monkeypatch.setattr(spec, "load", never)
     with pytest.raises(UserError, match=message):
         ModularSource(source).load(torch.float32)
+
+
+def test_every_exported_class_has_a_verdict() -> None:
+    """A release with a name that no list has fails here: run the sweep, and read what it finds."""
+    known = [name for found in modular_verdicts().values() for name in found]
+    assert sorted(known) == modular_classes() and len(known) == len(set(known))
+    with pytest.raises(UserError, match=r"MiniMaxH3ModularPipeline: steps its video and its sound"):
+        refuse_known_modular("MiniMaxH3ModularPipeline")
+    refuse_known_modular("AnimaModularPipeline")
 
 
 BLOCKS = """
