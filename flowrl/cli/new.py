@@ -83,7 +83,7 @@ def write_new_run(given: New) -> None:
 def _is_language_model(model: str | None) -> bool:
     """Whether a local folder has a language model; False for a hub name."""
     folder = None if model is None else find(model)
-    if folder is None or not folder.is_dir() or (folder / "model_index.json").is_file():
+    if folder is None or not folder.is_dir() or is_pipeline_folder(folder):
         return False
     return (folder / "config.json").is_file() or bool(list(folder.glob("*.gguf")))
 

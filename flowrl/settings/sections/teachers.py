@@ -41,7 +41,7 @@ class TeacherSettings(Settings):
                 raise UserError(f"{place}: no folder {folder}")
             if (path / ADAPTER_FILE).is_file():
                 continue
-            if not (path / PIPELINE_FILE).is_file():
+            if not is_pipeline_folder(path):
                 inside = [n for n in ("adapter", "pipeline") if (path / n).is_dir()]
                 hint = f"; did you mean {Path(folder) / inside[0]}?" if inside else ""
                 raise UserError(

@@ -51,7 +51,7 @@ def model_named(source: str, recipe: Any) -> dict[str, str]:
         return {"own": source}
     folder = find(source)
     if folder.is_dir():
-        image = (folder / _PIPELINE).is_file() or not (folder / _LANGUAGE).is_file()
+        image = is_pipeline_folder(folder) or not (folder / _LANGUAGE).is_file()
         return {"pipeline" if image else "language": source}
     name = recipe.get("name") if isinstance(recipe, Mapping) else recipe
     if isinstance(name, str) and name in RECIPES:
