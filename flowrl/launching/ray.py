@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.launching.job import Job, newest_checkpoint
+from flowrl.launching.job import LaunchJob, newest_checkpoint
 
 PORT = 29500
 MORE_STARTS = 100  # at most, each with a new checkpoint
 
 
-def ray_commands(job: Job, port: int = PORT) -> list[str]:
+def ray_commands(job: LaunchJob, port: int = PORT) -> list[str]:
     """The shell commands of the machines."""
     return [job.command(str(rank), "FIRST_MACHINE", str(port)) for rank in range(job.nodes)]
 
 
-def run_on_ray(job: Job, port: int = PORT) -> int:
+def run_on_ray(job: LaunchJob, port: int = PORT) -> int:
     """Run one task per machine, with its GPUs or cores, on the cluster that RAY_ADDRESS names or
     that this machine belongs to. Tasks that fail begin again while the run has new checkpoints.
     Returns the first exit code that is not 0, or 0."""
@@ -44,7 +44,7 @@ def run_on_ray(job: Job, port: int = PORT) -> int:
     return code
 
 
-def _start(job: Job, port: int) -> int:
+def _start(job: LaunchJob, port: int) -> int:
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -75,7 +75,7 @@ def _start(job: Job, port: int) -> int:
 
 
 def _exit_code(task: Any) -> int:
-    """That of a task's command; 1 if its machine has gone."""
+    """Exit code of a task's command; 1 if its machine has gone."""
     import ray
 
     try:
