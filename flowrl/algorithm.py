@@ -15,7 +15,6 @@ from flowrl.credit.choices import (
     plans_of,
     routes_of,
 )
-from flowrl.credit.fitting import check_credit
 from flowrl.credit.intermediate import reads_intermediate
 from flowrl.credit.process import Information, compares_turns, information_of
 from flowrl.credit.proxies import ProxyGate, gate_of
@@ -58,7 +57,6 @@ class Algorithm:
         check_policies([each.name for each in self.averages], self.behaviour, self.loss.roles)
         check_gradient(self.loss, self.likelihood)
         check_parts((self.advantage, self.likelihood), self)
-        check_credit(self.transforms, self)
         check_units(self.loss, self.likelihood)
         check_gate(self.loss, self.likelihood, self.gate)
         check_parts((self.loss,), self)

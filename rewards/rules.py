@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rewards.load import Want, rewards_within
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 
 
 class Change(NamedTuple):
@@ -49,6 +49,19 @@ RULE_CHANGES = (
         "same text are equal, money, thousands and repeating decimals are read, and a right "
         "answer that no text matches leaves its samples unscored (before: it ended the run); "
         "lists, bases, arrays and 4.5e3 are read, and of several formulas all are the answer",
+    ),
+    Change(
+        3,
+        "code_tests",
+        "check(candidate) and classes of unittest are called (before: tests that only define them "
+        "passed every program), and tests that run nothing leave their samples unscored",
+    ),
+    Change(
+        3,
+        "math_answer",
+        "numbers are equal for their size (before: 10^{-20} and 10^{-21} were equal, since "
+        "decimals were compared), printed mathematics (90°, √2, x²) and \\mathrm{e} are read, a "
+        "right letter of a choice may stand before its words, and <answer> tags hold the answer",
     ),
     Change(
         2,

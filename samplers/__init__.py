@@ -1,6 +1,8 @@
 """Draw samples from a velocity model under a plan. Imports torch only.
 
 Routes around the plain one (`samplers.routes`), and their planners, are imported when first used.
+Kernels and planners of contributed recipes stand in flowrl/contrib, and are imported from here by
+name: see `CONTRIBUTED`.
 """
 
 from importlib import import_module
@@ -10,7 +12,6 @@ from samplers.kernels import (
     CPS,
     DDIM,
     DDPM,
-    Churn,
     ConstantSDE,
     FlowSDE,
     Gaussian,
@@ -19,7 +20,7 @@ from samplers.kernels import (
     euler,
     mean_log_prob,
 )  # fmt: skip
-from samplers.placements import Granular, Merged, Scattered
+from samplers.placements import Scattered
 from samplers.plan import Columns, Plan, Step, evaluations, steps_of
 from samplers.planners import (
     Chain,
@@ -62,7 +63,6 @@ __all__ = [
     "SA",
     "Begin",
     "Chain",
-    "Churn",
     "Columns",
     "ConstantSDE",
     "Decaying",
@@ -75,7 +75,6 @@ __all__ = [
     "Fork",
     "Frozen",
     "Gaussian",
-    "Granular",
     "Guided",
     "Heun",
     "Kernel",
@@ -83,7 +82,6 @@ __all__ = [
     "Latents",
     "Looking",
     "Looks",
-    "Merged",
     "Moving",
     "Ode",
     "Particled",
@@ -118,6 +116,8 @@ __all__ = [
     "steps_of",
 ]  # fmt: skip
 
+CONTRIBUTED = ("Churn", "Granular", "Merged")
+"""Names of this package that stand in a file of flowrl/contrib."""
 _OF_ROUTES = {
     "FeynmanKac": "particles",
     "Guided": "guiding",
@@ -132,6 +132,9 @@ _OF_ROUTES = {
 
 
 def __getattr__(name: str) -> Any:
+    """A name of a route, or a kernel or planner of a contributed recipe."""
+    if name in CONTRIBUTED:
+        return import_module("flowrl.contributed").contributed_part(name)
     if name not in _OF_ROUTES:
         raise AttributeError(f"module 'samplers' has no attribute {name!r}")
     return getattr(import_module(f"samplers.routes.{_OF_ROUTES[name]}"), name)

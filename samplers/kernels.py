@@ -292,33 +292,6 @@ class DDPM(AnyLevels):
         return Gaussian(mean, scale * fresh.sqrt())
 
 
-@dataclass(frozen=True)
-class Churn(AnyLevels):
-    """A deterministic step to below the next level, then fresh noise back up to it: FDFO,
-    arXiv:2603.12893.
-
-    Formula: x' = (x - (s - r) v + r sqrt((1 + gamma)^2 - 1) noise) / (1 + gamma r),
-    r = s' / (1 + gamma (1 - s')), s' = sigma_next
-
-    The level of x_next is sigma_next whatever gamma; the std is about sigma_next sqrt(2 gamma).
-    """
-
-    affine = True
-    gamma: float = 0.0025
-
-    def __post_init__(self) -> None:
-        if self.gamma < 0:
-            raise ValueError(
-                f"gamma, the share of noise to renew, must be at least 0, not {self.gamma}"
-            )
-
-    def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
-        low = sigma_next / (1 + self.gamma * (1 - sigma_next))
-        up = 1 + self.gamma * low
-        std = low * math.sqrt((1 + self.gamma) ** 2 - 1) / up
-        return Gaussian(euler(x, v, sigma, low) / per_row(up, x), std)
-
-
 def mean_log_prob(
     g: Gaussian,
     x_next: Float[Tensor, "n *d"],

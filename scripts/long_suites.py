@@ -26,7 +26,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 RECORD = PROJECT / ".ci" / "long.json"
 ROOMS = (  # folders of tests with slow ones
     "api", "budget", "cli", "demo", "iteration", "language", "models", "pages", "processes",
-    "recipes", "rewards", "run", "samplers", "scripts", "settings",
+    "recipes", "rewards", "run", "samplers", "scripts", "settings", "votes",
 )  # fmt: skip
 PYTEST = ("-m", "pytest", "-q", "-m", "slow and not gpu", "--durations=5")
 
@@ -59,6 +59,11 @@ SUITES = (
         "zoo",
         "all pipelines of diffusers, by whole samples",
         (("scripts/benchmarks/pipelines.py", "--only", ""),),
+    ),
+    Suite(
+        "browser",
+        "the page of votes in Chromium: images, videos, texts and edits, by keys and by taps",
+        (("-m", "pytest", "-q", "-m", "browser", "tests/votes"),),
     ),
     Suite("kills", "200 SIGKILLs over five recipes", (("scripts/benchmarks/kills.py",),)),
     Suite("mutants", "each mutant fails a test", (("scripts/mutants/run.py", "--jobs", "2"),)),

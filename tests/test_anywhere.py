@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -214,9 +215,19 @@ def test_such_files_break_no_launcher_and_are_rewards(folder: Path, launcher: st
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A folder with the contents of the wheel, and the files of the source tree."""
     folder = tmp_path_factory.mktemp("wheel")
+    files = source_files()
+    zipfile.ZipFile(built_wheel(folder, files)).extractall(folder / "site")
+    return folder / "site", files
+
+
+def source_files() -> list[str]:
     listed = ["git", "ls-files", "-co", "--exclude-standard"]
     names = subprocess.run(listed, cwd=PROJECT, check=True, capture_output=True, text=True).stdout
-    files = [name for name in names.split("\n") if (PROJECT / name).is_file()]
+    return [name for name in names.split("\n") if (PROJECT / name).is_file()]
+
+
+def built_wheel(folder: Path, files: Iterable[str]) -> Path:
+    """The wheel of a copy of these files, which are as old as the copy."""
     for name in files:
         (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "source" / name).write_bytes((PROJECT / name).read_bytes())
@@ -224,8 +235,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     made = python("-m", "pip", "wheel", *options, str(folder / "source"), cwd=folder)
     assert made.returncode == 0, made.stderr
     (built,) = folder.glob("*.whl")
-    zipfile.ZipFile(built).extractall(folder / "site")
-    return folder / "site", files
+    return built
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("date", [None, "1700000000"])
+def test_wheels_of_equal_sources_have_equal_bytes(
+    date: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Built at another place, of files that were written in another order and at another time."""
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    if date is not None:
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", date)
+    files = source_files()
+    first = built_wheel(tmp_path / "first", files)
+    second = built_wheel(tmp_path / "a longer name" / "second", files[::-1])
+    assert first.name == second.name and first.read_bytes() == second.read_bytes()
 
 
 @pytest.mark.slow

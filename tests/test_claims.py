@@ -2,12 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from flowrl.paths import PROJECT
-from flowrl.recipes import RECIPES
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from rewards.load import names
 
@@ -38,29 +36,6 @@ def test_a_number_of_recipes_rewards_or_configurations_is_right(page, pattern, n
 
 def test_every_kind_of_claim_stands_somewhere():
     assert {pattern for _, pattern, _ in claims()} == {*COUNTS}
-
-
-def rows_of_the_table() -> list[list[str]]:
-    text = (PROJECT / "flowrl" / "recipes" / "table.py").read_text().split('"""')[1]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    return [row for row in rows if row and row[0] in RECIPES and row[0] != "text"]
-
-
-def inner(part: Any) -> set[str]:
-    """The names of a planner and of those that it wraps."""
-    names = {type(part).__name__}
-    return names | (inner(part.otherwise) if "otherwise" in vars(part) else set())
-
-
-def test_the_table_of_recipes_names_the_parts_that_they_have():
-    rows = rows_of_the_table()
-    assert {row[0] for row in rows} == {*RECIPES} - {"text", "joint"}
-    for name, plan, _, likelihood, loss in rows:
-        algorithm = RECIPES[name]()
-        assert loss == type(algorithm.loss).__name__, name
-        assert plan.partition(",")[0] in inner(algorithm.plan), name
-        kinds = {kind.__name__ for kind in type(algorithm.likelihood).__mro__}
-        assert likelihood.partition(",")[0] in kinds, name
 
 
 def test_the_page_of_the_architecture_lists_every_room():

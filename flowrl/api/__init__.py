@@ -3,6 +3,7 @@
 `flowrl.__all__` is the one list of these names.
 """
 
+from flowrl.api.importing_runs import import_run as import_run
 from flowrl.api.sampling import SampledPlan as SampledPlan
 from flowrl.api.sampling import SteeredSamples as SteeredSamples
 from flowrl.api.sampling import sample as sample
@@ -19,6 +20,7 @@ from flowrl.api.voting import fit_reward as fit_reward
 from flowrl.api.voting import vote as vote
 from flowrl.errors import Stopped as Stopped
 from flowrl.errors import UserError as UserError
+from flowrl.importing.result import ImportedRun as ImportedRun
 from flowrl.session.live import Callback as Callback
 from flowrl.session.live import Event as Event
 from flowrl.votes.fit import FittedReward as FittedReward

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flowrl.api.parts import GivenReward, GivenRewards
 from flowrl.api.trained import TrainedRun, check_counts
 from flowrl.api.untouched import untouched
-from flowrl.cli.given_model import device_of, policy_of
+from flowrl.cli.given_model import policy_of
 from flowrl.cli.steer import (
     Method,
     SampleScorer,
@@ -24,9 +24,9 @@ from flowrl.cli.steer import (
     steered_samples,
 )
 from flowrl.errors import UserError
-from flowrl.models.diffusers.batch import Driven, MediaBatch, Scales
+from flowrl.models.diffusers.batch import Driven, MediaBatch
 from flowrl.models.diffusers.call.results.decoder import Decoded
-from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.policy import PipelinePolicy, PipelineUse
 from flowrl.models.open import place
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.prompts import PromptSet
@@ -34,7 +34,7 @@ from flowrl.run.evaluate.evaluate import Trial
 from flowrl.session.live import Live
 from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.words.names import unknown_name
 from rewards import Samples, Scores, score_all
 from samplers import Plan, Planner, Rollout
@@ -201,20 +201,18 @@ def _driven(
     model: PipelineSource, guidance: GuidanceScale, call: Mapping[str, Any]
 ) -> Iterator[Driven]:
     """The model as a policy. A live pipeline is restored afterwards."""
-    policy: Driven
+    policy: PipelinePolicy | OwnPolicy
     if isinstance(model, TrainedRun):
         if call:
             raise UserError("a run has its own call arguments (model.call): leave call out")
         run = model.settings
-        policy = drivable(policy_of(run, model.folder, "last" if model.done else "best"))
-        policy.device = device_of(run)
+        found = drivable(policy_of(run, model.folder, "last" if model.done else "best"))
+        assert isinstance(found, PipelinePolicy | OwnPolicy), "both are drivable"
+        policy = found
     elif isinstance(model, DiffusionPipeline):
         with _as_before(model):
-            live = PipelinePolicy(model, call=call)
-            live.device = model.device
-            scale = live.scale(guidance)
-            live.guidance = Scales(sample=scale, train=scale)
-            yield live
+            live = PipelinePolicy(model, call=call, use=PipelineUse(device=model.device))
+            yield live.guided(guidance, guidance)
         return
     elif isinstance(model, nn.Module):
         if call:
@@ -233,9 +231,7 @@ def _driven(
             "(docs/own_models.md) or a TrainedRun, not "
             f"{type(model).__name__}"
         )
-    scale = policy.scale(guidance)
-    policy.guidance = Scales(sample=scale, train=scale)
-    yield policy
+    yield policy.guided(guidance, guidance)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from flowrl.session.live import NOTHING_LIVE, Live
 from flowrl.session.progress import deciding
 from flowrl.session.session import load_rewards
 from flowrl.settings import PromptFiles, RewardSpec, Run
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.read import OpenedFolder, dump, open_folder, run_from, run_of
 from flowrl.settings.trust import SAMPLED_PARTS, Trust
 from flowrl.settings.words.short_forms import REWARDS

@@ -25,6 +25,13 @@ COMMANDS = {
         "flowrl new my_run --recipe flow_grpo",
         "flowrl.cli.new:New",
     ),
+    "import": Command(
+        "flowrl.cli.commands:import_command",
+        "WHAT --of PEER==VERSION --devices N --out FOLDER",
+        "write a run of flow_grpo, Flow-Factory, TRL, verl or SimpleTuner as a run file",
+        "flowrl import config/grpo.py:pickscore_sd3 --devices 32 --out my_run",
+        "flowrl.cli.import_run:Import",
+    ),
     "train": Command(
         "flowrl.cli.commands:train_command",
         "CONFIG [--train.lr 1e-4 ...] | --resume RUN",
@@ -109,9 +116,10 @@ COMMANDS = {
     ),
     "recipes": Command(
         "flowrl.cli.recipe_text:recipes_command",
-        "[NAME]",
-        "list the algorithms, or one algorithm's settings",
+        "[NAME] [--all]",
+        "list the algorithms by evidence, or one algorithm's settings",
         "flowrl recipes flow_grpo",
+        "flowrl.cli.recipe_text:Recipes",
     ),
     "serve-reward": Command(
         "flowrl.cli.commands:serve_reward_command",

@@ -326,6 +326,13 @@ def new(arguments: list[str]) -> int:
     return 0
 
 
+def import_command(arguments: list[str]) -> int:
+    """`import WHAT`. Exit code 1 if `flowrl plan` would refuse the result."""
+    from flowrl.cli.import_run import Import, import_peer
+
+    return int(import_peer(parse_arguments(Import, arguments, "import")).refusal is not None)
+
+
 def doctor(arguments: list[str]) -> int:
     """`doctor`, `doctor RUN` or `doctor --sandbox`."""
     from flowrl.cli.doctor import Doctor, print_findings

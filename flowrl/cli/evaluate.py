@@ -27,7 +27,7 @@ from flowrl.run.evaluate.start_checks import made_form
 from flowrl.run.watch.size_check import check_sizes
 from flowrl.run.watch.text_facts import likely_form
 from flowrl.session.session import load_rewards, prove_rewards
-from flowrl.settings import EvaluateSettings, PromptFiles, RewardSpec, Run
+from flowrl.settings import EvaluateSettings, OwnSettings, PromptFiles, RewardSpec, Run
 from flowrl.settings.checks.machine import check_texts
 from flowrl.settings.command_line.arguments import EvaluateArguments
 from flowrl.settings.file.strict_yaml import parse_yaml
@@ -89,7 +89,7 @@ def _evaluate(given: EvaluateArguments, chosen: GivenModel, what: EvaluationInpu
         what.settings,
     )
     opened: tuple[Any, Any] | None = None
-    if run.model.own is not None:  # it alone knows its form
+    if isinstance(run.model, OwnSettings):  # it alone knows its form
         opened = chosen.open()
     form = likely_form(run) if opened is None else proven_form(opened[1], prompts, run)
     for sentence in prove_rewards(rewards, run, prompts, form):

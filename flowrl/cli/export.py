@@ -110,8 +110,8 @@ def _denoisers(run: Run) -> list[nn.Module]:
     described = describe(run.model)
     if described is None:
         raise UserError(
-            f"export: the configuration of {run.model.pipeline} is not on this machine; "
-            f"download it with `hf download {run.model.pipeline}`"
+            f"export: the configuration of {run.model.source} is not on this machine; "
+            f"download it with `hf download {run.model.source}`"
         )
     return list(described.denoisers.values())
 

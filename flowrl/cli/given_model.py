@@ -19,9 +19,10 @@ from flowrl.paths import find
 from flowrl.run.save import checkpoint
 from flowrl.session.atomic import numbered_folders
 from flowrl.session.learner import load_models, load_policy
-from flowrl.settings import ModelSettings, RewardSpec, Run
+from flowrl.settings import LanguageSettings, PipelineSettings, RewardSpec, Run
 from flowrl.settings.checks.machine import check_hub
 from flowrl.settings.command_line.arguments import EvaluateArguments, SampleArguments
+from flowrl.settings.model.form import MODULAR_INDEX, is_pipeline_folder
 from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.read import check_plan, open_folder, override, run_from
 from flowrl.settings.trust import EVALUATED_PARTS, SAMPLED_PARTS, within
@@ -241,11 +242,11 @@ def is_pipeline(source: str) -> bool:
         if isinstance(try_to_load_from_cache(source, file), str):
             return found
     try:
-        check_hub(ModelSettings(pipeline=source))
+        check_hub(PipelineSettings(pipeline=source))
     except UserError as error:
         gated = isinstance(error.__cause__, GatedRepoError)
         if isinstance(error.__cause__, HfHubHTTPError) and not gated:  # it has no such file
-            check_hub(ModelSettings(language=source))
+            check_hub(LanguageSettings(language=source))
             return False
         raise
     return True

@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any, Literal, get_args, get_origin
 
@@ -14,8 +14,9 @@ from flowrl.recipes import RECIPES
 from flowrl.settings import Run
 from flowrl.settings.command_line.arguments import field_types, word_fields
 from flowrl.settings.command_line.options import Option
+from flowrl.settings.model.kinds import MODEL_KINDS
 from flowrl.settings.words.names import BASE_KEY, WORDS
-from flowrl.settings.words.sentences import settings_at
+from flowrl.settings.words.sentences import fields_of, kinds_at
 from flowrl.settings.words.short_forms import FOR_A_SECTION
 from rewards.checks.settings import settings_of
 from rewards.load import MAKERS, names
@@ -29,7 +30,7 @@ _BASE = (
 def make_schema() -> dict[str, Any]:
     return {
         "commands": {name: _command(each.words) for name, each in COMMANDS.items() if each.words},
-        "settings": list(_settings(Run, "")),
+        "settings": list(_settings((Run,), "")),
         "recipes": {
             name: {
                 "about": inspect.cleandoc(recipe.__doc__ or ""),
@@ -61,17 +62,17 @@ def _command(place: str) -> dict[str, Any]:
     return {"about": " ".join((inspect.getdoc(kind) or "").split()), "words": words}
 
 
-def _settings(kind: type[BaseModel], at: str) -> Iterator[dict[str, Any]]:
+def _settings(section: Sequence[type[BaseModel]], at: str) -> Iterator[dict[str, Any]]:
     """Each setting of a run as a command-line option; for the recipe, only its name."""
-    for key, field in kind.model_fields.items():
+    for key, field in fields_of(section).items():
         name = at + (field.alias or key)
         kinds = Option((name,), field.annotation).kinds
-        inner = settings_at(field.annotation)
+        inner = kinds_at(field.annotation)
         if name == "recipe":
             yield _entry(RECIPE_NAME, str, MISSING, None)
             continue
-        below = inner is not None and tuple not in kinds
-        if below and inner is not None:
+        below = bool(inner) and tuple not in kinds
+        if below:
             yield from _settings(inner, f"{name}.")
         if not below or int in kinds:  # one number may stand for the section
             default = MISSING if field.is_required() or field.default_factory else field.default
@@ -126,6 +127,11 @@ def run_schema() -> dict[str, Any]:
         "anyOf": [{"required": ["given"]}, drawn],  # given samples have prompts
         "properties": {"recipe": {"anyOf": [{"type": "string"}, {"required": ["name"]}]}},
     }
+    whole["properties"]["model"] = {
+        "anyOf": [{"type": "string"}, *({"required": [kind.KIND]} for kind in MODEL_KINDS)]
+    }
+    for kind in MODEL_KINDS:  # without its name, a model's settings fit several kinds
+        schema["$defs"][kind.__name__].pop("required")
     recipes = schema["properties"]["recipe"]
     for part in recipes["anyOf"]:  # without its name, a recipe's settings fit several recipes
         if "oneOf" in part:

@@ -20,7 +20,7 @@ from flowrl.pages.curves import DIVERSITIES, RunCharts
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.stack import code_span, from_template
 from flowrl.pages.unseen import Unseen
-from flowrl.settings import Run
+from flowrl.settings import OwnSettings, PipelineSettings, Run
 from flowrl.settings.checks.unlike import unlike_training
 from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.read import dump
@@ -74,15 +74,17 @@ def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
     if samples is not None:
         shutil.copy2(samples, out / f"samples{samples.suffix}")
     unseen, (last, results) = Unseen.of(dump(run)), _results(folder, subject.iteration)
+    pipeline = isinstance(subject.model, PipelineSettings)
+    code = Markup("\n".join(_code(subject, files))) if pipeline else ""
     values = {
         "name": subject.repository or subject.folder.resolve().name,
         "metadata": Markup(_metadata(subject).to_yaml()),
         "what": "An adapter" if subject.model.lora else "All weights",
         "source": subject.source, "recipe": _recipe(run), "iteration": subject.iteration,
         "towards": [spec.label for spec in run.rewards],
-        "code": Markup("\n".join(_code(subject, files))) if subject.model.pipeline else "",
+        "code": code,
         "rewriter": _rewriter(subject),
-        "own": run.model.own is not None,
+        "own": isinstance(run.model, OwnSettings),
         "others": [name for name in files if name.startswith(("comfyui", "kohya"))],
         "inference": list(_inference(subject)), "evaluate": run.evaluate,
         "results": results, "last": last, "alarms": f"{folder.raised:.0f}",
@@ -99,11 +101,12 @@ def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
 def _metadata(subject: CardSubject) -> ModelCardData:
     run = subject.run
     on_hub = _HUB_NAME.fullmatch(subject.source) and not Path(subject.source).is_dir()
-    kind = "text-to-image" if subject.model.pipeline else "text-generation"
-    library = "diffusers" if subject.model.pipeline else "transformers"
-    if run.model.own is not None:
+    images = isinstance(subject.model, PipelineSettings)
+    kind = "text-to-image" if images else "text-generation"
+    library = "diffusers" if images else "transformers"
+    if isinstance(run.model, OwnSettings):
         kind = library = None
-    if run.model.call.get("num_frames", 1) != 1:
+    if isinstance(run.model, PipelineSettings) and run.model.call.get("num_frames", 1) != 1:
         kind = "text-to-video"
     tags = [
         "flowrl",
@@ -135,7 +138,10 @@ def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
         yield f"pipe = DiffusionPipeline.from_pretrained({place}, {dtype})"
         return
     yield f"pipe = DiffusionPipeline.from_pretrained({source}, {dtype})"
-    if changed := subject.run.model.scheduler:  # an adapter's files do not contain it
+    m = subject.run.model
+    if isinstance(m, PipelineSettings) and (
+        changed := m.scheduler
+    ):  # an adapter's files do not contain it
         given = ", ".join(f"{name}={value!r}" for name, value in changed.items())
         yield f"pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, {given})"
     if (others := _without_pipeline(subject, files)) is not None:
@@ -175,13 +181,13 @@ def _without_pipeline(subject: CardSubject, files: Sequence[str]) -> list[str] |
 def _rewriter(subject: CardSubject) -> dict[str, Any]:
     """Values for the paragraph on a joint run's language model; empty for other runs."""
     run, before = subject.run, subject.run.before
-    if before is None or run.model.rewriter is None:
+    if before is None or run.rewriter is None:
         return {}
     return {
         "source": subject.public(before.model.source),
         "files": "" if run.joint is None or run.joint.train == "image" else f"{REWRITER}/",
-        "template": run.model.rewriter.template,
-        "system": before.model.system,
+        "template": run.rewriter.template,
+        "system": run.rewriter.system,
         "tokens": before.evaluation_steps,
         "temperature": f"{before.evaluate.temperature:g}",
         "pipeline": subject.public(run.model.source),
@@ -190,11 +196,11 @@ def _rewriter(subject: CardSubject) -> dict[str, Any]:
 
 def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
     run = subject.run
-    if run.model.own is not None:
+    if isinstance(run.model, OwnSettings):
         yield "steps", run.evaluation_steps
         yield "sampling", "deterministic (ODE), whatever noise training sampled with"
         return
-    if run.model.pipeline is None:
+    if not isinstance(run.model, PipelineSettings):
         yield from (
             ("most tokens", run.evaluation_steps),
             ("temperature", run.evaluate.temperature),
@@ -213,7 +219,7 @@ def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
         yield code_span(key), code_span(value)
     if differs := unlike_training(run):
         yield "unlike training", differs
-    if run.model.sigmas is not None:
+    if run.sigmas is not None:
         yield "noise levels", code_span(dump(run)["model"]["sigmas"])
 
 
@@ -248,7 +254,8 @@ def _settings(subject: CardSubject) -> CardRows:
     tree = _public(dump(subject.run), subject)
     rows = [(f"recipe.{key}", value) for key, value in tree["recipe"].items()]
     rows += [(f"train.{k}", tree["train"][k]) for k in ("iterations", "lr", "updates")]
-    rows += [(f"model.{k}", tree["model"][k]) for k in ("dtype", "guidance", "lora")]
+    model = tree["model"]
+    rows += [(f"model.{k}", model[k]) for k in ("dtype", "guidance", "lora") if k in model]
     return [(Markup(name), code_span(value)) for name, value in rows]
 
 

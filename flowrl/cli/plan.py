@@ -56,7 +56,7 @@ def _near_zero(run: Run, algorithm: Algorithm, iteration: int) -> Iterator[str]:
     """A line if the plan depends on whether the model's levels end near 0, which only its own call,
     with its weights, shows."""
     falling = [1 - k / (algorithm.steps - 1) for k in range(algorithm.steps - 1)]
-    if algorithm.text or run.model.sigmas is not None:
+    if algorithm.text or run.sigmas is not None:
         return
     try:
         algorithm.planned([*falling, 0.001, 0.0], iteration, run.train.seed)
@@ -73,10 +73,10 @@ def _describe_texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> st
         raise UserError("--svg draws noise levels, which texts do not have: leave it out")
     draws = run.drawn
     samples, tokens = (draws * sum(getattr(p, of) for p in plans) for of in ("group", "tokens"))
-    environment = run.model.environment
+    environment = run.environment
     between = "" if environment is None else f"\n{environment.description(plans[0].length)}"
-    if run.model.steps is not None:
-        between = f"\n{run.model.steps.description()}"
+    if run.text_steps is not None:
+        between = f"\n{run.text_steps.description()}"
     return (
         f"\n{describe_text_plan(plans)}{between}\nan iteration: {draws} draws, {samples} "
         f"completions to score, at most {tokens} tokens generated and trained on"
@@ -110,7 +110,7 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     return "\n".join(
         [
             " (levels of model.sigmas)"
-            if run.model.sigmas is not None
+            if run.sigmas is not None
             else " (assuming evenly spaced levels; `flowrl train` checks the plan on the model's "
             "own)",
             picture.describe_plan(plans),

@@ -36,7 +36,7 @@ from flowrl.prompts import PromptSet
 from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
 from flowrl.session.session import load_rewards
-from flowrl.settings import RewardSpec, Run
+from flowrl.settings import PipelineSettings, RewardSpec, Run
 from flowrl.settings.command_line.arguments import SampleArguments
 from rewards import Reward, Samples, score_all
 from rewards.perception.files import open_image_file
@@ -248,13 +248,13 @@ def with_rows(
     UserError for an image that cannot be read.
     """
     rows: list[dict[str, Any]] = [{"prompt": text} for text in texts]
-    if run.model.pipeline is not None:
+    if isinstance(run.model, PipelineSettings):
         known = _rows_by_prompt(run)
         sizes = [RowSize.of(known.get(text, {})).given for text in texts]
         own = [{k: v for k, v in each.items() if k not in given} for each in sizes]
         rows = [row | size for row, size in zip(rows, own, strict=True)]
-    if run.model.environment is not None:
-        rows = _rows_of_run(run, texts, run.model.environment.name)
+    if run.environment is not None:
+        rows = _rows_of_run(run, texts, run.environment.name)
     return with_image(PromptSet(texts, tuple(rows)), image)
 
 

@@ -19,7 +19,7 @@ from flowrl.json_text import json_text
 from flowrl.paths import PROJECT, cache_folder
 
 BUILT = Path(__file__).with_name("schema.json")
-_ROOMS = ("cli", "credit", "evaluation", "likelihoods", "losses", "recipes", "settings")
+_ROOMS = ("cli", "contrib", "credit", "evaluation", "likelihoods", "losses", "recipes", "settings")
 _FOLDERS = (*(f"flowrl/{room}" for room in _ROOMS), "rewards", "samplers")
 
 

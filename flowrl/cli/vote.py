@@ -12,12 +12,15 @@ from pydantic import Field
 from flowrl.cli.evaluate import evaluation_prompts, given_prompts
 from flowrl.cli.given_model import GivenModel, device_of, load_into
 from flowrl.cli.out_folder import out_folder, whole_or_empty
-from flowrl.demo.taste import TEMPERATURE, covered
+from flowrl.demo.taste import TASTES
 from flowrl.errors import UserError
 from flowrl.evaluation.folders import Where, find_items
+from flowrl.evaluation.labelling_tools import LABEL_STUDIO_CONFIG
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.evaluation.tables import SUFFIXES
 from flowrl.models.open import whole_at_evaluation
+from flowrl.models.own.policy import shown_by
+from flowrl.models.policy import EvaluationSampler
 from flowrl.pages.run_page import write_report
 from flowrl.paths import new_numbered, run_path
 from flowrl.prompts import PromptSet
@@ -27,7 +30,7 @@ from flowrl.session.learner import load_models
 from flowrl.session.session import load_rewards
 from flowrl.settings.command_line.arguments import AtLeastOne, EvaluateArguments, Word
 from flowrl.settings.read import check_plan, read_run
-from flowrl.votes.answer import VoteAnswer, write_results
+from flowrl.votes.answer import VoteAnswer, export_votes, write_results
 from flowrl.votes.collect import SampleCopies, VoteQuestion, plan_again, plan_folder, plan_pairs
 from flowrl.votes.log import VoteLog, forget_rater
 from flowrl.votes.plan import PLAN, VotePlan
@@ -61,6 +64,9 @@ class Vote:
     answer says that it was looked at early."""
     forget: str | None = None
     """Of a folder of votes: delete all that is kept of a rater, such as rater-2, and end."""
+    export: Literal["argilla", "label-studio", "chosen"] | None = None
+    """Of a folder of votes: write them for a labelling tool, or as chosen and rejected (without
+    ties), and end. fit-reward and evaluate-rewards read all three."""
     weights: str = "last"
     """Of a run: last, best, or a folder."""
     trust: bool | str = False
@@ -81,6 +87,9 @@ class Vote:
     person: Literal["page", "simulated"] = "page"
     """page: people, in a browser. simulated: a program with the hidden taste of the demo's world,
     which errs as people do, for trials."""
+    taste: Literal["large", "left", "warm"] = "large"
+    """The hidden taste of a simulated person: large objects, objects on the left, or warm colours
+    (flowrl/demo/taste.py)."""
     out: Path | None = None
     """A new or empty folder for the votes; RUN/votes/vote-0001 or votes-0001 if absent."""
 
@@ -94,19 +103,23 @@ def ask_for_votes(given: Vote) -> tuple[Path, VoteAnswer]:
     first = given.source[0]
     if (first / PLAN).is_file():
         folder = _resumed(given, first)
-        if given.results or given.forget is not None:
+        if given.results or given.forget is not None or given.export is not None:
+            if given.export is not None:
+                print(f"written: {export_votes(folder, given.export)}")
+                if given.export == "label-studio":
+                    print(f"labelling interface:\n{LABEL_STUDIO_CONFIG}")
             if given.forget is not None:
                 forget_rater(folder, given.forget)
             log = VoteLog.read(folder, VotePlan.read(folder))
             return folder, _reported(folder, write_results(folder, log))
-    elif given.results or given.forget is not None:
-        raise UserError(f"vote: --results and --forget need a folder of votes, and {first} is none")
+    elif given.results or given.forget is not None or given.export is not None:
+        raise UserError(
+            f"vote: --results, --forget and --export need a folder of votes, and {first} is none"
+        )
     else:
         check_extra()  # before anything is sampled
         folder = _new(given)
-    answer = serve_votes(
-        folder, PageAddress(given.host, given.port), person=_person(given.person, given.seed)
-    )
+    answer = serve_votes(folder, PageAddress(given.host, given.port), person=_person(given))
     run = folder.parent.parent
     if folder.parent.name == RUN_VOTES and (run / RUN_FILE).is_file():
         write_report(run)
@@ -178,10 +191,9 @@ def _sample_base(folder: Path, given: Vote, config: Path, question: VoteQuestion
     rows = tuple(i * len(prompts) // kept for i in range(kept))
     each = -(-count // kept)  # pairs of a prompt
     trial = Trial(prompts, rows, 2 * each, steps, given.seed)
-    samples = draw_trial(policy, trial).samples
+    samples = shown_by(policy, draw_trial(policy, trial).samples)
     copies, name = SampleCopies(folder), f"the base model of {config.name}"
-    for media, prompt in zip(samples.media, samples.prompts, strict=True):
-        copies.add(media, prompt, name)
+    copies.add_all(samples, name)
     pairs = [(row, row + 1) for row in range(0, len(samples.prompts), 2)][:count]
     plan_pairs(copies, "base", str(config), pairs, question)
 
@@ -215,17 +227,8 @@ def _sample_runs(folder: Path, given: Vote, question: VoteQuestion) -> None:
             _Side(f"{side.name} ({i + 1})", side.samples, side.scores)
             for i, side in enumerate(sides)
         ]
-    copies, rows = SampleCopies(folder), []
-    for side in sides:
-        names = list(side.scores)
-        rows.append(
-            [
-                copies.add(media, prompt, side.name, {name: side.scores[name][i] for name in names})
-                for i, (media, prompt) in enumerate(
-                    zip(side.samples.media, side.samples.prompts, strict=True)
-                )
-            ]
-        )
+    copies = SampleCopies(folder)
+    rows = [copies.add_all(side.samples, side.name, side.scores) for side in sides]
     source = " and ".join(str(each) for each in given.source)
     names = (sides[0].name, sides[1].name)
     pairs = list(zip(*rows, strict=True))
@@ -255,18 +258,18 @@ def _before_and_after(model: GivenModel, trial: Trial) -> list[_Side]:
     base = draw_trial(policy, trial)
     load_into(loaded, model.run, model.weights)
     return [
-        _scored(model, "trained", draw_trial(policy, trial)),
-        _scored(model, "base", base),
+        _scored(model, policy, "trained", draw_trial(policy, trial)),
+        _scored(model, policy, "base", base),
     ]
 
 
 def _drawn(model: GivenModel, trial: Trial, name: str) -> _Side:
     loaded, policy = model.open()
     load_into(loaded, model.run, model.weights)
-    return _scored(model, name, draw_trial(policy, trial))
+    return _scored(model, policy, name, draw_trial(policy, trial))
 
 
-def _scored(model: GivenModel, name: str, drawn: TrialSamples) -> _Side:
+def _scored(model: GivenModel, policy: EvaluationSampler, name: str, drawn: TrialSamples) -> _Side:
     """Samples with the scores of the run's evaluation rewards, as far as they may be opened."""
     scores: dict[str, list[float | None]] = {}
     if model.judges:
@@ -276,13 +279,15 @@ def _scored(model: GivenModel, name: str, drawn: TrialSamples) -> _Side:
         for i, label in enumerate(found.names):
             column = zip(found.values[:, i].tolist(), found.scored[:, i].tolist(), strict=True)
             scores[label] = [value if known else None for value, known in column]
-    return _Side(name, drawn.samples, scores)
+    return _Side(name, shown_by(policy, drawn.samples), scores)
 
 
-def _person(kind: str, seed: int) -> Helper | None:
-    if kind == "page":
+def _person(given: Vote) -> Helper | None:
+    if given.person == "page":
         return None
     print(
-        "a simulated person votes, by the hidden taste of the demo's world (flowrl/demo/taste.py)"
+        f"a simulated person votes, by the hidden taste {given.taste!r} of the demo's world "
+        "(flowrl/demo/taste.py)"
     )
-    return SimulatedPerson(lambda image, _: covered(image), TEMPERATURE, seed=seed)
+    taste = TASTES[given.taste]
+    return SimulatedPerson(lambda image, _: taste.of(image), taste.temperature, seed=given.seed)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from flowrl.credit.advantages import Standardize
+from flowrl.credit.choices import Choices
+from flowrl.credit.fitting import refuse_branches, refuse_untracked
 from flowrl.credit.turns import Baseline
 from flowrl.credit.values import Context, Credit
 from flowrl.errors import UserError
@@ -31,3 +33,6 @@ class Augmented:
     def __call__(self, credit: Credit, context: Context) -> Credit:
         lead = Baseline()(credit, context).value.clamp(-self.low, self.high)
         return credit._replace(value=(self.rule(credit, context).value + lead) * credit.mask)
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices) or refuse_untracked(self, choices)

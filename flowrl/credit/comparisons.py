@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from flowrl.credit.advantages import Standardize
+from flowrl.credit.choices import Choices
+from flowrl.credit.fitting import refuse_branches, refuse_independent
 from flowrl.credit.values import (
     NONE,
     Context,
@@ -64,6 +66,9 @@ class ParentDifference:
         moved, size = credit.value - before, torch.maximum(credit.value.abs(), before.abs())
         return credit._replace(value=torch.where(moved.abs() > NONE * size, moved, 0) * credit.mask)
 
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_independent(self, choices)
+
 
 @dataclass(frozen=True)
 class TwoLevel:
@@ -90,6 +95,9 @@ class TwoLevel:
             parts.append(at_leaves(both * mask, columns.group))
         return credit._replace(value=torch.stack(parts, 1))
 
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_independent(self, choices)
+
 
 @dataclass(frozen=True)
 class BestWorst:
@@ -109,6 +117,9 @@ class BestWorst:
             return torch.where(masked_std(value, mask, 1, 0) > 0, ends, 0.0)
 
         return by_column(credit, context, rule)
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrl.credit.turns import Discount, States, Turns, WhitenTurns, turn_rewards
+from flowrl.credit.choices import Choices
+from flowrl.credit.fitting import refuse_branches
+from flowrl.credit.turns import ByTurn, turn_rewards
 from flowrl.credit.values import (
     SAMPLE_TURNS,
     Context,
@@ -44,6 +46,7 @@ class GroupReturns:
     n - 1. `information` adds IGPO's rewards.
     """
 
+    by_turn = True
     gamma: float = 1.0
     outcome: bool = True
     information: Information | None = None
@@ -63,6 +66,9 @@ class GroupReturns:
         rest = torch.where(std > 0, centred / (std + self.eps), 0.0).view_as(reward)
         return credit._replace(value=_from_each_on(rest, self.gamma) * credit.mask)
 
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
+
 
 @dataclass(frozen=True)
 class MinReturns:
@@ -76,6 +82,7 @@ class MinReturns:
     minus the mean of the group's others, belongs to the last step.
     """
 
+    by_turn = True
     temperature: float = 0.1
     outcome: bool = True
 
@@ -95,6 +102,9 @@ class MinReturns:
             score, scored = (credit.value * last).sum(1, keepdim=True), credit.mask.any(1, True)
             value = value + (score - _of_others(score, scored, group)) * last
         return credit._replace(value=_from_each_on(value, 1.0) * credit.mask)
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
 
 
 def _of_others(value: Tensor, known: Tensor, group: int) -> Tensor:
@@ -123,8 +133,7 @@ def _scored(credit: Credit, context: Context) -> Tensor:
 
 def compares_turns(transforms: Sequence[Transform]) -> bool:
     """Whether credit can differ between the turns or steps of a sample."""
-    kinds = Turns | Discount | States | WhitenTurns | GroupReturns | MinReturns
-    return any(isinstance(each, kinds) for each in transforms)
+    return any(isinstance(each, ByTurn) and each.by_turn for each in transforms)
 
 
 def information_of(transforms: Sequence[Transform]) -> Information | None:

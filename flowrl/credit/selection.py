@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flowrl.credit.choices import Choices
 from flowrl.credit.values import Context, Credit, at_leaves, masked_std
 from flowrl.errors import UserError
 
@@ -39,6 +40,11 @@ class DropFlat:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return _only(credit, masked_std(*_grouped(credit, context), 1, 0) > self.least, context)
+
+    def refuses(self, choices: Choices) -> str | None:
+        if any(plan.group < 2 for plan in choices.plans):
+            return "DropFlat drops every group of one sample; leave it out, or use a larger group"
+        return None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Advantage transforms for success rates: MaxRL, pass@k, BNPO, RiskPO.
+"""Advantage transforms for success rates: MaxRL, pass@k, BNPO.
 
 Like the transforms of `flowrl.credit.advantages`, they map credit [n, k, r] to credit and honour
 its mask. p is the mean of a group, c its number of successes, n its size.
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flowrl.credit.choices import Choices
+from flowrl.credit.fitting import refuse_branches
 from flowrl.credit.values import (
     NONE,
     Context,
@@ -18,7 +19,6 @@ from flowrl.credit.values import (
     by_column,
     masked_mean,
     masked_std,
-    tracked,
 )
 from flowrl.errors import UserError
 
@@ -42,6 +42,9 @@ class MaxRL:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return by_column(credit, context, self.rule)
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
 
     def rule(self, value: Tensor, mask: Tensor) -> Tensor:
         p = masked_mean(value, mask, 1)
@@ -109,8 +112,9 @@ class PassAtK:
             raise UserError(f"the k of pass@k must be at least 1, not {self.k}")
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses groups of fewer than k samples."""
-        return self._too_few(min(plan.group for plan in choices.plans))
+        """Refuses groups of fewer than k samples, and trees."""
+        few = self._too_few(min(plan.group for plan in choices.plans))
+        return few or refuse_branches(self, choices)
 
     def _too_few(self, group: int) -> str | None:
         least = self.k + (self.form == "leave_one_out")
@@ -155,6 +159,9 @@ class BestGap:
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return by_column(credit, context, self.rule)
 
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
+
     def rule(self, value: Tensor, mask: Tensor) -> Tensor:
         ranked = value.masked_fill(~mask, -torch.inf).sort(1, descending=True).values
         best, second = ranked[:, :1], ranked[:, 1:2]
@@ -183,6 +190,9 @@ class BetaNormalize:
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return by_column(credit, context, self.rule)
 
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
+
     def rule(self, value: Tensor, mask: Tensor) -> Tensor:
         if not ((value >= 0) & (value <= 1) | ~mask).all():
             raise UserError("BetaNormalize needs rewards in 0..1: rescale them")
@@ -197,91 +207,3 @@ class BetaNormalize:
         log_density = log_density + torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b)
         weight = (-log_density).exp().clamp(max=self.most)
         return torch.where(masked_std(value, mask, 1, 0) > 0, (value - p) * weight, 0.0)
-
-
-@dataclass(frozen=True)
-class RiskPO:
-    """Credit for scores between two quantiles and for scores below them: RiskPO
-    (arXiv:2510.00911).
-
-    `bundle` consecutive draws are one task: its j-th score s is the sum of their j-th samples'
-    values. q and Q are the quantiles of all scores of the batch at `low` and `high`, averaged with
-    the tracked ones of `TrackedStatistics.quantiles` where there are any:
-
-        A = [(s - q)+ - (s - Q)+ + q - Q] / (high - low)            the range
-        A <- (mix * -(q - s)+ / low + A) / (mix + 1)                with the tail, if mix > 0
-
-    natural  adds q - Q, as published: A is then never positive
-    scaled   divides by the std of the bundle's scores
-    credit   "uniform": every draw of a bundle has A; "sum_mean": draws have parts of A in
-             proportion to value - p
-
-    UserError for draws that do not fill bundles, and for samples without a score.
-    """
-
-    bundle: int = 5
-    low: float = 0.2
-    high: float = 0.8
-    mix: float = 1.5
-    natural: bool = True
-    scaled: bool = False
-    credit: Literal["uniform", "sum_mean"] = "uniform"
-    eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low < self.high < 1:
-            raise UserError(
-                f"RiskPO's levels must satisfy 0 < low < high < 1, not ({self.low}, {self.high})"
-            )
-
-    def __call__(self, credit: Credit, context: Context) -> Credit:
-        def rule(value: Tensor, mask: Tensor) -> Tensor:
-            return self.rule(value, mask, tracked(context).quantiles)
-
-        return by_column(credit, context, rule)
-
-    def rule(
-        self, value: Tensor, mask: Tensor, tracked: tuple[float, float] | None = None
-    ) -> Tensor:
-        draws, group, r = value.shape
-        if draws % self.bundle:
-            raise UserError(
-                f"RiskPO bundles {self.bundle} draws, but {draws} is not a multiple of that: "
-                "change prompts.per_iteration"
-            )
-        if not mask.all():
-            raise UserError(
-                "RiskPO sums the scores of a bundle, but one of its samples is unscored, or no "
-                "reward applies to it"
-            )
-        each = value.view(-1, self.bundle, group, r)
-        score = each.sum(1)
-        q, upper = self._quantiles(score, tracked)
-        risk = (score - q).clamp(min=0) - (score - upper).clamp(min=0)
-        if self.natural:
-            risk = risk + q - upper
-        risk = risk / (self.high - self.low + self.eps)
-        if self.mix > 0:
-            tail = -(q - score).clamp(min=0) / (self.low + self.eps)
-            risk = (self.mix * tail + risk) / (self.mix + 1)
-        if self.scaled:
-            std = masked_std(score, torch.ones_like(score, dtype=torch.bool), 1, 1)
-            risk = torch.where(std > 0, risk / (std + self.eps), 0.0)
-        return (risk[:, None] * self._share(each)).reshape(value.shape)
-
-    def _quantiles(
-        self, score: Tensor, tracked: tuple[float, float] | None
-    ) -> tuple[Tensor, Tensor]:
-        levels = torch.tensor([self.low, self.high], dtype=score.dtype)
-        quantiles = torch.quantile(score.flatten(), levels)
-        if tracked is not None:
-            quantiles = (quantiles + torch.tensor(tracked, dtype=score.dtype)) / 2
-        return quantiles[0], quantiles[1]
-
-    def _share(self, each: Tensor) -> Tensor:
-        """Share of a bundle's credit for each of its draws [bundles draws group r]."""
-        if self.credit == "uniform":
-            return torch.ones_like(each)
-        over = each - each.mean(2, keepdim=True)
-        total = over.sum(1, keepdim=True)
-        return torch.where(total.abs() > NONE, over / total, 0.0)

@@ -41,6 +41,15 @@ class Tracker(Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
+@runtime_checkable
+class Bundling(Protocol):
+    """A tracker whose credit judges so many consecutive draws as one: an iteration has a multiple
+    of them."""
+
+    @property
+    def bundle(self) -> int: ...
+
+
 class NoTracker:
     """No statistics: iterations are independent."""
 
@@ -210,46 +219,3 @@ class StartValues:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.known = {int(p): math.nan if value is None else value for p, value in state.items()}
-
-
-@dataclass
-class ScoreQuantiles:
-    """Slowly moving quantiles of the bundles' scores: RiskPO (arXiv:2510.00911).
-
-        q <- q + rate (level - share of scores below q)
-
-    This is the gradient of the pinball loss. It starts from the first batch's quantiles.
-    """
-
-    bundle: int = 5
-    low: float = 0.2
-    high: float = 0.8
-    rate: float = 0.1
-    quantiles: tuple[float, float] | None = None
-
-    def weights(self, prompts: int) -> Float[Tensor, " p"] | None:
-        return None
-
-    def before(self, context: Context) -> Context:
-        return context.with_column(TRACKED, TrackedStatistics(quantiles=self.quantiles))
-
-    def after(self, scores: Scores, context: Context) -> None:
-        total = scores.values.double().cpu() @ context.weights.double().cpu()
-        bundles = total.view(-1, self.bundle, context.columns.group).sum(1).flatten()
-        levels = (self.low, self.high)
-        if self.quantiles is None:
-            first = floats(torch.quantile(bundles, torch.tensor(levels, dtype=torch.float64)))
-            self.quantiles = (first[0], first[1])
-            return
-        low, high = (
-            q + self.rate * (level - float((bundles < q).double().mean()))
-            for q, level in zip(self.quantiles, levels, strict=True)
-        )
-        self.quantiles = (low, high)
-
-    def state(self) -> dict[str, Any]:
-        return {} if self.quantiles is None else {"quantiles": list(self.quantiles)}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        low_high = state.get("quantiles")
-        self.quantiles = None if low_high is None else (low_high[0], low_high[1])

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flowrl.credit.choices import Choices
 from flowrl.credit.comparisons import ParentDifference, PruneWidth, TwoLevel, roots
+from flowrl.credit.fitting import refuse_independent
 from flowrl.credit.values import NONE, Context, Credit, NodeLevel, Transform, masked_std
 from samplers import Columns
 
@@ -63,6 +65,9 @@ class GlobalLocal:
         if self.scaled:
             value = value / (self._spread(credit, context) + self.eps)
         return credit._replace(value=value * credit.mask)
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_independent(self, choices)
 
     @staticmethod
     def _spread(credit: Credit, context: Context) -> Tensor:

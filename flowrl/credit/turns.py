@@ -11,13 +11,14 @@ have it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from flowrl.credit.advantages import Standardize
 from flowrl.credit.choices import Choices, image_plans, text_plans
+from flowrl.credit.fitting import refuse_branches, refuse_untracked
 from flowrl.credit.values import (
     NONE,
     REFERENCE,
@@ -27,7 +28,6 @@ from flowrl.credit.values import (
     NodeLevel,
     Transform,
     existing,
-    masked_mean,
     masked_std,
     tracked,
 )
@@ -76,6 +76,9 @@ class LengthBaseline:
         lengths = given(context.lengths, "lengths", "LengthBaseline").double().cpu()
         return _weighed(credit, lengths, rule, context.columns.group)
 
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
+
 
 @dataclass(frozen=True)
 class WhitenTokens:
@@ -101,6 +104,9 @@ class WhitenTokens:
         white = torch.where(flat, 0.0, (value - mean) / (variance + self.eps).sqrt())
         return credit._replace(value=white * mask)
 
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -118,6 +124,9 @@ class Baseline:
         each = baseline.repeat_interleave(context.columns.group)[:, None, None]
         mask = credit.mask & each.isfinite()
         return Credit((credit.value - each.nan_to_num(0.0)) * mask, mask)
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices) or refuse_untracked(self, choices)
 
 
 @dataclass(frozen=True)
@@ -140,6 +149,9 @@ class GreedyBaseline:
         kept[:, -1] = False
         centred = (value - value[:, -1:]) * kept
         return Credit(centred.flatten(0, 1), kept.flatten(0, 1))
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
 
 
 @dataclass(frozen=True)
@@ -203,6 +215,14 @@ def turn_rewards(credit: Credit, context: Context) -> Tensor:
     return context.intermediate.values.cpu().double() * context.intermediate.scored.cpu()
 
 
+@runtime_checkable
+class ByTurn(Protocol):
+    """A transform whose credit can differ between the turns or steps of a sample."""
+
+    @property
+    def by_turn(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class Turns:
     """Compares each turn among the samples that have it: AT-GRPO (arXiv:2510.11062).
@@ -213,10 +233,15 @@ class Turns:
     from the environment; the outcome is the team reward of that paper.
     """
 
+    by_turn = True
+
     def __call__(self, credit: Credit, context: Context) -> Credit:
         context.needed(SAMPLE_TURNS, "Turns")
         value, mask = existing(credit, context)
         return Credit((value + turn_rewards(credit, context)) * mask, mask)
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
 
 
 @dataclass(frozen=True)
@@ -229,6 +254,7 @@ class Discount:
     The outcome is a reward of the last turn; reward_j come from the environment.
     """
 
+    by_turn = True
     gamma: float = 0.95
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
@@ -243,6 +269,9 @@ class Discount:
             value = value + torch.stack(parts, 1)
         return credit._replace(value=value * credit.mask)
 
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
+
 
 @dataclass(frozen=True)
 class States:
@@ -255,6 +284,7 @@ class States:
     both parts by their std (the published code does not divide).
     """
 
+    by_turn = True
     weight: float = 1.0
     gamma: float = 0.95
     scale: bool = False
@@ -282,23 +312,8 @@ class States:
         total = episode + self.weight * step.view(n, k, r)
         return credit._replace(value=total * credit.mask)
 
-
-@dataclass(frozen=True)
-class WhitenTurns:
-    """Values standardised over all decisions of the batch: GEM (arXiv:2510.01051).
-
-        A = (value - batch mean) / (batch std + eps)
-
-    There are no groups, since single turns of different samples are not comparable.
-    """
-
-    eps: float = 1e-9
-
-    def __call__(self, credit: Credit, context: Context) -> Credit:
-        value, mask = credit = existing(credit, context)
-        centred = value - masked_mean(value, mask, (0, 1))
-        std = masked_std(value, mask, (0, 1), 0)
-        return credit._replace(value=torch.where(std > 0, centred / (std + self.eps), 0.0) * mask)
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
 
 
 def greedy_baselines(transforms: Sequence[Transform]) -> list[int]:

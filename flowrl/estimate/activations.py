@@ -26,7 +26,7 @@ from flowrl.models.description import describe
 from flowrl.models.diffusers.lora.lora import chosen_targets
 from flowrl.models.open import DTYPES
 from flowrl.models.savings import outer_lists
-from flowrl.settings import ModelSettings
+from flowrl.settings import ModelSettings, PipelineSettings
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,17 @@ class _Seen:
 def kept_by_call(m: ModelSettings) -> KeptBytes | None:
     """Count the bytes that a call of the first denoiser keeps. None for a model whose inputs are
     not known."""
-    if m.pipeline is None:
+    if not isinstance(m, PipelineSettings):
         return None
     lora = None if m.lora is None else (m.lora.rank, m.lora.targets, m.half_adapters)
     sizes = {"height": m.height, "width": m.width, "call": m.call}
-    alike = ModelSettings(pipeline=m.pipeline, dtype=m.dtype, lora=None, **sizes)
+    alike = PipelineSettings(pipeline=m.pipeline, dtype=m.dtype, lora=None, **sizes)
     return _kept(alike.model_dump_json(), lora)
 
 
 @lru_cache(maxsize=16)
 def _kept(settings: str, lora: tuple[int, tuple[str, ...] | None, bool] | None) -> KeptBytes | None:
-    m = ModelSettings.model_validate_json(settings)
+    m = PipelineSettings.model_validate_json(settings)
     described = describe(m)
     if described is None or type(described.first).__name__ not in INPUTS:
         return None

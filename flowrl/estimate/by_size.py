@@ -9,7 +9,7 @@ from flowrl.errors import UserError
 from flowrl.models.description import describe
 from flowrl.paths import find
 from flowrl.prompts.row_sizes import RowSize, row_sizes
-from flowrl.settings import ModelSettings, PromptFiles, Run
+from flowrl.settings import ModelSettings, PipelineSettings, PromptFiles, Run
 from flowrl.settings.sections.data import PromptPlace
 
 Shares = tuple[tuple[float, RowSize], ...]
@@ -18,7 +18,7 @@ Shares = tuple[tuple[float, RowSize], ...]
 def size_shares(run: Run, place: PromptPlace = "train") -> Shares:
     """The share of prompts with each size of their own, which the pipeline takes. One without sizes
     for prompts that are not on this machine, or cannot be read."""
-    described = describe(run.model) if run.model.pipeline is not None else None
+    described = describe(run.model) if isinstance(run.model, PipelineSettings) else None
     if described is None or getattr(run.prompts, place) is None or not run.prompts.on_disk(place):
         return ((1.0, RowSize()),)
     files = [find(each.source) for each in getattr(run.prompts, place)]
@@ -42,7 +42,9 @@ def _counts(prompts: str, place: PromptPlace, stamps: tuple[int, ...]) -> Mappin
 
 
 def at_size(m: ModelSettings, size: Mapping[str, int]) -> ModelSettings:
-    """A model's settings at another height, width or number of frames."""
+    """A model's settings; a pipeline's at another height, width or number of frames."""
+    if not isinstance(m, PipelineSettings):
+        return m
     sides: dict[str, Any] = {name: size[name] for name in ("height", "width") if name in size}
     call = {name: value for name, value in m.call.items() if name not in sides}
     call |= {name: value for name, value in size.items() if name not in sides}

@@ -1,6 +1,7 @@
 """Whether a run fits in a device's memory, and the settings that lower its memory."""
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from flowrl.estimate import sizes
 from flowrl.estimate.devices import DeviceGroup
 from flowrl.estimate.memory import estimate, rows_per_call, size
 from flowrl.models.description import unknown_because
-from flowrl.settings import Run
+from flowrl.settings import PipelineSettings, Run
 from flowrl.settings.read import override
 
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
@@ -60,21 +61,13 @@ def _words(change: str, run: Run) -> list[str] | None:
     """Return the words of an override; None if the run already has it, or it does not apply."""
     name, *value = change.split()
     m, t = run.model, run.train
-    pipeline = m.pipeline is not None
+    if isinstance(m, PipelineSettings) and name in _SAVED_BY_PIPELINES:
+        return [name] if _SAVED_BY_PIPELINES[name](run, m) else None
     match name:
         case "--train.gradient-checkpointing":
             return None if t.gradient_checkpointing else [name]
-        case "--model.offload":
-            return None if m.offload or not pipeline else [name]
-        case "--model.vae.slicing":
-            return None if m.vae.slicing or not pipeline else [name]
-        case "--model.offload-experts":
-            seen = (
-                sizes.of(run.trained_model, run.algorithm().steps) if m.lora is not None else None
-            )
-            several = seen is not None and seen.largest < seen.trained and not m.compile
-            return [name] if pipeline and several and not m.offload_experts else None
         case "--train.states.device":
+            pipeline = isinstance(m, PipelineSettings)
             moves = pipeline and not run.algorithm().reward_gradient and t.states.device is None
             return [name, *value] if moves else None
         case "--train.rows-per-call":
@@ -86,6 +79,22 @@ def _words(change: str, run: Run) -> list[str] | None:
         case "--model.dtype":
             return None if m.dtype != "float32" else [name, *value]
     return None
+
+
+def _keeps_unused_experts(run: Run, m: PipelineSettings) -> bool:
+    """Whether one of several denoisers waits on the device, and may wait elsewhere."""
+    if m.lora is None or m.offload_experts or m.compile:
+        return False
+    seen = sizes.of(run.trained_model, run.algorithm().steps)
+    return seen is not None and seen.largest < seen.trained
+
+
+# savings that only pipelines have, and whether a run still lacks one
+_SAVED_BY_PIPELINES: Mapping[str, Callable[[Run, PipelineSettings], bool]] = {
+    "--model.offload": lambda _, m: not m.offload,
+    "--model.vae.slicing": lambda _, m: not m.vae.slicing,
+    "--model.offload-experts": _keeps_unused_experts,
+}
 
 
 def _value(words: list[str]) -> str:

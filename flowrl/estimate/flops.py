@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.estimate.sizes import PROMPT, TEXT_MODULES, RowShape, rows_per_state
 from flowrl.models.description import Description
-from flowrl.settings import ModelSettings
+from flowrl.settings import PipelineSettings
 
 # what a call without data raises, and one that needs further inputs
 UNCOUNTABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError)
@@ -66,7 +66,7 @@ def text_flops(described: Description, length: int) -> FlopCount:
     return FlopCount(count, count, None, exact, type(model).__name__)
 
 
-def pipeline_flops(described: Description, m: ModelSettings) -> FlopCount | None:
+def pipeline_flops(described: Description, m: PipelineSettings) -> FlopCount | None:
     """Operations of a pipeline's denoiser and decoder at the run's size; None for a denoiser
     without tokens whose inputs are unknown."""
     shape = RowShape.of(described, m)
@@ -95,7 +95,7 @@ def _counted_row(denoiser: nn.Module, shape: RowShape, text: int) -> float | Non
         return None
 
 
-def text_tokens(described: Description, m: ModelSettings, denoiser: str) -> int:
+def text_tokens(described: Description, m: PipelineSettings, denoiser: str) -> int:
     """Number of text tokens per row that the denoiser receives."""
     name = "max_sequence_length"
     found = m.call.get(name, described.default(name))

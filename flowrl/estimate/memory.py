@@ -20,7 +20,13 @@ from flowrl.estimate.by_size import at_size, size_shares
 from flowrl.estimate.sizes import Sizes
 from flowrl.models.own.policy import automatic_rows
 from flowrl.paths import find
-from flowrl.settings import ModelSettings, Run
+from flowrl.settings import (
+    LanguageSettings,
+    ModelSettings,
+    OwnSettings,
+    PipelineSettings,
+    Run,
+)
 from flowrl.settings.model.adapters import Lora
 from flowrl.settings.sections.train import CallKind
 from samplers import Plan
@@ -134,8 +140,9 @@ def _together(before: MemoryEstimate, own: MemoryEstimate, on_cpu: bool) -> Memo
 
 
 def _of_model(run: Run, iteration: int) -> MemoryEstimate | None:
-    algorithm = run.algorithm()
-    model = sizes.of(run.model, algorithm.steps)
+    algorithm, m = run.algorithm(), run.model
+    pipeline = m if isinstance(m, PipelineSettings) else None
+    model = sizes.of(m, algorithm.steps)
     if model is None:
         return None
     rows = min(rows_per_call(run, model, "training"), _most_trained(run, iteration))
@@ -146,13 +153,13 @@ def _of_model(run: Run, iteration: int) -> MemoryEstimate | None:
         phases["sampling, keys and values"] = rows * model.cached * BYTES[run.model.dtype]
     if model.decoding:
         decoded = min(rows_per_call(run, model, "decoding"), _most_decoded(run, iteration))
-        decoded = 1 if run.model.vae.slicing else decoded
+        decoded = 1 if pipeline is not None and pipeline.vae.slicing else decoded
         wide = BYTES[run.model.dtype]
         phases["decoding"] = decoded * model.decoding * LAYERS * wide
         if algorithm.reward_gradient:
             layers = CHECKPOINTED_LAYERS if run.train.gradient_checkpointing else GRADED_LAYERS
             phases["decoding with gradients"] = decoded * model.decoding * layers * wide
-    if run.model.offload:
+    if pipeline is not None and pipeline.offload:
         phases["encoding"] = sum(model.frozen.values()) * BYTES[run.model.dtype]
     lacks = [f"weights of {name}" for name in model.unknown]
     if model.tokens is None and kept_by_call(run.model) is None:
@@ -160,7 +167,7 @@ def _of_model(run: Run, iteration: int) -> MemoryEstimate | None:
     parts, resting = _weights(run, model) | {"states": _states(run, model, iteration)}, 0
     if run.train.states.device == "cpu" and run.model.device != "cpu":
         resting += parts.pop("states")
-    if run.model.offload_experts and run.model.device != "cpu":
+    if pipeline is not None and pipeline.offload_experts and m.device != "cpu":
         idle = (model.trained - model.largest) * BYTES[run.model.dtype]
         parts["trained model"] -= idle
         resting += idle
@@ -174,7 +181,7 @@ def _of_model(run: Run, iteration: int) -> MemoryEstimate | None:
         model.public,
         resting + media,
         media,
-        0.0 if run.model.language is not None else model.outside / max(1, model.trained),
+        0.0 if isinstance(m, LanguageSettings) else model.outside / max(1, model.trained),
         _gathered(run, model),
         _samples_whole(run),
     )
@@ -184,16 +191,16 @@ def _gathered(run: Run, model: Sizes) -> int:
     """Bytes that one call under FSDP2 gathers: a block that is used and the next one; of a language
     model also what is outside of blocks, with its gradients."""
     count = 2 * model.block
-    if run.model.language is not None:
+    if isinstance(run.model, LanguageSettings):
         count += model.outside * (2 if run.model.lora is None else 1)
     return count * BYTES[run.model.dtype]
 
 
 def _samples_whole(run: Run) -> bool:
     """Whether a model of texts samples, or is sent to a server that does."""
-    server = run.model.server
+    server = run.server
     keeps_weights = server is not None and server.sync == "none" and run.prompts.held_out is None
-    return run.model.language is not None and not keeps_weights
+    return isinstance(run.model, LanguageSettings) and not keeps_weights
 
 
 def _adapters(how: Lora, model: Sizes) -> int:
@@ -220,19 +227,20 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
     algorithm = run.algorithm()
     kept = len(run.averages(algorithm)) * fine * trained
     # the start of adapters is the base itself, with them off
-    start = "ref" in algorithm.roles and (m.lora is None or bool(m.compile))
+    start = "ref" in algorithm.roles and (m.lora is None or bool(m.compiles))
     teachers = 0 if run.teachers is None else len(run.teachers.folders)
     for _ in range(start + teachers):
         kept += trained * (wide if m.lora is None else fine)
     own = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
     if m.half_adapters:
         own += BYTES["bfloat16"] * trained  # beside their masters
+    waits = isinstance(m, PipelineSettings) and m.offload
     merges = m.lora is not None and m.lora.merge != "none"
     return {
         "trained model": _trained_model(m, model) + model.buffers,
         "merged weights": model.adapted * wide if merges else 0,
         "adapters" if m.lora is not None else "masters": own,
-        "frozen parts": 0 if m.offload else _frozen(m, model),
+        "frozen parts": 0 if waits else _frozen(m, model),
         "gradients": fine * trained,
         "optimizer": (2 if run.train.optimizer == "adamw8bit" else 2 * fine) * trained,
         "averages and initial weights": kept,
@@ -241,18 +249,18 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
 
 def _trained_model(m: ModelSettings, model: Sizes) -> int:
     """Bytes of the network that learns, or that has adapters."""
-    wide = BYTES[m.dtype]
-    if m.quantization is None:
+    wide, q = BYTES[m.dtype], m.quantized
+    if q is None:
         return model.trained * wide
-    if m.quantization.file is not None:
-        return find(m.quantization.file).stat().st_size
-    small = m.quantization.bytes_per_weight
+    if q.file is not None:
+        return find(q.file).stat().st_size
+    small = q.bytes_per_weight
     return (model.trained - model.linear) * wide + int(model.linear * small)
 
 
 def _frozen(m: ModelSettings, model: Sizes) -> int:
     """Bytes of the other components. Quantized ones count as if all their weights were."""
-    wide, q = BYTES[m.dtype], m.quantization
+    wide, q = BYTES[m.dtype], m.quantized
     small = {} if q is None else dict.fromkeys(q.components, q.bytes_per_weight)
     return sum(int(n * small.get(name, wide)) for name, n in model.frozen.items())
 
@@ -263,9 +271,9 @@ def rows_per_call(run: Run, model: Sizes, kind: CallKind) -> int:
     given = run.train.call_sizes[kind]
     if given != "auto":
         return given
-    if run.model.language is not None:
+    if isinstance(run.model, LanguageSettings):
         return max(1, min(256, 2**14 // (model.tokens or 1)))
-    if run.model.own is not None:
+    if isinstance(run.model, OwnSettings):
         return automatic_rows(model.latent)
     return max(1, min(128, 2**18 // max(1, model.latent)))
 
@@ -309,9 +317,9 @@ def _activations(run: Run, model: Sizes, rows: int) -> int:
     m, wide = run.model, BYTES[run.model.dtype]
     if (counted := kept_by_call(m)) is not None:
         one = counted.checkpointed if run.train.gradient_checkpointing else counted.whole
-        return int(model.rows * rows * one / m.context_parallel)
+        return int(model.rows * rows * one / m.sharers)
     tokens, text = model.tokens or 0, model.text if model.tokens else 0
-    each = model.rows * rows * wide / m.context_parallel
+    each = model.rows * rows * wide / m.sharers
     seen = tokens * model.inside + text * model.text_inside
     precise = m.lora is not None and not m.half_adapters
     whole = each * seen * KEPT_SHARE[precise, wide < 4]

@@ -18,9 +18,9 @@ from flowrl.models.diffusers.lora.lora import OTHER, default_targets
 from flowrl.models.language.vision import reads_images
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.savings import outer_lists
-from flowrl.settings import ModelSettings
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings import ModelSettings, OwnSettings, PipelineSettings
 from flowrl.settings.model.own_model import OwnModelSettings
+from flowrl.settings.model.pipeline import GuidanceScale
 
 PROMPT = 64  # tokens of a text's prompt, assumed
 # linears of blocks that see the prompt's tokens, which are few beside an image's
@@ -86,12 +86,14 @@ class Sizes:
 
 def of(m: ModelSettings, length: int) -> Sizes | None:
     """Sizes of a run, None if no configuration is known. `length`: tokens of a completion."""
-    if m.own is not None:
+    if isinstance(m, OwnSettings):
         return _own(m.own)
     described = describe(m)
     if described is None:
         return None
-    return _pipeline(described, m) if m.pipeline else _language(described, length)
+    if isinstance(m, PipelineSettings):
+        return _pipeline(described, m)
+    return _language(described, length)
 
 
 def rows_per_state(described: Description, guidance: GuidanceScale | Literal["auto"]) -> int:
@@ -149,7 +151,7 @@ def _own(own: OwnModelSettings) -> Sizes | None:
     return replace(sizes, outside=trained, latent=latent, media=latent)
 
 
-def _pipeline(described: Description, m: ModelSettings) -> Sizes:
+def _pipeline(described: Description, m: PipelineSettings) -> Sizes:
     denoisers = described.denoisers
     shape = RowShape.of(described, m)
     targets = [linear for model in denoisers.values() for linear in _adapted(m, model)]
@@ -256,7 +258,7 @@ class RowShape:
         return self.frames * self.height * self.width * self.channels
 
     @classmethod
-    def of(cls, described: Description, m: ModelSettings) -> "RowShape":
+    def of(cls, described: Description, m: PipelineSettings) -> "RowShape":
         """Read the sizes of one row from diffusers' configurations."""
         vae, config = described.vae(), dict(described.first.config)
         levels = next((vae[n] for n in LEVELS if vae.get(n)), [vae.get("base_dim", 1)])
@@ -348,7 +350,7 @@ def _patch(vae: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     return side * (2 if channels == 4 * own and side == 1 else 1)  # FLUX, Qwen-Image
 
 
-def _size(name: str, described: Description, m: ModelSettings) -> int | None:
+def _size(name: str, described: Description, m: PipelineSettings) -> int | None:
     """Return a size from the run's settings, or the pipeline's own default."""
     given = m.call.get(name, getattr(m, name, None))
     if given is not None:

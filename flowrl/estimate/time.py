@@ -21,7 +21,7 @@ from flowrl.estimate.memory import BYTES, rows_per_call
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.models.description import Description, describe, unknown_because
-from flowrl.settings import ModelSettings, Run
+from flowrl.settings import LanguageSettings, ModelSettings, PipelineSettings, Run
 from samplers import Plan, evaluations
 from samplers.completions import TextPlan
 
@@ -110,9 +110,9 @@ def _old_share(run: Run) -> float:
 
 def flop_count(described: Description, m: ModelSettings, length: int) -> FlopCount | None:
     """Operations of a model's calls; None if they cannot be counted."""
-    if m.language is not None:
-        return flops.text_flops(described, length)
-    return flops.pipeline_flops(described, m)
+    if isinstance(m, PipelineSettings):
+        return flops.pipeline_flops(described, m)
+    return flops.text_flops(described, length)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def estimate_time(
     count = known[0][1]
     work = iteration_work(run, iteration)
     speed = devices.peak(m.dtype) * utilisation
-    rate = speed * at_work(run.prompts.per_iteration, devices.number, m.context_parallel)
+    rate = speed * at_work(run.prompts.per_iteration, devices.number, m.sharers)
     passes = (3 if m.lora is None else 2) + int(run.train.gradient_checkpointing)
     state, trained = (sum(s * getattr(c, of) for s, c in known) for of in ("state", "trained"))
     phases = {
@@ -156,7 +156,7 @@ def estimate_time(
     }
     if count.decode is not None:
         phases["decoding"] = work.samples * sum(s * (c.decode or 0.0) for s, c in known) / rate
-    if m.language is not None:
+    if isinstance(m, LanguageSettings):
         phases["sampling"] = max(phases["sampling"], reading_weights(run, devices, work.samples))
     evaluation = None
     if run.prompts.held_out is not None:
@@ -184,20 +184,21 @@ def reading_weights(run: Run, devices: DeviceGroup, samples: int) -> float:
 def _evaluation(
     run: Run, described: Description, speed: float, devices: DeviceGroup
 ) -> float | None:
-    e, m = run.evaluate, run.trained_model
-    guidance = m.guidance.model_copy(update={"sample": run.evaluation_guidance})
-    guided, steps = m.model_copy(update={"guidance": guidance}), run.evaluation_steps
+    e, m, steps = run.evaluate, run.trained_model, run.evaluation_steps
+    if isinstance(m, PipelineSettings):
+        guidance = m.guidance.model_copy(update={"sample": run.evaluation_guidance})
+        m = m.model_copy(update={"guidance": guidance})
     each = 0.0
     for share, size in size_shares(run, "held_out"):
-        sized = at_size(guided, {**run.evaluation_size, **size.given})
+        sized = at_size(m, {**run.evaluation_size, **size.given})
         count = flop_count(described, sized, steps)
         if count is None:
             return None
-        states = 1 if m.language is not None else steps
+        states = 1 if isinstance(m, LanguageSettings) else steps
         each += share * (states * count.state + (count.decode or 0.0))
     work = e.samples * each
     seconds = work / speed / devices.number
-    if m.language is None:
+    if not isinstance(m, LanguageSettings):
         return seconds
     share = run.evaluation_steps / run.algorithm().steps
     return max(seconds, share * reading_weights(run, devices, e.samples))
@@ -228,7 +229,7 @@ def time_report(run: Run, devices: DeviceGroup, utilisation: float, iteration: i
     lines.append(f"  {_counting(run, found.count)}")
     left = (
         LEFT_OUT
-        if found.count.decode is not None or run.model.language
+        if found.count.decode is not None or isinstance(run.model, LanguageSettings)
         else f"decoding, {LEFT_OUT}"
     )
     lines.append(f"  not included: {left}")
@@ -236,7 +237,7 @@ def time_report(run: Run, devices: DeviceGroup, utilisation: float, iteration: i
 
 
 def _counting(run: Run, count: FlopCount) -> str:
-    what = "a whole text" if run.model.language else "a state"
+    what = "a whole text" if isinstance(run.model, LanguageSettings) else "a state"
     how = "counted on the meta device" if count.counted else "from weights, tokens and attention"
     decode = "" if count.decode is None else f", {count.decode / 1e12:.3g} TFLOP to decode a sample"
     return f"{count.state / 1e12:.3g} TFLOP for {what} of {count.network} ({how}){decode}"

@@ -80,7 +80,7 @@ def workers_report(
     """Lines of `flowrl plan` for a run with workers."""
     w = run.workers
     if not w.any:
-        if w.lag and run.model.server is not None:
+        if w.lag and run.server is not None:
             yield f"workers: none; lag {w.lag}: the server samples while weights are updated"
         elif w.lag:
             yield f"workers: none; lag {w.lag} in one process, which samples and trains in turn"

@@ -1,6 +1,7 @@
 """Preference data sets: human verdicts on pairs or rankings of samples, in several layouts.
 
-plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"
+plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"; of edits, the
+             image that was edited as source_image
 plain_texts  prompt, a_text, b_text, label: the same, with texts as samples
 chosen       prompt, chosen, rejected: the first is better; also the binarized form of
              data-is-better-together/open-image-preferences-v1
@@ -23,7 +24,8 @@ mmrb2        prompt_content, response_a, response_b, human_preference; MMRB2, ar
 genai        left_output_image, right_output_image, vote_type; GenAI-Bench, arXiv:2406.04485
 genai_video  left_video, right_video, vote_type
 videogen     prompt, path_A, path_B, and a column of A, B, same; VideoGen-RewardBench, 2501.13918
-HPDv3 and data sets of edits: `flowrl.evaluation.edit_preferences`
+HPDv3 and data sets of edits: `flowrl.evaluation.edit_preferences`; files of argilla and Label
+Studio: `flowrl.evaluation.labelling_tools`
 
 The columns determine the layout. Where a layout has lists of samples, rows of single samples are
 taken together by their prompt. A column of judgements whose name contains `rank` is better if
@@ -32,6 +34,7 @@ lower, another if higher. A row may have a `category`; rewards get all other col
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -43,6 +46,7 @@ from jaxtyping import Float, Int
 
 from flowrl.errors import UserError
 from flowrl.evaluation.edit_preferences import EDIT_LAYOUTS, with_more
+from flowrl.evaluation.labelling_tools import TOOL_LAYOUTS
 from flowrl.evaluation.measure import Item
 from flowrl.evaluation.preference_rows import Answer, JudgedRow, PreferenceLayout, PreferenceRow
 from flowrl.evaluation.sources import MEDIA_SUFFIXES, Source
@@ -76,7 +80,9 @@ def preference_label(cell: Any, place: str) -> float:
 
 
 def _plain(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
-    return JudgedRow(row["prompt"], (row["a"], row["b"]), preference_label(row[dimension], place))
+    label = preference_label(row[dimension], place)
+    more = {"source": row["source_image"]} if row.get("source_image") else {}
+    return JudgedRow(row["prompt"], (row["a"], row["b"]), label, more=more)
 
 
 def _plain_texts(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
@@ -105,12 +111,34 @@ def _answer(value: Any, place: str) -> Answer:
     return Answer(value)
 
 
-def _holds_text(value: Any) -> bool:
-    """Whether a cell of chosen or rejected is an answer rather than the name of a file."""
+_PAIR = ("chosen", "rejected")
+
+
+def _holds_text(value: Any, folder: Path) -> bool:
+    """Whether a cell of chosen or rejected is an answer rather than the name of a file: an answer
+    may be one word."""
     if isinstance(value, list):
         return True
-    named = isinstance(value, str) and value.partition("#")[0].lower().endswith(_FILES)
-    return isinstance(value, str) and not named and any(map(str.isspace, value))
+    if not isinstance(value, str) or value.partition("#")[0].lower().endswith(_FILES):
+        return False
+    if any(map(str.isspace, value)) or not value:
+        return bool(value)
+    return "://" not in value and "/" not in value and not (folder / value).exists()
+
+
+_PLACES = re.compile(r"(?:^|_)(?:id|idx|index)$")  # of columns that count sides from 0
+
+
+def _by_place(rows: Sequence[Row], label: str, named: str, place: str) -> Sequence[Row]:
+    """Rows whose label is the place of the better side, 0 for the first, with labels in its stead
+    (PKU-SafeRLHF's better_response_id). UserError for another place."""
+    for number, row in enumerate(rows):
+        if row.get(label) not in (0, 1):
+            raise UserError(
+                f"{place}, row {number + 1}: {named} counts sides from 0, so it must be 0 or 1, "
+                f"not {row.get(label)!r}"
+            )
+    return [{**row, label: 1 - row[label]} for row in rows]
 
 
 def _pickapic(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
@@ -266,6 +294,7 @@ LAYOUTS = {
         ("prompt", "sample", "rating"), _ranked("sample"), "rating", "sample"
     ),
     **EDIT_LAYOUTS,
+    **TOOL_LAYOUTS,
 }
 
 PROMPT_COLUMN_OF = {  # the others: prompt
@@ -426,6 +455,7 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
     """
     rows, folder = rows_of(source)
     rows = with_columns(rows, choice.columns, str(source))
+    answered = any(_holds_text(row.get(side), folder) for row in rows for side in _PAIR)
     numbers = [f"row {i + 1}" for i in range(len(rows))]
     found = with_prompts_found(PromptRows(rows, numbers), str(source))
     rows, numbers = found.rows, found.places
@@ -435,8 +465,7 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
             f"--layout: {choice.layout!r} is not known; use one of {', '.join(LAYOUTS)}"
         )
     name = choice.layout or layout_of(columns, str(source), choice.columns)
-    pairs = ("chosen", "rejected")
-    if name == "chosen" and any(_holds_text(row.get(side)) for row in rows for side in pairs):
+    if name == "chosen" and answered:
         name = "texts" if choice.layout is None else name
     layout = LAYOUTS[name]
     dimension = choice.dimension or layout.dimension
@@ -445,6 +474,10 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
         raise UserError(
             f"{source}: layout {name} needs {', '.join(lacking)}; the file has {', '.join(columns)}"
         )
+    if name in ("plain", "plain_texts") and _PLACES.search(
+        choice.columns.get(dimension, dimension)
+    ):
+        rows = _by_place(rows, dimension, choice.columns.get(dimension, dimension), source.name)
     prompt = PROMPT_COLUMN_OF.get(name, "prompt")
     rows, numbers = with_lists(rows, numbers, layout.samples, dimension, prompt)
     texts = list(dict.fromkeys(str(row.get(prompt)) for row in rows))

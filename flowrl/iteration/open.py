@@ -20,6 +20,7 @@ from flowrl.iteration.sample import PlainEncode, SampleStage, UnitSampler, UnitS
 from flowrl.iteration.score import ScoreStage, UnitScorer
 from flowrl.iteration.stages import Stages
 from flowrl.iteration.update import UpdateStage
+from flowrl.laws.algorithms import is_included
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from samplers.route import RouteRequest
@@ -45,20 +46,22 @@ def _may_ask(name: RouteRequest) -> Callable[[Session], bool]:
 
     def needed(session: Session) -> bool:
         algorithm = session.algorithm
-        own = not type(algorithm.plan).__module__.startswith("samplers.")
+        own = not is_included(algorithm.plan)
         return not algorithm.text and (own or name in algorithm.asks)
 
     return needed
 
 
 def _has_turns(session: Session) -> bool:
-    m = session.run.model
-    return session.algorithm.text and (m.environment is not None or m.steps is not None)
+    run = session.run
+    return session.algorithm.text and (run.environment is not None or run.text_steps is not None)
 
 
 def _overlaps(session: Session) -> bool:
     gpu = session.parallel.device == "cuda"
-    return gpu or (bool(session.rewards) and not session.scores_in_turn)
+    # votes are on all samples, so nothing is scored before the last one
+    asks = session.asking is not None
+    return not asks and (gpu or (bool(session.rewards) and not session.scores_in_turn))
 
 
 def _reads(name: str) -> Callable[[Session], bool]:
@@ -80,6 +83,7 @@ OF_ITERATIONS = (
     Feature("teachers", lambda s: s.run.teachers is not None),
     Feature("uncertain", _reads("uncertain")),
     Feature("tracker", lambda s: s.tracker is not None),
+    Feature("ask", lambda s: s.asking is not None),
     Feature("start_values", lambda s: s.algorithm.samples_start),
     Feature("replay", lambda s: s.spending is not None),
     Feature("reference", _reads("reference")),

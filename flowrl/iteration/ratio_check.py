@@ -50,7 +50,7 @@ def uncompiled_above(learner: Learner, made: TrainingRows, terminal: Terminal) -
     densities: the update recomputes them.
     """
     roots = learner.policy.roots().values()
-    if learner.run.model.compile != "auto" or not savings.are_compiled(roots):
+    if learner.run.model.compiles != "auto" or not savings.are_compiled(roots):
         return made
     own = noise_floor(learner, made)
     floor = max((each for each in learner.parallel.every(own) if each is not None), default=0.0)

@@ -198,7 +198,7 @@ def sampling_together(session: Session, by: str) -> Iterator[None]:
 def whole_weights(session: Session, by: str) -> Iterator[None]:
     """Gather sharded weights once if they generate texts, token by token, or are sent whole to a
     server that does."""
-    server, learner = session.run.model.server, session.learner
+    server, learner = session.run.server, session.learner
     served = server is not None and server.sync != "weights"
     if not session.algorithm.text or served:
         yield

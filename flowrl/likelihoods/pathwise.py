@@ -197,29 +197,6 @@ def path_rows(common: Rows, **own: object) -> PathRows:
 
 
 @dataclass(frozen=True)
-class Renoised:
-    """Starts from clean samples noised `draws` times to the level of the last step and removes the
-    noise in one step with gradients: DRaFT-LV (arXiv:2309.17400)."""
-
-    draws: int = 2
-    inside = True
-
-    def refuses(self, choices: Choices) -> str | None:
-        return None if self.draws >= 1 else "Renoised needs at least one draw: raise draws"
-
-    def steps(self, plan: Plan) -> list[int]:
-        return [1] * self.draws
-
-    def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
-        level, found = rollout.plan.steps[-1].sigma, list[PathRows]()
-        for draw in range(self.draws):
-            noise = noise_of(rollout, "renoised", draw)
-            x = (1 - level) * rollout.x0 + level * noise
-            found.append(path_rows(common, x=x, sigmas=(level, 0.0)))
-        return found
-
-
-@dataclass(frozen=True)
 class KnownNoise:
     """Starts from clean samples with the noise from which they were sampled: Direct-Align
     (arXiv:2509.06942).

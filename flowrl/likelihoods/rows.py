@@ -6,7 +6,7 @@ b rows, t entries per row: one for images and videos, one per token for text. `*
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,7 +35,6 @@ class Evaluation(NamedTuple):
 
 
 OF_ROWS: tuple[ColumnForm, ...] = ("sample", "row")  # columns of a row table with a value per row
-STATES = {"x", "x_next", "x0", "noise", "direction"}  # fields that storage may round or move
 Evaluations = Mapping[str, Evaluation]  # by role: new, old, ref, or an average's name
 PointValues = Float[Tensor, "n k"]  # of each sample at its decision points
 PointMask = Bool[Tensor, "n k"]
@@ -65,9 +64,22 @@ class Rows:
     table: Table = field(default=EMPTY, kw_only=True)
 
 
+class StoredRows(Rows):
+    """Rows of states that storage may round or move.
+
+    stored  the fields that hold such states [b *d]
+    sigma   noise levels, in whose dtype and on whose device the states are computed with
+    """
+
+    stored: ClassVar[tuple[str, ...]]
+    sigma: Float[Tensor, " b"]
+
+
 @dataclass(frozen=True)
-class TransitionRows(Rows):
+class TransitionRows(StoredRows):
     """Stored transitions x -> x_next of one noisy step."""
+
+    stored = ("x", "x_next")
 
     x: Float[Tensor, "b *d"]
     x_next: Float[Tensor, "b *d"]
@@ -79,8 +91,10 @@ class TransitionRows(Rows):
 
 
 @dataclass(frozen=True)
-class MatchingRows(Rows):
+class MatchingRows(StoredRows):
     """Clean samples with new noise: x = (1 - sigma) x0 + sigma noise."""
+
+    stored = ("x", "x0", "noise")
 
     x: Float[Tensor, "b *d"]
     sigma: Float[Tensor, " b"]
@@ -88,16 +102,6 @@ class MatchingRows(Rows):
     noise: Float[Tensor, "b *d"]
     free: Bool[Tensor, "b *d"] | None = None  # entries that are sampled; None: all
     layout: Layout | None = None  # parts that are entries [b p] of their own; None: one entry
-
-
-@dataclass(frozen=True)
-class DirectionRows(Rows):
-    """States along the samples' trajectories, with the direction from the group's mean sample to
-    each sample."""
-
-    x: Float[Tensor, "b *d"]
-    sigma: Float[Tensor, " b"]
-    direction: Float[Tensor, "b *d"]  # over its mean square
 
 
 @dataclass(frozen=True)
@@ -293,12 +297,12 @@ def restored(rows: RowsOf, device: torch.device) -> RowsOf:
     the CPU, to `device`. Rows that are already there are returned unchanged."""
     if isinstance(rows, TokenRows):
         return _sent(rows, device)
-    if not isinstance(rows, TransitionRows | MatchingRows | DirectionRows):
+    if not isinstance(rows, StoredRows):
         return rows
     sigma, found = rows.sigma, dict[str, Any]()
     for each in fields(rows):
         value = getattr(rows, each.name)
-        if each.name in STATES and (value.dtype, value.device) != (sigma.dtype, sigma.device):
+        if each.name in rows.stored and (value.dtype, value.device) != (sigma.dtype, sigma.device):
             found[each.name] = uploaded(value, sigma.device).to(sigma.dtype)
     if rows.old is not None and rows.old.out is not None:
         found["old"] = rows.old._replace(out=uploaded(rows.old.out, sigma.device))

@@ -59,26 +59,3 @@ class TrustRegion(RatioLoss):
             "clipped_low": low.to(gap),
             "clipped_high": high.to(gap),
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quadratic(RatioLoss):
-    """Policy gradient with a quadratic penalty on the ratio instead of a clip: SPO
-    (arXiv:2401.16025).
-
-        loss = -r A + |A| / (2 bound) (r - 1)^2
-
-    Its minimum is at r = 1 + bound for A > 0 and at 1 - bound for A < 0.
-    """
-
-    homogeneous = True
-    bound: float = 0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bound <= 0:
-            raise UserError(f"the bound of a quadratic penalty must be above 0, not {self.bound}")
-
-    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
-        ratio, a = log_ratio.exp(), rows.advantage
-        return -ratio * a + a.abs() / (2 * self.bound) * (ratio - 1).square(), {}

@@ -17,9 +17,14 @@ MOST_TILES = 32  # frames of a page; longer videos show every other frame, every
 PALETTE_SIZE = 256  # colours of a GIF
 
 
+def shown_seconds(frames: int) -> float:
+    """Seconds that a page shows a video of so many frames for, before it begins again."""
+    return frames * min(LONGEST, max(SHORTEST, LENGTH / frames))
+
+
 def save_gif(frames: Sequence[Image.Image], path: Path) -> None:
     """Write frames of equal size as a GIF. UserError if the file cannot be written."""
-    each = min(LONGEST, max(SHORTEST, LENGTH / len(frames)))
+    each = shown_seconds(len(frames)) / len(frames)
     times = [round(1000 * each)] * (len(frames) - 1) + [round(1000 * PAUSE)]
     palette = _palette(frames)
     first, *rest = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]

@@ -25,7 +25,7 @@ from flowrl.models.diffusers.memory.experts import refuse_single_denoiser
 from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.open import refuse_images, refuse_long_stops, refuse_sizes, set_up_language
-from flowrl.settings import Run
+from flowrl.settings import LanguageSettings, PipelineSettings, Run
 from flowrl.settings.checks.model_files import pipeline_index, read_json
 from flowrl.settings.model.form import PIPELINE_INDEX
 
@@ -35,18 +35,16 @@ TRIED = 64  # prompts of a file that its chat template renders before a start
 def check_before_weights(run: Run) -> None:
     """UserError for a model that this run could not drive or train, in the words of its load.
     Checks nothing of a model whose configuration is not on this machine."""
-    if run.model.pipeline is not None:
-        _check_pipeline(run)
-    elif run.model.language is not None:
+    if isinstance(run.model, PipelineSettings):
+        _check_pipeline(run, run.model)
+    elif isinstance(run.model, LanguageSettings):
         refuse_images(run, run.model.language)
-        _check_language(run)
+        _check_language(run, run.model)
     if run.before is not None:
         check_before_weights(run.before)
 
 
-def _check_pipeline(run: Run) -> None:
-    m = run.model
-    assert m.pipeline is not None
+def _check_pipeline(run: Run, m: PipelineSettings) -> None:
     folder = local_folder(m.pipeline)
     if folder is not None and m.form == "classic" and (folder / PIPELINE_INDEX).is_file():
         index = pipeline_index(folder)
@@ -80,7 +78,7 @@ def _check_pipeline(run: Run) -> None:
         raise UserError(f"evaluate.call: {error}") from error
     if (denoisers := _built(described)) is None:
         return
-    _check_savings(run, kind, described)
+    _check_savings(run, m, kind, described)
     if m.lora is not None and m.lora.start is None:
         for denoiser in denoisers.values():
             chosen_targets(denoiser, m.lora.targets)
@@ -108,8 +106,8 @@ def _check_scheduler(folder: Path, owner: str, settings: Mapping[str, Any]) -> N
         checks.prediction(own, owner)
 
 
-def _check_savings(run: Run, kind: type, described: Description) -> None:
-    m, denoisers = run.model, described.denoisers
+def _check_savings(run: Run, m: PipelineSettings, kind: type, described: Description) -> None:
+    denoisers = described.denoisers
     if m.attention is not None:
         savings.attention(denoisers.values(), m.attention)
     if m.compile is True:
@@ -128,10 +126,9 @@ def _named_like(kind: type, parts: Mapping[str, Any]) -> Any:
     return type(kind.__name__, (SimpleNamespace,), {})(**parts)
 
 
-def _check_language(run: Run) -> None:
+def _check_language(run: Run, m: LanguageSettings) -> None:
     """UserError for a language model without what a setting needs, and for prompts that its chat
     template refuses."""
-    m = run.model
     folder = local_folder(m.source)
     if folder is None or m.gguf_file is not None or not (folder / "config.json").is_file():
         return
@@ -141,7 +138,7 @@ def _check_language(run: Run) -> None:
         raise
     except FAILURES:  # likewise
         return
-    set_up_language(policy, run)
+    set_up_language(policy, run, m)
     if m.server is not None:
         refuse_long_stops(policy)
     if run.train.gradient_checkpointing:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -72,8 +72,8 @@ class SamplingCallSize:
     def __get__(self, owner: HasSizes, kind: type | None = None) -> int | None:
         return owner.sizes.sampling
 
-    def __set__(self, owner: Any, rows: int | None) -> None:
-        owner.sizes = CallSizes.same(rows)
+    def __set__(self, owner: HasSizes, rows: int | None) -> None:
+        owner.sizes.take(asdict(CallSizes.same(rows)))
 
 
 class CallTooLarge(RuntimeError):

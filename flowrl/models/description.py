@@ -25,7 +25,7 @@ from flowrl.models.diffusers.modular.folder import ModularSource, check_componen
 from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
 from flowrl.models.open import modular_source, place
 from flowrl.models.public_configs import PUBLIC_MODELS
-from flowrl.settings import ModelSettings
+from flowrl.settings import LanguageSettings, ModelSettings, OwnSettings, PipelineSettings
 from flowrl.settings.checks.model_files import (
     check_no_own_code,
     component_parts,
@@ -33,7 +33,6 @@ from flowrl.settings.checks.model_files import (
     read_json,
     safetensors_header,
 )
-from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX
 
 CLIP_TOKENS = 77
 
@@ -164,43 +163,38 @@ def local_folder(source: str) -> Path | None:
 def describe(m: ModelSettings) -> Description | None:
     """Read a model's configurations; None if neither local files nor the table of public models
     have them."""
-    if m.own is not None:
+    if isinstance(m, OwnSettings):
         return None
-    source, folder = m.source, _folder_with(m)
+    source, folder, gguf = m.source, _folder_with(m), _gguf(m)
     if folder is None:
-        known = m.gguf_file is None and source in PUBLIC_MODELS
-        return public_model(source) if known else None
-    if m.pipeline is not None:
+        return public_model(source) if gguf is None and source in PUBLIC_MODELS else None
+    if isinstance(m, PipelineSettings):
         return _pipeline_folder(folder, m)
-    if m.gguf_file is not None and unreadable_gguf(folder, m.gguf_file):
+    if gguf is not None and unreadable_gguf(folder, gguf):
         return None
-    return Description(None, {}, {}, folder=folder, gguf=m.gguf_file)
+    return Description(None, {}, {}, folder=folder, gguf=gguf)
 
 
 def unknown_because(m: ModelSettings) -> str:
     """Why `describe` returns None, with the fix."""
-    if m.own is not None:
+    if isinstance(m, OwnSettings):
         return f"{m.source} is your own code, whose operations are not counted"
     source, folder = m.source, _folder_with(m)
-    if folder is not None and m.gguf_file is not None:
-        return unreadable_gguf(folder, m.gguf_file)
+    if folder is not None and (gguf := _gguf(m)) is not None:
+        return unreadable_gguf(folder, gguf)
     if local_folder(source) is not None:
-        return f"{source} has no {_configuration(m)}"
+        return f"{source} has no {m.configuration}"
     return f"{source} is not on this machine; `hf download {source}` downloads it"
 
 
-def _configuration(m: ModelSettings) -> str:
-    if m.pipeline is None:
-        return m.gguf_file or "config.json"
-    folder = local_folder(m.source)
-    blocks = m.form == "modular" and folder is not None and (folder / MODULAR_INDEX).is_file()
-    return MODULAR_INDEX if blocks else PIPELINE_INDEX
+def _gguf(m: ModelSettings) -> str | None:
+    return m.gguf_file if isinstance(m, LanguageSettings) else None
 
 
 def _folder_with(m: ModelSettings) -> Path | None:
     """The model's local folder if it has the file with the configuration."""
     folder = local_folder(m.source)
-    return folder if folder is not None and (folder / _configuration(m)).is_file() else None
+    return folder if folder is not None and (folder / m.configuration).is_file() else None
 
 
 def unreadable_gguf(folder: Path, name: str) -> str:

@@ -10,7 +10,7 @@ from flowrl.errors import UserError
 from flowrl.models.description import describe
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
-from flowrl.settings import ModelSettings
+from flowrl.settings import ModelSettings, OwnSettings, PipelineSettings
 from rewards.checks.winnable import Winnable
 from rewards.perception.files import check_image_file, open_image_bytes, open_image_file
 
@@ -22,7 +22,7 @@ def check_images(model: ModelSettings, prompts: PromptSet) -> None:
     damaged file, or a row without one where others have one. The first DECODED files are decoded
     completely, of the others the header is read: `ImageRows` decodes them before they are drawn."""
     columns = prompts.columns
-    described = None if model.own is not None else describe(model)
+    described = None if isinstance(model, OwnSettings) else describe(model)
     names = [] if described is None else described.image_columns(columns)
     seen = set[Any]()
     for name in names:
@@ -31,7 +31,7 @@ def check_images(model: ModelSettings, prompts: PromptSet) -> None:
             place = row.place if isinstance(row, PromptRow) else "a prompt's row"
             if has:
                 _check(row[name], f"{place}, {name}", seen)
-            elif any(given) and model.pipeline is not None:
+            elif any(given) and isinstance(model, PipelineSettings):
                 raise UserError(f"{place} has no {name}, but other prompts do")
 
 

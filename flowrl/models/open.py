@@ -1,6 +1,5 @@
 """Open the model of a run's settings; no other module knows all kinds of models."""
 
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -17,8 +16,9 @@ from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.paths import find
 from flowrl.prompts import has_images
 from flowrl.prompts.row_sizes import RowSize, row_sizes
-from flowrl.settings import ModelSettings, Run
+from flowrl.settings import LanguageSettings, ModelSettings, OwnSettings, PipelineSettings, Run
 from flowrl.settings.model.levels import levels_of
+from flowrl.settings.model.server import Server
 from flowrl.settings.sections.data import PromptPlace
 from samplers.scheduler import unbound
 from samplers.storage import Storage
@@ -36,19 +36,20 @@ DTYPES = {
 def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
     """Load the model. `folder` is a training run's; other uses never sample from a server."""
     set_kernels(device, tf32=run.model.tf32, cudnn_attention=run.model.cudnn_attention)
-    if run.model.pipeline:
-        return _pipeline(run, device, folder is not None)
-    if run.model.own is not None:
-        return _own(run, device)
-    policy = _language(run, device)
-    if run.model.server is not None and folder is not None:
-        _connect(policy, run, folder)
+    m = run.model
+    if isinstance(m, PipelineSettings):
+        return _pipeline(run, m, device, folder is not None)
+    if isinstance(m, OwnSettings):
+        return _own(run, m, device)
+    policy = _language(run, m, device)
+    if m.server is not None and folder is not None:
+        _connect(policy, run, m, m.server, folder)
     return policy
 
 
 def compiles(run: Run, device: torch.device) -> bool:
     """Whether `model.compile` asks for compiled blocks on this device."""
-    return run.model.compile is True or (run.model.compile == "auto" and device.type == "cuda")
+    return run.model.compiles is True or (run.model.compiles == "auto" and device.type == "cuda")
 
 
 def set_kernels(device: torch.device, *, tf32: bool | None, cudnn_attention: bool) -> None:
@@ -62,7 +63,7 @@ def set_kernels(device: torch.device, *, tf32: bool | None, cudnn_attention: boo
         torch.backends.cudnn.allow_tf32 = tf32
 
 
-def _pipeline(run: Run, device: torch.device, trains: bool) -> Policy:
+def _pipeline(run: Run, m: PipelineSettings, device: torch.device, trains: bool) -> Policy:
     from flowrl.models import savings
     from flowrl.models.diffusers.batch import Scales
     from flowrl.models.diffusers.call.levels.user_levels import UserLevels
@@ -70,11 +71,9 @@ def _pipeline(run: Run, device: torch.device, trains: bool) -> Policy:
     from flowrl.models.diffusers.memory.offload import BaseMemory
     from flowrl.models.diffusers.policy import PipelinePolicy
 
-    m, sigmas = run.model, run.model.sigmas
-    assert m.pipeline is not None
     own = None
-    if sigmas is not None:
-        own = UserLevels(cache(partial(levels_of, sigmas)), trial=run.algorithm().steps)
+    if m.sigmas is not None:
+        own = UserLevels(cache(partial(levels_of, m.sigmas)), trial=run.algorithm().steps)
     call = {"height": m.height, "width": m.width, **m.call}
     policy = PipelinePolicy.load(
         modular_source(m) or place(m.pipeline),
@@ -91,10 +90,16 @@ def _pipeline(run: Run, device: torch.device, trains: bool) -> Policy:
         savings.attention(policy.denoisers, m.attention)
     if compiles(run, device):
         savings.compile_blocks(policy.denoisers)
-    policy.loop.own_sampler = any(map(unbound, image_plans(run.algorithm())))
-    policy.guidance = Scales(policy.scale(m.guidance.sample), policy.scale(run.training_guidance))
-    policy.encoding_cache = _encoding_cache(run)
-    policy.storage, policy.noise = _storage(run), run.train.noise
+    if any(map(unbound, image_plans(run.algorithm()))):
+        policy.loop.use_own_steps()
+    use = replace(
+        policy.use,
+        guidance=Scales(policy.scale(m.guidance.sample), policy.scale(run.training_guidance)),
+        encoding_cache=_encoding_cache(m),
+        storage=_storage(run),
+        noise=run.train.noise,
+    )
+    policy = policy.alike(policy.state, use)
     rows = [row for place in run.prompts.given if trains for row in _rows(run, place)]
     if sized_by_images(policy.loop):
         rows = _rows(run, "train")
@@ -109,18 +114,16 @@ def _rows(run: Run, place: PromptPlace) -> Sequence[Mapping[str, Any]]:
     return run.prompts.read(place).meta if run.prompts.on_disk(place) and not others else ()
 
 
-def _own(run: Run, device: torch.device) -> Policy:
+def _own(run: Run, m: OwnSettings, device: torch.device) -> Policy:
     from flowrl.models.own.policy import OwnPolicy
 
-    m, sigmas = run.model, run.model.sigmas
-    assert m.own is not None
     model = m.own.build()
-    user = None if sigmas is None else partial(levels_of, sigmas)
-    policy = OwnPolicy(model, name=m.own.name.rpartition(":")[2], levels=user)
+    user = None if m.sigmas is None else partial(levels_of, m.sigmas)
+    name = m.own.name.rpartition(":")[2]
+    policy = OwnPolicy(model, name=name, levels=user, storage=_storage(run), noise=run.train.noise)
     if m.weights is not None:
         policy.load_file(find(m.weights))
     policy.place(device, DTYPES[m.dtype])
-    policy.storage, policy.noise = _storage(run), run.train.noise
     return policy
 
 
@@ -130,10 +133,10 @@ def _storage(run: Run) -> Storage:
     return Storage(None if states.dtype is None else DTYPES[states.dtype], device)
 
 
-def _encoding_cache(run: Run) -> "EncodingCache | None":
+def _encoding_cache(m: PipelineSettings) -> "EncodingCache | None":
     from flowrl.models.diffusers.call.rows.encoding_cache import MIB, EncodingCache
 
-    how = run.model.encodings
+    how = m.encodings
     return None if how.keep == "no" else EncodingCache(how.keep, how.most * MIB)
 
 
@@ -168,59 +171,59 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     refuses.
     """
     size, guidance, call = run.evaluation_size, run.evaluation_guidance, run.evaluate.call
-    same = not size and not call and guidance == run.model.guidance.sample
-    if run.model.pipeline is None or same:
+    same = not size and not call and guidance == run.guidance.sample
+    if not isinstance(run.model, PipelineSettings) or same:
         return policy
     from flowrl.models.diffusers.policy import PipelinePolicy
-    from flowrl.models.diffusers.sizes.by_size import LoopSize, called_with
+    from flowrl.models.diffusers.sizes.by_size import KnownRows, LoopSize, called_with
 
     assert isinstance(policy, PipelinePolicy)
-    twin = copy.copy(policy)
+    twin = policy
     refuse_sizes(run, policy.name, policy.loop.driver.parameters)
     if size:
-        twin = copy.copy(policy.at(LoopSize.of(policy.loop, RowSize(**size))))
+        twin = policy.at(LoopSize.of(policy.loop, RowSize(**size)))
     if call:
         twin = called_with(twin, call)
-        twin.encoding_cache = None  # of training's arguments
-    if size or call:
-        twin.used, twin.one_size = {}, False
-        twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
-    twin.guidance = policy.guidance._replace(sample=policy.scale(guidance))
-    return twin
+    state = twin.state
+    if size or call:  # the sizes of training's rows are not those of evaluations
+        alone = twin.alike(replace(state, rows=KnownRows()), twin.use)
+        rows = call_sizes(run, alone.automatic(run.evaluation_steps))
+        state = replace(alone.state, sizes=rows)
+    scales = policy.guidance._replace(sample=policy.scale(guidance))
+    kept = None if call else policy.encoding_cache  # of training's arguments
+    return twin.alike(state, replace(twin.use, guidance=scales, encoding_cache=kept))
 
 
-def _language(run: Run, device: torch.device) -> "CausalPolicy":
+def _language(run: Run, m: LanguageSettings, device: torch.device) -> "CausalPolicy":
     from flowrl.models.language.policy import CausalPolicy
 
-    m = run.model
-    assert m.language is not None
     refuse_images(run, m.language)
     policy = CausalPolicy.load(
         place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file,
         attention=m.attention, quantized=m.quantization,
     )  # fmt: skip
-    set_up_language(policy, run)
+    set_up_language(policy, run, m)
     return policy
 
 
-def set_up_language(policy: "CausalPolicy", run: Run) -> None:
+def set_up_language(policy: "CausalPolicy", run: Run, m: LanguageSettings) -> None:
     """Apply a run's settings to its language model. UserError for those that do not fit it."""
     from flowrl.models.language.head import float32_head
-    from flowrl.models.language.steps import Steps
 
-    m = run.model
     if m.head_dtype is not None:
         float32_head(policy.model)
     if run.train.share_prompts:
         policy.share_prompts()
-    policy.adapt_vision = m.lora is not None and m.lora.vision
     policy.configure(
-        system=m.system, stop=m.stop, temperature=run.evaluate.temperature, template=m.template
+        system=m.system,
+        stop=m.stop,
+        temperature=run.evaluate.temperature,
+        template=m.template,
+        steps=m.steps,
+        adapt_vision=m.lora is not None and m.lora.vision,
     )
     if m.environment is not None:
         policy.reply_by(m.environment)
-    if m.steps is not None:
-        policy.steps = Steps(m.steps.separator, m.steps.most, policy.tokenizer)
 
 
 def refuse_images(run: Run, source: str) -> None:
@@ -247,7 +250,9 @@ def refuse_long_stops(policy: "CausalPolicy") -> None:
         )
 
 
-def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
+def _connect(
+    policy: "CausalPolicy", run: Run, m: LanguageSettings, s: Server, folder: Path
+) -> None:
     from accelerate import PartialState
 
     from flowrl.models.language.served_adapters import Adapters, InStep, Weights
@@ -257,8 +262,6 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     from rewards.serving.requests import Patience
     from samplers.completions import TextPlan
 
-    s = run.model.server
-    assert s is not None
     refuse_long_stops(policy)
     patience = Patience(timeout=s.timeout, tries=s.tries, at_once=s.in_flight)
     try:
@@ -274,14 +277,13 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
         prefix = "" if vllm else f"{s.model}:"
         kept = Adapters(policy.model, served, client, client if vllm else beside, prefix, main)
     elif s.sync == "weights":
-        assert run.model.language is not None
-        base = place(run.model.language)
+        base = place(m.language)
         base = str(Path(base).absolute()) if Path(base).is_dir() else base
         kept = Weights(policy.model, served, s.model, beside, owner, base, main)
     algorithm = run.algorithm()
     (plan, *_) = algorithm.planned([0.0] * (algorithm.steps + 1), 0, 0)
     assert isinstance(plan, TextPlan)
-    policy.server = CompletionsServer(
+    server = CompletionsServer(
         client,
         s.model,
         tuple(policy.stop),
@@ -293,11 +295,12 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
         quantized=s.quantized,
         patience=s.patience,
     )
+    policy.serve_from(server)
 
 
 def modular_source(m: ModelSettings) -> "ModularSource | None":
     """The model's folder and rights if it is driven in its modular form, else None."""
-    if m.form != "modular" or m.pipeline is None:
+    if not isinstance(m, PipelineSettings) or m.form != "modular":
         return None
     from flowrl.models.diffusers.modular.folder import ModularSource
 
@@ -307,13 +310,13 @@ def modular_source(m: ModelSettings) -> "ModularSource | None":
 def with_guider(run: Run) -> Run:
     """The run with the class and settings of its modular pipeline's guider, which its folder does
     not hold."""
-    source = modular_source(run.model)
-    if source is None or run.model.guider is not None:
+    m, source = run.model, modular_source(run.model)
+    if source is None or (isinstance(m, PipelineSettings) and m.guider is not None):
         return run
     from flowrl.models.diffusers.modular.folder import guiders_of
 
     found = guiders_of(source.skeleton())
-    return run.model_copy(update={"model": run.model.model_copy(update={"guider": found})})
+    return run.model_copy(update={"model": m.model_copy(update={"guider": found})})
 
 
 def place(source: str) -> str:

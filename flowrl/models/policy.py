@@ -121,7 +121,8 @@ class EvaluationSampler(Protocol[Plans, Rolled, Media]):
 class Policy(Protocol[Plans, Rolled, Media]):
     """A model with trainable weights. `sizes` limits the rows per call."""
 
-    sizes: CallSizes
+    @property
+    def sizes(self) -> CallSizes: ...
 
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int

@@ -24,6 +24,7 @@ from flowrl.pages.records import (
 )
 from flowrl.settings import Run
 from flowrl.settings.file.strict_yaml import read_yaml
+from flowrl.settings.model.kinds import MODEL_KINDS
 from flowrl.settings.sections.recipe import RECIPE_SETTINGS
 
 EXPORTED = ("adapter", "pipeline", "model")  # weights that a run leaves at its end
@@ -193,6 +194,9 @@ def chosen_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     name = recipe.get("name") if isinstance(recipe, Mapping) else None
     if isinstance(name, str) and name in RECIPE_SETTINGS:
         known["recipe"] = {**_defaults(RECIPE_SETTINGS[name]), "name": PydanticUndefined}
+    known["model"] = {kind.KIND: None for kind in MODEL_KINDS}  # older files have null for others
+    for kind in MODEL_KINDS:
+        known["model"] |= _defaults(kind)
     return _differing(settings, known)
 
 

@@ -32,7 +32,7 @@ from flowrl.errors import UserError
 from flowrl.models.description import local_folder
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.replay.proof_steps import STEP_TOLERANCE
-from flowrl.settings import ModelSettings
+from flowrl.settings import ModelSettings, PipelineSettings
 
 # gradients compared with those of unshared calls: tests/processes/test_context_parallel.py
 PROVEN = {
@@ -47,15 +47,15 @@ SETTING = "model.context_parallel"
 
 def refuse_model(m: ModelSettings, processes: int) -> None:
     """UserError for unsupported settings and models, before weights load."""
-    degree = m.context_parallel
-    if degree == 1:
+    if not isinstance(m, PipelineSettings) or m.context_parallel == 1:
         return
+    degree = m.context_parallel
     if processes % degree:
         raise UserError(
             f"{SETTING}: {degree} needs a multiple of {degree} processes, but this run has "
             f"{processes}: start more with accelerate launch or torchrun, or remove the setting"
         )
-    folder = local_folder(m.pipeline or "")
+    folder = local_folder(m.pipeline)
     if folder is None:
         return  # `share` checks it after the download
     for name in DENOISERS:

@@ -14,10 +14,12 @@ from flowrl.losses.averages import TEACHER
 from flowrl.losses.base import Anchor
 from flowrl.losses.distillation import Distillation
 from flowrl.losses.ratio import Surrogate
+from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import KlForm, Scale, anchors, named
 from samplers import CPS, FlowSDE, Kernel, Random, Window
 
 
+@rests_on("code")
 def opd(
     *, steps: int = 10, group: int = 8, eta: float = 0.8, window: int = 3, weight: float = 1.0,
     form: KlForm = "exact", task: float = 0.0, clip: float = 1e-4, kl: float = 0.0,

@@ -7,31 +7,24 @@ review, the recipe says so and lists our choices.
 
 from typing import Literal
 
-import samplers
 from flowrl.algorithm import Algorithm, Average, Decay
-from flowrl.credit.advantages import Clip, Estimator, Rescale, Standardize, Sum
-from flowrl.credit.intermediate import Potential, WithoutOutcome
+from flowrl.credit.advantages import Clip, Estimator, Standardize
 from flowrl.credit.steps import EvenGradients
 from flowrl.errors import UserError
-from flowrl.likelihoods.directional import Directional
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.noise_levels import PermutedGrid, Uniform
 from flowrl.likelihoods.transition import Transition
-from flowrl.losses.divergence import Quadratic, TrustRegion
+from flowrl.losses.divergence import TrustRegion
 from flowrl.losses.preference import CentredReward, GroupPreference
 from flowrl.losses.ratio import Surrogate
 from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
+from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import Scale, anchors, named
 from samplers import (
     CPS,
     DPM2M,
-    Chain,
-    Churn,
-    ConstantSDE,
     FlowSDE,
-    Granular,
     Kernel,
-    Merged,
     Ode,
     Random,
     Scattered,
@@ -41,6 +34,7 @@ from samplers import (
 )
 
 
+@rests_on("code")
 def flow_dppo(
     *, steps: int = 10, group: int = 16, eta: float = 0.8, most: float | None = None,
     kl: float = 0.001, noisy: int = 3, share: float = 0.5,
@@ -74,6 +68,7 @@ def flow_dppo(
     )
 
 
+@rests_on("arrays", "mm_dgpo_loss")
 def dgpo(
     *, steps: int = 10, group: int = 24, levels_per_sample: int = 4, levels: float = 0.7,
     beta: float = 100.0, clip: float | None = 0.01, kl: float = 0.001, clip_kl: bool = False,
@@ -109,6 +104,7 @@ def dgpo(
     )
 
 
+@rests_on("arrays", "mm_crd_loss")
 def crd(
     *, steps: int = 10, group: int = 24, levels_per_sample: int = 20, beta: float = 1.0,
     kl: float = 0.1, temperature: float | None = None, kind: Literal["mse", "bce"] = "mse",
@@ -139,29 +135,7 @@ def crd(
     )
 
 
-def fdfo(
-    *, steps: int = 40, group: int = 2, gamma: float = 0.0025, bound: float = 0.03,
-    kl: float = 0.0, kernel: Kernel | None = None,
-) -> Algorithm:  # fmt: skip
-    """FDFO, finite-difference flow optimisation, arXiv:2603.12893: two samples from the same
-    initial noise are separated by small noise in each step, and every step's velocity is moved
-    along the difference of the samples, in proportion to the difference of their rewards. 40 steps,
-    pairs, gamma 0.0025, bound 0.03, no KL. Rewards are not standardised: their scale acts like a
-    learning rate.
-
-    Differences: the samples of a pair share their initial noise, where the code perturbs it too;
-    the state before the last step is not trained; a larger `group` compares each sample with the
-    mean of all, where the code uses pairs.
-    """
-    return Algorithm(
-        steps=steps,
-        plan=Chain(kernel or Churn(gamma), group, shared_noise=True),
-        advantage=Estimator((Standardize(None),)),
-        likelihood=Directional(),
-        loss=Quadratic(bound=bound, anchors=anchors(kl)),
-    )
-
-
+@rests_on("code")
 def flash_grpo(
     *, steps: int = 20, group: int = 24, eta: float = 0.7, clip: float = 1e-3, kl: float = 0.0,
     kernel: Literal["wan", "flow_sde"] | Kernel = "wan", scale: Scale = "batch",
@@ -182,90 +156,4 @@ def flash_grpo(
         advantage=Estimator((Standardize(scale), Clip(), EvenGradients(0.5))),
         likelihood=Transition(),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
-    )
-
-
-def e_grpo(
-    *, steps: int = 16, group: int = 12, eta: float = 0.7, clip: float = 1e-4,
-    share: float = 0.5, least: float | None = None, kernel: Kernel | None = None,
-) -> Algorithm:  # fmt: skip
-    """E-GRPO, arXiv:2601.00423, according to its abstract: consecutive steps of low entropy are
-    merged into one noisy step, all others are deterministic, and samples that share a merged step
-    are compared. 16 steps, of which the first half can be noisy, 12 children each, noise level 0.7,
-    clip 1e-4.
-
-    Our choice: steps are merged until they reach `least` nats per dim, by default the mean over
-    unmerged steps (the abstract does not give the paper's threshold). The released run merges
-    nothing, which is `least: -100`.
-    """
-    own = Standardize("group", correction=1, eps=1e-8)
-    return Algorithm(
-        steps=steps,
-        plan=Merged(kernel or FlowSDE(eta), group, 1, share, least),
-        advantage=Estimator((own, Clip(), Sum(partial=True))),
-        likelihood=Transition(),
-        loss=Surrogate(clip, clip),
-    )
-
-
-def g2rpo(
-    *, steps: int = 16, group: int = 12, eta: float = 0.7, clip: float = 1e-4,
-    at: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7), grids: tuple[int, ...] = (1, 2),
-    kernel: Kernel | None = None,
-) -> Algorithm:  # fmt: skip
-    """G2RPO, arXiv:2510.01982: at each step of `at` 12 noisy children leave an ODE trunk, and each
-    child is completed on several grids, whose scores are standardised separately. FLUX: 16 steps,
-    noise level 0.7, clip 1e-4, grids of all levels and of every second level. Set `train.updates:
-    8`, the published number of optimizer steps per iteration.
-
-    Differences: the advantages of a child's grids train the same step in separate rows, so that
-    their losses are averaged, where the code adds the advantages, clipped at 5; an optimizer step
-    has rows of all steps, where the code takes one optimizer step per denoising step.
-    """
-    own = Standardize("group", correction=1, eps=1e-8)
-    return Algorithm(
-        steps=steps,
-        plan=Granular(kernel or FlowSDE(eta), group, at, grids),
-        advantage=Estimator((own, Clip(), Sum(partial=True))),
-        likelihood=Transition(),
-        loss=Surrogate(clip, clip),
-    )
-
-
-def euphonium(
-    *, steps: int = 16, group: int = 8, eta: float = 0.25, clip: float = 1e-4,
-    fraction: float = 0.6, scale: float | None = 0.2, kl_beta: float = 3.125, first: int = 12,
-    probe: float = 0.1, gradient: Literal["spsa", "reward"] = "spsa", outcome: float = 1.0,
-    process: float = 0.0, shared_noise: bool = True, kernel: Kernel | None = None,
-) -> Algorithm:  # fmt: skip
-    """Euphonium, arXiv:2602.04928: sampling is guided by a reward, and the densities of the
-    unguided steps are trained, so that the policy learns to reach the guided samples. 16 steps, eta
-    0.25, group 8, clip 1e-4, 60 % of the steps trained, guidance from step 12 on. `scale` is the
-    shift per unit gradient; null is eta^2 / (2 kl_beta).
-
-    `gradient: spsa` estimates the gradient from two scores, which works with any reward (an option
-    of the code, at scale 0.2); `reward` uses the gradient of a reward with `differentiable` at the
-    predicted clean sample. `process` is the weight of its dual credit: the reward of the predicted
-    sample after each step, standardised by group and step; the code uses 1, with `outcome` 1.
-    `intermediate_rewards` sets a process reward, which is also used for guidance; without it the
-    run's rewards are used for both.
-
-    Differences: rewards see decoded predictions, where the code's process reward sees noisy
-    latents; the gradient is divided by each sample's norm, where the code divides by the batch's;
-    the two advantages are added, where the code adds two clipped losses. `probe` is our choice.
-    """
-    own = Standardize("group", correction=1, eps=1e-8)
-    by = "slope" if gradient == "reward" else "probes"
-    guide = samplers.RewardGuide(samplers.RewardDrift(scale, kl_beta), first, probe, by)
-    plan = samplers.Guided(Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise), guide)
-    if process == 0 and outcome != 1:
-        raise UserError(f"outcome is {outcome}, which has no effect without process: set process")
-    share = Rescale(1.0, outcome) if outcome else WithoutOutcome()
-    dual = (share, Potential(process), Clip()) if process else ()
-    return Algorithm(
-        steps=steps,
-        plan=samplers.Looking(plan, 1, at="trained") if process else plan,
-        advantage=Estimator((own, Clip(), Sum(partial=True), *dual)),
-        likelihood=Transition(),
-        loss=Surrogate(clip, clip),
     )

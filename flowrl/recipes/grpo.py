@@ -14,7 +14,6 @@ from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.advantages import (
     Clip,
     Estimator,
-    LeaveOneOut,
     ScaleSteps,
     Standardize,
     Sum,
@@ -28,21 +27,19 @@ from flowrl.likelihoods.transition import KlForm, Transition
 from flowrl.losses.averages import Refresh
 from flowrl.losses.ratio import Anchor, Surrogate
 from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
+from flowrl.recipes.evidence import rests_on
 from samplers import (
     CPS,
     DDIM,
-    DPM2M,
     Chain,
     ConstantSDE,
     Decaying,
     ExponentiallyDecaying,
-    Flash,
     FlowSDE,
     Frozen,
     Kernel,
     Progressive,
     Random,
-    Solver,
     WanSDE,
     Window,
     WindowPosition,
@@ -62,6 +59,7 @@ def named(kernel: str | Kernel, known: Mapping[str, Kernel]) -> Kernel:
 Scale = Literal["group", "batch"]  # whose std: a group's own makes the least difference in it large
 
 
+@rests_on("arrays", "flow_grpo_sde_step", "flow_grpo_wan_step", "pergroup_advantages")
 def flow_grpo(
     *, steps: int = 10, group: int = 24, eta: float = 0.7, clip: float = 1e-4, kl: float = 0.04,
     scale: Scale = "batch", kernel: Literal["flow_sde", "wan"] | Kernel = "flow_sde",
@@ -86,6 +84,7 @@ def flow_grpo(
     )
 
 
+@rests_on("arrays", "flow_cps_step")
 def flow_grpo_fast(
     *, steps: int = 10, group: int = 24, eta: float = 0.8, clip: float = 1e-5, kl: float = 0.0,
     window: int = 3, kernel: Literal["cps", "flow_sde"] | Kernel = "cps",
@@ -108,13 +107,14 @@ def flow_grpo_fast(
     )
 
 
-def _each_reward(scale: Scale, after: tuple[Transform, ...] = ()) -> Estimator:
+def each_reward(scale: Scale, after: tuple[Transform, ...] = ()) -> Estimator:
     """DanceGRPO's and MixGRPO's advantage: each reward by itself, with the unbiased std, then the
     weighted sum."""
     own = Standardize(scale, correction=1, eps=1e-8)
     return Estimator((own, Clip(), Sum(partial=True), *after))
 
 
+@rests_on("arrays", "dance_flow_step", "dance_ddim_step")
 def dance_grpo(
     *, steps: int = 16, group: int = 12, eta: float = 0.3, clip: float = 1e-4,
     fraction: float = 0.6, shared_noise: bool = True, train_share: float = 1.0,
@@ -136,7 +136,7 @@ def dance_grpo(
     return Algorithm(
         steps=steps,
         plan=Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise),
-        advantage=_each_reward(scale, ends),
+        advantage=each_reward(scale, ends),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
     )
@@ -160,6 +160,7 @@ def _position(name: ScheduleName, every: int, stride: int, back: bool) -> Window
     return known[name]
 
 
+@rests_on("arrays", "mixgrpo_step", "mixgrpo_window_schedule")
 def mix_grpo(
     *, steps: int = 25, group: int = 12, eta: float = 0.7, clip: float = 1e-4, window: int = 4,
     stride: int = 1, every: int = 25, schedule: ScheduleName = "progressive",
@@ -179,34 +180,13 @@ def mix_grpo(
     return Algorithm(
         steps=steps,
         plan=Window(kernel or FlowSDE(eta), group, window, position, shared_noise),
-        advantage=_each_reward(scale),
+        advantage=each_reward(scale),
         likelihood=Transition(),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )
 
 
-def mix_grpo_flash(
-    *, steps: int = 25, group: int = 12, eta: float = 0.7, clip: float = 1e-4, window: int = 4,
-    every: int = 20, ratio: float = 0.4, frozen: bool = False, scale: Scale = "group",
-    kernel: Kernel | None = None, solver: Solver | None = None,
-) -> Algorithm:  # fmt: skip
-    """MixGRPO-Flash (same paper): after the window, the steps are reduced to the share `ratio` and
-    taken by second-order DPM-Solver++. Flash: ratio 0.4, the window moves every 20 iterations;
-    Flash*: `frozen=True`, ratio 0.2. Your own `solver` replaces DPM-Solver++.
-
-    Differences: as `mix_grpo`; at least one step follows the window, so that sigma 0 is reached.
-    """
-    position = Frozen(0) if frozen else Progressive(every)
-    flash = Flash(ratio, solver or DPM2M())
-    return Algorithm(
-        steps=steps,
-        plan=Window(kernel or FlowSDE(eta), group, window, position, True, flash),
-        advantage=_each_reward(scale),
-        likelihood=Transition(),
-        loss=Surrogate(clip, clip),
-    )
-
-
+@rests_on("arrays", "grpo_guard_ratio_norm")
 def grpo_guard(
     *, steps: int = 10, group: int = 24, eta: float = 0.7, clip: float = 2e-6, kl: float = 0.0,
     scale: Scale = "group", kernel: Kernel | None = None,
@@ -227,6 +207,7 @@ def grpo_guard(
     )
 
 
+@rests_on("code")
 def gardo(
     *, steps: int = 10, group: int = 24, eta: float = 0.7, clip: float = 1e-4, kl: float = 0.04,
     auxiliary: tuple[str, ...] = ("aesthetic", "imagereward"), share: float = 0.1,
@@ -261,6 +242,7 @@ def gardo(
     )
 
 
+@rests_on("arrays", "mm_ddpo_ddim")
 def ddpo(
     *, steps: int = 50, group: int = 16, eta: float = 1.0, clip: float = 1e-4,
     fraction: float = 1.0, kernel: Kernel | None = None,
@@ -275,23 +257,6 @@ def ddpo(
         steps=steps,
         plan=Chain(kernel or DDIM(eta), group, fraction),
         advantage=Estimator((Standardize(eps=1e-6), Clip())),
-        likelihood=Transition(),
-        loss=Surrogate(clip, clip),
-    )
-
-
-def loop(
-    *, steps: int = 50, group: int = 4, eta: float = 1.0, clip: float = 1e-4,
-    fraction: float = 1.0, kernel: Kernel | None = None,
-) -> Algorithm:  # fmt: skip
-    """LOOP, arXiv:2503.00897: DDPO's clipped steps with a leave-one-out baseline and no std.
-
-    The authors' code is not public: numbers are DDPO's, and the group size of 4 is our choice.
-    """
-    return Algorithm(
-        steps=steps,
-        plan=Chain(kernel or DDIM(eta), group, fraction),
-        advantage=Estimator((LeaveOneOut(), Clip())),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
     )

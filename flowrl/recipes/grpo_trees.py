@@ -14,6 +14,7 @@ from flowrl.credit.values import Fusion, LikelyPaths
 from flowrl.errors import UserError
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
+from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import Scale, anchors, named
 from samplers import (
     ConstantSDE,
@@ -28,6 +29,7 @@ from samplers import (
 )
 
 
+@rests_on("arrays", "tempflow_perstep")
 def temp_flow(
     *, steps: int = 10, roots: int = 4, branch: int = 6, eta: float = 0.7, clip: float = 1e-4,
     kl: float = 0.004, scale: Scale = "group", kernel: Kernel | None = None,
@@ -77,6 +79,7 @@ def _untrained(prune: str, steps: int, at: tuple[int, ...]) -> Prune | None:
     return Prune(late, every=30, move=-1, stop=stop)
 
 
+@rests_on("arrays", "branch_tree_advantage")
 def branch_grpo(
     *, steps: int = 20, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2,
     eta: float = 0.3, clip: float = 1e-3, split: float | None = None,
@@ -121,6 +124,7 @@ def branch_grpo(
     )
 
 
+@rests_on("arrays", "branch_tree_advantage")
 def branch_grpo_mix(
     *, steps: int = 20, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2,
     eta: float = 0.3, clip: float = 1e-3, window: int = 4, every: int = 30,

@@ -15,6 +15,7 @@ from flowrl.likelihoods.matching import Matching, WeightingName, weighting
 from flowrl.likelihoods.noise_levels import Discrete, LogitNormal, PermutedGrid, Times, Uniform
 from flowrl.losses.ratio import NFT, Anchor, Preference, Surrogate, Weighted
 from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
+from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors
 from samplers import DPM2M, SA, Euler, Ode, Solver
 
@@ -33,6 +34,7 @@ def awm_times(name: TimesName) -> Times:
     return known[name]
 
 
+@rests_on("arrays", "mm_awm_loss", "mm_awm_weightings", "mm_awm_time_samplers", "mm_awm_sa_solver")
 def awm(
     *, steps: int = 14, group: int = 24, levels_per_sample: int = 6, clip: float = 1.0,
     noise: float = 0.4, weight: WeightingName = "ghuber",
@@ -57,6 +59,7 @@ def awm(
     )
 
 
+@rests_on("arrays", "mm_nft_loss", "mm_schedules_and_stats")
 def nft(
     *, steps: int = 10, group: int = 24, levels_per_sample: int | None = None, beta: float = 1.0,
     kl: float = 1e-4, share: Literal["batch", "sample"] = "sample",
@@ -89,6 +92,7 @@ def nft(
     )
 
 
+@rests_on("arrays", "mm_diffusion_dpo")
 def dpo(
     *, steps: int = 10, group: int = 24, levels_per_sample: int = 4, beta: float = 100.0,
     weight: WeightingName = "uniform", solver: Solver | None = None,
@@ -110,6 +114,7 @@ def dpo(
     )
 
 
+@rests_on("code")
 def rwr(
     *, steps: int = 10, group: int = 8, levels_per_sample: int = 4, rate: float = 0.5,
     anchor: float = 1.0, over: Literal["group", "batch"] = "group", solver: Solver | None = None,

@@ -10,8 +10,9 @@ from typing import Literal
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Estimator
 from flowrl.credit.uncompared import Uncompared
-from flowrl.likelihoods.pathwise import KnownNoise, Pathwise, Renoised, Starts
+from flowrl.likelihoods.pathwise import KnownNoise, Pathwise, Starts
 from flowrl.losses.reward import RewardGradient
+from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors
 from samplers import Ode, Planner
 
@@ -23,6 +24,7 @@ def pathwise(steps: int, plan: Planner, starts: Starts, loss: RewardGradient) ->
     return Algorithm(steps, plan, Estimator((Uncompared(),)), Pathwise(starts), loss)
 
 
+@rests_on("code")
 def refl(
     *, steps: int = 40, group: int = 1, first: float = 0.75, stop: float = 1.0,
     form: Form = "hinge", bound: float = 2.0, scale: float = 1e-3, kl: float = 0.0,
@@ -43,6 +45,7 @@ def refl(
     return pathwise(steps, OneOfSteps(group, first, stop), Kept(project=True), loss)
 
 
+@rests_on("paper")
 def draft(
     *, steps: int = 50, group: int = 1, last: int = 1,
     cut: Literal["fixed", "normal", "uniform"] = "fixed", spread: float = 5.0,
@@ -64,17 +67,7 @@ def draft(
     return pathwise(steps, LastSteps(group, last, cut, spread), Kept(), loss)
 
 
-def draft_lv(
-    *, steps: int = 50, group: int = 1, draws: int = 2, form: Form = "linear",
-    bound: float = 0.0, scale: float = 1.0, kl: float = 0.0,
-) -> Algorithm:  # fmt: skip
-    """DRaFT-LV, arXiv:2309.17400: DRaFT-1 with lower variance. Each finished sample gets two new
-    noises at the level of the last step, and the gradient passes through one step from each. 50
-    steps, LoRA."""
-    loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
-    return pathwise(steps, Ode(group), Renoised(draws), loss)
-
-
+@rests_on("code")
 def srpo(
     *, steps: int = 25, group: int = 1, levels: tuple[float, float] = (0.75, 0.9642857),
     width: float = 0.101, words: tuple[str, str] | None = ("Realistic photo", "CG Render"),
@@ -97,6 +90,7 @@ def srpo(
     return pathwise(steps, Ode(group), starts, loss)
 
 
+@rests_on("paper")
 def leap_align(
     *, steps: int = 25, group: int = 1, alpha: float = 0.3, tau: float | None = 0.1,
     form: Form = "hinge", bound: float = 0.55, scale: float = 1.0, kl: float = 0.0,
@@ -115,48 +109,3 @@ def leap_align(
 
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     return pathwise(steps, TwoLeaps(group), Shortcuts("lagrange", alpha=alpha, tau=tau), loss)
-
-
-def flow_bp(
-    *, steps: int = 25, group: int = 1, active: int = 4, late: float = 1.0, rescale: float = 0.5,
-    bridge: float | None = None, form: Form = "hinge", bound: float = 0.55, scale: float = 1.0,
-    kl: float = 0.0,
-) -> Algorithm:  # fmt: skip
-    """FlowBP-Sparse, arXiv:2606.11075: the finished sample's reward, whose gradient passes through
-    the velocities of `active` steps, each from a state that is a constant; step i is drawn with the
-    weight (i + 1)^late. `bridge` is the alpha of FlowBP-Bridge: the gradient also passes through
-    the state at one drawn step into the active steps before it. SD3.5-M, HPSv2.1: 25 steps, loss
-    max(0.55 - r, 0), lr 1e-5, batch 64, 300 iterations; bridge: alpha 0.5, 5 steps, late 4, rescale
-    0. FLUX: 3 steps, late 2, rescale 1; bridge: alpha 0.1, 5 steps, late 2, rescale 1.
-
-    From the authors' code. Differences: steps are drawn once per iteration; guidance has its
-    gradient in both branches.
-    """
-    from flowrl.likelihoods.shortcuts import Shortcuts  # of states that a route keeps
-    from samplers.routes.tails import SomeSteps
-
-    loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
-    starts = Shortcuts("euler", alpha=bridge or 0.0, rescale=rescale)
-    return pathwise(steps, SomeSteps(group, active, late, bridge is not None), starts, loss)
-
-
-def flow_bp_lagrange(
-    *, steps: int = 25, group: int = 1, order: int = 3, second: float = 0.25, alpha: float = 0.1,
-    tau: float | None = 0.2, rescale: float = 0.0, reach: int | None = 10,
-    spread: tuple[float, float, float] | None = (2.5, 6.0, 2.0), form: Form = "hinge",
-    bound: float = 0.55, scale: float = 1.0, kl: float = 0.0,
-) -> Algorithm:  # fmt: skip
-    """FlowBP-Lagrange, arXiv:2606.11075: LeapAlign whose leaps integrate the polynomial through
-    `order` of their velocities; the first has its gradient, the second a `second` part of it. The
-    steps after j, between k and j, and before k are Dirichlet shares (`spread`), and at most
-    `reach` steps come after j. SD3.5-M, HPSv2.1: as flow_bp, with alpha 0.1 and tau 0.2; FLUX:
-    rescale 0.5, reach null.
-
-    From the authors' code. Differences: those of flow_bp.
-    """
-    from flowrl.likelihoods.shortcuts import Shortcuts  # of states that a route keeps
-    from samplers.routes.tails import TwoLeaps
-
-    loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
-    starts = Shortcuts("lagrange", order, alpha, tau, second, rescale)
-    return pathwise(steps, TwoLeaps(group, order, spread, reach), starts, loss)

@@ -24,8 +24,9 @@ from flowrl.likelihoods.token import Token
 from flowrl.losses.base import Objective
 from flowrl.losses.off_policy import REC
 from flowrl.losses.ratio import Surrogate
-from flowrl.losses.token import CISPO, GMPO, GPPO, SAPO, VESPO
+from flowrl.losses.token import CISPO, GMPO, SAPO, VESPO
 from flowrl.losses.weights import HighEntropy, OffPolicyMask
+from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors
 from samplers.completions import Completions, TextPlanner
 
@@ -81,6 +82,7 @@ def penalty(kl: float, place: KlPlace, each: bool = False) -> tuple[Transform, .
     return (Penalize(kl, each),)
 
 
+@rests_on("ours")
 @sampling_settings(name="text")
 def text_mixture(*, length: int = 1024, group: int = 16, kl: float = 0.0) -> Algorithm:
     """A plain starting point for your own mixture; the numbers are our choice. Like every recipe it
@@ -97,6 +99,7 @@ def text_mixture(*, length: int = 1024, group: int = 16, kl: float = 0.0) -> Alg
     return texts(length, group, (GROUP,), Surrogate(0.2, 0.2, anchors=anchors(kl)))
 
 
+@rests_on("arrays", "mm_trl_grpo_loss_1_16_0", "mm_trl_advantages_1_16_0")
 @sampling_settings()
 def text_grpo(
     *, length: int = 1024, group: int = 64, clip: float = 0.2, kl: float = 0.04, cut: Cut = "train"
@@ -110,6 +113,7 @@ def text_grpo(
     return texts(length, group, (GROUP,), loss, Token(cut=cut))
 
 
+@rests_on("arrays", "mm_trl_rloo_gmpo_gspotoken")
 @sampling_settings()
 def text_rloo(
     *, length: int = 512, group: int = 4, clip: float = 0.2, kl: float = 0.0,
@@ -129,6 +133,7 @@ def text_rloo(
     return texts(length, group, credit, loss, Token("product"))
 
 
+@rests_on("arrays", "mm_trl_grpo_loss_1_16_0")
 @sampling_settings()
 def text_dr_grpo(*, length: int = 3000, group: int = 8, clip: float = 0.2) -> Algorithm:
     """Dr. GRPO, arXiv:2503.20783: no division by the group's std, sums over tokens divided by
@@ -136,6 +141,7 @@ def text_dr_grpo(*, length: int = 3000, group: int = 8, clip: float = 0.2) -> Al
     return texts(length, group, (GROUP_MEAN,), Surrogate(clip, clip, denominator=length))
 
 
+@rests_on("arrays", "mm_trl_grpo_loss_1_16_0")
 @sampling_settings()
 def text_dapo(
     *, length: int = 20480, group: int = 16, low: float = 0.2, high: float = 0.28,
@@ -151,6 +157,7 @@ def text_dapo(
     return texts(length, group, (DropFlat(), GROUP), Surrogate(low, high), Token(cut=cut))
 
 
+@rests_on("arrays", "mm_trl_grpo_loss_1_16_0", "mm_trl_rloo_gmpo_gspotoken")
 @sampling_settings()
 def text_gspo(
     *, length: int = 4096, group: int = 16, low: float = 3e-4, high: float = 4e-4,
@@ -164,6 +171,7 @@ def text_gspo(
     return texts(length, group, (GROUP,), loss, Token(ratio))
 
 
+@rests_on("arrays", "mm_trl_grpo_loss_1_16_0")
 @sampling_settings()
 def text_cispo(*, length: int = 4096, group: int = 16, high: float = 5.0) -> Algorithm:
     """CISPO of MiniMax-M1, arXiv:2506.13585, with the bound 5 on the ratio of ScaleRL,
@@ -173,6 +181,7 @@ def text_cispo(*, length: int = 4096, group: int = 16, high: float = 5.0) -> Alg
     return texts(length, group, (GROUP,), CISPO(high))
 
 
+@rests_on("arrays", "mm_trl_grpo_loss_1_16_0")
 @sampling_settings()
 def text_forking(
     *, length: int = 20480, group: int = 16, low: float = 0.2, high: float = 0.28,
@@ -190,6 +199,7 @@ def text_forking(
     return texts(length, group, (GROUP,), loss, Token(entropy=True))
 
 
+@rests_on("arrays", "mm_trl_grpo_loss_1_16_0")
 @sampling_settings()
 def text_sapo(
     *, length: int = 4096, group: int = 16, positive: float = 1.0, negative: float = 1.05
@@ -198,6 +208,7 @@ def text_sapo(
     return texts(length, group, (GROUP,), SAPO(positive, negative))
 
 
+@rests_on("arrays", "mm_trl_grpo_loss_1_16_0")
 @sampling_settings()
 def text_vespo(*, length: int = 4096, group: int = 16) -> Algorithm:
     """VESPO, arXiv:2602.10693: each completion is weighted by a smooth function of its whole
@@ -205,6 +216,7 @@ def text_vespo(*, length: int = 4096, group: int = 16) -> Algorithm:
     return texts(length, group, (GROUP,), VESPO())
 
 
+@rests_on("arrays", "mm_trl_rloo_gmpo_gspotoken")
 @sampling_settings()
 def text_gmpo(
     *, length: int = 3000, group: int = 8, clip: float = 0.4, kl: float = 0.0
@@ -214,16 +226,7 @@ def text_gmpo(
     return texts(length, group, (GROUP,), GMPO(clip, clip, anchors=anchors(kl)))
 
 
-@sampling_settings()
-def text_gppo(
-    *, length: int = 4096, group: int = 8, low: float = 0.2, high: float = 0.28,
-    keep_low: float = 1.0, keep_high: float = 1.0,
-) -> Algorithm:  # fmt: skip
-    """GPPO of Klear-Reasoner, arXiv:2508.07629: clipped tokens keep a bounded gradient. The authors
-    later advise 0.25 to 0.5, or only the high side, where entropy collapses."""
-    return texts(length, group, (GROUP,), GPPO(low, high, keep_low, keep_high))
-
-
+@rests_on("paper")
 @sampling_settings()
 def text_rec(
     *, length: int = 1024, group: int = 8, keep: ClipSides = "one_side", low: float = 0.2,
@@ -242,6 +245,7 @@ def text_rec(
     return texts(length, group, (GroupBaseline(shift=shift),), loss)
 
 
+@rests_on("arrays", "mm_trl_grpo_loss_1_16_0")
 @sampling_settings()
 def text_luspo(
     *, length: int = 4096, group: int = 16, low: float = 2e-3, high: float = 2.5e-3

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Literal
 
 from flowrl.algorithm import Algorithm
-from flowrl.credit.comparisons import BestWorst, ParentDifference
-from flowrl.credit.success import BetaNormalize, MaxRL, PassAtK, RiskPO
-from flowrl.credit.trackers import PromptValues, ScoreQuantiles, StartValues
+from flowrl.credit.comparisons import BestWorst
+from flowrl.credit.success import BetaNormalize, MaxRL, PassAtK
+from flowrl.credit.trackers import StartValues
 from flowrl.credit.trees import GlobalLocal
 from flowrl.credit.turns import Baseline, GreedyBaseline, LengthBaseline, WhitenTokens
 from flowrl.credit.values import Transform
@@ -17,20 +17,20 @@ from flowrl.likelihoods.token import Token
 from flowrl.losses.off_policy import AdvantageRegression
 from flowrl.losses.ratio import Preference, Surrogate
 from flowrl.losses.token import Reinforce
+from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors
 from flowrl.recipes.text import (
     GROUP,
     GROUP_MEAN,
-    OVER_BATCH,
     KlPlace,
     penalty,
     sampling_settings,
     texts,
 )
-from samplers.completions import Completions, Forks, Segments
-from samplers.forks import Forking
+from samplers.completions import Completions, Segments
 
 
+@rests_on("ours")
 @sampling_settings()
 def text_tree(
     *, length: int = 1024, roots: int = 4, branch: int = 2, at: tuple[int, ...] = (256,),
@@ -47,6 +47,7 @@ def text_tree(
     return texts(length, Segments(roots, branch, at), (rule,), Surrogate(clip, clip))
 
 
+@rests_on("paper")
 @sampling_settings()
 def text_reinforce(
     *, length: int = 1024, group: int = 8, clip: float = 0.2, kl: float = 0.0,
@@ -66,6 +67,7 @@ def text_reinforce(
     return texts(length, group, credit, loss, Token(kl_form="k2"))
 
 
+@rests_on("paper")
 @sampling_settings(temperature=0.6)
 def text_opo(*, length: int = 4096, group: int = 16) -> Algorithm:
     """OPO, arXiv:2505.23585: one exact on-policy step, the baseline weighted by length, no clip, no
@@ -73,6 +75,7 @@ def text_opo(*, length: int = 4096, group: int = 16) -> Algorithm:
     return texts(length, group, (LengthBaseline(),), Reinforce())
 
 
+@rests_on("arrays", "mm_adv_misc")
 @sampling_settings()
 def text_maxrl(*, length: int = 4096, group: int = 16, clip: float = 0.2) -> Algorithm:
     """MaxRL, arXiv:2602.02710: advantages are divided by the group's mean, which follows the
@@ -81,6 +84,7 @@ def text_maxrl(*, length: int = 4096, group: int = 16, clip: float = 0.2) -> Alg
     return texts(length, group, (MaxRL(),), Surrogate(clip, clip))
 
 
+@rests_on("arrays", "mm_adv_misc")
 @sampling_settings()
 def text_pass_at_k(
     *, length: int = 4096, group: int = 16, k: int = 4,
@@ -93,6 +97,7 @@ def text_pass_at_k(
     return texts(length, group, (PassAtK(k, form),), Surrogate(clip, clip))
 
 
+@rests_on("arrays", "mm_adv_misc")
 @sampling_settings()
 def text_bnpo(
     *, length: int = 1024, group: int = 16, most: float = 10.0, clip: float = 0.2
@@ -106,39 +111,7 @@ def text_bnpo(
     return texts(length, group, (BetaNormalize(most),), loss)
 
 
-@sampling_settings()
-def text_riskpo(
-    *, length: int = 1024, group: int = 8, bundle: int = 5, low: float = 0.2, high: float = 0.8,
-    mix: float = 1.5, clip: float = 0.2,
-) -> Algorithm:  # fmt: skip
-    """RiskPO, arXiv:2510.00911: scores of bundles of prompts are credited by their position between
-    two quantiles, `low` and `high`, that are tracked over iterations, and by how far they fall
-    below the lower quantile. `prompts.per_iteration` must be a multiple of `bundle`.
-
-    The published advantage is never positive: only differences matter. So here the batch's mean is
-    subtracted and the result is divided by its std, as an option of the authors does within
-    bundles."""
-    credit = (RiskPO(bundle, low, high, mix), OVER_BATCH)
-    tracker = partial(ScoreQuantiles, bundle, low, high)
-    return texts(length, group, credit, Surrogate(clip, clip), tracker=tracker)
-
-
-@sampling_settings()
-def text_stream(
-    *, length: int = 1024, group: int = 1, keep: float = 0.9, uncertain: bool = True,
-    clip: float = 0.2,
-) -> Algorithm:  # fmt: skip
-    """Single-stream policy optimisation, arXiv:2509.13232: one completion per prompt, compared with
-    the prompt's expected score, then whitened over the batch. Prompts with an uncertain outcome are
-    drawn more often (`uncertain`). Scores are in 0..1.
-
-    The decay of a prompt's past scores is constant here: see `flowrl.credit.trackers.PromptValues`.
-    """
-    tracker = partial(PromptValues, keep, uncertain=uncertain)
-    credit = (Baseline(), OVER_BATCH)
-    return texts(length, group, credit, Surrogate(clip, clip), tracker=tracker)
-
-
+@rests_on("code")
 @sampling_settings()
 def text_a_star_po(
     *, length: int = 1024, group: int = 1, beta: float = 1e-3, soft: float | None = 0.5,
@@ -159,6 +132,7 @@ def text_a_star_po(
     return texts(length, group, (Baseline(),), loss, likelihood, tracker)
 
 
+@rests_on("paper")
 @sampling_settings()
 def text_dpo(*, length: int = 512, group: int = 8, beta: float = 0.1) -> Algorithm:
     """Online DPO, arXiv:2305.18290 on the policy's own samples: the group's best against its worst,
@@ -166,34 +140,7 @@ def text_dpo(*, length: int = 512, group: int = 8, beta: float = 0.1) -> Algorit
     return texts(length, group, (BestWorst(),), Preference(beta), Token(paired=True))
 
 
-@sampling_settings()
-def text_spo_tree(
-    *, length: int = 1024, roots: int = 6, branch: int = 6, at: tuple[int, ...] = (256, 512),
-    clip: float = 0.2,
-) -> Algorithm:  # fmt: skip
-    """SPO-tree, arXiv:2505.23564: a segment's advantage is its node's value minus the parent's, in
-    trees that branch 6 times at each level.
-
-    The paper trains only tokens of probability below 0.9 in a segment; here all tokens are
-    trained."""
-    plan = Segments(roots, branch, at)
-    return texts(length, plan, (ParentDifference(),), Surrogate(clip, clip))
-
-
-@sampling_settings()
-def text_tempo(
-    *, length: int = 1024, roots: int = 4, branch: int = 2, at: tuple[int, ...] = (256,),
-    clip: float = 0.2,
-) -> Algorithm:  # fmt: skip
-    """TEMPO, arXiv:2509.18314: the group's advantage, plus a branch's gain over its parent.
-
-    The paper searches for prefixes that completions share by chance; here the plan creates shared
-    prefixes. The paper sums a token's terms over all completions that contain it; here a shared
-    token is trained once, with that sum."""
-    credit = (GlobalLocal(power=1.0, scaled=True),)
-    return texts(length, Segments(roots, branch, at), credit, Surrogate(clip, clip))
-
-
+@rests_on("paper")
 @sampling_settings()
 def text_remax(
     *, length: int = 512, group: int = 1, clip: float = 0.2, kl: float = 0.0,
@@ -214,26 +161,3 @@ def text_remax(
     loss = Surrogate(clip, clip, anchors=in_loss, denominator="rows")
     credit = (GreedyBaseline(group + 1), *penalty(kl, kl_in))
     return texts(length, Completions(group, greedy=True), credit, loss, Token("product"))
-
-
-@sampling_settings(temperature=1.2, top_p=0.95)
-def text_treerl(
-    *, length: int = 4096, roots: int = 6, top: int = 2, rounds: int = 1, branch: int = 2,
-    by: Literal["entropy", "surprise"] = "surprise", clip: float = 0.2, kl: float = 0.0,
-) -> Algorithm:  # fmt: skip
-    """TreeRL, arXiv:2506.11902, with EPTree's (M, N, L, T) = (6, 2, 1, 2): 6 completions, each
-    forked in 1 round at its 2 most uncertain tokens, with 2 new completions from each token: 30
-    per prompt.
-
-    A node's credit is the sum of two differences, divided by the square root of the number of
-    completions below the node: its value minus the prompt's mean, and its value minus its parent's
-    (for a first node, the prompt's mean again). Each of these completions trains the node. The
-    uncertainty of a token is minus its log-probability, as in the published code; `by: entropy`
-    takes the entropy of its distribution. Temperature 1.2 and top-p 0.95 are the published code's.
-
-    Differences: all 30 completions are trained, instead of 16 with a correct one among them; tokens
-    after the words "answer" and "conclusion" may fork; the ratio is clipped, instead of one step of
-    REINFORCE (equivalent with `train.updates: 1`); there is no KL unless `kl` is set."""
-    plan = Forks(roots, Forking(top, branch, rounds, by))
-    loss = Surrogate(clip, clip, anchors=anchors(kl))
-    return texts(length, plan, (GlobalLocal(first=True),), loss)

@@ -4,13 +4,15 @@ The common rules and settings of `flowrl/recipes/text.py` hold here too.
 """
 
 from flowrl.algorithm import Algorithm
-from flowrl.credit.process import GroupReturns, Information, MinReturns
-from flowrl.credit.turns import Discount, States, Turns, WhitenTurns
+from flowrl.credit.process import GroupReturns, MinReturns
+from flowrl.credit.turns import States, Turns
 from flowrl.losses.ratio import Surrogate
+from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors
 from flowrl.recipes.text import GROUP, sampling_settings, texts
 
 
+@rests_on("code")
 @sampling_settings()
 def text_gigpo(
     *, length: int = 4096, group: int = 8, weight: float = 1.0, gamma: float = 0.95,
@@ -32,6 +34,7 @@ def text_gigpo(
     return texts(length, group, (States(weight, gamma, scale),), loss)
 
 
+@rests_on("paper")
 @sampling_settings()
 def text_turns(
     *, length: int = 4096, group: int = 8, clip: float = 0.2, kl: float = 0.0
@@ -48,23 +51,7 @@ def text_turns(
     return texts(length, group, (Turns(), GROUP), loss)
 
 
-@sampling_settings()
-def text_rebn(
-    *, length: int = 4096, group: int = 8, gamma: float = 0.9, clip: float = 0.2, kl: float = 0.0
-) -> Algorithm:
-    """REINFORCE with return batch normalisation (GEM, arXiv:2510.01051): returns of turns,
-    discounted by `gamma`, minus their mean over all turns of the batch, divided by their std. There
-    are no groups: the `group` completions of a prompt are merely sampled together. 0.9 is GEM's own
-    example. Needs `model.environment`.
-
-    The outcome is a reward of the last turn; the environment may reward any turn.
-
-    Differences: the ratio is clipped (with `train.updates: 1` it is REINFORCE). The other numbers
-    are our choice."""
-    loss = Surrogate(clip, clip, anchors=anchors(kl))
-    return texts(length, group, (Discount(gamma), WhitenTurns()), loss)
-
-
+@rests_on("paper")
 @sampling_settings()
 def text_process(
     *, length: int = 1024, group: int = 64, gamma: float = 1.0, outcome: bool = False,
@@ -83,24 +70,4 @@ def text_process(
     loss = Surrogate(clip, clip, anchors=anchors(kl), denominator="rows")
     process = GroupReturns(gamma, outcome)
     credit = process if soft_min is None else MinReturns(soft_min, outcome)
-    return texts(length, group, (credit,), loss)
-
-
-@sampling_settings()
-def text_igpo(
-    *, length: int = 4096, group: int = 8, answer: str = "answer", before: str = "",
-    gamma: float = 1.0, clip: float = 0.2, kl: float = 0.0,
-) -> Algorithm:  # fmt: skip
-    """IGPO, arXiv:2510.14967: a turn is rewarded by what it adds to the policy's own probability
-    of the right answer, the last one by the outcome. All these rewards of a group are standardised
-    together, and a turn's advantage is their discounted sum from it on. Needs `model.environment`,
-    or `model.steps`.
-
-    answer  column of the prompt file with the right answer
-    before  text between the transcript and that answer
-
-    A probability is the geometric mean over the answer's tokens, at temperature 1. The numbers are
-    ours."""
-    loss = Surrogate(clip, clip, anchors=anchors(kl))
-    credit = GroupReturns(gamma, True, Information(answer, before))
     return texts(length, group, (credit,), loss)

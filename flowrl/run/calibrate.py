@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Sum
-from flowrl.credit.intermediate import StepGain
+from flowrl.credit.intermediate import gained
 from flowrl.credit.values import Context, node_values
 from flowrl.errors import UserError
 from flowrl.iteration.draw import draws_here
@@ -105,7 +105,5 @@ def step_gains(
     if not isinstance(rollout, Rollout):
         raise UserError("calibrate: prompts have several sizes, whose steps differ: choose one")
     context = Context(rollout.columns, session.weights(number), scores=scores.everyone)
-    credit = node_values(scores.everyone, context)
-    for transform in (StepGain(), Sum()):
-        credit = transform(credit, context)
+    credit = Sum()(gained(node_values(scores.everyone, context), context), context)
     return rollout.plan, credit.value[..., 0], credit.mask[..., 0]

@@ -123,7 +123,7 @@ class StartProof:
 
     def _send(self) -> None:
         """Send sharded weights to the server that samples, while they are gathered."""
-        server, parallel = self.session.run.model.server, self.session.parallel
+        server, parallel = self.session.run.server, self.session.parallel
         if server is not None and server.sync == "weights" and parallel.units:
             from flowrl.models.language.policy import CausalPolicy
 

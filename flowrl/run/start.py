@@ -38,6 +38,7 @@ from flowrl.session.smaller_calls import explained
 from flowrl.settings import Run
 from flowrl.settings.read import dump, with_full_paths
 from flowrl.settings.trust import remember
+from flowrl.votes.asking import with_asking
 from rewards import Reward
 
 FolderState = Literal["absent", "begun", "finished"]
@@ -69,7 +70,7 @@ def _start(
                     accelerator = open_accelerator(run, chosen)
                     agreed(state, lambda: open_trackers(run, chosen, accelerator, 0))
                     session = open_session(run, chosen, accelerator, live, rewards_of(cluster))
-                    session = with_rows_checked(session, begun=False)
+                    session = with_asking(with_rows_checked(session, begun=False))
                 with with_workers(session, cluster) as session:
                     return train_session(session, cache=cache)
         except UserError as error:
@@ -184,6 +185,7 @@ def _resume(run: Run, folder: Path, cache: bool, live: Live, state: PartialState
                     agreed(state, lambda: open_trackers(run, folder, accelerator, first))
                     session = open_session(run, folder, accelerator, live, rewards_of(cluster))
                     session = with_rows_checked(session, begun=newest is not None)
+                    session = with_asking(session)
                 with with_workers(session, cluster) as session:
                     return train_session(session, newest, cache)
 

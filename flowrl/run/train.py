@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -65,7 +65,8 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
     failures = resumable(session.folder)
     explaining = explained(session.run, session.learner.policy)
     trackers = finishing(session.accelerator)  # they end last: a tracker costs no weights
-    with failures, trackers, explaining, closing(session.learner), Interrupt() as interrupt:
+    asking = nullcontext() if session.asking is None else closing(session.asking)
+    with failures, trackers, explaining, asking, closing(session.learner), Interrupt() as interrupt:
         with session.writer.beside():
             with starting(session.folder):
                 loop = begin(session, resume, cache)

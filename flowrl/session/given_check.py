@@ -8,7 +8,7 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.token import Token
 from flowrl.models.image_check import check_images
 from flowrl.session.given_file import GivenFile, check_samples_of
-from flowrl.settings import Run
+from flowrl.settings import PipelineSettings, Run
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.given import GivenSettings
 
@@ -21,7 +21,7 @@ def check_given(run: Run) -> None:
     file = GivenFile.read(run)
     if run.given.kind != "images":  # whose own columns hold the samples
         check_images(run.model, file.prompts)
-    if run.model.pipeline is not None:
+    if isinstance(run.model, PipelineSettings):
         check_samples_of(file, run.given, (run.model.height, run.model.width))
 
 
@@ -39,11 +39,11 @@ def check_choices(run: Run, given: GivenSettings) -> None:
     algorithm, name = run.algorithm(), run.recipe.name  # type: ignore[attr-defined]
     _check_recipe(algorithm, given, name)
     wrong = {"texts": "pipeline", "images": "language"}.get(given.kind)
-    if wrong is not None and getattr(run.model, wrong) is not None:
+    if wrong is not None and wrong == run.model.KIND:
         raise UserError(f"given.kind: model.{wrong} does not generate {given.kind}")
-    if run.model.environment is not None:
+    if run.environment is not None:
         raise UserError("given: completions have only one turn; leave model.environment out")
-    if run.model.steps is not None:
+    if run.text_steps is not None:
         raise UserError("given: completions are one step; leave model.steps out")
     if given.share == 1 and (run.budget != BudgetSettings() or run.steer is not None):
         place = "steer" if run.steer is not None else "budget"

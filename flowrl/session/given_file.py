@@ -15,7 +15,7 @@ from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow, resolved
 from flowrl.prompts.source import DataSource, check_column
-from flowrl.settings import Run
+from flowrl.settings import LanguageSettings, Run
 from flowrl.settings.sections.given import GivenSettings
 from rewards.perception.files import DAMAGE, header_size
 from rewards.perception.moving import MEDIA_FORMATS
@@ -55,7 +55,7 @@ class GivenFile:
         """Read `given.file`. UserError, with the file and the line or row, if it cannot be read."""
         given = run.given
         assert given is not None
-        if run.model.language is not None:
+        if isinstance(run.model, LanguageSettings):
             return _texts(given)
         return _pairs(given) if given.kind == "pairs" else _media(given)
 

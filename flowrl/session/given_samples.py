@@ -30,6 +30,7 @@ from flowrl.session.given_file import (
 from flowrl.session.learner import Learner
 from flowrl.session.record import Terminal
 from flowrl.session.row_answers import Asker, KeptAnswers, RowAnswers, WinnableDraws
+from flowrl.settings import LanguageSettings
 from flowrl.settings.sections.given import GivenSettings
 from rewards.checks.winnable import Winnable
 from samplers import Plan, Rollout, steps_of
@@ -86,7 +87,7 @@ class GivenSamples:
         if learner.run.given is None:
             return None
         made = cls(GivenFile.read(learner.run), learner.run.given, learner)
-        if learner.run.model.language is not None:
+        if isinstance(learner.run.model, LanguageSettings):
             return made
         numbered = tuple({ROW: row} for row in range(len(made.file.prompts)))
         answers = RowAnswers(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class Learner:
         own = cls._one(run, folder, accelerator, how, run.learns)
         if run.before is None:
             return own
-        joint, rewriter = run.joint, run.model.rewriter
+        joint, rewriter = run.joint, run.rewriter
         assert joint is not None and rewriter is not None
         before = cls._one(run.before, folder, accelerator, None, joint.train != "image")
         before = replace(before, name=REWRITER, template=rewriter.template)
@@ -134,7 +134,7 @@ class Learner:
             )
         if how is not None and run.model.lora is not None and run.model.lora.vision:
             raise UserError(VISION_ADAPTERS)
-        if how is not None and run.model.quantization is not None:
+        if how is not None and run.model.quantized is not None:
             raise UserError(
                 "model.quantization: FSDP2 shards weights of floating point: leave one of the two "
                 "out; each process then holds the quantized model"
@@ -145,13 +145,13 @@ class Learner:
         policy = load_policy(run, device, folder, learns)
         teachers = load_teachers(run, policy)  # before sharding, as whole weights
         evaluator = evaluation_policy(policy, run)  # before sharding: it calls the whole model
-        parallel = Parallel.open(accelerator, policy.roots(), how, run.model.context_parallel)
+        parallel = Parallel.open(accelerator, policy.roots(), how, run.model.sharers)
         policies = Policies(
             policy.trainable() if learns else {},
             run.averages(algorithm),
             keep_start="ref" in algorithm.roles,
             changed=parallel.reshard if parallel.units else None,
-            switch=None if run.model.compile else adapter_switch(policy.roots().values()),
+            switch=None if run.model.compiles else adapter_switch(policy.roots().values()),
             loaded=teachers,
         )
         parallel.follow(policies)
@@ -204,7 +204,7 @@ class Learner:
         whole = sum(p.numel() for root in self.policy.roots().values() for p in root.parameters())
         how = "all weights" if m.lora is None else f"LoRA of rank {m.lora.rank}"
         how = how if self.learns else "nothing"
-        off = m.compile == "auto" and not savings.are_compiled(self.policy.roots().values())
+        off = m.compiles == "auto" and not savings.are_compiled(self.policy.roots().values())
         compiled = f"; model.compile: auto is off on {device}" if off else ""
         return (
             f"device {device}{name}, {m.dtype}{tf32}; trained: {how}, {trained / 1e6:.4g} of "
@@ -219,7 +219,7 @@ def load_policy(
     learn."""
     m = run.model
     policy = open_model(run, device, folder)
-    policy.sizes = call_sizes(run, policy.automatic(run.algorithm().steps))
+    policy.sizes.take(asdict(call_sizes(run, policy.automatic(run.algorithm().steps))))
     if not learns:
         return policy
     if m.lora is None:
@@ -241,11 +241,11 @@ def load_policy(
 def load_models(run: Run, device: torch.device) -> Policy | RewrittenPolicy:
     """The run's model as commands open it: in a joint run both models, with their trained parts."""
     own = load_policy(run, device, learns=run.learns)
-    if run.before is None or run.joint is None or run.model.rewriter is None:
+    if run.before is None or run.joint is None or run.rewriter is None:
         return own
     learns = run.joint.train != "image"
     text = load_policy(run.before, device, learns=learns)
-    template, length = run.model.rewriter.template, run.before.evaluation_steps
+    template, length = run.rewriter.template, run.before.evaluation_steps
     return RewrittenPolicy(text, own, template, length, (learns, run.learns))
 
 

@@ -143,7 +143,7 @@ def _trial(run: Run) -> tuple[Any, ...]:
     """All settings that an evaluation's samples depend on, besides the weights."""
     e, tree = run.evaluate, dump(run)
     own = [getattr(e, name) for name in EVALUATE]
-    model = [tree["model"][name] for name in MODEL]
+    model = [tree["model"].get(name) for name in MODEL]  # kinds of models lack some
     prompts = tree["prompts"]["held_out"], run.prompts.column
     return run.evaluation_steps, run.evaluation_guidance, run.evaluation_size, own, model, prompts
 

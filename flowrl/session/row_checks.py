@@ -36,7 +36,7 @@ from flowrl.session.row_answers import (
     rows_named,
 )
 from flowrl.session.session import Session
-from flowrl.settings import Run
+from flowrl.settings import OwnSettings, Run
 
 RECORD = "row_checks.jsonl"  # in a run's folder
 FIRST = 8  # iterations whose rows are asked for at the start
@@ -73,7 +73,7 @@ def _warn_of_held_out(session: Session, prompts: PromptSet) -> None:
 def _image_askers(session: Session) -> list[Asker]:
     """The files of images that the model takes from the rows."""
     model = session.run.model
-    described = None if model.own is not None else describe(model)
+    described = None if isinstance(model, OwnSettings) else describe(model)
     names = [] if described is None else described.image_columns(session.prompts.columns)
     return [Asker("image", ImageRows(tuple(names)))] if names else []
 

@@ -5,7 +5,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -53,6 +53,24 @@ class SampleSource(Protocol):
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None: ...
 
 
+@runtime_checkable
+class AsksPeople(Protocol):
+    """The votes of a run that asks people: what a checkpoint and the loop know of it. Features of
+    an iteration know more (`flowrl.votes.asking`)."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores: tensors, numbers and texts."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+    def alarm(self) -> str:
+        """A sentence if people no longer agree with the reward; otherwise empty."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class DrawPlacing(Protocol):
     """Draws other rows in place of those that nothing can win (`flowrl.session.row_checks`)."""
 
@@ -80,6 +98,7 @@ class Session:
     given: GivenSamples | None = None
     writer: FileWriter = field(default_factory=FileWriter)
     source: SampleSource | None = None  # None: this process samples what it has just drawn
+    asking: AsksPeople | None = None  # None: the run asks nobody
     placing: DrawPlacing | None = None  # None: all rows are drawn, whatever their answers are
 
     @property
@@ -217,6 +236,10 @@ def _shown(reward: Reward, prompts: PromptSet, form: MediaForm) -> tuple[Reward,
     return reward.reward, Prompts(*prompts.take(rows), *form)
 
 
+def _tested(name: str, reward: Reward, shown: Prompts) -> str:
+    return f"reward {self_test(name, reward, shown, one_kind=True)}"
+
+
 def prove_rewards(
     rewards: Mapping[str, Reward], run: Run, prompts: PromptSet, form: MediaForm
 ) -> Iterator[str]:
@@ -225,8 +248,7 @@ def prove_rewards(
     if run.train.self_test == "off":
         return
     tests: list[Callable[[], str | None]] = [
-        lambda name=name, reward=reward: f"reward {self_test(name, *_shown(reward, prompts, form))}"
-        for name, reward in rewards.items()
+        partial(_tested, name, *_shown(reward, prompts, form)) for name, reward in rewards.items()
     ]
     shown = Prompts(prompts.texts, prompts.meta, *form)
     weights = {spec.label: spec.weight_at(0) for spec in run.rewards}

@@ -14,7 +14,7 @@ from flowrl.models.call_sizes import CallTooLarge, HasSizes, out_of_memory
 from flowrl.session.learner import Learner
 from flowrl.session.live import of_callback
 from flowrl.session.record import Terminal
-from flowrl.settings import Run
+from flowrl.settings import PipelineSettings, Run
 from flowrl.settings.read import dump, override
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ def _advice(run: Run, policy: HasSizes | None) -> tuple[str, str]:
 
 def _plain_way(run: Run) -> str:
     """Settings that lower the memory of a run whose sizes are unknown, as far as it has them."""
-    moves = run.model.pipeline is not None and not run.model.offload
+    moves = isinstance(run.model, PipelineSettings) and not run.model.offload
     words = [
         "train.rows_per_call lower",
         *([] if run.train.gradient_checkpointing else ["train.gradient_checkpointing: true"]),

@@ -22,7 +22,7 @@ from flowrl.models.language.older_ends import changed_ends
 from flowrl.models.open import place as place_of_model
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection
-from flowrl.settings import Run
+from flowrl.settings import LanguageSettings, OwnSettings, Run
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.read import dump, run_from
 from flowrl.settings.sections.data import IN_PYTHON
@@ -57,7 +57,7 @@ class StartRecord:
     @classmethod
     def of(cls, run: Run, processes: int) -> "StartRecord":
         """Create the record. Files that are not on this machine are left out."""
-        folder = None if run.model.own is not None else local_folder(run.model.source)
+        folder = None if isinstance(run.model, OwnSettings) else local_folder(run.model.source)
         return cls(
             settings=dump(run),
             processes=processes,
@@ -219,7 +219,7 @@ def rules_changed_since(before: StartRecord | None, run: Run) -> list[str]:
 
 def _reads_media(run: Run) -> bool:
     """Whether the run reads files of images or videos: given samples, or cells of its prompts."""
-    if run.given is not None and run.model.language is None:
+    if run.given is not None and not isinstance(run.model, LanguageSettings):
         return True
     try:
         return any(
@@ -245,7 +245,7 @@ def _names_media(value: Any) -> bool:
 def _ends(run: Run) -> Iterator[str]:
     """Lines about tokens that end turns otherwise than in an older version."""
     for each in (run, run.before):
-        if each is not None and each.model.language is not None:
+        if each is not None and isinstance(each.model, LanguageSettings):
             given = each.given is not None and each.given.kind != "images"
             yield from changed_ends(place_of_model(each.model.language), each.model, given)
 
@@ -347,7 +347,7 @@ def _base(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _own_base(run: Run) -> dict[str, str]:
     """The digest of the weights of a user's own model."""
-    weights = run.model.weights
+    weights = run.model.weights if isinstance(run.model, OwnSettings) else None
     return {} if weights is None else {Path(weights).name: _digest(find(weights))}
 
 
@@ -357,7 +357,7 @@ def _adapters(run: Run) -> Iterator[tuple[str, str]]:
     folder = None if run.before is None else local_folder(run.before.model.source)
     for name, digest in _base(folder) if folder else ():
         yield f"model.rewriter ({name})", digest
-    quantized = run.model.quantization
+    quantized = run.model.quantized
     if quantized is not None and quantized.file is not None:
         yield f"model.quantization ({Path(quantized.file).name})", _digest(find(quantized.file))
     for setting, source in run.model.given_adapters.items():
@@ -411,11 +411,11 @@ def _sources(run: Run) -> Iterator[tuple[str, Path]]:
             yield str(Path(folder) / path.relative_to(find(folder))), path
     specs = (*run.rewards, *run.judges, *run.intermediate_rewards)
     named: list[Any] = [[spec.name, spec.settings] for spec in specs]
-    named.append(run.model.sigmas)
-    if run.model.own is not None:
+    named.append(run.sigmas)
+    if isinstance(run.model, OwnSettings):
         named.append([run.model.own.name, run.model.own.settings])
-    if run.model.environment is not None:
-        named.append(run.model.environment.name)
+    if run.environment is not None:
+        named.append(run.environment.name)
     yield from files_named(named)
     yield from files_named(list(dict(run.recipe).values()), rewards_too=False)
 

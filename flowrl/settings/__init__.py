@@ -3,7 +3,10 @@
 from flowrl.settings.base import Settings
 from flowrl.settings.model.adapters import Lora
 from flowrl.settings.model.environment import EnvironmentSettings
-from flowrl.settings.model.model import Guidance, ModelSettings, Vae
+from flowrl.settings.model.language import LanguageSettings
+from flowrl.settings.model.model import ModelSettings
+from flowrl.settings.model.own_model import OwnSettings
+from flowrl.settings.model.pipeline import Guidance, PipelineSettings, Vae
 from flowrl.settings.model.server import CorrectionSettings, Server
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import PromptFiles, RewardSpec
@@ -31,8 +34,11 @@ __all__ = [
     "EnvironmentSettings",
     "EvaluateSettings",
     "Guidance",
+    "LanguageSettings",
     "Lora",
     "ModelSettings",
+    "OwnSettings",
+    "PipelineSettings",
     "PromptFiles",
     "RecipeSettings",
     "RewardSpec",

@@ -16,6 +16,7 @@ from flowrl.credit.proxies import named_rewards
 from flowrl.errors import UserError
 from flowrl.laws import check_laws
 from flowrl.likelihoods.matching import Matching
+from flowrl.settings.checks.asking import check_asking
 from flowrl.settings.checks.gradients import check_gradients, check_own_gradients
 from flowrl.settings.checks.guidance import check_ratio_guidance
 from flowrl.settings.checks.learning import check_learning, check_single_step
@@ -297,8 +298,9 @@ def check_plan(run: Run) -> None:
     except ValueError as error:
         raise UserError(f"recipe: {error}") from error
     check_workers(run, algorithm)
+    check_asking(run, algorithm)
     _check_merging(run, algorithm)
-    if run.model.sigmas is not None:
+    if run.sigmas is not None:
         _check_levels(run, algorithm)
     if run.train.updates > run.prompts.per_iteration * (algorithm.group if run.drawn else 1):
         raise UserError(
@@ -434,7 +436,7 @@ def run_checks(
     yield partial(check_optimizer, run.train.optimizer)
     for each in filter(None, (run, run.before)):
         yield partial(check_model, each.model)
-        if (environment := each.model.environment) is not None:
+        if (environment := each.environment) is not None:
             yield partial(_check_turn_rewards, environment, each)
     yield partial(check_trackers, run.track.trackers)
 

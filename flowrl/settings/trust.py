@@ -111,7 +111,7 @@ def asked(tree: Any, folder: Path) -> list[Need]:
     for name, field in Run.model_fields.items():
         key = field.alias or name
         if name != "recipe" and key in whole:
-            kind: Any = field.annotation
+            kind: Any = field.rebuild_annotation()
             section = TypeAdapter[Any](kind).validate_python(whole[key])
             found += _of_section(section, key, folder)
     return list(dict.fromkeys(found))

@@ -10,10 +10,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from flowrl.evaluation.agreement import MeanInterval, Resamples
+from flowrl.evaluation.labelling_tools import EXPORTS
 from flowrl.json_text import json_text
 from flowrl.pages.records import write_whole
 from flowrl.votes.log import GivenVote, VoteLog
-from flowrl.votes.plan import VotePlan
+from flowrl.votes.plan import PlannedSample, VotePlan
 
 TABLE, ANSWER = "votes.jsonl", "answer.json"
 LEVEL, DRAWS = 0.95, 2000
@@ -258,7 +259,7 @@ def _sentences(found: VoteAnswer, plan: VotePlan) -> list[str]:
     return lines
 
 
-def table_rows(log: VoteLog) -> list[dict[str, Any]]:
+def table_rows(folder: Path, log: VoteLog) -> list[dict[str, Any]]:
     """Lines of votes.jsonl: one per rater and pair, in the layout `plain`. The columns beside the
     layout's: both_bad, rater, seconds, side (where a was shown), seed, source, and `again`, the
     label of a second showing, which is no vote of its own."""
@@ -268,8 +269,7 @@ def table_rows(log: VoteLog) -> list[dict[str, Any]]:
         rows.append(
             {
                 "prompt": a.prompt,
-                "a": a.file,
-                "b": b.file,
+                **_samples_of(folder, a, b),
                 "label": vote.label,
                 "both_bad": vote.both_bad,
                 "rater": vote.rater,
@@ -285,13 +285,34 @@ def table_rows(log: VoteLog) -> list[dict[str, Any]]:
     return rows
 
 
+def _samples_of(folder: Path, a: PlannedSample, b: PlannedSample) -> dict[str, str]:
+    """The columns of a pair's samples: files, or texts as they are; and the source of two edits."""
+    if a.kind == "text":
+        texts = [(folder / each.file).read_text(encoding="utf-8") for each in (a, b)]
+        return {"a_text": texts[0], "b_text": texts[1]}
+    files = {"a": a.file, "b": b.file}
+    return files | ({"source_image": a.source} if a.source else {})
+
+
 def write_results(folder: Path, log: VoteLog) -> VoteAnswer:
     """Write votes.jsonl and answer.json from the log; return the answer."""
-    rows, found = table_rows(log), answer_of(log)
+    rows, found = table_rows(folder, log), answer_of(log)
     lines = [json_text(row, ensure_ascii=False) + "\n" for row in rows]
     write_whole(folder / TABLE, "".join(lines))
     write_whole(folder / ANSWER, json_text(_plain(vars(found)), indent=1) + "\n")
     return found
+
+
+def export_votes(folder: Path, kind: str) -> Path:
+    """Write votes.jsonl again for a labelling tool, or as `chosen`; returns the file."""
+    log = VoteLog.read(folder, VotePlan.read(folder))
+    write_results(folder, log)
+    name, convert = EXPORTS[kind]
+    rows = convert(table_rows(folder, log))
+    texts = [json_text(row, ensure_ascii=False) for row in rows]
+    whole = "".join(f"{text}\n" for text in texts)
+    write_whole(folder / name, whole if name.endswith("l") else f"[{', '.join(texts)}]\n")
+    return folder / name
 
 
 def _plain(value: Any) -> Any:

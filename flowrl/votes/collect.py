@@ -1,17 +1,24 @@
 """A new folder of votes, from samples of any source. Its files are copies of the pixels that
 rewards score, so it can be moved, and a file says nothing of its origin."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import Gallery, Item
 from flowrl.evaluation.preferences import Preferences
+from flowrl.media.animated_png import video_bytes
+from flowrl.media.sounds import save_wav
+from flowrl.media.videos import shown_seconds
 from flowrl.votes.plan import PlannedSample, SourceKind, VotePlan, orders, pairs_within
+from rewards.audio import Audio
 from rewards.perception.media import to_pil
+from rewards.perception.references import read_references, reference_key
+from rewards.types import Samples
 
 SAMPLES = "samples"
 MOST_PAIRS = 200  # of a folder, unless --votes says otherwise
@@ -34,21 +41,81 @@ class SampleCopies:
 
     folder: Path
     planned: list[PlannedSample] = field(default_factory=list)
+    _sources: dict[Hashable, str] = field(default_factory=dict)
 
     def add(
-        self, media: object, prompt: str, origin: str, scores: Mapping[str, float | None] = {}
+        self,
+        media: object,
+        prompt: str,
+        origin: str,
+        scores: Mapping[str, float | None] = {},
+        source: Any = None,
+        sound: Audio | None = None,
     ) -> int:
-        """Write a sample; returns its row. UserError for anything but an image."""
-        if not isinstance(media, Tensor) or media.ndim != 3:
-            kind = "a text" if isinstance(media, str) else "a video"
-            raise UserError(f"vote: {origin} is {kind}, and the page shows images only")
+        """Write a sample; returns its row. UserError for tensors that are no images or videos.
+
+        source  the image that was edited, as a cell of a table; None for what is no edit
+        sound   of this one video
+        """
         row = len(self.planned)
-        file = f"{SAMPLES}/{row:05d}.png"
         (self.folder / SAMPLES).mkdir(exist_ok=True)
-        to_pil(media).save(self.folder / file, "PNG", compress_level=1)
         whole = prompt.encode("utf-8", "replace").decode()  # halves of a character have no code
-        self.planned.append(PlannedSample(file, whole, origin, scores))
+        own = PlannedSample(f"{SAMPLES}/{row:05d}", whole, origin, scores, self._source(source))
+        if isinstance(media, str):
+            own = replace(own, file=own.file + ".txt")
+            (self.folder / own.file).write_text(media, encoding="utf-8", errors="replace")
+        elif isinstance(media, Tensor) and media.ndim == 3:
+            own = replace(own, file=own.file + ".png")
+            to_pil(media).save(self.folder / own.file, "PNG", compress_level=1)
+        elif isinstance(media, Tensor) and media.ndim == 4:
+            own = self._video(own, media, sound)
+        else:
+            raise UserError(
+                f"vote: {origin} is a tensor, and people vote on images, videos and texts: give "
+                "your model an `image` function that draws its samples"
+            )
+        self.planned.append(own)
         return row
+
+    def _video(self, own: PlannedSample, media: Tensor, sound: Audio | None) -> PlannedSample:
+        seconds, file = shown_seconds(len(media)), own.file
+        if sound is not None:
+            seconds = sound.waveform.shape[-1] / sound.rate
+            save_wav(sound.waveform[0], sound.rate, self.folder / f"{file}.wav")
+            own = replace(own, sound=f"{file}.wav")
+        (self.folder / f"{file}.apng").write_bytes(video_bytes(media, seconds))
+        return replace(own, file=f"{file}.apng", frames=len(media), seconds=seconds)
+
+    def _source(self, cell: Any) -> str:
+        """The copy of an edit's source; the same file for the same source."""
+        key = reference_key(cell)
+        if key is None:
+            return ""
+        if key not in self._sources:
+            (image,) = read_references("vote:", [cell])
+            file = f"{SAMPLES}/source-{len(self._sources):05d}.png" if image is not None else ""
+            if image is not None:
+                to_pil(image).save(self.folder / file, "PNG", compress_level=1)
+            self._sources[key] = file
+        return self._sources[key]
+
+    def add_all(
+        self,
+        samples: Samples,
+        origin: str,
+        scores: Mapping[str, Sequence[float | None]] = {},
+        column: str = "image",
+    ) -> list[int]:
+        """Write samples of a model; returns their rows. `column`: of the prompt file, with the
+        image that is edited."""
+        rows = []
+        for i, (media, prompt) in enumerate(zip(samples.media, samples.prompts, strict=True)):
+            given = samples.meta[i].get(column) if samples.meta else None
+            source = given if isinstance(given, str | bytes | Mapping) else None
+            sound = None if samples.audio is None else samples.audio.take([i])
+            own = {name: column[i] for name, column in scores.items()}
+            rows.append(self.add(media, prompt, origin, own, source, sound))
+        return rows
 
 
 def plan_pairs(
@@ -83,9 +150,7 @@ def plan_folder(
 
 
 def plan_again(folder: Path, given: Preferences, source: str, question: VoteQuestion) -> VotePlan:
-    """The plan of votes on the pairs of a preference file. UserError for a file of texts."""
-    if given.texts:
-        raise UserError(f"vote: {source} has texts, and the page shows images only")
+    """The plan of votes on the pairs of a preference file."""
     pairs = list(dict.fromkeys(zip(given.a.tolist(), given.b.tolist(), strict=True)))
     return _copied(folder, given.items, pairs[: question.votes], "preferences", source, question)
 
@@ -104,7 +169,12 @@ def _copied(
     for row in dict.fromkeys(row for pair in pairs for row in pair):
         media = gallery.samples([row]).media[0]
         item = items[row]
-        rows[row] = None if media is None else copies.add(media, item.prompt, item.source.name)
+        if media is None:
+            rows[row] = None
+            continue
+        edited = item.meta.get("source") if kind == "preferences" else None
+        edited = edited if isinstance(edited, str) and Path(edited).is_file() else None
+        rows[row] = copies.add(media, item.prompt, item.source.name, source=edited)
     whole = [(a, b) for x, y in pairs if (a := rows[x]) is not None and (b := rows[y]) is not None]
     for why in gallery.broken.values():
         print(f"left out: {why}")

@@ -55,8 +55,8 @@ class FitReward:
     """A table of votes (votes.jsonl, or any layout of `flowrl evaluate-rewards`), or a folder of
     `flowrl vote`."""
     features: tuple[str, ...] = ("clip",)
-    """Rewards whose features are used: clip, pickscore, hps, or YAML such as '{name: clip, model:
-    FOLDER}'."""
+    """Models whose features are used: clip, pickscore, hps, siglip, dinov2, of texts last_hidden,
+    or YAML such as '{name: clip, model: FOLDER}'."""
     out: Path | None = None
     """A new folder for the reward."""
     reuse: Path | None = None
@@ -119,10 +119,15 @@ def fit_reward_to(given: FitReward) -> FittedReward:
     table, consistency = _table(given.votes)
     choice = ReadOptions(given.layout, images=given.images, columns=column_names(given.columns))
     preferences = load_preferences(find(str(table)), choice)
-    if preferences.texts:
-        raise UserError(f"fit-reward: {table} has texts, and features are of images and videos")
     try:
         columns = load_columns(sources)
+        if preferences.texts != ("text" in columns.kinds):
+            kinds = ("texts", "images") if preferences.texts else ("images", "texts")
+            hint = "{name: last_hidden, model: FOLDER}" if preferences.texts else "clip"
+            raise UserError(
+                f"fit-reward: {table} has {kinds[0]}, and these features are of {kinds[1]}: use "
+                f"--features '{hint}'"
+            )
     except (ValueError, ImportError, OSError) as error:
         raise UserError(f"fit-reward: {error}") from error
     columns = FeatureColumns(
@@ -233,7 +238,7 @@ class FeatureCache:
         keys, missing = {}, []
         for place, row in enumerate(part):
             media = samples.media[place]
-            if isinstance(media, Tensor):
+            if media is not None:
                 keys[row] = self._key(media, samples.prompts[place])
                 if keys[row] not in self.kept:
                     missing.append(place)
@@ -247,7 +252,10 @@ class FeatureCache:
         for row, key in keys.items():
             rows[row] = self.kept[key]
 
-    def _key(self, media: Tensor, prompt: str) -> str:
+    def _key(self, media: Tensor | str, prompt: str) -> str:
+        if isinstance(media, str):
+            whole = hashlib.sha256(f"{prompt}\0{media}".encode("utf-8", "replace"))
+            return f"{self.stamp[:16]} {whole.hexdigest()}"
         pixels = media.contiguous().numpy()
         whole = hashlib.sha256(f"{pixels.shape} {prompt}".encode())
         whole.update(pixels.data)
@@ -255,10 +263,11 @@ class FeatureCache:
 
 
 def _by_kind(media: Sequence[Any], places: Sequence[int]) -> list[list[int]]:
-    """Places of images and of videos, since a call gets one kind."""
+    """Places of images, of videos and of texts, since a call gets one kind."""
     kinds: dict[int, list[int]] = {}
     for place in places:
-        kinds.setdefault(media[place].ndim, []).append(place)
+        own = media[place].ndim if isinstance(media[place], Tensor) else 0
+        kinds.setdefault(own, []).append(place)
     return list(kinds.values())
 
 

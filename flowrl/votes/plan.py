@@ -15,14 +15,15 @@ import numpy as np
 
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
-from flowrl.pages.records import write_whole
+from flowrl.pages.records import MediaKind, write_whole
 
 PLAN = "plan.json"
 PLAN_FORMAT = 1
 ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second
 SHARED = 0.2  # part of the pairs that all of several raters see
-SourceKind = Literal["run", "runs", "base", "folder", "preferences"]
+SourceKind = Literal["run", "runs", "base", "folder", "preferences", "asked"]
+KIND_OF_SUFFIX: Mapping[str, MediaKind] = {".png": "image", ".apng": "video", ".txt": "text"}
 
 
 class Showing(NamedTuple):
@@ -38,15 +39,28 @@ class Showing(NamedTuple):
 class PlannedSample:
     """A sample of a plan.
 
-    file    in the folder of the votes: the pixels that rewards score, as a PNG
-    origin  where it is from: a file, or the weights that made it
-    scores  the run's recorded scores; None where unscored
+    file     in the folder of the votes: the pixels that rewards score, as a PNG, an animated one
+             for a video; or a text
+    origin   where it is from: a file, or the weights that made it
+    scores   the run's recorded scores; None where unscored
+    source   the image that it is an edit of, in the folder too
+    sound    of a video, in the folder too
+    frames   of a video
+    seconds  that it is shown for before it begins again
     """
 
     file: str
     prompt: str
     origin: str
     scores: Mapping[str, float | None] = field(default_factory=dict)
+    source: str = ""
+    sound: str = ""
+    frames: int = 1
+    seconds: float = 0.0
+
+    @property
+    def kind(self) -> MediaKind:
+        return KIND_OF_SUFFIX[Path(self.file).suffix]
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,9 @@ class VotePlan:
             str(rater): [Showing(int(p), bool(left), bool(again)) for p, left, again in order]
             for rater, order in tree["turns"].items()
         }
+        names = [each.file for each in samples] + [each.source or "x.png" for each in samples]
+        if not all(Path(name).suffix in KIND_OF_SUFFIX for name in names):
+            raise ValueError("a sample of an unknown kind")
         inside = all(0 <= row < len(samples) for pair in pairs for row in pair)
         if not inside or not all(0 <= t.pair < len(pairs) for o in turns.values() for t in o):
             raise ValueError("a pair or a turn names what is not there")

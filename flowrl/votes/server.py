@@ -3,7 +3,8 @@
     GET  /             the page; with ?token=, what a rater reads first, with a button
     POST /begin        a token for a cookie, and a redirect to the page
     GET  /now          the present pair of the rater, or what was found
-    GET  /media/ID     one side of the present pair, as a PNG without metadata
+    GET  /media/ID     one side of the present pair, or its source, as a PNG without metadata
+    GET  /media/ID/3   a frame of a video, and /media/ID/sound its sound
     POST /vote, /undo  a vote or a skip; the last one taken back
 
 Everything that changes the log happens on the event loop's thread, one request after the other, and
@@ -11,12 +12,15 @@ is on disk before its answer is sent.
 """
 
 import asyncio
+import io
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -24,6 +28,9 @@ from flowrl.pages.stack import from_template
 from flowrl.votes.answer import write_results
 from flowrl.votes.door import KEPT_SECONDS, Door, DoorKeeper
 from flowrl.votes.log import LONGEST_VOTE, SKIP, NotShown, VoteLog
+from flowrl.votes.plan import PlannedSample
+from rewards.perception.media import to_pil
+from rewards.perception.moving import MOST_VIDEO_FRAMES, read_image_or_frames
 from rewards.serving.batching import ServerLimits
 from rewards.serving.server import RequestGate
 
@@ -36,8 +43,11 @@ LIMITS = ServerLimits(
     body=MOST_BODY, flight=2**20, connections=1024, header_seconds=10.0, body_seconds=10.0
 )
 LINGER = 3.0  # seconds that the server stays after the last rater has read what was found
-SIDES = ("left", "right")
+SIDES, SOURCE = ("left", "right"), "source"
+VOTES_ARE_IN = "Your votes are in. The run goes on, and asks again once its next samples are there."
+KEPT_VIDEOS = 8  # of which the frames are kept as PNGs
 
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,6}", re.ASCII)
 Id = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8,64}$")]
 
 
@@ -60,17 +70,49 @@ class SentUndo(BaseModel):
     id: Id
 
 
+class MediaPart(NamedTuple):
+    """Bytes that a browser gets of a medium, and their type."""
+
+    content: bytes
+    kind: str = "image/png"
+
+
+@lru_cache(maxsize=KEPT_VIDEOS)
+def _frames(file: Path) -> tuple[bytes, ...]:
+    """The frames of an image or a video as PNGs."""
+    with file.open("rb") as opened:
+        media = read_image_or_frames(opened, MOST_VIDEO_FRAMES)
+    found = []
+    for frame in media if media.ndim == 4 else media[None]:
+        store = io.BytesIO()
+        to_pil(frame).save(store, "PNG", compress_level=1)
+        found.append(store.getvalue())
+    return tuple(found)
+
+
+def _part(folder: Path, sample: PlannedSample, part: str) -> MediaPart | None:
+    if sample.kind == "image" and not part:
+        return MediaPart((folder / sample.file).read_bytes())
+    if part == "sound" and sample.sound:
+        return MediaPart((folder / sample.sound).read_bytes(), "audio/wav")
+    if sample.kind != "text" and _NUMBER.fullmatch(part) and int(part) < sample.frames:
+        return MediaPart(_frames(folder / sample.file)[int(part)])
+    return None
+
+
 @dataclass
 class VotingRoom:
     """A running vote: its folder, log and door.
 
-    ended  set once every rater is done and has been shown the answer
+    ended    set once every rater is done and has been shown the answer
+    goes_on  whether other pairs follow: the votes of a run
     """
 
     folder: Path
     log: VoteLog
     door: Door
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    goes_on: bool = False
     _farewell: set[str] = field(default_factory=set)
     _found: tuple[str, ...] | None = None
 
@@ -85,15 +127,36 @@ class VotingRoom:
             "last": own.given[-1].id if own.given else None,
             "open": None if showing is None else self._open(showing, own.shown[showing], rater),
         }
-        if showing is None:
+        if showing is None and self.goes_on:
+            tree |= {"waiting": True, "found": [VOTES_ARE_IN], "last": None}
+        elif showing is None:
             tree["found"] = self._answer(rater)
             tree["others"] = sum(not log.done(each) for each in log.raters)
         return tree
 
+    def turn_to(self, folder: Path, log: VoteLog) -> None:
+        """Show the pairs of another folder from now on."""
+        self.folder, self.log, self._found = folder, log, None
+        self._farewell.clear()
+
     def _open(self, showing: str, turn: int, rater: str) -> Mapping[str, Any]:
         pair = self.log.plan.turns[rater][turn].pair
-        media = {side: f"/media/{self.door.media_id(showing, side)}" for side in SIDES}
-        return {"id": showing, "prompt": self.log.plan.prompt_of(pair), **media}
+        shown = self._samples(rater)
+        tree: dict[str, Any] = {"id": showing, "prompt": self.log.plan.prompt_of(pair)}
+        for side, sample in shown.items():
+            tree[side] = f"/media/{self.door.media_id(showing, side)}"
+            if sample.kind == "text":
+                tree[side] = (self.folder / sample.file).read_text(encoding="utf-8")
+        kinds = {sample.kind for sample in shown.values()}
+        tree["kind"] = kinds.pop() if len(kinds) == 1 else "video"  # an image has one frame
+        if tree["kind"] == "video":
+            tree["video"] = {
+                side: {"frames": s.frames, "seconds": s.seconds, "sound": bool(s.sound)}
+                for side, s in shown.items()
+            }
+        if any(sample.source for sample in shown.values()):
+            tree["source"] = f"/media/{self.door.media_id(showing, SOURCE)}"
+        return tree
 
     def _answer(self, rater: str) -> list[str] | None:
         """The answer once all raters are done; None before."""
@@ -109,17 +172,29 @@ class VotingRoom:
         """Whether every rater's page has the answer."""
         return self.log.finished and self._farewell >= set(self.log.raters)
 
-    def media_file(self, rater: str, media: str) -> Path | None:
-        """The file behind an id of the rater's present showing; None for any other id."""
-        own = self.log.raters[rater]
+    def _samples(self, rater: str) -> Mapping[str, PlannedSample]:
+        """The samples of the rater's present pair, by side; none between two pairs."""
+        own, plan = self.log.raters[rater], self.log.plan
         if own.open is None:
-            return None
-        turn = self.log.plan.turns[rater][own.shown[own.open]]
-        a, b = self.log.plan.pairs[turn.pair]
+            return {}
+        turn = plan.turns[rater][own.shown[own.open]]
+        a, b = plan.pairs[turn.pair]
         rows = (a, b) if turn.a_left else (b, a)
-        for side, row in zip(SIDES, rows, strict=True):
-            if media == self.door.media_id(own.open, side):
-                return self.folder / self.log.plan.samples[row].file
+        return {side: plan.samples[row] for side, row in zip(SIDES, rows, strict=True)}
+
+    def media_part(self, rater: str, media: str, part: str = "") -> MediaPart | None:
+        """A part of a medium of the rater's present pair: all of an image, a frame of a video by
+        its number, or its `sound`. None for anything else.
+
+        The bytes alone: the time of a file would say which weights made it.
+        """
+        showing, shown = self.log.raters[rater].open, self._samples(rater)
+        for side, sample in shown.items():
+            if showing is not None and media == self.door.media_id(showing, side):
+                return _part(self.folder, sample, part)
+        sources = [sample.source for sample in shown.values() if sample.source]
+        if showing is not None and sources and media == self.door.media_id(showing, SOURCE):
+            return None if part else MediaPart((self.folder / sources[0]).read_bytes())
         return None
 
     def vote(self, rater: str, sent: SentVote) -> None:
@@ -128,6 +203,8 @@ class VotingRoom:
         self._found = None
 
     def undo(self, rater: str, sent: SentUndo) -> None:
+        if self.goes_on and self.log.finished:
+            raise NotShown("the run has taken these votes")
         self.log.undo(rater, sent.id)
         self._found = None
         self._farewell.clear()
@@ -151,13 +228,13 @@ def create_vote_app(room: VotingRoom, bound: str) -> "FastAPI":
     _add_votes(app, room)
 
     @app.get("/media/{media}")
-    async def media(media: str, request: Request) -> Response:
+    @app.get("/media/{media}/{part}")
+    async def media(media: str, request: Request, part: str = "") -> Response:
         rater = room.door.rater(request.cookies)
-        file = None if rater is None else room.media_file(rater, media)
-        if file is None:
+        found = None if rater is None else room.media_part(rater, media, part)
+        if found is None:
             return Response("not shown at present", 404)
-        # the bytes alone: the time of a file would say which weights made it
-        return Response(file.read_bytes(), media_type="image/png")
+        return Response(found.content, media_type=found.kind)
 
     return app
 

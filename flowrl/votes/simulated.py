@@ -39,14 +39,26 @@ class SimulatedPerson:
 
     def __call__(self, link: str) -> None:
         """Vote at a link until all pairs are done."""
+        self.vote_all(self.entered(link))
+
+    def entered(self, link: str) -> "VotesBrowser":
+        """A browser that has exchanged a link's token."""
         parts = urlsplit(link)
         assert parts.hostname is not None
-        browser = _Browser(parts.hostname, parts.port or 80)
+        browser = VotesBrowser(parts.hostname, parts.port or 80)
         browser.enter(parse_qs(parts.query)["token"][0])
-        rng = random.Random(f"{self.seed} {browser.cookie.partition('.')[0]}")
+        return browser
+
+    def vote_all(self, browser: "VotesBrowser", place: str | None = None) -> None:
+        """Vote until nothing is left. With a `place`, such as an iteration, the errors are drawn
+        for each of its showings, so that they are the same after an interruption."""
+        rater = browser.cookie.partition(".")[0]
+        rng = random.Random(f"{self.seed} {rater}")
         state = browser.ask("/now")
         while state["open"] is not None:
             shown = state["open"]
+            if place is not None:
+                rng = random.Random(f"{self.seed} {rater} {place} {state['done']}")
             sides = [browser.image(shown[side]) for side in ("left", "right")]
             left, right = (self.taste(image, shown["prompt"]) for image in sides)
             vote = {"id": shown["id"], "verdict": self.verdict(left, right, rng), "seconds": 1.0}
@@ -63,7 +75,7 @@ class SimulatedPerson:
         return rng.choices(["left", "right", "equal"], weights)[0]
 
 
-class _Browser:
+class VotesBrowser:
     """As much of a browser as the page needs: one connection, with its cookie."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -90,6 +102,13 @@ class _Browser:
             return to_tensor(image)
 
     def _got(self, path: str, body: Any = None) -> bytes:
+        try:
+            return self._asked(path, body)
+        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+            self.connection.close()  # the page ends connections that were idle
+            return self._asked(path, body)  # a vote that arrives twice counts once
+
+    def _asked(self, path: str, body: Any) -> bytes:
         headers = {"Cookie": f"{self.name}={self.cookie}"}
         if body is None:
             self.connection.request("GET", path, headers=headers)

@@ -56,11 +56,29 @@ def last_answer(text: str, boxed: bool) -> str | None:
     box = last_box(text)
     if box is not None or boxed:
         return box
+    if tags := _TAG.findall(text):
+        return _in_tag(tags[-1])
     formulas = [next(filter(None, match.groups())) for match in _FORMULA.finditer(text)]
     if formulas:
         return formulas[-1].strip()
     numbers = [match[0] for match in _NUMBER.finditer(text)]
     return numbers[-1].strip() if numbers else None
+
+
+_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+_WORD = re.compile(r"(?<!\\)\b[A-Za-z]{3,}")
+
+
+def _in_tag(content: str) -> str | None:
+    """The answer in `<answer>...</answer>`: its last formula, the last number among words, or all
+    of it. None if it is empty."""
+    formulas = [next(filter(None, match.groups())) for match in _FORMULA.finditer(content)]
+    if formulas:
+        return formulas[-1].strip()
+    numbers = [match[0] for match in _NUMBER.finditer(content)]
+    if numbers and _WORD.search(content):
+        return numbers[-1].strip()
+    return content.strip() or None
 
 
 def answer_text(value: Any) -> str | None:
@@ -72,12 +90,14 @@ def answer_text(value: Any) -> str | None:
 
 
 def right_answer(text: str) -> str:
-    """A right answer as TeX, from the forms of data sets: a solution with a box, a text that ends
-    with `#### 72`, formulas with commas between them, words with one formula, or bare. Of several
-    formulas among words none alone is the answer: all of the text is."""
+    """A right answer as TeX, from the forms of data sets: a solution with a box, `<answer>` tags, a
+    text that ends with `#### 72`, formulas with commas between them, words with one formula, or
+    bare. Of several formulas among words none alone is the answer: all of the text is."""
     box = last_box(text)
     if box is not None:
         return box
+    if tags := _TAG.findall(text):
+        text = tags[-1]
     last = text.rpartition("####")[2].strip()
     formulas = [next(filter(None, match.groups())).strip() for match in _FORMULA.finditer(last)]
     between = _FORMULA.sub("", last)
@@ -91,6 +111,23 @@ def right_answer(text: str) -> str:
 DASHES: dict[int, str] = dict.fromkeys(
     (0x2212, 0x2013), "-"
 )  # the minus sign and the dash of printed texts
+# Characters of printed mathematics and the TeX that they stand for.
+PRINTED = {
+    "°": r"^\circ ", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/",  # noqa: RUF001
+    "∕": "/", "⁄": "/", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",  # noqa: RUF001
+    "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ",  # noqa: RUF001
+    "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "…": r"\ldots ",
+    "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}",
+    "¾": r"\frac{3}{4}", "⅕": r"\frac{1}{5}", "⅛": r"\frac{1}{8}",
+}  # fmt: skip
+_PRINTED = str.maketrans(
+    PRINTED | {chr(sign + 0xFEE0): chr(sign) for sign in range(0x21, 0x7F)}  # of full width
+)
+_RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "₀₁₂₃₄₅₆₇₈₉₊₋"
+_PLACED = str.maketrans(_RAISED + _LOWERED, "0123456789+-" * 2)
+_RAISED_DIGITS, _LOWERED_DIGITS = re.compile(f"[{_RAISED}]+"), re.compile(f"[{_LOWERED}]+")
+_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+|[a-zA-Z]))")
+_UPRIGHT = re.compile(r"\\(?:mathrm|text|operatorname)\s*\{\s*([ei])\s*\}|\{\\rm\s+([ei])\s*\}")
 _SPACING = re.compile(r"(?<!\\)\\[,!;: ]|\\q?quad\b|~|\\(?:left|right|displaystyle)(?![a-zA-Z])")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?)[eE]([+-]?\d+)(?!\w)")
@@ -109,8 +146,8 @@ _REPEATING = re.compile(
 def simplified(answer: str) -> str:
     r"""TeX that means the same and has fewer forms: without dollar signs of money, spacing and
     commas between thousands; 0.\overline{3} is a fraction, 4.5e3 a product, an array in brackets a
-    matrix."""
-    answer = _ARRAY.sub(_matrix, answer)
+    matrix, \mathrm{e} a number, and 90°, √2, x² and ½ are their TeX."""
+    answer = _ARRAY.sub(_matrix, _as_tex(answer))
     text = answer.replace(r"\$", "").replace(r"\text{\$}", "").strip().strip("$")
     text = text.replace("{,}", ",").translate(DASHES)
     text = re.sub(r"(?<=\d),\\!(?=\d{3})", ",", text)
@@ -124,6 +161,15 @@ def simplified(answer: str) -> str:
     text = re.sub(r"\\mid(?![a-zA-Z])", "|", text)
     text = " ".join(text.split()).rstrip(".").strip()
     return text.replace(",", "") if _GROUPED.fullmatch(text) else text
+
+
+def _as_tex(answer: str) -> str:
+    """Characters of printed mathematics as TeX."""
+    text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2] or match[3]}}}", answer)
+    text = _RAISED_DIGITS.sub(lambda match: f"^{{{match[0].translate(_PLACED)}}}", text)
+    text = _LOWERED_DIGITS.sub(lambda match: f"_{{{match[0].translate(_PLACED)}}}", text)
+    text = _UPRIGHT.sub(lambda match: match[1] or match[2], text)
+    return text.translate(_PRINTED)
 
 
 def _matrix(match: re.Match[str]) -> str:
@@ -146,6 +192,18 @@ def _fraction(match: re.Match[str]) -> str:
 def same_text(answer: str, right: str) -> bool:
     """Whether two answers are equal but for case, spaces, \\text and what `simplified` leaves."""
     return _bare(answer) == _bare(right)
+
+
+_CHOICE = re.compile(r"\(?([A-J])\)?")
+_CHOSEN = re.compile(r"\(?([A-J])(?:\)|[:.]\s|[:.]$)")
+
+
+def same_choice(answer: str, right: str) -> bool:
+    """Whether the right answer is the letter of a choice, and the answer names it before the words
+    of that choice, as in E: a blue whale."""
+    texts = [re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", simplified(one)) for one in (answer, right)]
+    chosen, choice = _CHOSEN.match(texts[0]), _CHOICE.fullmatch(texts[1])
+    return chosen is not None and choice is not None and chosen[1] == choice[1]
 
 
 def has_content(answer: str) -> bool:

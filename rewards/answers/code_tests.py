@@ -2,7 +2,9 @@
 
 Python                     `test_list` of MBPP; texts of pytest functions, which import what they
                            test from `solution` (KodCode): the judge has such a module
-{input, output}            pairs; LiveCodeBench's with `testtype`
+                           `check(candidate)` of HumanEval and LeetCodeDataset, whose function a
+                           column names; classes of unittest (BigCodeBench)
+{input, output}            pairs; LiveCodeBench's with `testtype`; lists of CodeContests
 {inputs, outputs}          APPS, TACO and verl's copies of them; with `fn_name`, arguments and
                            results of a function
 """
@@ -47,10 +49,22 @@ def read_tests(given: Any, function: str | None = None) -> Tests:
         given = [given]
     if isinstance(given, Mapping) and {"inputs", "outputs"} <= given.keys():
         return _columns(given)
+    if isinstance(given, Mapping) and {"input", "output"} <= given.keys():
+        lists = all(isinstance(given[name], list | tuple) for name in ("input", "output"))
+        return (
+            _columns({f"{name}s": given[name] for name in given})
+            if lists
+            else _pairs([given], function)
+        )
     if not isinstance(given, Sequence) or not given:
         raise ValueError("tests must be a non-empty list of Python code or of {input, output}")
     if all(isinstance(test, str) for test in given):
-        return Tests(python=tuple(_of_python(test) for test in given))
+        python = tuple(_of_python(test, function) for test in given)
+        if all(_only_defines(test) for test in python):
+            raise ValueError(
+                "the tests define functions or classes and call none, so every program would pass"
+            )
+        return Tests(python=python, imports="Solution()" in "".join(python))
     if all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in given):
         return _pairs(given, function)
     raise ValueError("tests must be all Python, or all {input, output}")
@@ -151,16 +165,23 @@ def _call(name: str, arguments: Sequence[Any], wanted: Any, wrapped: bool) -> st
     if wrapped and isinstance(wanted, list) and len(wanted) == 1:
         wants.append(_numbered(wanted[0]))
     return (
+        _taken(name) + "def plain(value):\n"
+        "    if isinstance(value, (list, tuple)):\n"
+        "        return [plain(one) for one in value]\n"
+        "    return value\n"
+        f"assert plain(called(*{_literal(list(arguments))})) in {_literal(wants)}"
+    )
+
+
+def _taken(name: str) -> str:
+    """Python that calls the completion's function of that name, or the method of its class
+    `Solution`, `called`."""
+    return (
         "try:\n"
         "    from solution import Solution\n"
         f"    called = Solution().{name}\n"
         "except (ImportError, AttributeError):\n"
         f"    from solution import {name} as called\n"
-        "def plain(value):\n"
-        "    if isinstance(value, (list, tuple)):\n"
-        "        return [plain(one) for one in value]\n"
-        "    return value\n"
-        f"assert plain(called(*{_literal(list(arguments))})) in {_literal(wants)}"
     )
 
 
@@ -182,14 +203,15 @@ def _written(value: Any) -> Any:
 
 
 def function_name(given: Any) -> str | None:
-    """The function that a row is about: its name, JSON or a mapping with `func_name` or `fn_name`,
-    or code that begins the program, whose only function counts (in a class, its first method)."""
+    """The function that a row is about: its name (also as `Solution().name`), JSON or a table with
+    `func_name` or `fn_name`, or code that begins the program, whose only function counts (in a
+    class, its first method)."""
     if isinstance(given, Mapping):
         return given.get("func_name") or given.get("fn_name")
     if not isinstance(given, str) or not given.strip():
         return None
-    if given.strip().isidentifier():
-        return given.strip()
+    if method := re.fullmatch(r"(?:Solution\(\)\.)?([A-Za-z_]\w*)", given.strip()):
+        return method[1]
     if given.lstrip().startswith("{"):
         return function_name(json.loads(given))
     return _first_function(given)
@@ -211,8 +233,9 @@ def _first_function(code: str) -> str | None:
     return None
 
 
-def _of_python(test: str) -> str:
-    """Python that judges by itself: functions that pytest would call are called."""
+def _of_python(test: str, function: str | None) -> str:
+    """Python that judges by itself: what pytest, unittest or HumanEval's program would call is
+    called. `function`: the one that is tested."""
     if not test.strip():
         raise ValueError("a test is empty, so every program would pass it")
     compile(test, "test", "exec")
@@ -220,13 +243,56 @@ def _of_python(test: str) -> str:
     called = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     calls = ""
     for part in tree.body:
-        if not isinstance(part, ast.FunctionDef) or not part.name.startswith("test_"):
+        if isinstance(part, ast.ClassDef) and part.name not in called:
+            calls += _calls_of_class(part)
+        if not isinstance(part, ast.FunctionDef) or part.name in called:
             continue
-        if part.name not in called:
-            if part.decorator_list or part.args.args:
-                raise ValueError(
-                    f"{part.name} needs pytest (it has a decorator or a fixture), which does not "
-                    "run here: write its cases as calls"
-                )
-            calls += f"\n{part.name}()"
+        if part.name == "check" and len(part.args.args) == 1:
+            calls += _check(function)
+        if not part.name.startswith("test_"):
+            continue
+        if part.decorator_list or part.args.args:
+            raise ValueError(
+                f"{part.name} needs pytest (it has a decorator or a fixture), which does not "
+                "run here: write its cases as calls"
+            )
+        calls += f"\n{part.name}()"
     return test + calls
+
+
+def _check(function: str | None) -> str:
+    if not function or not function.isidentifier():
+        raise ValueError(
+            "check(candidate) is called by nothing: name the column that has the function with "
+            "`function` (HumanEval, LeetCodeDataset: entry_point)"
+        )
+    return f"\n{_taken(function)}check(called)"
+
+
+def _calls_of_class(part: ast.ClassDef) -> str:
+    """Calls of the methods `test...` of a class of unittest, or of one that pytest would find."""
+    names = [one.name for one in part.body if isinstance(one, ast.FunctionDef)]
+    tests = [name for name in names if name.startswith("test")]
+    bases = {ast.unparse(base).rpartition(".")[2] for base in part.bases}
+    if not tests or (not part.name.startswith("Test") and "TestCase" not in bases):
+        return ""
+    if "TestCase" in bases:  # `debug` raises what fails
+        return "".join(f"\n{part.name}({name!r}).debug()" for name in tests)
+    setup = "setup_method" in names
+    made = f"\nexample = {part.name}()" + ("\nexample.setup_method()" if setup else "")
+    return "".join(f"{made}\nexample.{name}()" for name in tests)
+
+
+def _only_defines(test: str) -> bool:
+    """Whether a test runs nothing that could fail: it names functions, classes and values, and what
+    it does only as a main program."""
+    quiet = (
+        ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign,
+        ast.AnnAssign, ast.Pass,
+    )  # fmt: skip
+    return all(
+        isinstance(part, quiet)
+        or (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
+        or (isinstance(part, ast.If) and "__name__" in ast.unparse(part.test))
+        for part in ast.parse(test).body
+    )

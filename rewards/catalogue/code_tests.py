@@ -4,14 +4,15 @@ The program is the last fenced block of the text that says it is Python; if none
 one without a language that does more than name values, as a sample of the output would. A text
 without one scores 0. Its tests are in a column of the prompt file, a list of either
 
-    Python that must run to its end, such as "assert add(2, 3) == 5"; functions `test_...` are
-    called, and the module `solution` has the program's names
+    Python that must run to its end, such as "assert add(2, 3) == 5"; functions `test_...`, classes
+    of unittest and `check(candidate)` are called, and the module `solution` has the program's names
     {"input": text, "output": text}: its input, and what it must print before it ends with exit code
     0; trailing whitespace does not matter, and numbers with a fraction are compared as numbers
 
-or {"inputs": [...], "outputs": [...]} of these; with "fn_name", or with `"testtype": "functional"`
-in each pair, they are arguments and results of a function or of a method of the class `Solution`,
-which may use Python's library without importing it, as the judges of these data sets permit.
+or {"inputs": [...], "outputs": [...]} of these (CodeContests: {"input": [...], "output": [...]});
+with "fn_name", or with `"testtype": "functional"` in each pair, they are arguments and results of a
+function or of a method of the class `Solution`, which may use Python's library without importing
+it, as the judges of these data sets permit.
 
 Programs run as Python's scripts do, in separate processes with limits on time, memory, processes,
 files and output, without the run's environment variables, without network, and with read-only
@@ -64,6 +65,7 @@ from rewards.types import Inline, Reward, Samples, cell
 LOST_PROTECTIONS = {
     "network": "it could reach the network",
     "files": "it could read and write files",
+    "names": "it could see names and sizes of files",
     "processes": "it could start any number of processes",
     "memory": "its processes together could exceed the memory limit",
 }
@@ -113,8 +115,9 @@ class TestColumns:
     """Columns of the prompt file.
 
     column     holds a list of tests, or its JSON text
-    function   names the function of `testtype: functional`: its name, code that begins it, or JSON
-               with `func_name`; LiveCodeBench's are starter_code and metadata
+    function   names the function of `testtype: functional` or `check(candidate)`: its name, code
+               that begins it, or JSON with `func_name`; LiveCodeBench's are starter_code and
+               metadata, HumanEval's is entry_point
     reference  a program that wins, or a list of them: tried before the row is drawn
     """
 

@@ -17,18 +17,22 @@ from pydantic import Field
 
 from rewards.catalogue import clip, hps, pickscore
 from rewards.checks.settings import call_with, converted_settings, settings_of
-from rewards.fitted.folder import FeatureSource, FittedFolder, fitted_path
+from rewards.fitted.feature_models import load_dinov2, load_last_hidden, load_siglip
+from rewards.fitted.folder import HEAD, RECORD, FeatureSource, FittedFolder, fitted_path
 from rewards.fitted.scoring import FeatureColumns, FittedScores, GradedFittedScores
-from rewards.perception.features import inner_features
+from rewards.perception.features import FeatureReward, inner_features
 from rewards.rights import ReadFile, Right, need
 from rewards.types import Reward
 
-FEATURED: Mapping[str, Callable[..., Reward]] = {
+FEATURED: Mapping[str, Callable[..., FeatureReward]] = {
     "clip": clip.load,
     "hps": hps.load,
     "pickscore": pickscore.load,
+    "siglip": load_siglip,
+    "dinov2": load_dinov2,
+    "last_hidden": load_last_hidden,
 }
-"""The rewards whose features a folder may name: no other code of the catalogue runs for it."""
+"""What a folder may name for features: no other code runs for it."""
 
 
 def feature_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +53,9 @@ def load_columns(sources: Sequence[FeatureSource]) -> FeatureColumns:
         inner_features(source.name, reward)
         source.check(reward)
         rewards.append(reward)
-    return FeatureColumns(tuple(sources), tuple(rewards))
+    columns = FeatureColumns(tuple(sources), tuple(rewards))
+    assert columns.kinds, "a mixture is refused there"
+    return columns
 
 
 def load(
@@ -57,7 +63,8 @@ def load(
 ) -> Reward:
     """Load the reward. `path` is the folder that `flowrl fit-reward` wrote."""
     folder = fitted_path(path)
-    need(Right.FILES, path, path=folder)
+    for file in (folder, folder / RECORD, folder / HEAD):  # each may be a link
+        need(Right.FILES, path, path=file)
     fitted = FittedFolder.read(folder)
     columns = load_columns(fitted.sources)
     scores = FittedScores(columns, fitted, cautious)

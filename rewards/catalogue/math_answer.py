@@ -1,14 +1,15 @@
 """1 if the answer in a text is mathematically equal to the right answer, otherwise 0.
 
-The answer is the content of the last box; with `find: any`, in a text without a box, the last
-formula ($...$, $$...$$, \\(...\\), \\[...\\]), and without one the last number. The package
-math-verify parses and compares: 0.5, 1/2 and a TeX fraction are equal, as are sets, intervals,
-matrices and expressions that simplify to each other. Answers with the same text are equal too,
-which is what counts where a right answer is no mathematics: 12:00, Evelyn. A completion without an
-answer scores 0, as does a comparison that takes longer than `seconds`. A sample whose right answer
-cannot be matched by any text, or is not read in time, is unscored, with a warning. Worker processes
-do the work and are killed when they are late; no signals are used, so any thread may call the
-reward.
+The answer is the content of the last box; with `find: any`, in a text without a box, that of the
+last `<answer>` tag, without one the last formula ($...$, $$...$$, \\(...\\), \\[...\\]), and
+without one the last number. The package math-verify parses and compares: 0.5, 1/2 and a TeX
+fraction are equal, as are sets, intervals, matrices and expressions that simplify to each other;
+numbers must also agree for their size, to half a percent where one is rounded. Answers with the
+same text are equal too, which is what counts where a right answer is no mathematics: 12:00,
+Evelyn; where it is the letter of a choice, `E: a whale` is E. A completion without an answer
+scores 0, as does a comparison that takes longer than `seconds`. A sample whose right answer cannot
+be matched by any text, or is not read in time, is unscored, with a warning. Worker processes do
+the work and are killed when they are late; no signals are used, so any thread may call the reward.
 """
 
 import warnings
@@ -27,6 +28,7 @@ from rewards.answers.boxes import (
     last_answer,
     other_base,
     right_answer,
+    same_choice,
     same_text,
     simplified,
 )
@@ -71,7 +73,9 @@ class MathAnswer:
         for gold, text in pairs:
             answer = last_answer(text, self.find == "boxed")
             right = right_answer(gold)
-            found[gold, text] = answer is not None and same_text(answer, right)
+            found[gold, text] = answer is not None and (
+                same_text(answer, right) or same_choice(answer, right)
+            )
             if answer is not None and not found[gold, text] and not other_base(answer, right):
                 asked.append(
                     ((gold, text), {"gold": simplified(right), "text": simplified(answer)})

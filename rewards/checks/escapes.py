@@ -370,6 +370,29 @@ for path in ('$target', '/proc/1/root$target', '/proc/self/cwd/../../../..$targe
 file = quietly(os.open, os.__file__, os.O_WRONLY | os.O_APPEND)
 if type(file) is int: out('a library that can be written')
 """, inside=True),
+    "a file beside a folder's number": Escape("files", """
+place, name = os.path.split('$target')
+beside = quietly(os.open, place, os.O_RDONLY)
+if type(beside) is int:
+    file = quietly(lambda: os.open(name, os.O_WRONLY | os.O_CREAT, 0o666, dir_fd=beside))
+    if type(file) is int: out('a file written beside a folder')
+"""),
+    "a library's file": Escape("files", """
+try:
+    import sqlite3
+    base = sqlite3.connect('$target')
+    base.execute('create table a (b)')
+    base.commit()
+except Exception: pass
+try:
+    import _gdbm
+    _gdbm.open('$target', 'c').close()
+except Exception: pass
+"""),
+    "a pipe by name": Escape("files", """
+quietly(os.mkfifo, '$target')
+quietly(os.mknod, '$target')
+"""),
     "its variables": Escape("variables", """
 if '$canary' in str(dict(os.environ)): out('in its own')
 for pid in quietly(os.listdir, '/proc') if os.path.isdir('/proc') else ():
@@ -386,6 +409,15 @@ if quietly(os.kill, $outer, 0) is None: out('the process outside can be signalle
 quietly(os.kill, $outer, signal.SIGTERM)
 file = call(434, $outer, 0)
 if file >= 0: call(424, file, signal.SIGTERM, None, 0)
+"""),
+    "a process outside, scheduled": Escape("others", """
+if sys.platform == 'linux':
+    zero = os.sched_param(0)
+    for name, given in (('sched_setaffinity', ({0},)), ('sched_setscheduler', (3, zero)),
+                        ('sched_setparam', (zero,))):
+        if quietly(getattr(os, name), $outer, *given) is None: out(f'{name} of a process outside')
+    if type(quietly(resource.prlimit, $outer, resource.RLIMIT_CORE)) is tuple: out('its limits')
+if quietly(os.setpriority, 0, $outer, 19) is None: out('its priority was changed')
 """),
     "more rights": Escape("privileges", """
 status = open('/proc/self/status').read().split()

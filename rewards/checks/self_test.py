@@ -118,8 +118,11 @@ def _sounds() -> Audio:
     return Audio(torch.stack([noise, torch.zeros_like(time), tone, clicks])[:, None], _RATE)
 
 
-def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
+def self_test(
+    name: str, reward: Reward, prompts: Prompts | None = None, *, one_kind: bool = False
+) -> str:
     """Test a reward and return a sentence with its scores, or raise a ValueError that names it.
+    `one_kind`: all samples that it will score are of the prompts' kind, so it must take that one.
 
     A reward that abstains is tested on prompts to which it applies: Untested if there are none, or
     if the test samples score the same there, as wrong answers do.
@@ -133,15 +136,20 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
         reward.check_prompts(prompts.texts, prompts.meta)
     prompts = Prompts() if prompts is None else prompts
     if isinstance(reward, Made):
-        lines = [self_test(f"{name}: {part}", r, prompts) for part, r in reward.parts.items()]
+        lines = [
+            self_test(f"{name}: {part}", member, prompts, one_kind=one_kind)
+            for part, member in reward.parts.items()
+        ]
         return "; ".join(lines)
     samples = reward.examples() if isinstance(reward, Exemplary) else None
     if samples is not None:
+        if one_kind and samples.kind != prompts.kind:
+            _check_kind(name, reward, prompts)
         scores = scored(name, reward, samples)
         _check_examples(name, scores)
         line = f"{name}: {scores[0]:.4g} for the better of its examples, {scores[1]:.4g}"
     else:
-        samples, scores, abstains = _probed(name, reward, prompts)
+        samples, scores, abstains = _probed(name, reward, prompts, one_kind)
         _check_different(name, scores, samples, abstains)
         line = (
             f"{name}: {', '.join(f'{s:.4g}' for s in scores)} for {len(scores)} different samples"
@@ -154,15 +162,28 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
     return f"{line}; {how}"
 
 
+def _check_kind(name: str, reward: Reward, prompts: Prompts) -> None:
+    """ValueError for a reward that does not score samples of the prompts' kind. Its examples are of
+    another one, and those of a reward that is called once cost a call."""
+    if isinstance(reward, OneCall) and reward.one_call:
+        return
+    try:
+        reward_scores(name, reward, probe(prompts.kind, prompts))
+    except WrongMedia:
+        raise
+    except ValueError:  # the samples of a run may have what these lack, such as a column
+        return
+
+
 def _probed(
-    name: str, reward: Reward, prompts: Prompts
+    name: str, reward: Reward, prompts: Prompts, one_kind: bool = False
 ) -> tuple[Samples, Float[Tensor, " n"], bool]:
     """Test samples of the run's kind, or of a kind that the reward takes, their scores, and whether
     the reward abstains from some."""
     once = isinstance(reward, OneCall) and reward.one_call
     kinds: list[Kind] = [prompts.kind, *[k for k in ("image", "video") if k != prompts.kind]]
     refusal = ""
-    for kind in kinds if prompts.kind in ("image", "video") else kinds[:1]:
+    for kind in kinds if prompts.kind in ("image", "video") and not one_kind else kinds[:1]:
         samples = probe(kind, prompts)
         try:
             found = reward_scores(name, reward, samples)

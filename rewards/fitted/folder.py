@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from rewards.fitted.davidson import VoteModel
 from rewards.fitted.heads import LinearHead
+from rewards.perception.features import FeatureReward
 from rewards.perception.files import READER
-from rewards.types import Reward, parts_of
+from rewards.types import parts_of
 
 FITTED_FORMAT = 1
 RECORD, HEAD, CARD = "fitted.yaml", "head.safetensors", "README.md"
@@ -43,7 +44,7 @@ class FeatureSource:
     settings: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
 
-    def check(self, reward: Reward) -> None:
+    def check(self, reward: FeatureReward) -> None:
         """ValueError for weights with another digest than the recorded one."""
         if self.digest and self.digest != (found := weights_digest(reward)):
             raise ValueError(
@@ -52,7 +53,7 @@ class FeatureSource:
             )
 
 
-def weights_digest(reward: Reward) -> str:
+def weights_digest(reward: FeatureReward) -> str:
     """SHA-256 of all weights and buffers of a reward's models, with their names and types."""
     total = hashlib.sha256()
     for model in parts_of(reward, nn.Module):

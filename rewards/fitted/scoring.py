@@ -12,13 +12,15 @@ from torch import Tensor
 from rewards.fitted.folder import FeatureSource, FittedFolder, prompt_hash
 from rewards.fitted.heads import LinearHead, prompt_fold
 from rewards.perception.features import (
+    FeatureReward,
     GradedFeatured,
+    feature_kinds,
     features_of,
     graded_features_of,
     inner_features,
 )
 from rewards.perception.media import expect
-from rewards.types import Reward, Samples
+from rewards.types import Kind, Samples
 
 
 @runtime_checkable
@@ -33,7 +35,19 @@ class FeatureColumns:
     """The features of one or several rewards, side by side."""
 
     sources: Sequence[FeatureSource]
-    rewards: Sequence[Reward]
+    rewards: Sequence[FeatureReward]
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of samples that all of them read. ValueError if there is none."""
+        each = [feature_kinds(reward) for reward in self.rewards]
+        found: tuple[Kind, ...] = tuple(k for k in each[0] if all(k in other for other in each))
+        if not found:
+            raise ValueError(
+                "features: some are of images and some of texts, so no sample has all of them: "
+                "use either"
+            )
+        return found
 
     @property
     def graded(self) -> bool:
@@ -42,7 +56,7 @@ class FeatureColumns:
         return all(isinstance(inner_features(s.name, r), GradedFeatured) for s, r in pairs)
 
     def of(self, samples: Samples) -> Float[np.ndarray, "n d"]:
-        """Features of n > 0 images or videos, in float64."""
+        """Features of n > 0 samples, in float64."""
         pairs = zip(self.sources, self.rewards, strict=True)
         parts = [features_of(source.name, reward, samples) for source, reward in pairs]
         return torch.cat(parts, 1).double().numpy()
@@ -53,10 +67,10 @@ class FeatureColumns:
         return torch.cat([part.to(media.device) for part in parts], 1)
 
 
-@dataclass(frozen=True)
+@dataclass
 class FittedScores:
     """A fitted reward: the score of a head, minus `cautious` posterior standard deviations of its
-    difference to the mean of its group."""
+    difference to the mean of its group. `renew` gives it a later fit on the same features."""
 
     columns: FeatureColumns
     fitted: FittedFolder
@@ -65,12 +79,18 @@ class FittedScores:
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         if not samples.prompts:
             return torch.zeros(0, dtype=torch.float64)
-        expect(samples, "fitted", "image", "video")
+        expect(samples, "fitted", *self.columns.kinds)
         features, head = self.columns.of(samples), self.fitted.head
         scores = head.scores(features)
         if self.cautious:
             scores -= self.cautious * head.deviations(features, samples.group.cpu().numpy())
         return torch.from_numpy(scores)
+
+    def renew(self, fitted: FittedFolder) -> None:
+        """Score by another fit from now on. ValueError for one on other features."""
+        if list(fitted.sources) != list(self.fitted.sources):
+            raise ValueError("a fitted reward can only be renewed by a fit on the same features")
+        self.fitted = fitted
 
     def has_seen(self, prompt: str) -> bool:
         return prompt_hash(prompt) in self.fitted.seen
@@ -108,7 +128,7 @@ class HeldOutScores:
     heads: Mapping[int, LinearHead]
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        expect(samples, "fitted", "image", "video")
+        expect(samples, "fitted", *self.columns.kinds)
         features = self.columns.of(samples)
         folds = [prompt_fold(prompt) for prompt in samples.prompts]
         scores = np.full(len(folds), np.nan)

@@ -1,17 +1,19 @@
 """Features: the numbers behind a reward's score, on which a head can be fitted to votes.
 
-A reward of the catalogue offers them by `features`. Its score need not be linear in them.
+A reward of the catalogue offers them by `features`. Its score need not be linear in them. A
+`FeatureModel` has features alone.
 """
 
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.perception.frames import OverFrames, frame_indices
+from rewards.perception.frames import Frames, OverFrames, frame_indices
 from rewards.perception.media import expect, items
-from rewards.types import Reward, Samples
+from rewards.types import Kind, Reward, Samples
 
 
 @runtime_checkable
@@ -33,19 +35,45 @@ class GradedFeatured(Protocol):
         ...
 
 
-def inner_features(name: str, reward: Reward) -> Featured:
-    """The features of images of a loaded reward. ValueError for a reward without them."""
+@dataclass(frozen=True)
+class FeatureModel:
+    """Features without a score.
+
+    model   of images, or of texts
+    frames  of a video whose features are averaged
+    kinds   of samples that it reads
+    """
+
+    model: Featured
+    frames: Frames = "all"
+    kinds: tuple[Kind, ...] = ("image", "video")
+
+
+FeatureReward = Reward | FeatureModel
+
+
+def inner_features(name: str, reward: FeatureReward) -> Featured:
+    """The features of a loaded reward or model. ValueError for a reward without them."""
+    if isinstance(reward, FeatureModel):
+        return reward.model
     inner = reward.reward if isinstance(reward, OverFrames) else reward
     if not isinstance(inner, Featured):
         raise ValueError(f"the reward {name!r} offers no features: use clip, pickscore or hps")
     return inner
 
 
-def features_of(name: str, reward: Reward, samples: Samples) -> Float[Tensor, "n d"]:
-    """Features of n > 0 images or videos, in float32 on the CPU. A video's are the mean of its
-    frames' (those that the reward's setting `frames` chooses)."""
-    inner = inner_features(name, reward)
-    if not isinstance(reward, OverFrames) or expect(samples, name, "image", "video") == "image":
+def feature_kinds(reward: FeatureReward) -> tuple[Kind, ...]:
+    """The kinds of samples that features are of."""
+    return reward.kinds if isinstance(reward, FeatureModel) else ("image", "video")
+
+
+def features_of(name: str, reward: FeatureReward, samples: Samples) -> Float[Tensor, "n d"]:
+    """Features of n > 0 samples, in float32 on the CPU. A video's are the mean of its frames'
+    (those that the reward's setting `frames` chooses)."""
+    inner, kinds = inner_features(name, reward), feature_kinds(reward)
+    if expect(samples, name, *kinds) != "video" or not isinstance(
+        reward, OverFrames | FeatureModel
+    ):
         return inner.features(samples).float().cpu()
     rows: list[int] = []
     frames: list[Tensor] = []
@@ -61,14 +89,14 @@ def features_of(name: str, reward: Reward, samples: Samples) -> Float[Tensor, "n
 
 
 def graded_features_of(
-    name: str, reward: Reward, media: Float[Tensor, "n ..."], samples: Samples
+    name: str, reward: FeatureReward, media: Float[Tensor, "n ..."], samples: Samples
 ) -> Float[Tensor, "n d"]:
     """`features_of` media [n 3 h w] or [n f 3 h w], with a gradient. ValueError for features
     without one."""
     inner = inner_features(name, reward)
     if not isinstance(inner, GradedFeatured):
         raise ValueError(f"the features of the reward {name!r} have no gradient")
-    if media.ndim == 4 or not isinstance(reward, OverFrames):
+    if media.ndim == 4 or not isinstance(reward, OverFrames | FeatureModel):
         return inner.graded_features(media, samples)
     frames = frame_indices(media.shape[1], reward.frames)
     rows = [row for row in range(len(media)) for _ in frames]

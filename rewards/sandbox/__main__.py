@@ -27,6 +27,7 @@ OWN_MODULES = (
     "confine",
     "judge",
     "keeper",
+    "landlock",
     "program",
     "remote",
     "syscalls",

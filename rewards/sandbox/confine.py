@@ -5,8 +5,9 @@ and a read-only file system with only the interpreter and the system's libraries
 process 1 of its namespace: that one is ours, and with its end the kernel ends all others there.
 Memory is limited per process by address space, and in total by a control group where one is
 delegated, elsewhere by a watcher outside that ends them; without either, only one process is
-allowed. Elsewhere a system-call filter (Linux) and a Python audit hook refuse what they can: files
-can then be read, and native code can write them.
+allowed. Elsewhere Landlock (Linux 5.13), a system-call filter (Linux) and a Python audit hook
+refuse what they can. With Landlock, names and sizes of files can still be seen; without it, files
+can be read, and native code can write them.
 """
 
 import ctypes
@@ -20,6 +21,7 @@ from typing import Any
 
 from cgroup import end_group, enter_group, make_group
 from keeper import keep_program, reap
+from landlock import restrict_files
 from syscalls import filter_calls
 
 SPACES = {"mounts": 0x20000, "ipc": 0x8000000, "processes": 0x20000000, "network": 0x40000000}
@@ -83,13 +85,26 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
         _drop_capabilities(libc)
         libc.prctl(DUMPABLE, 0, 0, 0, 0)  # a change of the user has reset it
     _limit(settings, most)
-    if "network" in missing or "files" in missing:
+    return _fence(libc, settings, missing, watched, alone)
+
+
+def _fence(
+    libc: Any, settings: dict[str, Any], missing: list[str], watched: bool, alone: bool
+) -> list[str]:
+    """Refuse what the namespaces permit, and what they would prevent. Returns what is still
+    missing."""
+    linux = libc is not None
+    if linux and "files" in missing:
+        folders = [settings["folder"]]
+        if restrict_files(libc, _needed(settings), folders, DEVICES):
+            missing[missing.index("files")] = "names"
+    if {"network", "files", "names"} & {*missing}:
         _guard(os.path.realpath(settings["folder"]))
     if not linux:
         return missing
     if not filter_calls(libc, watched, alone):
         return missing if "memory" in missing else [*missing, "memory"]
-    return missing if alone else ["files"]
+    return missing if alone else [name for name in missing if name in ("files", "names")]
 
 
 def _first(
@@ -161,11 +176,8 @@ def _own_root(libc: Any, settings: dict[str, Any]) -> bool:
     _checked(libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None))
     size = f"size={settings['written']},nr_inodes={MOST_FILES},mode=755".encode()
     _checked(libc.mount(b"tmpfs", root.encode(), b"tmpfs", 0, size))
-    real = os.path.realpath
-    needed = {*SYSTEM, *DEVICES, sys.base_prefix, real(sys.base_prefix), *settings["paths"]}
-    needed |= {sys.executable, real(sys.executable), os.path.join(sys.prefix, "pyvenv.cfg")}
     bound: list[str] = []
-    for path in sorted(needed):
+    for path in sorted({*_needed(settings), *DEVICES}):
         inside = any(path.startswith(f"{other}/") for other in bound)
         if not os.path.exists(path) or inside:
             continue
@@ -194,6 +206,13 @@ def _own_root(libc: Any, settings: dict[str, Any]) -> bool:
     os.rmdir("/outside")
     settings["folder"] = "/tmp"
     return watched
+
+
+def _needed(settings: dict[str, Any]) -> set[str]:
+    """Folders and files of the interpreter, its packages and the system's libraries."""
+    real = os.path.realpath
+    needed = {*SYSTEM, sys.base_prefix, real(sys.base_prefix), *settings["paths"]}
+    return needed | {sys.executable, real(sys.executable), os.path.join(sys.prefix, "pyvenv.cfg")}
 
 
 def _read_only(libc: Any, target: str) -> None:
@@ -286,7 +305,8 @@ REFUSED = (
     "socket.", "ctypes.", "subprocess.", "shutil.", "os.exec", "os.fork", "os.posix_spawn",
     "os.spawn", "os.startfile", "os.system", "os.kill", "os.remove", "os.rename", "os.rmdir",
     "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink", "os.truncate", "os.chflags",
-    "pty.", "signal.pthread_kill", "winreg.", "_winapi.",
+    "pty.", "signal.pthread_kill", "winreg.", "_winapi.", "os.utime", "os.setxattr",
+    "os.removexattr",
 )  # fmt: skip
 
 
@@ -298,9 +318,14 @@ def _guard(folder: str) -> None:
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event.startswith(REFUSED):
             raise PermissionError(f"{event} is not allowed here")
+        if event == "sqlite3.connect" and arguments[0] not in (":memory:", b":memory:"):
+            event, arguments = "open", (arguments[0], "w", writes)
         if event == "open" and arguments[2] & writes and isinstance(arguments[0], (str, bytes)):
-            path = os.path.realpath(os.fsdecode(arguments[0]))
-            if not path.startswith((inside, os.devnull)):
-                raise PermissionError(f"{path} cannot be written here")
+            name = os.fsdecode(arguments[0])
+            # `os.open` has no mode, and its names may be relative to a folder that it does not say
+            plain = arguments[1] is not None or os.path.isabs(name)
+            path = os.path.realpath(name)
+            if not plain or not path.startswith((inside, os.devnull)):
+                raise PermissionError(f"{name} cannot be written here")
 
     sys.addaudithook(hook)

@@ -26,7 +26,8 @@ def keep_program(child: int, ready: int, settings: dict[str, Any]) -> NoReturn:
 
     The child is killed when the run's process says so or ends, when its time is over, or when
     together its processes exceed their memory: resident pages, shared ones once per process. They
-    can be counted if the child says `1` through `ready`: its /proc is then visible here.
+    can be counted if the child says `1` through `ready`: its /proc is then visible here. The folder
+    of a run that was killed is removed here.
     """
     counted = os.read(ready, 1) == b"1"
     memory, until = settings["memory"], time.monotonic() + settings["most_seconds"]
@@ -40,7 +41,16 @@ def keep_program(child: int, ready: int, settings: dict[str, Any]) -> NoReturn:
         ended = os.waitpid(child, 0)[1]
     if settings["group"] is not None:
         end_group(settings["group"])
+    if _closed(settings["lifeline"]):  # nobody else will
+        import shutil
+
+        shutil.rmtree(settings["folder"], ignore_errors=True)
     _leave(ended)
+
+
+def _closed(pipe: int) -> bool:
+    """Whether the other end of the run's process is gone, which else says when it wants an end."""
+    return bool(select.select([pipe], [], [], 0)[0]) and not os.read(pipe, 1)
 
 
 def reap(child: int, keeper: int) -> NoReturn:

@@ -37,6 +37,47 @@ def written(expression: Any) -> str:
         return str(expression)
 
 
+def of_one_size(first: Any, other: Any) -> bool:
+    """Whether two numbers are equal for their size. The library rounds at a decimal place, which
+    makes 10^{-20} and 10^{-21} equal. A number with a fraction may be rounded to half a percent,
+    since the library has compared its first decimals. Of expressions with variables the constant
+    terms are compared. True for what has no size."""
+    import sympy
+
+    try:
+        if first.free_symbols or other.free_symbols:
+            first, other = (
+                each.as_independent(*each.free_symbols, as_Add=True)[0] for each in (first, other)
+            )
+        values = [sympy.N(each, 30, chop=False) for each in (first, other)]
+        largest = max(map(abs, values))
+        off = abs(values[0] - values[1])
+        rounded = any(isinstance(each, sympy.Float) for each in (first, other))
+        bound = largest * sympy.Float("0.005" if rounded else "1e-6", 30)
+        return bool(off <= bound) or any(map(is_percentage, (first, other)))
+    except (AttributeError, TypeError, ValueError):  # matrices, relations: their parts are compared
+        return True
+
+
+def is_percentage(expression: Any) -> bool:
+    """Whether the library has read a percent sign: 25 % also equals 25."""
+    import sympy
+
+    return isinstance(expression, sympy.Mul) and sympy.Rational(1, 100) in expression.args
+
+
+def compare_by_size() -> None:
+    """Let the library's comparison of numbers, also in sets, points and matrices, know sizes."""
+    from math_verify import grader
+
+    equal = grader.sympy_numeric_eq
+
+    def equal_and_of_one_size(first: Any, other: Any, *digits: int) -> bool:
+        return equal(first, other, *digits) and of_one_size(first, other)
+
+    grader.sympy_numeric_eq = equal_and_of_one_size
+
+
 def answer(question: dict[str, Any]) -> bool | str:
     from math_verify import verify
 
@@ -53,6 +94,7 @@ def answer(question: dict[str, Any]) -> bool | str:
 def main() -> None:
     import math_verify
 
+    compare_by_size()
     logging.getLogger(math_verify.__name__).setLevel(logging.ERROR)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     out, sys.stdout = sys.stdout, sys.stderr  # what libraries print must not be read as an answer

@@ -5,8 +5,8 @@ then do without. Among them are those whose memory no limit counts (asynchronous
 inotify, io_uring) and those that newer kernels bring. Refused by name, with EPERM: calls whose
 memory escapes the limits (System V and POSIX queues and shared memory, in-memory files), new
 namespaces and mounts, calls that inspect other processes, and socket families that no namespace
-confines. A process without namespaces of its own also cannot connect, nor signal, start or become
-another process.
+confines. A process without namespaces of its own also cannot connect, nor signal, start, become or
+schedule another process, nor change a file by its name alone.
 """
 
 import ctypes
@@ -32,7 +32,12 @@ REACHING = {
     "socket": (41, 198), "connect": (42, 203), "execve": (59, 221), "execveat": (322, 281),
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424),
-    "prlimit64": (302, 261), "setpriority": (141, 140),
+    "prlimit64": (302, 261), "setpriority": (141, 140), "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "chown": (92, None), "fchown": (93, 55), "fchownat": (260, 54), "lchown": (94, None),
+    "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
+    "mknod": (133, None), "mknodat": (259, 33), "truncate": (76, 45),
 }  # fmt: skip
 PERMITTED = {
     "accept": (43, 202), "accept4": (288, 242), "access": (21, None), "alarm": (37, None),

@@ -131,11 +131,12 @@ async def _answer(
 
     if batcher.jobs.qsize() >= batcher.limits.queue:
         raise HTTPException(503, "too many requests are waiting", {"Retry-After": "1"})
-    body = await request.body()
+    # `request.body()` would keep the bytes until the answer, beside what they were parsed to
+    parts = [part async for part in request.stream()]
     try:
         loop = asyncio.get_running_loop()
         batch, pixels = await loop.run_in_executor(
-            reader, _read_request, body, model, batcher.limits
+            reader, _read_request, parts, model, batcher.limits
         )
     except _NotJson as error:
         raise HTTPException(400, str(error)) from error
@@ -159,12 +160,14 @@ class _NotJson(Exception):
 
 
 def _read_request(
-    body: bytes, model: type[wire.WireSamples], limits: ServerLimits
+    parts: list[bytes], model: type[wire.WireSamples], limits: ServerLimits
 ) -> tuple[wire.WireSamples, int]:
     """Parse a request and count the pixels of its media. ValueError or _NotJson for a wrong format.
 
-    Decodes only headers.
+    Decodes only headers. The list of the body's parts is empty afterwards.
     """
+    body = b"".join(parts)
+    parts.clear()
     _check_values(body, limits.values)
     try:
         content = json.loads(body, parse_constant=_refuse_constant)
@@ -242,7 +245,9 @@ class RequestGate:
             int(length) if length.isdigit() and b"content-length" in headers else self.limits.body
         )
         try:
-            async with self.flight.held(size if sent else 0, self.limits.body_seconds):
+            # its bytes, and what they are joined and parsed to
+            weight = min(2 * size, self.flight.most) if sent else 0
+            async with self.flight.held(weight, self.limits.body_seconds):
                 await self.app(scope, _Bounded(receive, self.limits), send)
         except _Full:
             detail, again = {"detail": "too many bytes are in flight"}, {"Retry-After": "1"}
@@ -258,7 +263,8 @@ class _Flight:
     served."""
 
     def __init__(self, most: int) -> None:
-        self.free, self.waiting = most, deque[tuple[int, asyncio.Future[None]]]()
+        self.most = self.free = most
+        self.waiting = deque[tuple[int, asyncio.Future[None]]]()
 
     @asynccontextmanager
     async def held(self, size: int, seconds: float) -> AsyncIterator[None]:

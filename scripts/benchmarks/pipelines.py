@@ -242,7 +242,7 @@ def proved_by_its_sampler(policy: PipelinePolicy) -> tuple[Replay, list[WholePro
     except UserError as error:
         if "plan: {kernel: scheduler}" not in str(error):
             raise
-    policy.loop.own_sampler = True
+    policy.loop.use_own_steps()
     return proved(policy)
 
 

@@ -35,7 +35,7 @@ from flowrl.estimate.sizes import RowShape, rows_per_state
 from flowrl.estimate.time import iteration_work
 from flowrl.models.description import describe
 from flowrl.models.diffusers.lora.lora import default_targets
-from flowrl.settings import Run
+from flowrl.settings import PipelineSettings, Run
 from flowrl.settings.read import override, read_run
 
 PEAK = {torch.bfloat16: 989e12, torch.float32: 67e12}  # of an H100 SXM, dense, without TF32
@@ -131,6 +131,7 @@ def adapted(model: Any, run: Run, dtype: torch.dtype) -> Any:
 def made(run: Run) -> tuple[Any, Callable[[], dict[str, Any]]]:
     known = describe(run.model)
     assert known is not None, "the model's sizes are not known"
+    assert isinstance(run.model, PipelineSettings), "only denoisers are measured"
     model, shape = known.first, RowShape.of(known, run.model)
     make, text = INPUTS[type(model).__name__], text_tokens(known, run.model, type(model).__name__)
     model = deepcopy(model).to(torch.bfloat16)  # what is described is kept and shared
@@ -151,7 +152,7 @@ def iteration(run: Run) -> dict[str, Seconds]:
     """Seconds of an iteration's calls of the denoiser, for each arm."""
     work, known = iteration_work(run), describe(run.model)
     assert known is not None
-    sampled = work.sampling * rows_per_state(known, run.model.guidance.sample)
+    sampled = work.sampling * rows_per_state(known, run.guidance.sample)
     trained = work.training * rows_per_state(known, run.training_guidance)
     frozen = work.frozen * rows_per_state(known, run.training_guidance)
     model, inputs = made(run)

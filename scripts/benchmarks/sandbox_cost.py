@@ -4,7 +4,8 @@
 
 A test is `run_tests` of one assertion (two processes), a program is `run_program` of `print(1)`.
 Each tree has a process of its own; the turns alternate, so that a busy machine is equally busy for
-all. The table has medians with the middle half, and each median against the first tree's.
+all. The table has medians with the middle half, of the time that passes and of the processors' time
+of all processes, and each median against the first tree's.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import sys
 from pathlib import Path
 
 WORKER = """
-import json, sys, time
+import json, resource, sys, time
 from rewards.sandbox import run
 limits = run.SandboxLimits()
 def test():
@@ -25,12 +26,19 @@ def test():
 def program(): assert run.run_program("print(1)", "", limits).output == "1\\n"
 for work in (test, program, test, program): work()
 print("ready", flush=True)
+def spent():
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 for line in sys.stdin:
     work = test if line == "test\\n" else program
-    began = time.perf_counter()
+    began, before = time.perf_counter(), spent()
     work()
-    print(json.dumps(1000 * (time.perf_counter() - began)), flush=True)
+    passed = time.perf_counter() - began
+    print(json.dumps([1000 * passed, 1000 * (spent() - before)]), flush=True)
 """
+
+
+KINDS, CLOCKS = ("test", "program"), ("passed", "processors")
 
 
 class Tree:
@@ -42,7 +50,9 @@ class Tree:
             text=True, env={**os.environ, "PYTHONPATH": str(folder.resolve())},
         )  # fmt: skip
         assert self._line() == "ready"
-        self.times: dict[str, list[float]] = {"test": [], "program": []}
+        self.times: dict[tuple[str, str], list[float]] = {
+            (kind, clock): [] for kind in KINDS for clock in CLOCKS
+        }
 
     def _line(self) -> str:
         assert self.process.stdout is not None
@@ -52,7 +62,8 @@ class Tree:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{kind}\n")
         self.process.stdin.flush()
-        self.times[kind].append(json.loads(self._line()))
+        for clock, milliseconds in zip(CLOCKS, json.loads(self._line()), strict=True):
+            self.times[kind, clock].append(milliseconds)
 
 
 def main() -> None:
@@ -65,19 +76,20 @@ def main() -> None:
     for turn in range(given.turns):
         order = list(trees.values())
         for tree in order if turn % 2 else reversed(order):
-            for kind in ("test", "program"):
+            for kind in KINDS:
                 tree.measure(kind)
     first = next(iter(trees.values()))
-    print("| | tree | median, ms | middle half | fastest | against the first |")
-    print("|---|---|---|---|---|---|")
-    for kind in ("test", "program"):
-        base = statistics.median(first.times[kind])
+    print("| | time | tree | median, ms | middle half | fastest | against the first |")
+    print("|---|---|---|---|---|---|---|")
+    for kind, clock in first.times:
+        times = first.times[kind, clock]
+        base, quickest = statistics.median(times), min(times)
         for name, tree in trees.items():
-            low, middle, high = statistics.quantiles(tree.times[kind], n=4)
-            fastest = min(tree.times[kind])
-            ratio = f"{middle / base:.2f} (fastest {fastest / min(first.times[kind]):.2f})"
+            low, middle, high = statistics.quantiles(tree.times[kind, clock], n=4)
+            fastest = min(tree.times[kind, clock])
+            ratio = f"{middle / base:.2f} (fastest {fastest / quickest:.2f})"
             numbers = f"{middle:.0f} | {low:.0f} to {high:.0f} | {fastest:.0f}"
-            print(f"| {kind} | {name} | {numbers} | {ratio} |")
+            print(f"| {kind} | {clock} | {name} | {numbers} | {ratio} |")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from flowrl.estimate.time import iteration_work
 from flowrl.likelihoods.matching import Matching
 from flowrl.models.description import describe
 from flowrl.processes.sharding import blocks
-from flowrl.settings import Run
+from flowrl.settings import LanguageSettings, Run
 from samplers import Plan
 
 
@@ -87,7 +87,7 @@ def _dealt(inputs: int, updates: int, rows: int) -> int:
 def traffic(run: Run, model: Sizes, processes: int, reshard: bool = True) -> Traffic | None:
     """Return the bytes of an iteration; None for texts, or without the model's configuration."""
     described = describe(run.model)
-    if described is None or run.model.language is not None:
+    if described is None or isinstance(run.model, LanguageSettings):
         return None
     wide, rank = BYTES[run.model.dtype], run.model.lora.rank if run.model.lora else None
     whole = sum(p.numel() for d in described.denoisers.values() for p in d.parameters())

@@ -16,7 +16,7 @@ from flowrl.estimate.time import duration, estimate_time
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.settings import Run
 from flowrl.settings.file.inherit import read_tree
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.model.pipeline import GuidanceScale, PipelineSettings
 from flowrl.settings.read import read_run
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -107,6 +107,7 @@ def _scale(scale: GuidanceScale) -> str:
 
 def settings(path: Path, run: Run) -> tuple[str, ...]:
     m, name = run.model, str(run.recipe.name)  # type: ignore[attr-defined]
+    assert isinstance(m, PipelineSettings), path
     sides = [str(side) for side in (m.height, m.width, m.call.get("num_frames")) if side]
     scales = (m.guidance.sample, run.training_guidance, run.evaluation_guidance)
     said = " / ".join(_scale(scale) for scale in scales)
@@ -119,7 +120,7 @@ def settings(path: Path, run: Run) -> tuple[str, ...]:
 def memory_cells(run: Run) -> tuple[str, str]:
     """Memory on one GPU, and the smallest hardware of LADDER that it fits."""
     needed = memory.estimate(run)
-    assert needed is not None, run.model.pipeline
+    assert needed is not None, run.model.source
     more = " +" if needed.unknown else ""
     fitting = (name for name in LADDER if fit.fits(run, fit.limit(None, parse_devices(name))))
     found = next(fitting, "more than 8xH100")
@@ -128,7 +129,7 @@ def memory_cells(run: Run) -> tuple[str, str]:
 
 def time_cell(run: Run) -> str:
     found = estimate_time(run, parse_devices(TIMED), UTILISATION)
-    assert found is not None, run.model.pipeline
+    assert found is not None, run.model.source
     return duration(found.total)
 
 

@@ -1,4 +1,4 @@
-"""Write the parts of pages that follow from the code: the tables of words and of rights.
+"""Write the parts of pages that follow from the code: the tables of words, imports and rights.
 
     python scripts/generate/readme.py
 
@@ -46,18 +46,28 @@ def tree() -> str:
     return "\n".join([*(line.rstrip() for line in lines), "```"])
 
 
-def table() -> str:
-    """The recipes of images and videos, each with a link to its part of docs/recipes.md."""
-    lines = docstring(PROJECT / "flowrl" / "recipes" / "table.py").splitlines()
-    rows = [row for row in lines if row.startswith("|") and not row.startswith("| text")]
-    link = r"| [\1](recipes.md#\1) |"
-    return "\n".join([*rows[:2], *(re.sub(r"^\| (\w+) +\|", link, row) for row in rows[2:])])
-
-
 def words() -> str:
     from flowrl.settings.words.names import words_table
 
     return words_table()
+
+
+def meanings() -> str:
+    from flowrl.importing.known_words import meanings_table
+
+    return meanings_table()
+
+
+def means() -> str:
+    from flowrl.importing.known_words import means_table
+
+    return means_table()
+
+
+def releases() -> str:
+    from flowrl.importing.known_words import releases_table
+
+    return releases_table()
 
 
 def rights() -> str:
@@ -67,7 +77,12 @@ def rights() -> str:
 
 
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "docs/coming_from.md": {"words": words},
+    "docs/coming_from.md": {
+        "releases": releases,
+        "meanings": meanings,
+        "means": means,
+        "words": words,
+    },
     "SECURITY.md": {"rights": rights},
 }
 

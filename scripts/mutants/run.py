@@ -39,6 +39,7 @@ from scripts.mutants.rewards import ROWS as REWARD_ROWS  # noqa: E402
 from scripts.mutants.sound import ROWS as SOUND_ROWS  # noqa: E402
 from scripts.mutants.text import ROWS as TEXT_ROWS  # noqa: E402
 from scripts.mutants.through import ROWS as THROUGH_ROWS  # noqa: E402
+from scripts.mutants.trust import ROWS as TRUST_ROWS  # noqa: E402
 from scripts.mutants.votes import ROWS as VOTE_ROWS  # noqa: E402
 
 PACKAGES = ("accelerate", "beartype", "diffusers", "fastapi", "hypothesis", "peft", "scipy.stats")
@@ -183,7 +184,7 @@ MUTANTS = [Mutant(*row) for row in (
      "likelihoods/test_likelihoods.py losses/test_golden_losses.py"),
     ("matching-elbo", "flowrl/likelihoods/matching.py", "(2 * 0.49 * t)", "(2 * 0.7 * t)",
      "losses/test_golden_losses.py"),
-    ("success-tracked", "flowrl/credit/success.py",
+    ("success-tracked", "flowrl/contrib/text_riskpo.py",
      "(quantiles + torch.tensor(tracked, dtype=score.dtype)) / 2",
      "(quantiles - torch.tensor(tracked, dtype=score.dtype)) / 2", "credit/test_success_credit.py"),
     ("behind-clip-zero", "flowrl/losses/weights.py",
@@ -330,7 +331,7 @@ MUTANTS = [Mutant(*row) for row in (
     *PROCESS_ROWS,
     *TEXT_ROWS,
     *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS, *REWARD_ROWS, *SOUND_ROWS, *THROUGH_ROWS,
-    *EDGE_ROWS, *VOTE_ROWS,
+    *EDGE_ROWS, *VOTE_ROWS, *TRUST_ROWS,
 )]
 # fmt: on
 

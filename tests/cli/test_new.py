@@ -15,6 +15,7 @@ from flowrl.recipes import RECIPES, TEXT_RECIPES
 from flowrl.run.start import start
 from flowrl.run.watch.judges import judges, no_judge
 from flowrl.session.session import load_rewards
+from flowrl.settings import LanguageSettings
 from flowrl.settings.checks.gradients import check_own_gradients
 from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
@@ -102,7 +103,8 @@ def test_every_recipe_has_a_run_that_can_be_planned() -> None:
         files = text_files(None, name) if name in TEXT_RECIPES else image_files(None, name)
         run = run_from(parse_yaml(files["run.yaml"], name), name)
         check_plan(run)
-        assert run.recipe.name == name and (run.model.language is None) != (name in TEXT_RECIPES)
+        assert run.recipe.name == name
+        assert isinstance(run.model, LanguageSettings) == (name in TEXT_RECIPES)
 
 
 def test_a_models_folder_says_what_it_is_and_is_found_from_the_new_folder(

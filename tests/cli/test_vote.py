@@ -134,7 +134,7 @@ def test_a_run_file_is_voted_on_before_anything_is_trained(pipeline, tmp_path, c
         (("empty",), "empty has no images or videos"),
         (("one",), "has no two samples of one prompt"),
         (("one", "one"), "two sources must be two runs"),
-        (("one", "--results"), "--results and --forget need a folder of votes"),
+        (("one", "--results"), "--results, --forget and --export need a folder"),
         (("one", "--question", " "), "--question is empty"),
         (("one", "--raters", "0"), "--raters"),
     ],

@@ -18,12 +18,16 @@ from torch import Tensor
 
 from flowrl.budget.groups import Groups
 from flowrl.budget.spending import Rationed, RoundOutcome, RoundScores
+from flowrl.contrib.dense_grpo import StepGain
+from flowrl.contrib.potential_tree import Potential
+from flowrl.contrib.text_riskpo import ScoreQuantiles
+from flowrl.contrib.turning_point import TurningPoint
+from flowrl.contrib.vgpo import Discounted
 from flowrl.credit.advantages import Estimator, LeaveOneOut, Standardize, Sum
 from flowrl.credit.comparisons import BestWorst
-from flowrl.credit.intermediate import Discounted, Potential, StepGain, TurningPoint
 from flowrl.credit.proxies import doubt
 from flowrl.credit.success import MaxRL
-from flowrl.credit.trackers import PromptValues, ScoreQuantiles, draw_means
+from flowrl.credit.trackers import PromptValues, draw_means
 from flowrl.credit.values import Context, node_values
 from flowrl.iteration.credit import handle_failures, score_metrics
 from flowrl.iteration.score import joined_columns, plan_scores

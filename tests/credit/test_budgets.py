@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flowrl.budget.knapsack import gain, knapsack
+from flowrl.contrib.text_riskpo import QUANTILES, ScoreQuantiles
 from flowrl.credit.advantages import Context, Credit, Estimator, LeaveOneOut, Standardize, Sum
 from flowrl.credit.selection import DropFlat, MaxVariance
-from flowrl.credit.trackers import NoTracker, PromptValues, ScoreQuantiles, Tracker
+from flowrl.credit.trackers import NoTracker, PromptValues, Tracker
 from flowrl.credit.values import tracked
 from flowrl.errors import UserError
 from flowrl.prompts import PromptSet, uncertainty, weighted_draw
@@ -156,10 +157,10 @@ def test_tracked_quantiles_find_a_distributions_quantiles():
     tracker = ScoreQuantiles(bundle=2, low=0.2, high=0.8, rate=0.05)
     rng = torch.Generator().manual_seed(0)
     context = context_of([0, 1], group=10)
-    assert tracked(tracker.before(context)).quantiles is None
+    assert tracker.before(context).table[QUANTILES] is None
     for _ in range(800):
         tracker.after(scores_of(torch.rand(20, generator=rng).tolist()), context)
-    low, high = tracked(tracker.before(context)).quantiles
+    low, high = tracker.before(context).table[QUANTILES]
     # the sum of two uniform numbers is below x with chance x^2 / 2 for x < 1
     assert low == pytest.approx(0.4**0.5, abs=0.08)
     assert high == pytest.approx(2 - 0.4**0.5, abs=0.08)

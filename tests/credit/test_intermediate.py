@@ -6,8 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from flowrl.contrib.dense_grpo import StepGain
+from flowrl.contrib.potential_tree import Potential
+from flowrl.contrib.turning_point import TurningPoint
+from flowrl.contrib.vgpo import AbsoluteValue, Discounted
 from flowrl.credit.advantages import Context, Estimator, Standardize, Sum
-from flowrl.credit.intermediate import AbsoluteValue, Discounted, Potential, StepGain, TurningPoint
 from flowrl.credit.values import node_values
 from flowrl.errors import UserError
 from flowrl.recipes.table import IMAGE_RECIPES as RECIPES

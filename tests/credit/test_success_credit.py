@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta as beta_law
 
+from flowrl.contrib.text_riskpo import RiskPO
 from flowrl.credit.advantages import LeaveOneOut
-from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
+from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK
 from flowrl.errors import UserError
 from tests.credit.test_text_credit import GROUP, credit, rewards
 from tests.support.golden_tools import close

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flowrl.contrib.text_rebn import WhitenTurns
 from flowrl.credit.advantages import Context, Estimator, LeaveOneOut, Standardize
 from flowrl.credit.comparisons import ParentDifference, TwoLevel
 from flowrl.credit.trees import GlobalLocal
@@ -18,7 +19,6 @@ from flowrl.credit.turns import (
     States,
     Turns,
     WhitenTokens,
-    WhitenTurns,
 )
 from flowrl.credit.values import NodeLevel, ReferenceRatios, SampleTurns, TrackedStatistics
 from flowrl.errors import UserError

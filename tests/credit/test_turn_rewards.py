@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from flowrl.contrib.text_rebn import WhitenTurns
 from flowrl.credit.advantages import Estimator, Standardize
-from flowrl.credit.turns import Discount, States, Turns, WhitenTurns
+from flowrl.credit.turns import Discount, States, Turns
 from flowrl.credit.values import SampleTurns
 from rewards.types import IntermediateScores, Scores
 from samplers import Columns

@@ -151,6 +151,57 @@ def verifiable(cases: list[dict[str, Any]], solution: str) -> dict[str, Any]:
     }
 
 
+def humaneval(test: str, solution: str) -> dict[str, Any]:
+    head, _, body = solution.partition("\n")
+    return {"task_id": "HumanEval/1", "prompt": f'{head}\n    """Of several words."""\n',
+            "canonical_solution": body, "test": test, "entry_point": "longest"}  # fmt: skip
+
+
+def leetcode(test: str, solution: str) -> dict[str, Any]:
+    return {"task_id": "longest-word", "question_id": 1, "difficulty": "Easy", "tags": ["Array"],
+            "problem_description": TASK, "starter_code": "class Solution:\n", "query": TASK,
+            "prompt": "import math\nfrom typing import *\n", "completion": solution, "test": test,
+            "entry_point": "Solution().longest", "response": "", "input_output": []}  # fmt: skip
+
+
+def bigcodebench(test: str, solution: str) -> dict[str, Any]:
+    return {"task_id": "BigCodeBench/1", "complete_prompt": TASK, "instruct_prompt": TASK,
+            "canonical_solution": solution, "code_prompt": "", "test": test,
+            "entry_point": "longest", "doc_struct": "{}", "libs": "[]"}  # fmt: skip
+
+
+def codecontests(public: Mapping[str, list[str]], solution: str) -> dict[str, Any]:
+    none: dict[str, list[str]] = {"input": [], "output": []}
+    return {"name": "t", "description": TASK, "public_tests": public, "private_tests": none,
+            "generated_tests": none, "source": 2, "difficulty": 7,
+            "solutions": {"language": [3], "solution": [solution]}}  # fmt: skip
+
+
+LAST = FIRST.replace("words[0]", "words[-1]")
+CHECK = """
+
+METADATA = {"author": "someone", "dataset": "test"}
+
+
+def check(candidate):
+    assert candidate(["ab", "c"]) == 2
+    assert candidate(["abc"]) == 3
+"""
+UNIT = """
+import unittest
+
+
+class TestCases(unittest.TestCase):
+    def setUp(self):
+        self.words = ["ab", "c"]
+
+    def test_two(self):
+        self.assertEqual(longest(self.words), 2)
+
+    def test_one(self):
+        self.assertEqual(longest(["abc"]), 3)
+"""
+
 CALL = {"fn_name": "longest", "inputs": [[["ab", "abc"]], [["a"]]], "outputs": [3, 1]}
 IN_LISTS = {"fn_name": "longest", "inputs": [[["ab", "abc"]]], "outputs": [[3]]}
 STDIN = {"inputs": ["3\n", "-4\n"], "outputs": ["6\n", "-8\n"]}
@@ -277,5 +328,41 @@ FORMS: dict[str, ProgramForm] = {
         "open-r1/verifiable-coding-problems-python, as ms-swift's page and its code reward read it",
         {},
         {"column": "verification_info.test_cases", "reference": "gold_standard_solution"},
+    ),
+    "HumanEval": ProgramForm(
+        (
+            (humaneval(CHECK, FUNCTION), (FUNCTION,), (LAST, "def longest(words):\n    pass\n")),
+        ),
+        "human_eval/execution.py of openai/human-eval: check(entry_point) behind the row's test",
+        {},
+        {"column": "test", "function": "entry_point"},
+    ),
+    "LeetCodeDataset": ProgramForm(
+        (
+            (leetcode(CHECK, METHOD), (METHOD,), (METHOD.replace("max", "min"),)),
+        ),
+        "newfacade/LeetCodeDataset, from memory: check(candidate), and an entry_point that may be "
+        "a method of Solution()",
+        {"column": "query"},
+        {"column": "test", "function": "entry_point", "reference": "completion"},
+    ),
+    "BigCodeBench": ProgramForm(
+        (
+            (bigcodebench(UNIT, FUNCTION), (FUNCTION,), (LAST,)),
+        ),
+        "bigcodebench/eval/__init__.py of bigcode-project/bigcodebench: its loader runs the class "
+        "TestCases",
+        {"column": "instruct_prompt"},
+        {"column": "test", "reference": "canonical_solution"},
+    ),
+    "CodeContests": ProgramForm(
+        (
+            (codecontests({"input": ["3\n", "5\n"], "output": ["6\n", "10\n"]}, DOUBLE),
+             (DOUBLE,), ("print(6)",)),
+        ),
+        "deepmind/code_contests, as alpha_codium/code_contests of Codium-ai/AlphaCodium reads it",
+        {"column": "description"},
+        {"column": "public_tests", "reference": "solutions.solution"},
+        "parquet",
     ),
 }  # fmt: skip

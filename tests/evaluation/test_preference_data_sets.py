@@ -152,3 +152,35 @@ def test_empty_ratings_are_left_out(tmp_path):
     (tmp_path / "t.jsonl").write_text(json.dumps({**rows[0], "rating": "good"}) + "\n")
     with pytest.raises(UserError, match="'good' is no rank or rating"):
         load_preferences(tmp_path / "t.jsonl", ReadOptions())
+
+
+SAID = {"role": "user", "content": "Is it?"}
+ONE_WORD = {
+    "texts": {"prompt": "Is it?", "chosen": "Yes", "rejected": "No"},
+    "conversations": {
+        side: [SAID, {"role": "assistant", "content": word}]
+        for side, word in (("chosen", "Yes"), ("rejected", "No"))
+    },
+}
+
+
+@pytest.mark.parametrize("form", ONE_WORD)
+def test_an_answer_of_one_word_is_no_file(tmp_path: Path, form: str) -> None:
+    table = tmp_path / "t.jsonl"
+    table.write_text(json.dumps(ONE_WORD[form]) + "\n")
+    found = load_preferences(table, ReadOptions())
+    assert found.layout == "texts" and [item.prompt for item in found.items] == ["Is it?"] * 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_column_that_counts_sides_is_no_score(tmp_path: Path, first: int) -> None:
+    """The place 0 is the first side; a label of 0 says that the second one is better."""
+    row = {"prompt": "p", "response_0": "a b", "response_1": "c d", "better_response_id": first}
+    table = tmp_path / "t.jsonl"
+    table.write_text(json.dumps(row) + "\n")
+    names = {"a_text": "response_0", "b_text": "response_1", "label": "better_response_id"}
+    found = load_preferences(table, ReadOptions(columns=names))
+    assert found.label.tolist() == [1.0 - first]
+    table.write_text(json.dumps(row | {"better_response_id": 2}) + "\n")
+    with pytest.raises(UserError, match=r"row 1: better_response_id counts sides from 0"):
+        load_preferences(table, ReadOptions(columns=names))

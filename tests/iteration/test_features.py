@@ -1,4 +1,5 @@
-"""Features stand apart: a plain run imports none of their files, and works without their folder."""
+"""Features stand apart: a plain run imports none of their files, nor of contributed recipes, and
+works without their folder."""
 
 import json
 import shutil
@@ -11,12 +12,14 @@ import pytest
 
 from flowrl.iteration.open import FEATURES, OF_ITERATIONS, OF_UNITS
 from flowrl.paths import PROJECT
+from flowrl.settings.parts.names import part_classes
+from flowrl.table import Column
 from tests.support import every_recipe, runs, text_runs, tiny_lm
 
 NAMES = sorted({each.name for each in (*OF_UNITS, *OF_ITERATIONS)})
 FILES = sorted(p.stem for p in (PROJECT / "flowrl/iteration/features").glob("*.py"))
+OTHERS = {"__init__", "ahead"}  # of a lag, which the start opens
 LIKELIHOODS = "flowrl.likelihoods.shortcuts"  # from states that a route keeps
-OTHERS = {"__init__", "ahead", "prompt_rows"}  # of a lag, which the start opens; of a column alone
 
 SCRIPT = """
 import contextlib, io, json, sys
@@ -34,10 +37,10 @@ def trained(config, folder):
 found = {}
 for name, config, folder in json.loads(sys.argv[1]):
     code, said = trained(config, folder)
-    loaded = sorted(each for each in sys.modules if each.startswith(FEATURES))
+    loaded = sorted(each for each in sys.modules if each.startswith(APART))
     found[name] = [code or 0, said, loaded]
 print(json.dumps(found))
-""".replace("FEATURES", repr((FEATURES + ".", "samplers.routes.", LIKELIHOODS)))
+""".replace("APART", repr((FEATURES + ".", "flowrl.contrib.", "samplers.routes.", LIKELIHOODS)))
 
 
 def plain(name: str, folder: Path, pipeline: Path, language: Path) -> dict[str, Any]:
@@ -101,8 +104,15 @@ def run_all(wanted: dict[str, dict[str, Any]], folder: Path, tree: Path) -> dict
     return json.loads(made.stdout.splitlines()[-1])
 
 
+def owners() -> set[str]:
+    """Features that the columns of parts name."""
+    modules = {sys.modules[kind.__module__] for kind in part_classes()}
+    columns = [each for m in modules for each in vars(m).values() if isinstance(each, Column)]
+    return {column.owner for column in columns}
+
+
 def test_every_file_of_features_is_opened_by_a_name() -> None:
-    assert {*FILES} == {*NAMES} | OTHERS
+    assert {*FILES} == {*NAMES} | OTHERS | owners()
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ from tests.support.runs import flowrl
 CONCERNED: list[dict[str, Any]] = [
     {},
     {"find": "boxed"},
+    {},
+    {"find": "boxed"},
     {"find": "boxed"},
     {"find": "tag"},
     {"find": "last_number"},

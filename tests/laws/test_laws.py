@@ -88,7 +88,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "preference": {"beta": 1.0},
     "risk_po": {"bundle": 3},
 }  # fmt: skip
-UNCHECKED = {"prompt_weight"}  # it reads a column of the prompt file
+UNCHECKED = {"novelty", "prompt_weight"}  # they read a column of a feature
 
 
 def part(protocol: Any, name: str) -> Any:

@@ -8,6 +8,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import nn
 
 from flowrl.algorithm import Algorithm
+from flowrl.contrib.draft_lv import Renoised
 from flowrl.credit.advantages import Estimator, Standardize
 from flowrl.credit.uncompared import Uncompared
 from flowrl.errors import UserError
@@ -15,7 +16,6 @@ from flowrl.likelihoods.pathwise import (
     KnownNoise,
     PathRows,
     Pathwise,
-    Renoised,
     noise_of,
 )
 from flowrl.likelihoods.rows import Evaluation

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowrl.contrib.fdfo import Quadratic
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, MatchingRows, TransitionRows
 from flowrl.likelihoods.transition import Transition
-from flowrl.losses.divergence import Quadratic, TrustRegion
+from flowrl.losses.divergence import TrustRegion
 from flowrl.losses.preference import CentredReward, GroupPreference
 from samplers import CPS, FlowSDE
 

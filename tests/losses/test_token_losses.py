@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flowrl.contrib.text_gppo import GPPO
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, TokenRows, take
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.token_ratios import divergence, log_ratio
 from flowrl.losses.base import Anchor, Counts, RatioLoss, reduced
 from flowrl.losses.ratio import Preference, Surrogate
-from flowrl.losses.token import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
+from flowrl.losses.token import CISPO, GMPO, SAPO, VESPO, Reinforce
 from flowrl.losses.weights import HighEntropy, Mismatch, OffPolicyMask
 
 LENGTHS = (4, 2, 3, 0)

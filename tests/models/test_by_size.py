@@ -115,8 +115,7 @@ def test_columns_of_sizes_are_joined_in_the_order_of_draws() -> None:
 
 
 def test_every_size_is_proven_and_refusals_name_the_row(tmp_path: Path) -> None:
-    made = PipelinePolicy(NAMED["SD3"].build(), call=SQUARE)
-    made.guidance = made.guidance._replace(sample=1.0, train=1.0)
+    made = PipelinePolicy(NAMED["SD3"].build(), call=SQUARE).guided(1.0, 1.0)
     made.check_rows(ROWS)
     said = made.proofs(PROMPTS, STEPS, ROWS)
     assert len(said) == 3 and said[0].startswith("height 16, width 24: ")

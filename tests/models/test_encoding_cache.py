@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from flowrl.models.diffusers.call.rows import encoding_cache
 from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache, byte_count
-from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.policy import PipelinePolicy, PipelineUse
 from flowrl.run.save import checkpoint
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
@@ -27,9 +27,8 @@ CALL = FAMILIES["qwen"][1] | {"max_sequence_length": 64}
 
 
 def driven(keep: EncodingCache | None):
-    made = PipelinePolicy(qwen_image(), call=CALL, rows_per_call=8)
-    made.encoding_cache = keep
-    return made
+    use = PipelineUse(encoding_cache=keep)
+    return PipelinePolicy(qwen_image(), call=CALL, rows_per_call=8, use=use)
 
 
 def equal(one, other) -> bool:

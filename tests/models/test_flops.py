@@ -15,7 +15,7 @@ from flowrl.estimate.time import at_work, estimate_time, iteration_work, time_re
 from flowrl.models.description import Description, describe
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.session.learner import load_policy
-from flowrl.settings import ModelSettings
+from flowrl.settings import PipelineSettings
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
 from tests.support.tiny_pipelines import NAMED
@@ -47,8 +47,8 @@ def test_the_count_is_that_of_a_real_call(family: str, tmp_path: Path) -> None:
     assert count.trained == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
-def public(name: str, **call: Any) -> tuple[Description, ModelSettings]:
-    model = ModelSettings(pipeline=name, height=512, width=512, call=call)
+def public(name: str, **call: Any) -> tuple[Description, PipelineSettings]:
+    model = PipelineSettings(pipeline=name, height=512, width=512, call=call)
     found = PUBLIC_MODELS[name]
     return Description(found.pipeline, found.configs, found.counts, public=True), model
 

@@ -10,7 +10,6 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
-from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.recipes import RECIPES
 from flowrl.run.watch import guidance_check
@@ -124,7 +123,7 @@ def test_scales_that_only_the_loaded_model_knows_are_compared_then() -> None:
 def test_a_guider_is_switched_off_for_the_calls_without_guidance(name: str) -> None:
     made = tiny(getattr(diffusers, name), {**SPECIALS, **VIDEO_SPECIALS}, SIZES)
     policy = PipelinePolicy(made.pipe, call=made.call)
-    policy.guidance = Scales(policy.scale(None), policy.scale("none"))
+    policy = policy.guided(None, "none")
     assert policy.guidance == (None, 0.0)
     guided, plain = (
         policy.prove(PROMPTS, steps=STEPS, guidance=scale, complete=False, gradient=scale == 0)

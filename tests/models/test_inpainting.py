@@ -13,7 +13,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import MatchingRows
 from flowrl.likelihoods.transition import Transition
-from flowrl.models.diffusers.batch import MediaBatch, Scales
+from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from samplers import Chain, FlowSDE, Latents, Ode, Rollout, Tree, roll
@@ -71,8 +71,7 @@ def rows_of_images() -> list[dict[str, Any]]:
 
 
 def opened(strength: float = 1.0) -> MediaBatch:
-    policy = inpainting("FluxInpaintPipeline", strength)
-    policy.guidance = Scales(None, None)
+    policy = inpainting("FluxInpaintPipeline", strength).guided(None, None)
     return policy.open(PROMPTS, rows_of_images(), STEPS)
 
 

@@ -23,7 +23,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from flowrl.recipes import RECIPES
-from flowrl.settings import ModelSettings
+from flowrl.settings import PipelineSettings
 from tests.support.driving import PROMPTS, STEPS, learn
 from tests.support.tiny_modular import MODULAR, MODULAR_CALLS, TWINS, twin
 from tests.support.tiny_pipelines import NAMED
@@ -215,13 +215,13 @@ def changed(folder: Path, to: Path, change: Callable[[dict[str, Any]], Any]) -> 
 def test_a_folder_chooses_its_form(folder: Path, tmp_path: Path) -> None:
     """The index decides where only one is there; where both are, the classic form is driven unless
     the settings say otherwise."""
-    assert ModelSettings(pipeline=str(folder)).form == "modular"
+    assert PipelineSettings(pipeline=str(folder)).form == "modular"
     changed(folder, tmp_path / "both", lambda index: None)
     (tmp_path / "both" / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
-    assert ModelSettings(pipeline=str(tmp_path / "both")).form == "classic"
-    assert ModelSettings(pipeline=str(tmp_path / "both"), form="modular").form == "modular"
+    assert PipelineSettings(pipeline=str(tmp_path / "both")).form == "classic"
+    assert PipelineSettings(pipeline=str(tmp_path / "both"), form="modular").form == "modular"
     with pytest.raises(ValueError, match="guider belongs to modular pipelines"):
-        ModelSettings(pipeline=str(tmp_path / "both"), guider={"name": "ClassifierFreeGuidance"})
+        PipelineSettings(pipeline=str(tmp_path / "both"), guider={"name": "ClassifierFreeGuidance"})
 
 
 def test_a_skeleton_has_no_weights_and_names_its_guiders(folder: Path) -> None:

@@ -10,12 +10,11 @@ from pydantic import ValidationError
 from flowrl.errors import UserError
 from flowrl.estimate.sizes import rows_per_state
 from flowrl.models.description import public_model
-from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.paths import PROJECT
-from flowrl.settings import ModelSettings
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings import PipelineSettings
+from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.read import read_run
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED
@@ -31,7 +30,7 @@ def test_the_scale_without_guidance_is_measured(name: str, scale: float) -> None
     policy = PipelinePolicy(family.build(), call=family.call)
     assert policy.scale("none") == scale
     assert policy.scale(3.0) == 3.0 and policy.scale(None) is None
-    policy.guidance = Scales(policy.scale("none"), policy.scale("none"))
+    policy = policy.guided("none", "none")
     (line,) = policy.proofs(PROMPTS, STEPS)
     assert f"guidance {scale}:" in line and "guided" not in line
 
@@ -60,14 +59,14 @@ def test_a_pipeline_that_guides_at_every_scale_is_refused(monkeypatch: pytest.Mo
 
 
 def test_settings_take_the_word_for_both_scales_or_one() -> None:
-    both = ModelSettings.model_validate({"pipeline": "x", "guidance": "none"}).guidance
+    both = PipelineSettings.model_validate({"pipeline": "x", "guidance": "none"}).guidance
     assert (both.sample, both.train) == ("none", "none")
-    one = ModelSettings.model_validate({"pipeline": "x", "guidance": {"train": "none"}}).guidance
+    one = PipelineSettings.model_validate({"pipeline": "x", "guidance": {"train": "none"}}).guidance
     assert (one.sample, one.train) == (1.0, "none")
-    own = ModelSettings.model_validate({"pipeline": "x", "guidance": None}).guidance
+    own = PipelineSettings.model_validate({"pipeline": "x", "guidance": None}).guidance
     assert (own.sample, own.train) == (None, None)
     with pytest.raises(ValidationError):
-        ModelSettings.model_validate({"pipeline": "x", "guidance": {"train": "nothing"}})
+        PipelineSettings.model_validate({"pipeline": "x", "guidance": {"train": "nothing"}})
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from diffusers import (
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
 from samplers import Latents, Ode
 from samplers.walk import Walk
@@ -51,8 +50,7 @@ def with_scheduler(pipe: Any, name: str) -> Any:
 
 def ours(pipe: Any, steps: int, guidance: float, call: Any = SIZE) -> tuple[Tensor, Tensor]:
     """(initial noise, images) of `batch.rollouts` and `media`, one sample a prompt."""
-    policy = PipelinePolicy(pipe, call=call)
-    policy.guidance = Scales(guidance, guidance)
+    policy = PipelinePolicy(pipe, call=call).guided(guidance, guidance)
     batch = policy.open(PROMPTS, (), steps)
     (rollout,) = batch.rollouts(Ode(1), (0, 1), seed=0, iteration=0)
     walk = Walk(batch.policy, Latents(policy.shape(steps)), (0, 1), (0, 0))
@@ -113,8 +111,7 @@ def test_a_noisy_schedulers_prediction_that_is_read_wrongly_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = with_scheduler(sd15(prediction_type="v_prediction"), name)
-    policy = PipelinePolicy(pipe, call=SIZE)
-    policy.loop.own_sampler = name == "LCM"
+    policy = PipelinePolicy(pipe, call=SIZE, own_sampler=name == "LCM")
     monkeypatch.setattr(policy.loop, "traits", replace(policy.loop.traits, kind="epsilon"))
     with pytest.raises(UserError, match="computes a clean sample"):
         policy.prove(PROMPTS, steps=4, guidance=4.5)
@@ -149,8 +146,7 @@ def optimal(spacing: str) -> Any:
 @pytest.mark.parametrize("spacing", ["leading", "trailing"])
 def test_the_contrast_of_an_optimal_model_is_the_pipelines(spacing: str, steps: int) -> None:
     """Spread of clean latents within 1 %; from N(0, 1) as a flow state it is 5 to 11 % more."""
-    policy = PipelinePolicy(optimal(spacing), call=SIZE)
-    policy.guidance = Scales(1.0, 1.0)
+    policy = PipelinePolicy(optimal(spacing), call=SIZE).guided(1.0, 1.0)
     batch = policy.open(PROMPTS, (), steps)
     (rollout,) = batch.rollouts(Ode(1), (0, 1), seed=0, iteration=0)
     walk = Walk(batch.policy, Latents(policy.shape(steps)), (0, 1), (0, 0))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.batch import MediaBatch, Scales
+from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call.drive.image_to_image import RecordedNoise, clean_part
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.results import proof_checks
@@ -111,7 +111,7 @@ def test_a_painting_begins_at_its_pictures_and_samples_at_its_own_guidance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = zoo("StableDiffusion3Img2ImgPipeline")
-    made.guidance = Scales(sample=4.5, train=1.0)
+    made = made.guided(4.5, 1.0)
     conditioning = made.loop.encode(PROMPTS, made.loop.tried(()))
     painting = MediaBatch(made, conditioning, STEPS)
     (painted,) = painting.rollouts(Ode(2), (4, 7), seed=0, iteration=0)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole import proof_cache as proof_cache
 from flowrl.models.diffusers.whole.proof_cache import CachedProof
@@ -23,8 +22,7 @@ SETTINGS = {"steps": STEPS, "base": {"weights.safetensors": "1"}}
 
 def policy(pipe: Any = None, call: Mapping[str, Any] = SQUARE) -> PipelinePolicy:
     made = PipelinePolicy(sd3() if pipe is None else pipe, call=call)
-    made.guidance = Scales(4.5, 1.0)
-    return made
+    return made.guided(4.5, 1.0)
 
 
 def digest(made: PipelinePolicy, settings: Any = SETTINGS, prompts: Any = PROMPTS) -> str:
@@ -124,7 +122,7 @@ def test_traits_that_only_the_proof_finds_are_kept() -> None:
     first, second = (policy(family.build(), family.call) for _ in range(2))
     first.proofs(PROMPTS, STEPS)
     found = {"sign": -1, "form": "np", "single": True}
-    first.loop.traits = replace(first.loop.traits, **found)
+    first.loop.show(**found)
     CachedProof.of(first, ()).use(second)
     assert {name: getattr(second.loop.traits, name) for name in found} == found
 

@@ -150,8 +150,7 @@ def test_the_proof_calls_the_denoiser_at_most_eighteen_times_more(
     pipe.components.get("transformer", pipe.components.get("unet")).register_forward_hook(
         lambda *args: calls.append(1)
     )
-    made = PipelinePolicy(pipe, call=family.call)
-    made.guidance = scales
+    made = PipelinePolicy(pipe, call=family.call).guided(*scales)
     made.proofs(PROMPTS, STEPS)
     assert BEFORE[name] < len(calls) <= BEFORE[name] + 18
 

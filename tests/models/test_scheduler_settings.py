@@ -16,7 +16,7 @@ from flowrl.models.before_weights import check_before_weights
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.open import evaluation_policy, open_model
 from flowrl.settings.base import OnResume
-from flowrl.settings.model.model import ModelSettings
+from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.read import dump, run_from
 from tests.support import runs
 
@@ -63,7 +63,7 @@ def test_what_the_scheduler_does_not_have_is_refused_before_weights(
         checked(scheduler={"shfit": 7.0})
     with pytest.raises(UserError, match="leave one of the two out"):
         checked(scheduler={"shift": 7.0}, sigmas={"shift": 2.0})
-    assert ModelSettings.ON_RESUME["scheduler"] is OnResume.NEVER
+    assert PipelineSettings.ON_RESUME["scheduler"] is OnResume.NEVER
 
 
 def test_evaluations_have_arguments_of_their_own(pipeline: Path, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def velocity_of(policy: PipelinePolicy, x: Tensor, out: Tensor, sigma: Tensor) -
 @pytest.mark.parametrize("name", FEW_STEPS)
 def test_whole_samples_with_the_same_noise_are_the_pipelines_own(name: str) -> None:
     policy = FEW_STEPS[name]()
-    policy.loop.own_sampler = True
+    policy.loop.use_own_steps()
     guidance = None if policy.loop.guidance is None else 4.5
     replay = policy.prove(PROMPTS, steps=STEPS, guidance=guidance, gradient=False)
     assert replay.noisy and "steps are" in str(replay) and "own" in str(replay)

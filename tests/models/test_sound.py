@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.batch import MediaBatch, Scales
+from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call.levels.schedule import Way
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.own_call import record
@@ -95,8 +95,7 @@ def test_linear_light_is_refused():
 
 
 def test_a_batch_has_video_and_sound_and_ratio_one():
-    made = sounding(**UNGUIDED)
-    made.guidance = Scales(1.0, 1.0)
+    made = sounding(**UNGUIDED).guided(1.0, 1.0)
     assert made.layout is not None and made.shape(STEPS) == (made.layout.size,)
     batch = MediaBatch(made, made.encode(PROMPTS), STEPS)
     chain = Chain(ConstantSDE(0.3), 2)

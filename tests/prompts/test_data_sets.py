@@ -19,10 +19,9 @@ from flowrl.evaluation.tables import rows_of
 from flowrl.prompts import Chat, PromptSet, on_hub
 from flowrl.run.watch.judges import seen_in_training
 from flowrl.session.start_record import StartRecord
-from flowrl.settings import RECIPE_SETTINGS
+from flowrl.settings import RECIPE_SETTINGS, LanguageSettings, PipelineSettings
 from flowrl.settings.checks.machine import check_texts
 from flowrl.settings.command_line.options import with_options
-from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.read import dump, run_from
 from flowrl.settings.sections.data import PromptFiles
 from tests.support import text_runs, tiny_lm
@@ -301,11 +300,11 @@ def test_a_resume_notices_another_revision_and_another_choice_of_rows(tmp_path, 
 
 def test_a_chat_is_refused_for_a_pipeline(tmp_path):
     prompts = read(file(tmp_path))
-    check_texts(prompts, ModelSettings(language="x"))
+    check_texts(prompts, LanguageSettings(language="x"))
     with pytest.raises(
         UserError, match=r"line 1: the prompt is a list of chat messages, but model"
     ):
-        check_texts(prompts, ModelSettings(pipeline="x"))
+        check_texts(prompts, PipelineSettings(pipeline="x"))
 
 
 def test_a_piece_of_an_image_is_relative_to_the_file(tmp_path):

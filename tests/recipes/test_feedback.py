@@ -6,6 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from flowrl.contrib.e_grpo import Merged, step_entropy
+from flowrl.contrib.fdfo import Churn, Directional, Quadratic
+from flowrl.contrib.g2rpo import Granular
 from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.credit.augmented import Augmented
 from flowrl.credit.comparisons import PruneWidth
@@ -13,27 +16,22 @@ from flowrl.credit.steps import EvenDepths, EvenGradients
 from flowrl.credit.trackers import NoTracker, PromptValues
 from flowrl.credit.values import Credit, LikelyPaths, TrackedStatistics, node_values
 from flowrl.errors import UserError
-from flowrl.likelihoods.directional import Directional
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation
 from flowrl.losses.base import metric_values
-from flowrl.losses.divergence import Quadratic
 from flowrl.losses.preference import GroupPreference
 from flowrl.recipes.table import IMAGE_RECIPES as RECIPES
 from rewards import Scores
 from samplers import (
     CPS,
     Chain,
-    Churn,
     ConstantSDE,
     Edges,
     FlowSDE,
     Fork,
     Frozen,
-    Granular,
     Guided,
     Latents,
-    Merged,
     Moving,
     Ode,
     Progressive,
@@ -47,7 +45,6 @@ from samplers import (
     mean_log_prob,
     roll,
 )
-from samplers.placements import step_entropy
 from samplers.routes.guiding import GuidedEdges
 from tests.support.credit_context import context_of as context_with
 from tests.support.tiny import TinyFlow

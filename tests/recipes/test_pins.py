@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.recipes import RECIPES
 from samplers import Chain, FlowSDE, Ode, Prune, Tree
@@ -58,7 +57,7 @@ def recipe_parts() -> dict[str, Any]:
 def sampled(name: str) -> torch.Tensor:
     build, call, plan = SAMPLED[name]
     policy = PipelinePolicy(build(), call=call)
-    policy.guidance = Scales(3.0, 3.0)
+    policy = policy.guided(3.0, 3.0)
     batch = policy.open(PROMPTS, (), 4)
     (rollout,) = batch.rollouts(plan, (0, 1), seed=0, iteration=0)
     return rollout.x0

@@ -6,7 +6,7 @@ import pytest
 
 from flowrl.paths import PROJECT
 from flowrl.prompts import on_hub
-from flowrl.settings import Run
+from flowrl.settings import LanguageSettings, Run
 from flowrl.settings.checks.machine import check_language, check_pipeline
 from flowrl.settings.model.levels import LevelShift
 from flowrl.settings.read import read_run
@@ -334,7 +334,7 @@ def test_a_preset_plans(name):
     assert run.train.updates <= run.prompts.per_iteration * algorithm.group
     for iteration in (0, run.train.iterations - 1):
         assert algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
-    if run.model.pipeline is None:
+    if isinstance(run.model, LanguageSettings):
         check_language(run.model.language, None)
     else:
         check_pipeline(run.model.pipeline)

@@ -23,7 +23,7 @@ from flowrl.losses.base import Counts, RatioLoss, reduced
 from flowrl.losses.ratio import Surrogate
 from flowrl.losses.token import GMPO, SAPO
 from flowrl.losses.weights import HighEntropy, OffPolicyMask
-from flowrl.recipes.table import TEXT_RECIPES
+from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from flowrl.settings import recipe_kind
 from flowrl.settings.parts.names import parts_named
 from rewards import Scores
@@ -352,7 +352,10 @@ def test_a_mixture_trains_or_is_refused(plan, advantage, loss):
 
 
 def test_every_transform_of_texts_is_mixed():
-    of_images = ("flowrl.credit.intermediate", "flowrl.credit.steps", "flowrl.credit.proxies")
+    of_images = [
+        *(f"flowrl.credit.{name}" for name in ("intermediate", "novelty", "steps", "proxies")),
+        *(f"flowrl.contrib.{name}" for name in IMAGE_RECIPES),
+    ]
     rest = {n for n, kind in parts_named(Transform).items() if kind.__module__ not in of_images}
     plain = {"sum", "clip", "rescale", "drop_flat", "max_variance", "uncompared", "penalize"} | {
         "best_and",

@@ -24,6 +24,7 @@ from rewards.fitted.heads import (
     prompt_fold,
 )
 from rewards.fitted.scoring import HeldOutScores
+from rewards.rights import Limits, NotGranted, limited
 from tests.support.reward_contract import check_contract, images, videos
 
 CLIP = {"model": "flowrl/demo/shapes-clip"}
@@ -196,8 +197,8 @@ def test_held_out_scores_use_the_head_that_has_not_seen_the_prompt(taste):
 
 
 def test_the_rewards_with_features_are_those_that_are_named():
-    assert set(FEATURED) == {"clip", "hps", "pickscore"}
-    with pytest.raises(ValueError, match="'judge' offers none: use clip, hps, pickscore"):
+    assert set(FEATURED) == {"clip", "hps", "pickscore", "siglip", "dinov2", "last_hidden"}
+    with pytest.raises(ValueError, match="'judge' offers none: use clip, hps, pickscore, siglip"):
         load_columns([FeatureSource("judge")])
     with pytest.raises(ValueError, match="has no setting 'modle'; did you mean 'model'"):
         load_columns([FeatureSource("clip", {"modle": "x"})])
@@ -244,3 +245,19 @@ def test_a_damaged_record_is_refused(taste, tmp_path, content):
 def test_no_folder_is_a_sentence_with_the_command(tmp_path):
     with pytest.raises(ValueError, match=r"it has no fitted\.yaml; `flowrl fit-reward"):
         load("fitted", path=str(tmp_path))
+
+
+@pytest.mark.parametrize("linked", ["fitted.yaml", "head.safetensors"])
+def test_a_folder_from_elsewhere_reads_no_file_outside_of_its_run(taste, tmp_path, linked):
+    """A file of it may be a link, which a folder's own path does not show."""
+    run, own = tmp_path / "run", tmp_path / "run" / "taste"
+    own.mkdir(parents=True)
+    for file in taste[0].iterdir():
+        (own / file.name).write_bytes(file.read_bytes())
+    with limited(Limits(run)):
+        load("fitted", path=str(own))
+        (own / linked).rename(tmp_path / linked)
+        (own / linked).symlink_to(tmp_path / linked)
+        with pytest.raises(NotGranted, match="needs the right to files"):
+            load("fitted", path=str(own))
+    load("fitted", path=str(own))

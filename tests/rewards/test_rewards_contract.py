@@ -348,3 +348,17 @@ def test_the_page_names_every_image_reward_that_refuses_videos():
     for name in still & WITHOUT_WEIGHTS.keys() - {"centred"}:
         with pytest.raises(WrongMedia):
             load(name)(moving)
+
+
+KINDS = {images: "image", mixed_images: "image", videos: "video", sounding: "video", texts: "text"}
+
+
+@pytest.mark.parametrize("name", sorted({*WITHOUT_WEIGHTS} - {"centred", "soft_minimum"}))
+def test_a_run_refuses_rewards_of_another_kind_of_samples(name: str) -> None:
+    """Also those whose examples are of the kind that they score. The two that are left out take
+    what their members take."""
+    settings, scores = WITHOUT_WEIGHTS[name]
+    meta = [{"answer": "7"}, {"answer": "8"}]
+    for kind in {*KINDS.values()} - {KINDS[each] for each in scores}:
+        with pytest.raises(ValueError, match=r"scores .*it was given"):
+            self_test(name, load(name, **settings), Prompts(meta=meta, kind=kind), one_kind=True)

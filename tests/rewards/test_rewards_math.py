@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rewards import Samples, load
+from rewards.answers import boxes
 from rewards.catalogue import math_answer
 from rewards.checks.self_test import Prompts, self_test
 from rewards.serving import workers
@@ -61,6 +62,16 @@ RIGHT = [
     (r"\boxed{90}", r"90^\circ"),
     (r"\boxed{7}", r"Since 3 + 4 = 7, it is $\boxed{7}$."),
     (r"\boxed{7}", r"so $x = 7$"),
+    (r"\boxed{2^{-99}}", r"\frac{1}{2^{99}}"),
+    (r"\boxed{0.000333}", r"\frac{1}{3000}"),
+    (r"\boxed{25}", r"25\%"),
+    (r"\boxed{1 - e^{-1}}", r"1 - \frac{1}{\mathrm{e}}"),
+    (r"\boxed{E: a blue whale}", "E"),
+    (r"\boxed{\text{(B) 12 cm}}", r"\text{(B)}"),
+    ("<think>17</think> <answer>42</answer>", "<answer> 42 </answer>"),
+    ("<answer>blue</answer>", "<answer>Blue</answer>"),
+    ("<answer>$x+1$</answer>", "1+x"),
+    ("<answer>so 72 clips</answer>", "72"),
 ]
 WRONG = [
     (r"\boxed{\frac{1}{3}}", "0.5"),
@@ -79,6 +90,28 @@ WRONG = [
     (r"\boxed{0.3}", r"0.\overline{3}"),
     (r"\boxed{(1, 2)}", "[1,2)"),
     (r"\boxed{6 \text{ or } 7}", "7"),
+    *(
+        (rf"\boxed{{{given}}}", wanted)
+        for given, wanted in (
+            (r"\frac{1}{2006!}", r"\frac{1}{2004!}"),  # far below what decimals show
+            (r"\frac{1}{2^{98}}", r"\frac{1}{2^{99}}"),
+            ("0.0000004", "0.0000003"),
+            (r"6.626 \times 10^{-33}", r"6.626 \times 10^{-34}"),
+            ("e^{-60}", "e^{-50}"),
+            (r"(0, 10^{-21})", r"(0, 10^{-20})"),
+            (r"\{10^{-21}\}", r"\{10^{-20}\}"),
+            ("x=10^{-21}", "x=10^{-20}"),
+            (
+                r"\begin{pmatrix} 10^{-21} & 1 \end{pmatrix}",
+                r"\begin{pmatrix} 10^{-20} & 1 \end{pmatrix}",
+            ),
+            (r"\frac{1}{3 \cdot 2^{200}}", r"\frac{2^{199} + 1}{3 \cdot 2^{200}}"),
+        )
+    ),
+    (r"\boxed{C: E is wrong}", "E"),
+    (r"\boxed{E, F}", "E"),
+    ("<think>42</think> <answer>17</answer>", "42"),
+    ("<answer>red</answer>", "<answer>Blue</answer>"),
     ("🎈 $\\undefined{{$", "7"),
 ]
 
@@ -87,6 +120,27 @@ def test_answers_are_the_same_in_any_form_and_no_others_are(reward):
     pairs = RIGHT + WRONG
     got = reward(of(*zip(*pairs, strict=True)))
     assert got.tolist() == [1.0] * len(RIGHT) + [0.0] * len(WRONG)
+
+
+PRINTED_FORMS = [
+    ("90°", r"90^\circ"), ("√2", r"\sqrt{2}"), ("3√(x+1)", r"3\sqrt{x+1}"), ("x²", "x^2"),
+    ("10⁻³", r"\frac{1}{1000}"), ("1011₂", "1011_2"),
+    ("2½", r"2\frac{1}{2}"), ("\u22125", "-5"),
+    ("\uff11\uff12", "12"), ("2\u00d73", r"2 \times 3"), ("π/2", r"\frac{\pi}{2}"),
+    ("±2", r"\pm 2"),
+    ("(\u2212∞, 1]", r"(-\infty, 1]"), ("x≤2", r"x \le 2"), ("6÷4", r"\frac{3}{2}"),
+]  # fmt: skip
+
+
+def test_printed_mathematics_is_its_tex(reward):
+    texts, golds = zip(*((rf"\boxed{{{shown}}}", tex) for shown, tex in PRINTED_FORMS), strict=True)
+    assert reward(of(texts, golds)).tolist() == [1.0] * len(PRINTED_FORMS)
+    assert reward(of([rf"\boxed{{{gold}}}" for gold in golds], [s for s, _ in PRINTED_FORMS])).all()
+
+
+def test_every_printed_sign_has_its_tex():
+    for sign, tex in boxes.PRINTED.items():
+        assert boxes.same_text(f"a {sign} b", f"a {tex} b") and sign not in boxes.simplified(sign)
 
 
 # in the forms of MATH-500, AIME, Minerva, OlympiadBench and college_math, with other content

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rewards import load
 from rewards.sandbox import run
-from tests.rewards.test_rewards_code import ISOLATED, PLAIN, SMALL, block, of, passed
+from tests.rewards.test_rewards_code import ISOLATED, PLAIN, SMALL, passed
 
 shut_in = pytest.mark.skipif(not ISOLATED, reason="no namespaces are permitted here")
 
@@ -385,29 +384,3 @@ def test_memory_is_bounded_in_sum():
         "print(libc.shmget(0, 2**20, 0o1600), libc.memfd_create(b'x', 0), libc.unshare(0x10000000))"
     )
     assert run.run_program(code, "", SMALL).output.split() == ["-1", "-1", "-1"]
-
-
-def test_without_namespaces_a_filter_and_a_hook_refuse(monkeypatch, tmp_path):
-    """As on a system that permits none: `unshare` fails."""
-    folder = tmp_path / "sandbox"
-    folder.mkdir()
-    for path in run.SANDBOX_FOLDER.glob("*.py"):
-        text = path.read_text().replace("libc.unshare(flags) == 0", "False")
-        (folder / path.name).write_text(text.replace("libc.unshare(flags | USERS) != 0", "True"))
-    monkeypatch.setattr(run, "SANDBOX_FOLDER", folder)
-    with pytest.raises(ValueError, match=r"read and write files.*or accept .* isolation: best"):
-        load("code_tests")
-    with pytest.warns(UserWarning, match="could read and write files"):
-        reward = load("code_tests", isolation="best")
-    assert reward(of([block("def f(x):\n    return x + 1")], PLAIN)).tolist() == [1]
-    assert reached(tmp_path) == ["42", "mine"], "reading is not refused"
-    test_no_socket_reaches_anybody()
-    code = (
-        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
-        f"print(libc.fork(), libc.kill({os.getpid()}, 9), libc.shmget(0, 2**20, 0o1600))\n"
-        "libc.execv(b'/bin/true', None)\nprint('still here')"
-    )
-    said = run.run_program(code, "", SMALL).output
-    assert said == "" or said.split() == ["-1", "-1", "-1", "still", "here"]
-    code = "import os\ntry:\n    os.fork()\nexcept OSError:\n    print('refused')"
-    assert run.run_program(code, "", SMALL).output == "refused\n"

@@ -147,9 +147,10 @@ def test_nothing_is_alive_after_the_run_is_killed_in_the_middle(how, folder):
         process.send_signal(how)
         process.wait(timeout=60)
     until = time.monotonic() + 10
-    while alive(own) and time.monotonic() < until:
+    while (alive(own) or os.listdir(own)) and time.monotonic() < until:
         time.sleep(0.05)
     assert not alive(own)
+    assert not os.listdir(own), "its temporary folders"
 
 
 def test_a_killed_keeper_leaves_nothing(folder, monkeypatch):

@@ -22,7 +22,7 @@ from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.run.watch.start_check import check_start, refusals
-from flowrl.settings import ModelSettings
+from flowrl.settings import LanguageSettings, PipelineSettings
 from flowrl.settings.checks.machine import check_model
 from flowrl.settings.read import override, read_run
 from tests.support import tiny_lm
@@ -79,10 +79,10 @@ def variant(folder: Path) -> None:
     ],
 )
 def test_a_pipelines_damaged_files_are_named_before_any_weights(copied, damage, sentence):
-    check_model(ModelSettings(pipeline=str(copied)))
+    check_model(PipelineSettings(pipeline=str(copied)))
     damage(copied)
     with pytest.raises(UserError, match=sentence):
-        check_model(ModelSettings(pipeline=str(copied)))
+        check_model(PipelineSettings(pipeline=str(copied)))
 
 
 @pytest.mark.parametrize("name", [["mine", "Mine"], "NoSuchPipeline"])
@@ -90,7 +90,7 @@ def test_an_estimate_names_an_unknown_class(copied: Path, name: Any) -> None:
     index = json.loads((copied / "model_index.json").read_text())
     (copied / "model_index.json").write_text(json.dumps(index | {"_class_name": name}))
     with pytest.raises(UserError, match=r"must name a class of diffusers|has no NoSuchPipeline"):
-        describe(ModelSettings(pipeline=str(copied)))
+        describe(PipelineSettings(pipeline=str(copied)))
 
 
 def without_one(folder: Path, part: str, name: str) -> str:
@@ -167,7 +167,7 @@ def test_images_of_prompts_are_read_before_weights(tmp_path, picture, second, se
 
 def test_of_many_images_the_header_is_read(tmp_path, picture, monkeypatch):
     monkeypatch.setattr(image_check, "DECODED", 1)
-    model = ModelSettings(pipeline="flowrl/demo/edits-kontext")
+    model = PipelineSettings(pipeline="flowrl/demo/edits-kontext")
 
     def check(*images: str) -> None:
         check_images(model, PromptSet.read(str(rows(tmp_path, *images)), "prompt", "test"))
@@ -181,8 +181,8 @@ def test_of_many_images_the_header_is_read(tmp_path, picture, monkeypatch):
 
 def test_images_that_the_model_does_not_take_are_the_rewards(tmp_path: Path) -> None:
     prompts = PromptSet.read(str(rows(tmp_path, "nosuch.png")), "prompt", "test")
-    check_images(ModelSettings(pipeline="flowrl/demo/shapes-sd3"), prompts)
-    check_images(ModelSettings(language="flowrl/demo/sums-lm"), prompts)
+    check_images(PipelineSettings(pipeline="flowrl/demo/shapes-sd3"), prompts)
+    check_images(LanguageSettings(language="flowrl/demo/sums-lm"), prompts)
 
 
 def test_a_pipeline_reads_parquets_form_of_an_image() -> None:

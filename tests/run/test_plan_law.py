@@ -193,3 +193,48 @@ def test_machine_made_runs_of_texts(tmp_path: Path, count: int) -> None:
     base = text_runs.tree(tiny_lm.write(tmp_path / "lm"), tmp_path, dict(text_runs.GRPO))
     accepted, refused = check_law(base, TEXTS, range(count), tmp_path)
     assert accepted > count / 10 and refused > count / 10
+
+
+BROKEN = {  # files of rewards that cannot be used
+    "its syntax": "def mine(samples)\n    return 1\n",
+    "its name": "def other(samples):\n    return [0.0] * len(samples.prompts)\n",
+    "its import": "import no_such_package\n",
+    "its end": "import sys\nsys.exit(0)\n",
+    "its error": "1 / 0\n",
+    "its return": "def mine(samples):\n    print(samples)\n",
+}
+
+
+@pytest.mark.parametrize("place", ["rewards", "held_out_rewards"])
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_file_of_a_reward_is_refused_by_plan_as_by_a_start(
+    tmp_path: Path, broken: str, place: str
+) -> None:
+    """No check after the first refusal stumbles over the same file."""
+    (tmp_path / "own.py").write_text(BROKEN[broken])
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    tree = {
+        "recipe": {"name": "text_grpo", "length": 5}, "model": {"language": "flowrl/demo/sums-lm"},
+        "prompts": {"train": str(tmp_path / "p.jsonl"), "per_iteration": 1},
+        "rewards": [{"name": "exact_answer"}],
+    } | {place: [{"name": f"{tmp_path / 'own.py'}:mine"}]}  # fmt: skip
+    run = run_from(tree, "run")
+    (said, *_) = refusals(run)
+    with pytest.raises(UserError) as error:
+        check_start(run)
+    assert str(error.value) == said and "own.py" in said
+
+
+def test_a_check_may_stumble_over_what_is_refused_and_over_nothing_else(monkeypatch) -> None:
+    def refuse() -> None:
+        raise UserError("no")
+
+    def stumble() -> None:
+        raise KeyError("broken")
+
+    run = read_run(CONFIGS_FOLDER / "text_demo.yaml")
+    monkeypatch.setattr(start_check, "_checks", lambda *_, **__: iter([refuse, stumble]))
+    assert [*refusals(run)] == ["no"]
+    monkeypatch.setattr(start_check, "_checks", lambda *_, **__: iter([stumble, refuse]))
+    with pytest.raises(KeyError):
+        list(refusals(run))

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from flowrl.credit.trackers import PromptValues, ScoreQuantiles
+from flowrl.contrib.text_riskpo import ScoreQuantiles
+from flowrl.credit.trackers import PromptValues
 from flowrl.run.save import checkpoint
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowrl.contrib.fdfo import Churn
 from flowrl.likelihoods.matching import weighting
 from samplers import (
     CPS,
@@ -23,7 +24,7 @@ from samplers.adapt import (
     scale,
     to_vp,
 )
-from samplers.kernels import Churn, coefficients, per_row, step
+from samplers.kernels import coefficients, per_row, step
 from tests.support.levels import shifted_levels
 from tests.support.tiny import gaussian_velocity
 

@@ -11,9 +11,9 @@ import yaml
 from flowrl.errors import UserError
 from flowrl.paths import CONFIGS_FOLDER
 from flowrl.session.given_check import check_choices
+from flowrl.settings.file.exclusive import EXCLUSIVE, OF_NAMES
 from flowrl.settings.file.inherit import merged, read_tree
 from flowrl.settings.read import dump, override, read_run, run_from
-from flowrl.settings.words.exclusive import EXCLUSIVE, OF_NAMES
 
 # a value that chooses the setting, and what a run needs beside it
 VALUES: dict[str, Any] = {

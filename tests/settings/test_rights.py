@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -36,7 +37,7 @@ from rewards.load import own_name
 from rewards.perception.chat_frame import templated
 from rewards.perception.files import open_image_file
 from rewards.perception.hub import weights_file
-from rewards.rights import Limits, NotGranted, Right, limited
+from rewards.rights import Limits, NotGranted, Right, limited, limits
 from rewards.serving.client import Client
 from scripts.generate.rights import reward_settings, run_settings
 from tests.support import runs
@@ -94,10 +95,10 @@ def put(folder: Path, tree: Any) -> Path:
     return folder
 
 
-def with_setting(path: str, value: Any) -> dict[str, Any]:
+def with_setting(path: str, value: Any, base: dict[str, Any] = BASE) -> dict[str, Any]:
     """Settings of a run with one more, given by its path in a file."""
     language = path.startswith(("model.server", "model.gguf", "model.environment"))
-    tree = json.loads(json.dumps({**BASE, **(TEXT if language else {})}))
+    tree = json.loads(json.dumps({**base, **(TEXT if language else {})}))
     if path.startswith("model.rewriter"):
         tree["recipe"] = {"name": "joint", "text": "text_grpo", "image": "flow_grpo"}
         tree["model"]["rewriter"] = {"language": "owner/name"}
@@ -228,9 +229,9 @@ def _open_all(run: Run) -> None:
             load(spec.name, **spec.settings)
     with suppress(ValueError, UserError):
         run.algorithm()
-    if run.model.environment is not None:
+    if run.environment is not None:
         with suppress(UserError):
-            run.model.environment.function()
+            run.environment.function()
 
 
 @pytest.mark.parametrize("place", CODE_PLACES)
@@ -333,6 +334,9 @@ USES = {
     "editreward": lambda p: load("editreward", checkpoint=str(p / "x")),
     "videoalign": lambda p: load("videoalign", video_fps=8, checkpoint=str(p)),
     "dreamsim": lambda p: load("dreamsim", folder=str(p)),
+    "fitted": lambda p: load("fitted", path=str(p)),
+    "hps": lambda p: load("hps", architecture=str(p / "x")),
+    "less isolation": lambda p: _isolated(p),
     "weights of a reward": lambda p: weights_file("r", "checkpoint", str(p / "x"), ("a", "b")),
     "a published text": lambda p: _text().read("r", "question", str(p / "x")),
     "a published question": lambda p: CheckpointQuestion.read("r", str(p / "x")),
@@ -345,12 +349,21 @@ USES = {
 }
 NEEDED = {
     "an address": Right.NETWORK, "a key": Right.VARIABLES, "code": Right.CODE, "tests": Right.CODE,
+    "less isolation": Right.CODE,
     "trackers": Right.ACCOUNTS, "a cluster": Right.NETWORK,
 }  # fmt: skip
 
 
 def _text() -> PublishedText:
     return PublishedText("a text", 1, "0", "nowhere")
+
+
+def _isolated(place: Path) -> Any:
+    """Less isolation, where the tests of this column may run."""
+    found = limits()
+    assert found is not None
+    with limited(replace(found, own=frozenset({(Right.CODE, "tests")}))):
+        return load("code_tests", isolation="best")
 
 
 def _cluster() -> Any:
@@ -369,10 +382,11 @@ def test_each_use_needs_its_right(use, tmp_path, monkeypatch):
     monkeypatch.setenv("CANARY", "x")
     (tmp_path / "e.py").write_text("raise SystemError('imported')")
     (tmp_path / "p.txt").write_text("a\n")
+    (tmp_path / "fitted.yaml").write_text("")
     right = NEEDED.get(use, Right.FILES)
     folder = put(tmp_path / "run", BASE)
-    limits = limited(Limits(folder, frozenset(Right) - {right}))
-    with limits, pytest.raises((NotGranted, UserError), match=f"right to {right}"):
+    all_others = limited(Limits(folder, frozenset(Right) - {right}))
+    with all_others, pytest.raises((NotGranted, UserError), match=f"right to {right}"):
         USES[use](tmp_path)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from flowrl.contrib.text_riskpo import QUANTILES, RiskPO
 from flowrl.credit.advantages import (
     Clip,
     Context,
@@ -16,7 +17,7 @@ from flowrl.credit.advantages import (
 )
 from flowrl.credit.augmented import Augmented
 from flowrl.credit.comparisons import BestWorst
-from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
+from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK
 from flowrl.credit.turns import Baseline, LengthBaseline, Penalize, WhitenTokens
 from flowrl.credit.values import (
     REFERENCE,
@@ -171,7 +172,7 @@ def estimator(name: str, rewards: Tensor, group: int | Tensor, **settings: objec
     if s.baseline is not None:
         context = context.with_column(TRACKED, TrackedStatistics(_by_group(s.baseline, packed)))
     if s.quantiles is not None:
-        context = context.with_column(TRACKED, TrackedStatistics(quantiles=s.quantiles))
+        context = context.with_column(QUANTILES, s.quantiles)
     chain = _chain(name, s)
     if s.divergence is not None:
         moved = packed.pack(s.divergence.double())[:, None]

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flowrl.contrib.text_gppo import GPPO
 from flowrl.likelihoods.rows import Evaluation, Rows, TokenRows
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.token_ratios import RatioLevel
 from flowrl.losses.base import Anchor, Counts, Entries, Objective, Weight, reduced
 from flowrl.losses.ratio import Preference, Surrogate
-from flowrl.losses.token import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
+from flowrl.losses.token import CISPO, GMPO, SAPO, VESPO, Reinforce
 from flowrl.losses.weights import HighEntropy, Mismatch, OffPolicyMask
 
 

@@ -10,7 +10,9 @@ from PIL import Image
 
 from flowrl.votes.collect import SampleCopies, VoteQuestion, plan_pairs
 from flowrl.votes.plan import VotePlan
+from rewards.audio import Audio
 
+HOSTILE = "\u202eleft\u202c \u0642\u0637\u0629 <script>document.title = 'in'</script>"
 COLOURS = list(itertools.product((40, 120, 200, 250), repeat=3))
 
 
@@ -36,6 +38,28 @@ def written_plan(
     order = [(2 * k, 2 * k + 1) for k in range(pairs)]
     question = VoteQuestion("Which one?", raters=raters, seed=seed)
     return plan_pairs(copies, kind, "a run", order, question, sides)
+
+
+def written_media(folder: Path, kind: str, pairs: int = 4) -> VotePlan:
+    """A folder of votes on videos (the odd ones longer, with sound), texts, or edits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = SampleCopies(folder)
+    for i in range(2 * pairs):
+        prompt = f"prompt {i // 2}"
+        colour = torch.tensor(COLOURS[i], dtype=torch.float32)[:, None, None] / 255
+        if kind == "text":
+            copies.add(f"answer {i}\n<b>{HOSTILE}</b>", prompt, f"file {i}")
+        elif kind == "edit":
+            source = folder / f"given-{i // 2}.png"
+            Image.new("RGB", (9, 7), COLOURS[40 + i // 2]).save(source)
+            copies.add(colour.expand(3, 8, 8).clone(), prompt, f"file {i}", source=str(source))
+        else:
+            frames = torch.arange(4 + i % 2)[:, None, None, None] * 0.02
+            video = colour.expand(len(frames), 3, 8, 8) * 0.9 + frames
+            sound = Audio(torch.zeros(1, 1, 8000), 8000) if i % 2 else None
+            copies.add(video, prompt, f"file {i}", sound=sound)
+    order = [(2 * k, 2 * k + 1) for k in range(pairs)]
+    return plan_pairs(copies, "folder", "a folder", order, VoteQuestion("Which one?"))
 
 
 def colour_of(png: bytes) -> tuple[int, ...]:

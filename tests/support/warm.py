@@ -24,7 +24,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from flowrl import cli
 from flowrl.drill.same_end import differences, unfinished
 from flowrl.paths import PROJECT
-from tests.support import process_runs, runs
+from tests.support import process_runs, runs, watched
 from tests.support.runs import environment, lines
 
 __all__ = ["Process", "Warm", "agree", "small", "together", "unfinished"]
@@ -218,6 +218,8 @@ def child(words: list[str], out: str, cwd: str, env: dict[str, str]) -> None:
     for old, new in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(old, new)
     code = 1  # of a trace
+    if watched.EVENTS in env:
+        watched.watch_command()
     try:
         if words[0] == JOBS:
             process_runs.main(words[1:])

@@ -18,7 +18,7 @@ import pytest
 from flowrl.paths import PROJECT
 from flowrl.votes.answer import pair_votes
 from flowrl.votes.log import VoteLog
-from tests.support.voting import log_lines, written_plan
+from tests.support.voting import log_lines, written_media, written_plan
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -117,12 +117,14 @@ class Person:
             self.page.screenshot(path=str(Path(folder) / f"{name}.png"))
 
     def fits(self) -> None:
-        """Nothing is wider than the window, and both images and all buttons are inside."""
+        """Nothing is wider than the window, and both sides and all buttons are inside."""
         wide = "document.documentElement.scrollWidth - window.innerWidth"
         assert self.page.evaluate(wide) <= 0
         size = self.page.viewport_size
-        for element in self.page.query_selector_all("#pair img, footer button"):
+        for element in self.page.query_selector_all("#pair img, #pair canvas, footer button"):
             box = element.bounding_box()
+            if box is None:  # of another kind of samples
+                continue
             assert box["x"] >= 0 and box["x"] + box["width"] <= size["width"] + 1, box
             assert box["y"] >= 0 and box["y"] + box["height"] <= size["height"] + 1, box
 
@@ -221,3 +223,48 @@ def test_two_tabs_of_one_person_never_count_a_pair_twice(tmp_path, browser):
     assert [each.verdict for each in given] == ["left"]
     process.send_signal(signal.SIGINT)
     process.wait(timeout=60)
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize("kind", ["video", "text", "edit"])
+def test_videos_texts_and_edits(kind, size, tmp_path, browser):
+    folder = tmp_path / "votes"
+    plan = written_media(folder, kind)
+    process, (link,) = started(folder)
+    person = Person(browser, size)
+    person.enter(link)
+    page = person.page
+    person.fits()
+    person.snapshot(f"{kind}-{size['width']}")
+    shown = {"video": "canvas", "text": ".text", "edit": ".look img"}[kind]
+    seen = page.locator(f"#pair {shown} >> visible=true")
+    assert seen.count() == {"video": 2, "text": 2, "edit": 3}[kind]
+    if kind == "video":
+        first = [page.evaluate(PIXEL, side) for side in ("left", "right")]
+        until = time.monotonic() + 20
+        while [page.evaluate(PIXEL, side) for side in ("left", "right")] == first:
+            assert time.monotonic() < until, "the videos do not move"
+        page.keyboard.press("m")
+        wait_for_text(page, "#heard", "Sound: (left|right)")
+        page.keyboard.press("m")
+        wait_for_text(page, "#heard", "Sound off")
+    if kind == "text":
+        assert "<script>" in page.inner_text("#text-left") and page.title() == "Vote"
+        page.locator("#text-left").click()  # reading is no vote
+        wait_for_text(page, "#left", "^1 of")
+    if kind == "edit":
+        boxes = [page.locator(f"#image-{s}").bounding_box() for s in ("left", "source", "right")]
+        along = "x" if size is WIDE else "y"
+        assert boxes[0][along] < boxes[1][along] < boxes[2][along], "the source is between"
+    for k in range(1, 5):
+        page.keyboard.press("ArrowLeft") if size is WIDE else page.tap("[data-verdict=left]")
+        if k < 4:
+            person.shown(k + 1)
+    person.finished()
+    assert process.wait(timeout=60) == 0
+    assert not person.failures
+    assert VoteLog.read(folder, plan).finished
+
+
+PIXEL = """(side) => [...document.getElementById(`video-${side}`).getContext("2d")
+  .getImageData(0, 0, 1, 1).data].join()"""

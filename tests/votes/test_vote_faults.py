@@ -161,6 +161,24 @@ def test_a_full_disk_loses_nothing_and_the_votes_go_on_when_there_is_room(tmp_pa
         assert given[0].id == first and len({each.id for each in given}) == len(given)
 
 
+def test_a_clock_that_jumps_changes_nothing_but_what_it_says(tmp_path, monkeypatch):
+    """The log's order is that of its lines, whatever the wall clock says of them."""
+    plan, rng = written_plan(tmp_path, pairs=20), random.Random(0)
+    jumps = 0
+    with VoteLog.opened(tmp_path, plan) as log:
+        while (showing := log.show("rater-1")) is not None:
+            monkeypatch.setattr(time, "time", lambda: rng.choice([0.0, 1e9, 4e9, -1e6]))
+            jumps += 1
+            log.vote(
+                "rater-1", showing, rng.choice(["left", "right"]), rng.choice([-5.0, 1.0, 1e9])
+            )
+    read = VoteLog.read(tmp_path, plan).raters["rater-1"]
+    assert len(read.given) == len({each.id for each in read.given}) == 22
+    assert all(0 <= each.seconds <= 86_400 for each in read.given)
+    assert [each.id for each in read.given] == [each.id for each in log.raters["rater-1"].given]
+    print(f"{jumps} jumps of the clock, 22 votes counted")
+
+
 def test_a_hundred_raters_at_once(tmp_path):
     plan = written_plan(tmp_path, pairs=100, prompts=20, raters=100)
 
@@ -187,6 +205,7 @@ def test_a_hundred_raters_at_once(tmp_path):
     read = VoteLog.read(tmp_path, plan)
     assert [len(own.given) for own in read.raters.values()] == [3] * 100
     assert sum(each["event"] == "vote" for each in log_lines(tmp_path)) == 300
+    print("100 raters at once, 600 votes sent (each twice), 300 counted")
 
 
 @pytest.mark.slow
@@ -217,3 +236,4 @@ def test_two_thousand_damaged_bodies(tmp_path):
         room = VotingRoom(tmp_path, log, Door.of(tmp_path, list(log.raters)))
         codes = asyncio.run(send(room))
     assert set(codes) <= {409, 422}, codes
+    print(f"{sum(codes.values())} damaged bodies, none counted; statuses {codes}")

@@ -3,24 +3,31 @@
 import json
 import math
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from flowrl.errors import UserError
+from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
+from flowrl.evaluation.sources import Source, read_media
+from flowrl.media.animated_png import video_bytes
 from flowrl.votes.answer import (
     PairVote,
     alpha_of,
     answer_of,
+    export_votes,
     krippendorff,
     pair_votes,
     table_rows,
     write_results,
 )
+from flowrl.votes.collect import VoteQuestion, plan_again
 from flowrl.votes.log import EVENTS, NotShown, VoteLog, forget_rater
 from flowrl.votes.plan import LEAST_GAP, VotePlan, orders, pairs_within
-from tests.support.voting import log_lines, written_plan
+from tests.support.voting import COLOURS, log_lines, written_media, written_plan
 
 
 @pytest.mark.parametrize("pairs", [1, 9, 15, 16, 20, 60, 200])
@@ -213,7 +220,7 @@ def test_ties_skips_and_repeats_count_as_they_should(tmp_path):
 
     with VoteLog.opened(tmp_path, plan) as log:
         voted(log, choose=choose)
-        rows, found = table_rows(log), write_results(tmp_path, log)
+        rows, found = table_rows(tmp_path, log), write_results(tmp_path, log)
     by_pair = {vote.pair: vote for vote in pair_votes(log)}
     repeated = {t.pair for t in plan.turns["rater-1"] if t.again}
     assert (2 in by_pair) == (2 in repeated), "a pair that was only skipped is left out"
@@ -279,3 +286,67 @@ def test_a_rater_is_forgotten_with_all_votes_and_the_rest_stays(tmp_path):
     forget_rater(tmp_path, "rater-1")
     with pytest.raises(UserError, match="rater-3 is the only rater"):
         forget_rater(tmp_path, "rater-3")
+
+
+@pytest.mark.parametrize("kind", ["video", "text", "edit"])
+def test_votes_on_other_media_are_read_back_as_they_were_shown(kind, tmp_path):
+    plan = written_media(tmp_path, kind)
+    with VoteLog.opened(tmp_path, plan) as log:
+        for verdict in ("left", "equal", "both_bad", "right"):
+            log.vote("rater-1", log.show("rater-1"), verdict, 1.0)
+        write_results(tmp_path, log)
+    found = load_preferences(tmp_path / "votes.jsonl", ReadOptions())
+    assert len(found.a) == 4 and found.label.tolist().count(0.5) == 2
+    media = Gallery(found.items).samples(range(len(found.items))).media
+    if kind == "text":
+        assert found.texts and found.layout == "plain_texts" and "<script>" in media[0]
+    if kind == "video":
+        assert sorted({len(video) for video in media}) == [4, 5], "frames stay as they are"
+        first = media[[item.source.name for item in found.items].index("samples/00000.apng")]
+        rows = torch.arange(4)[:, None, None, None] * 0.02
+        wanted = torch.tensor(COLOURS[0])[:, None, None] / 255 * 0.9 + rows
+        assert (first - wanted.expand(4, 3, 8, 8)).abs().max() < 0.5 / 255 + 1e-6
+    if kind == "edit":
+        sources = {Path(row["source"]).name for row in found.rows}
+        assert len(sources) == 4 and all((tmp_path / "samples" / name).exists() for name in sources)
+    again = plan_again(folder_of(tmp_path / "again"), found, "votes", VoteQuestion("Which?"))
+    assert {each.kind for each in again.samples} == {plan.samples[0].kind}
+    assert all(bool(each.source) == (kind == "edit") for each in again.samples)
+
+
+def folder_of(path):
+    path.mkdir()
+    return path
+
+
+def test_a_still_video_keeps_its_frames(tmp_path):
+    file = tmp_path / "still.apng"
+    file.write_bytes(video_bytes(torch.full((5, 3, 4, 6), 0.4), 1.0))
+    (video,) = read_media([Source("still", file)]).media
+    assert video.shape == (5, 3, 4, 6) and (video - 0.4).abs().max() < 0.5 / 255 + 1e-6
+
+
+@pytest.mark.parametrize("kind", ["image", "text"])
+@pytest.mark.parametrize("tool", ["argilla", "label-studio", "chosen"])
+def test_what_is_written_for_labelling_tools_is_read_back(tool, kind, tmp_path):
+    plan = written_media(tmp_path, kind) if kind == "text" else written_plan(tmp_path, pairs=4)
+    with VoteLog.opened(tmp_path, plan) as log:
+        for verdict in ("left", "equal", "both_bad", "right"):
+            log.vote("rater-1", log.show("rater-1"), verdict, 1.0)
+        write_results(tmp_path, log)
+    votes = load_preferences(tmp_path / "votes.jsonl", ReadOptions())
+    found = load_preferences(export_votes(tmp_path, tool), ReadOptions())
+    assert verdicts_of(found) == {
+        pair: label
+        for pair, label in verdicts_of(votes).items()
+        if tool != "chosen" or label != 0.5
+    }
+
+
+def verdicts_of(given):
+    """P(the first is preferred) of each pair of samples, in the order of their names or texts."""
+    found = {}
+    for a, b, label in zip(given.a, given.b, given.label, strict=True):
+        names = [given.items[row].source.text or given.items[row].source.name for row in (a, b)]
+        found[tuple(sorted(names))] = label if names[0] < names[1] else 1 - label
+    return found

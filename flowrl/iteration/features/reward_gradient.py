@@ -29,6 +29,7 @@ from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
 from flowrl.session.learner import Learner
 from flowrl.session.record import Terminal
 from flowrl.session.session import Session
+from flowrl.settings import PipelineSettings
 from flowrl.table import Column
 from rewards import Reward, Samples, Scores
 from rewards.checks.differentiable import DifferentiableScore, differentiable_score
@@ -85,7 +86,8 @@ class RewardPath:
     ) -> "RewardPath":
         assert isinstance(batch, MediaBatch | MixedBatch)
         texts, meta = session.prompts.take(rows)
-        slicing = session.run.model.vae.slicing
+        m = session.run.model
+        slicing = isinstance(m, PipelineSettings) and m.vae.slicing
         return cls(
             batch,
             texts,

@@ -46,12 +46,23 @@ class Prompted(Protocol):
 class Driven(Protocol):
     """A model that samples by integrating a velocity: the interface that a batch uses."""
 
-    name: str
-    guidance: Scales
-    device: torch.device
-    sizes: CallSizes
-    storage: Storage
-    noise: NoiseKind
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def guidance(self) -> Scales: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def sizes(self) -> CallSizes: ...
+
+    @property
+    def storage(self) -> Storage: ...
+
+    @property
+    def noise(self) -> NoiseKind: ...
 
     @property
     def layout(self) -> Layout | None: ...

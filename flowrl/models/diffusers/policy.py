@@ -8,6 +8,7 @@ pipeline's own call, with the user's arguments, before it is used
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,9 +39,9 @@ from flowrl.models.diffusers.modular.face import faced, form_of
 from flowrl.models.diffusers.modular.folder import ModularSource
 from flowrl.models.diffusers.replay import proof
 from flowrl.models.diffusers.sizes import by_size
-from flowrl.models.diffusers.sizes.by_size import LoopSize, Sizable
+from flowrl.models.diffusers.sizes.by_size import LoopSize, LoopState, Sizable
 from flowrl.settings.model.adapters import FrozenAdapter
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.model.pipeline import GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
 from samplers.held import Held
 from samplers.layout import Layout
@@ -49,13 +50,57 @@ from samplers.scheduler import unbound
 from samplers.storage import Storage
 
 
+@dataclass(frozen=True)
+class PipelineUse:
+    """The use of a pipeline.
+
+    device          of sampling
+    frozen          parts that are on the device only while in use
+    experts         denoisers that are, likewise
+    guidance        scales of sampling and training
+    encoding_cache  None: prompts are encoded in batches
+    storage         of the states that are trained on
+    noise           how the noise of samples is drawn
+    """
+
+    device: torch.device = torch.device("cpu")
+    frozen: OffloadedParts = field(default_factory=OffloadedParts)
+    experts: RestingExperts = field(default_factory=RestingExperts)
+    guidance: Scales = Scales()
+    encoding_cache: EncodingCache | None = None
+    storage: Storage = Storage()
+    noise: NoiseKind = "generator"
+
+
+@dataclass
+class HeldEntries:
+    """The entries of states that follow a given image, of the prompts that were asked about
+    last."""
+
+    prompts: Conditioning | None = None
+    steps: int = 0
+    entries: Held | None = None
+
+    def of(self, loop: Loop, prompts: Conditioning, steps: int) -> tuple[Held | None, bool]:
+        """The entries, and whether the pipeline was called to find them."""
+        if self.prompts is prompts and self.steps == steps:
+            return self.entries, False
+        self.entries = held_entries(loop, prompts, steps)
+        self.prompts, self.steps = prompts, steps
+        return self.entries, True
+
+
 class PipelinePolicy(DenoiserWeights, Sizable):
     """Velocities, decoded samples and trainable weights of one diffusers pipeline.
 
     `call` holds arguments of the pipeline's own `__call__` (height, width, negative_prompt, ...).
     `rows_per_call` bounds the samples that one call of the denoiser, encoders or decoder sees;
-    `levels` are noise levels in place of the pipeline's own.
-    Raises UserError, with the reason, for a pipeline that cannot be driven.
+    `levels` are noise levels in place of the pipeline's own; `own_sampler`: samples are made by the
+    steps of the pipeline's scheduler. Raises UserError, with the reason, for a pipeline that cannot
+    be driven.
+
+    A policy never changes. What changes in a run are objects that it holds, and that policies of
+    the same pipeline at other sizes or scales may share: `state`, the weights, the proofs.
     """
 
     rows_per_call = SamplingCallSize()
@@ -67,29 +112,75 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         call: Mapping[str, Any],
         rows_per_call: int | None = None,
         levels: UserLevels | None = None,
+        own_sampler: bool = False,
+        use: PipelineUse = PipelineUse(),
     ) -> None:
         pipe = faced(pipe) if form_of(pipe) == "modular" else pipe
-        self.pipe, self.sizes = pipe, CallSizes.same(rows_per_call)
-        self.guidance = Scales()
-        self.device = torch.device("cpu")  # of sampling
-        self.frozen = OffloadedParts()  # on the device only while in use
-        self.experts = RestingExperts()  # likewise
         pipe.set_progress_bar_config(disable=True)
         for name, module in pipe.components.items():
             if isinstance(module, nn.Module):
                 module.eval()
                 if name not in DENOISERS:  # control networks ask for it, and not all have it
                     vars(module).setdefault("gradient_checkpointing", False)
-        self.loop = Loop(pipe, call, levels)
-        self.name, self.call = self.loop.name, self.loop.call
-        self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
-        self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
-        self.loops = by_size.Loops()  # of other sizes
-        self.used, self.one_size = {}, False
-        self.last_held: tuple[Conditioning, int, Held | None] | None = None
-        self.encoding_cache: EncodingCache | None = None  # None: prompts are encoded in batches
-        self.storage = Storage()  # of the states that are trained on
-        self.noise: NoiseKind = "generator"
+        loop = Loop(pipe, call, levels, own_sampler=own_sampler)
+        self._hold(LoopState(loop, sizes=CallSizes.same(rows_per_call)), use)
+
+    def _hold(self, state: LoopState, use: PipelineUse) -> None:
+        self.state, self.use = state, use
+        self.pipe, self.name, self.call = state.loop.pipe, state.loop.name, state.loop.call
+        self.denoisers: tuple[nn.Module, ...] = tuple(state.loop.driver.denoisers.values())
+        self._held = HeldEntries()
+
+    @property
+    def loop(self) -> Loop:
+        return self.state.loop
+
+    @property
+    def known_proofs(self) -> by_size.Proofs:
+        return self.state.proofs
+
+    @property
+    def sizes(self) -> CallSizes:
+        return self.state.sizes
+
+    @property
+    def device(self) -> torch.device:
+        return self.use.device
+
+    @property
+    def frozen(self) -> OffloadedParts:
+        return self.use.frozen
+
+    @property
+    def experts(self) -> RestingExperts:
+        return self.use.experts
+
+    @property
+    def guidance(self) -> Scales:
+        return self.use.guidance
+
+    @property
+    def encoding_cache(self) -> EncodingCache | None:
+        return self.use.encoding_cache
+
+    @property
+    def storage(self) -> Storage:
+        return self.use.storage
+
+    @property
+    def noise(self) -> NoiseKind:
+        return self.use.noise
+
+    def alike(self, state: LoopState, use: PipelineUse) -> "PipelinePolicy":
+        """A policy of the same pipeline, with the same weights, in another state or use."""
+        made = PipelinePolicy.__new__(PipelinePolicy)
+        made._hold(state, use)
+        return made
+
+    def guided(self, sample: GuidanceScale, train: GuidanceScale) -> "PipelinePolicy":
+        """This policy at other guidance scales: see `scale`."""
+        scales = Scales(self.scale(sample), self.scale(train))
+        return self.alike(self.state, replace(self.use, guidance=scales))
 
     @classmethod
     def load(
@@ -113,15 +204,15 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         given_adapters.merge_adapters(pipe, adapters)
         own = torch.device(device)
         frozen, experts = placed_parts(pipe, DENOISERS, own, held.offload, held.experts)
-        policy = cls(pipe, call=call, levels=levels)
-        policy.device, policy.frozen, policy.experts = own, frozen, experts
+        use = PipelineUse(own, frozen, experts)
+        policy = cls(pipe, call=call, levels=levels, use=use)
         frozen.rest()
         return policy
 
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
     ) -> by_size.OpenedBatch:
-        if self.one_size:
+        if self.state.rows.own_size_alone:
             return MediaBatch(self, self.encode(prompts, meta), steps)
         return by_size.open_by_size(self, prompts, meta, steps)
 
@@ -216,12 +307,10 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         """The entries of states that follow a given image (inpainting); None if all are sampled."""
         if not conditioning.extras:
             return None
-        last = self.last_held
-        if last is None or last[0] is not conditioning or last[1] != steps:
-            last = conditioning, steps, held_entries(self.loop, conditioning, steps)
-            self.last_held = last
+        held, called = self._held.of(self.loop, conditioning, steps)
+        if called:
             self.frozen.rest()
-        return last[2]
+        return held
 
     def pictured(self, conditioning: Conditioning, steps: int) -> bool:
         """Whether the first states contain an image besides noise (a `strength`)."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flowrl.settings import Run
+from flowrl.settings import LanguageSettings, Run
 
 HIGHEST, USUAL = 1e-5, 1e-6  # of full fine-tuning by policy gradients; the second is TRL's
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # counts
@@ -16,7 +16,7 @@ def learning_rate_warning(run: Run, weights: int) -> str | None:
     For a tiny model, a rate that is set explicitly is accepted.
     """
     rate, model = run.train.lr, run.model
-    if model.language is None or model.lora is not None or rate <= HIGHEST:
+    if not isinstance(model, LanguageSettings) or model.lora is not None or rate <= HIGHEST:
         return None
     if weights < SMALL and "lr" in run.train.model_fields_set:
         return None

@@ -10,13 +10,13 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from flowrl.models.language.turns import ANSWERED, ASKED, TurnTemplate, turn_template
 from flowrl.settings.model.environment import EnvironmentSettings
-from flowrl.settings.model.model import ModelSettings
+from flowrl.settings.model.language import LanguageSettings
 from rewards.sandbox.templates import TemplateRefused
 
 OLDER = "the checkpoint is from an older version: "
 
 
-def changed_ends(source: str, model: ModelSettings, given: bool) -> Iterator[str]:
+def changed_ends(source: str, model: LanguageSettings, given: bool) -> Iterator[str]:
     """A sentence for each rule that gives this run other tokens now. `given`: it trains on given
     texts."""
     file = {} if model.gguf_file is None else {"gguf_file": model.gguf_file}

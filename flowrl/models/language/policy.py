@@ -50,6 +50,7 @@ from flowrl.models.quantization import (
 from flowrl.models.shards import GatheredCalls
 from flowrl.prompts import Chat
 from flowrl.settings import EnvironmentSettings
+from flowrl.settings.model.environment import StepSettings
 from flowrl.settings.model.quantization import Quantization
 from rewards.perception.hub import of_network
 from samplers.completions import Completions
@@ -183,9 +184,12 @@ class CausalPolicy:
         stop: Sequence[str],
         temperature: float,
         template: Mapping[str, Any] | None = None,
+        steps: StepSettings | None = None,
+        adapt_vision: bool = False,
     ) -> None:
         """Set a system message for prompts without one, additional stop tokens and texts, the
-        temperature of evaluations, and further arguments of the chat template."""
+        temperature of evaluations, further arguments of the chat template, how completions are cut
+        into steps, and whether the part that reads images gets adapters."""
         for name, value in (("system", system), ("template", template)):
             if value and self.tokenizer.chat_template is None:
                 raise UserError(
@@ -203,6 +207,12 @@ class CausalPolicy:
                 long.append(text)
         self.stop_texts = StopTexts(tuple(long), self.tokenizer) if long else None
         self.system, self.temperature = system, temperature
+        self.steps = None if steps is None else Steps(steps.separator, steps.most, self.tokenizer)
+        self.adapt_vision = adapt_vision
+
+    def serve_from(self, server: CompletionsServer) -> None:
+        """Sample from a server instead of the model."""
+        self.server = server
 
     def reply_by(self, how: EnvironmentSettings) -> None:
         """Let an environment reply between the model's turns, which end before its role."""

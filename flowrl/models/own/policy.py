@@ -30,7 +30,7 @@ from flowrl.models.own.lora import add_own_lora
 from flowrl.models.own.protocol import OwnModel, state_shape, trained_parts
 from flowrl.models.own.schedule import Levels, Scheduled
 from flowrl.settings.checks.machine import refuse_scheduler
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.model.pipeline import GuidanceScale
 from rewards import Samples
 from rewards.types import MediaForm
 from samplers import Begin, Ode, Plan, Velocity
@@ -50,7 +50,15 @@ class OwnPolicy:
 
     rows_per_call = SamplingCallSize()
 
-    def __init__(self, model: Any, *, name: str = "", levels: Levels | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        name: str = "",
+        levels: Levels | None = None,
+        storage: Storage = Storage(),
+        noise: NoiseKind = "generator",
+    ) -> None:
         self.name = name or type(model).__name__
         if not (isinstance(model, nn.Module) and isinstance(model, OwnModel)):
             raise UserError(
@@ -62,8 +70,8 @@ class OwnPolicy:
         self.sizes = CallSizes()
         self.guidance = Scales(None, None)  # a model guides itself, if it does
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self.storage = Storage()
-        self.noise: NoiseKind = "generator"
+        self.storage = storage
+        self.noise: NoiseKind = noise
         self.scheduled = Scheduled.of(self.name, model, levels)
         self.trained = trained_parts(self.name, model)
         self.row_shape = state_shape(self.name, model.state)
@@ -122,6 +130,12 @@ class OwnPolicy:
                 f"guidance {guidance}: {self.name} is your own model, which can only apply "
                 "guidance in its forward: leave guidance out"
             )
+
+    def guided(self, sample: GuidanceScale, train: GuidanceScale) -> "OwnPolicy":
+        """This policy. UserError for guidance scales: see `scale`."""
+        self.scale(sample)
+        self.scale(train)
+        return self
 
     def fitted(self, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]:
         """The unchanged plans. UserError for plans with a scheduler's steps."""

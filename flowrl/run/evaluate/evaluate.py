@@ -148,7 +148,7 @@ def units_of_trial(learner: Learner, prompts: PromptSet) -> list[Trial]:
 def scored_unit(learner: Learner, unit: Trial, judges: Mapping[str, Reward]) -> ScoredTrial:
     """Sample and score a unit of an evaluation with the weights of evaluations."""
     parallel = learner.parallel
-    server = learner.run.model.server  # without sync it does not sample evaluations
+    server = learner.run.server  # without sync it does not sample evaluations
     texts = learner.algorithm.text and (server is None or server.sync == "none")
     by_turn = learner.run.algorithm().by_turn
     # texts are written token by token: sharded weights are gathered once, not for each

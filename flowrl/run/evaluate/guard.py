@@ -82,7 +82,17 @@ def raised_by_training(
     watched = ranges_of(exact(session.run), compares_samples(session.algorithm.loss))
     ranges, silent = alarms.ranges(metrics, watched, models), alarms.silent(metrics, models)
     unread = alarms.unread(metrics)
-    found = (lost, outside, signs, constant, ranges, silent, unread)
+    turned_away = "" if session.asking is None else session.asking.alarm()
+    found = (
+        lost,
+        outside,
+        signs,
+        constant,
+        ranges,
+        silent,
+        unread,
+        [turned_away] if turned_away else [],
+    )
     metrics["alarms"] = float(sum(map(len, found)))
     notes = [
         *ranges,
@@ -99,13 +109,14 @@ def raised_by_training(
     texts = [f"{'; '.join(lost)}. {UNSCORED}"] if lost else []
     late = metrics.get(LAG, 0.0)
     aged = f" (samples at lag {late:.0f})" if late else ""
+    texts += [turned_away] if turned_away else []
     return Raised(notes, texts + _collapse(session, signs, aged) if signs else texts)
 
 
 def exact(run: Run) -> bool:
     """Whether log-probabilities of sampling and training are of one engine, in float32."""
     m = run.model
-    return m.server is None and m.dtype in ("float32", "float64") and not m.tf32
+    return run.server is None and m.dtype in ("float32", "float64") and not m.tf32
 
 
 def _silent(alarms: Alarms, metrics: Mapping[str, float], model: str) -> str:

@@ -26,7 +26,7 @@ from flowrl.run.watch.judges import no_judge, seen_in_training
 from flowrl.run.watch.text_facts import text_length
 from flowrl.session.session import Session, prove_rewards
 from flowrl.session.start_record import source_digests
-from flowrl.settings import Run
+from flowrl.settings import LanguageSettings, Run
 from flowrl.settings.checks.guidance import check_measured_guidance
 from rewards.types import MediaForm
 from samplers import Plan, evaluations
@@ -120,7 +120,7 @@ def _model_warnings(session: Session) -> Iterator[str]:
     """Warn of black images, and of settings that harm language models."""
     if isinstance(session.learner.policy, PipelinePolicy):
         yield from black_images(session.learner.policy.pipe)
-    if session.run.model.language is None:
+    if not isinstance(session.run.model, LanguageSettings):
         return
     learner = session.learner
     weights = sum(p.numel() for p in learner.policies.parameters.values())
@@ -231,7 +231,7 @@ def counts_on_levels(session: Session) -> Iterator[str]:
     """A sentence if the model's own noise levels change the work that `flowrl plan` computed for
     evenly spaced levels: a level near 0 ends the noise one step earlier."""
     run, policy, algorithm = session.run, session.learner.policy, session.algorithm
-    if not isinstance(policy, Driven) or run.model.sigmas is not None:
+    if not isinstance(policy, Driven) or run.sigmas is not None:
         return
     levels = (policy.schedule(algorithm.steps).sigmas, run.levels(algorithm.steps))
     counts = []

@@ -40,6 +40,7 @@ from flowrl.settings.words.sentences import explain
 
 POLICIES_FILE = "policies.safetensors"
 SAMPLING_FILE = "sampling.safetensors"
+VOTES_FILE = "votes.pt"
 # errors of a checkpoint with other contents than this run's; a missing key or a wrong type are too
 MISFITS = (
     OSError,
@@ -63,7 +64,7 @@ def take_state(session: Session, iteration: int) -> "SavedState":
     chain = session.learner.chain
     weights = {k: v for each in chain for k, v in model_weights(each).items()}  # by all processes
     moments = {each.name: model_moments(each) for each in chain}
-    taken = SavedState({}, {}, None, {}, "{}")
+    taken = SavedState({}, {}, None, {}, None, "{}")
     with session.parallel.together():
         if session.parallel.main:
             own = [pair for each in moments.values() for pair in named_moments(each)]
@@ -80,7 +81,12 @@ def take_state(session: Session, iteration: int) -> "SavedState":
             if session.source is not None:
                 state["ahead"], sampling = session.source.state(iteration)
             taken = SavedState(
-                weights, copied(moments), copied(budget), sampling, state=exact_text(state)
+                weights,
+                copied(moments),
+                copied(budget),
+                sampling,
+                session.asking.state() if session.asking else None,
+                exact_text(state),
             )
     return taken
 
@@ -112,6 +118,7 @@ class SavedState:
 
     moments   of the optimizers, by the name of their model
     sampling  weights that iterations in progress are sampled with; none without `workers.lag`
+    votes     of a run that asks people
     state     a JSON object, as text
     """
 
@@ -119,6 +126,7 @@ class SavedState:
     moments: Mapping[str, Any]
     budget: Any
     sampling: Mapping[str, torch.Tensor]
+    votes: Mapping[str, Any] | None
     state: str
 
     def write(self, run_folder: Path, progress: Progress, keep: int) -> None:
@@ -140,6 +148,8 @@ class SavedState:
         for name, moments in self.moments.items():
             torch.save(moments, folder / optimizer_file(name))
         torch.save(self.budget, folder / "budget.pt")
+        if self.votes is not None:
+            torch.save(dict(self.votes), folder / VOTES_FILE)
         (folder / "state.json").write_text(self.state)
 
 
@@ -195,6 +205,8 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             for each in session.learner.chain
         }
         spent = torch.load(checkpoint / "budget.pt", weights_only=True)
+        asks = session.asking is not None and (checkpoint / VOTES_FILE).is_file()
+        votes = torch.load(checkpoint / VOTES_FILE, weights_only=True) if asks else None
         ahead: dict[str, Any] = state.get("ahead", {})  # without workers there is none
         sampling = load_file(checkpoint / SAMPLING_FILE) if ahead else {}
         progress, seen = _checked(state, checkpoint)
@@ -218,6 +230,8 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         # a run that was begun without a budget has nothing to remember
         if spent and session.spending:
             session.spending.restore(spent)
+        if votes is not None and session.asking is not None:
+            session.asking.restore(votes)
         if ahead and session.source is not None:
             session.source.restore(ahead, sampling)
     except NotFiniteError:

@@ -5,14 +5,16 @@ from flowrl.errors import UserError
 from flowrl.estimate.sizes import rows_per_state
 from flowrl.likelihoods.matching import Matching
 from flowrl.models.description import describe
-from flowrl.settings import Run
+from flowrl.settings import PipelineSettings, Run
 from flowrl.settings.checks.guidance import scale_word
 
 
 def check_guidance(run: Run) -> None:
     """UserError for a matching recipe that would train a guided velocity. A model whose
     configuration is not on this machine is judged by its proof, once it is loaded."""
-    if run.model.pipeline is None or not isinstance(run.algorithm().likelihood, Matching):
+    if not isinstance(run.model, PipelineSettings) or not isinstance(
+        run.algorithm().likelihood, Matching
+    ):
         return
     scale = run.training_guidance
     described = None if scale == "none" else describe(run.model)

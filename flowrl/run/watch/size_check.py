@@ -8,7 +8,7 @@ from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
 from flowrl.prompts.row_sizes import RowSize, row_sizes
 from flowrl.run.watch.text_facts import pipeline_call
-from flowrl.settings import Run
+from flowrl.settings import PipelineSettings, Run
 from flowrl.settings.sections.data import PromptPlace
 from flowrl.settings.sections.run import asks_intermediate
 
@@ -18,7 +18,7 @@ def check_rows_of(run: Run, place: PromptPlace, prompts: PromptSet) -> None:
     train on. Given samples ignore the sizes in their rows."""
     if place == "held_out" or run.drawn:
         check_sizes(run, prompts)
-        if run.model.pipeline is not None:
+        if isinstance(run.model, PipelineSettings):
             _check_mixed(run, place, prompts)
 
 
@@ -26,7 +26,7 @@ def check_sizes(run: Run, prompts: PromptSet) -> None:
     """UserError, naming the file and row, for an image that the model cannot read, or a size that
     it cannot generate."""
     check_images(run.model, prompts)
-    sizes = row_sizes(prompts.meta) if run.model.pipeline is not None else []
+    sizes = row_sizes(prompts.meta) if isinstance(run.model, PipelineSettings) else []
     if not any(size.given for size in sizes) or (described := describe(run.model)) is None:
         return
     limits, known = SizeLimits.of(described), set[RowSize]()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from flowrl.errors import UserError
-from flowrl.settings import Run
+from flowrl.settings import OwnSettings, PipelineSettings, Run
 from flowrl.settings.checks.machine import check_hub, check_model
 from flowrl.settings.read import run_checks
 from flowrl.settings.sections.data import RewardSpec
@@ -39,6 +39,9 @@ def refusals(run: Run) -> Iterator[str]:
             if str(error) not in said:
                 yield str(error)
             said.add(str(error))
+        except Exception:  # it may stumble over what a check before it has refused
+            if not said:
+                raise
 
 
 def check_shares(run: Run, processes: int) -> None:
@@ -49,12 +52,12 @@ def check_shares(run: Run, processes: int) -> None:
             f"workers.sampling: {run.workers.sampling} for {processes} training processes, each "
             f"of which needs its own workers; set it to {processes} or a multiple"
         )
-    if run.workers.lag and run.model.server is not None and processes > 1:
+    if run.workers.lag and run.server is not None and processes > 1:
         raise UserError(
             f"workers.lag: {processes} training processes share the server's weights, which change "
             "while the others' samples are drawn; train in one process, or set workers.lag: 0"
         )
-    if run.workers.sampling and run.model.context_parallel > 1:
+    if run.workers.sampling and run.model.sharers > 1:
         raise UserError(
             "workers.sampling: workers do not split calls; set model.context_parallel: 1, or "
             "workers.sampling: 0"
@@ -73,7 +76,7 @@ def _checks(run: Run, given: Mapping[str, Reward], *, hub: bool = True) -> Itera
     yield from run_checks(run, given, hub=hub)
     yield partial(_shares, run)
     yield partial(_packages, run, given)
-    if run.model.own is None:
+    if not isinstance(run.model, OwnSettings):
         yield partial(_guidance, run)
         for place in run.prompts.given:
             if hub or not run.prompts.on_hub(place):
@@ -145,14 +148,14 @@ def unchecked(run: Run) -> Iterator[str]:
 
     for each in filter(None, (run.before, run)):
         source = each.model.source
-        if each.model.own is None and local_folder(source) is None:
+        if not isinstance(each.model, OwnSettings) and local_folder(source) is None:
             yield (
                 f"files of {source}: it is not on this machine; `hf download {source}` downloads it"
             )
     yield "weights: none were read, so damage behind their headers is found at the start"
     yield (
         "the proof at load: it calls the model with its weights; `flowrl prove` runs it alone"
-        if run.model.pipeline is not None
+        if isinstance(run.model, PipelineSettings)
         else "the proof at load: it calls the model with its weights"
     )
     places = [place for place in run.prompts.given if run.prompts.on_hub(place)]
@@ -160,8 +163,8 @@ def unchecked(run: Run) -> Iterator[str]:
         yield f"prompts.{' and prompts.'.join(places)}: on the hub, which plan does not ask"
     labels = ", ".join(dict.fromkeys(spec.label for _, spec in _rewards(run)))
     yield f"rewards ({labels}): their weights or servers were not opened, nor was their self-test"
-    if run.model.server is not None:
-        yield f"model.server: {run.model.server.url} was not asked"
+    if run.server is not None:
+        yield f"model.server: {run.server.url} was not asked"
     yield "the disk: what a run writes depends on its weights and samples, and others write too"
     yield "free memory: other processes may hold some of it when the run starts"
     yield "processes: a launcher's number of processes, and sharding, are known at the start"

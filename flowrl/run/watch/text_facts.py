@@ -8,7 +8,7 @@ from flowrl.likelihoods.token import Token
 from flowrl.models.description import local_folder
 from flowrl.models.open import modular_source
 from flowrl.prompts import PromptSet
-from flowrl.settings import Run
+from flowrl.settings import LanguageSettings, PipelineSettings, Run
 from flowrl.settings.checks.model_files import pipeline_index
 from rewards.types import MediaForm
 
@@ -22,11 +22,11 @@ def text_length(run: Run, prompts: PromptSet | None) -> Iterator[str]:
 
     `prompts`: the training prompts, if they can be read.
     """
-    if run.model.language is not None:
+    if isinstance(run.model, LanguageSettings):
         yield _completions(run)
         return
     _, parameters = pipeline_call(run)
-    if PADDED in parameters:
+    if PADDED in parameters and isinstance(run.model, PipelineSettings):
         length = run.model.call.get(PADDED, parameters[PADDED].default)
         whose = "as set" if PADDED in run.model.call else "the pipeline's default"
         longest = "" if prompts is None else _longest(prompts)
@@ -42,7 +42,7 @@ def _longest(prompts: PromptSet) -> str:
 
 def _completions(run: Run) -> str:
     algorithm = run.algorithm()
-    what = "completion" if run.model.environment is None else "completion, all turns and replies"
+    what = "completion" if run.environment is None else "completion, all turns and replies"
     end = "scored unchanged"
     if isinstance(algorithm.likelihood, Token):
         trained = {"train": "and trained on", "mask": "and left out of the loss (cut: mask)"}
@@ -57,7 +57,8 @@ def pipeline_call(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
     """Class and parameters of the pipeline's own call; none if it is not on this machine."""
     import diffusers
 
-    folder = None if run.model.pipeline is None else local_folder(run.model.pipeline)
+    m = run.model
+    folder = local_folder(m.pipeline) if isinstance(m, PipelineSettings) else None
     if folder is None:
         return "", {}
     if (source := modular_source(run.model)) is not None:
@@ -70,7 +71,7 @@ def pipeline_call(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
 
 def likely_form(run: Run) -> MediaForm:
     """The form of a model's samples: by the class of a pipeline, or text for a language model."""
-    if run.model.language is not None:
+    if isinstance(run.model, LanguageSettings):
         return MediaForm("text")
     name, parameters = pipeline_call(run)
     return MediaForm("video" if "Video" in name or "num_frames" in parameters else "image")

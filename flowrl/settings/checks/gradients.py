@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
+from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import RewardSpec
@@ -58,7 +59,7 @@ def check_gradients(run: Run, algorithm: Algorithm) -> None:
             f"train.states: {name} keeps only one state per sample and recomputes the others "
             "with gradients: leave it out"
         )
-    if run.model.offload:
+    if isinstance(run.model, PipelineSettings) and run.model.offload:
         raise UserError(
             f"model.offload: {name} needs the decoder on the device together with the network for "
             "its gradient: leave it out (model.vae.slicing and tiling save memory)"

@@ -3,7 +3,7 @@
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.likelihoods.transition import Transition
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.model.pipeline import GuidanceScale, PipelineSettings
 from flowrl.settings.sections.run import Run
 
 MEASURED = ("none", None)  # their numbers are known once the model is loaded
@@ -22,8 +22,12 @@ def compares_densities(algorithm: Algorithm) -> bool:
 def check_ratio_guidance(run: Run, algorithm: Algorithm) -> None:
     """UserError for a recipe with a ratio whose update has another guidance scale than its
     samples. Scales that only the loaded model knows are compared by `check_measured_guidance`."""
-    sample, train = run.model.guidance.sample, run.training_guidance
-    if run.model.pipeline is None or not compares_densities(algorithm) or sample == train:
+    sample, train = run.guidance.sample, run.training_guidance
+    if (
+        not isinstance(run.model, PipelineSettings)
+        or not compares_densities(algorithm)
+        or sample == train
+    ):
         return
     if sample not in MEASURED and train not in MEASURED:
         raise UserError(two_policies(scale_word(sample), scale_word(train)))
@@ -33,8 +37,9 @@ def check_measured_guidance(
     run: Run, algorithm: Algorithm, sample: float | None, train: float | None
 ) -> None:
     """The same for the scales of a loaded pipeline; None is its own."""
-    if run.model.pipeline is not None and compares_densities(algorithm) and sample != train:
-        own = run.model.guidance.sample, run.training_guidance
+    pipeline = isinstance(run.model, PipelineSettings)
+    if pipeline and compares_densities(algorithm) and sample != train:
+        own = run.guidance.sample, run.training_guidance
         raise UserError(two_policies(*map(scale_word, own)))
 
 

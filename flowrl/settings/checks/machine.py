@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flowrl.algorithm import Algorithm
 from flowrl.credit.choices import image_plans
-from flowrl.credit.trackers import ScoreQuantiles
+from flowrl.credit.trackers import Bundling
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import Chat, PromptSet
@@ -17,8 +17,11 @@ from flowrl.settings.checks.model_files import (
     check_pipeline_files,
     check_weights,
 )
-from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX, PipelineForm
+from flowrl.settings.model.form import PIPELINE_INDEX, PipelineForm
+from flowrl.settings.model.language import LanguageSettings
 from flowrl.settings.model.model import ModelSettings
+from flowrl.settings.model.own_model import OwnSettings
+from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import IN_PYTHON
 from flowrl.settings.sections.run import SIZES, Run
@@ -35,17 +38,17 @@ _WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
 def check_kind(run: Run, algorithm: Algorithm) -> None:
     """UserError for a text recipe with a pipeline, or an image recipe with a language model."""
     m = run.model
-    if (m.language is not None) != algorithm.text:
+    texts = isinstance(m, LanguageSettings)
+    if texts != algorithm.text:
         name = run.recipe.name  # type: ignore[attr-defined]
         kind = "language" if algorithm.text else "pipeline"
-        other = "own" if m.own is not None else "pipeline" if algorithm.text else "language"
-        raise UserError(f"recipe {name} is for model.{kind}, but the run has model.{other}")
-    if m.own is not None:
+        raise UserError(f"recipe {name} is for model.{kind}, but the run has model.{m.KIND}")
+    if isinstance(m, OwnSettings):
         _check_own(run)
         refuse_scheduler(image_plans(algorithm), m.own.name.rpartition(":")[2])
-    if m.language is None and m.rewriter is None and run.evaluate.temperature != 1:
+    if not texts and run.rewriter is None and run.evaluate.temperature != 1:
         raise UserError("evaluate.temperature is only for texts (model.language): leave it out")
-    if m.language is None:
+    if not texts:
         if run.train.share_prompts:
             raise UserError("train.share_prompts is only for texts (model.language): leave it out")
         return
@@ -78,7 +81,7 @@ def check_joint(run: Run) -> None:
         "budget": run.budget != BudgetSettings(),
         "teachers": run.teachers is not None,
         "workers": run.workers != WorkerSettings(),
-        "model.context_parallel": run.model.context_parallel > 1,
+        "model.context_parallel": run.model.sharers > 1,
     }
     for place, used in alone.items():
         if used:
@@ -136,12 +139,12 @@ def _check_sampling(run: Run, algorithm: Algorithm) -> None:
     name = "sampling" if run.workers.sampling else "lag"
     if run.drawn == 0:
         raise UserError(f"workers.{name}: all samples are given; set workers.{name}: 0")
-    if run.workers.sampling and run.model.compile == "auto":
+    if run.workers.sampling and run.model.compiles == "auto":
         raise UserError(
             "workers.sampling: with model.compile: auto each process decides by itself; set it to "
             "true or false"
         )
-    if run.workers.sampling and run.model.server is not None:
+    if run.workers.sampling and run.server is not None:
         raise UserError(
             "workers.sampling: with model.server the server samples; set workers.sampling: 0, or "
             "leave the server out"
@@ -181,9 +184,9 @@ def _check_own(run: Run) -> None:
 
 
 def check_bundles(run: Run, algorithm: Algorithm) -> None:
-    """UserError if the draws do not fill RiskPO's bundles."""
+    """UserError if the draws do not fill the bundles of a tracker."""
     tracker = algorithm.tracker()
-    if isinstance(tracker, ScoreQuantiles) and run.drawn % tracker.bundle:
+    if isinstance(tracker, Bundling) and run.drawn % tracker.bundle:
         raise UserError(
             f"prompts.per_iteration: the recipe judges bundles of {tracker.bundle} draws, but "
             f"{run.drawn} are not a multiple of it: set a multiple, or recipe.bundle"
@@ -196,7 +199,7 @@ def check_start_samples(run: Run, algorithm: Algorithm) -> None:
     if not algorithm.samples_start:
         return
     name = run.recipe.name  # type: ignore[attr-defined]
-    if run.model.server is not None:
+    if run.server is not None:
         raise UserError(
             f"model.server: recipe {name} also samples the initial policy, whose weights the "
             "server does not have: leave model.server out"
@@ -211,10 +214,9 @@ def check_start_samples(run: Run, algorithm: Algorithm) -> None:
 def check_texts(prompts: PromptSet, m: ModelSettings) -> None:
     """UserError if a pipeline, which takes a text, gets a list of chat messages."""
     chat = next((text for text in prompts.texts if isinstance(text, Chat)), None)
-    if chat is not None and m.language is None:
-        kind = "pipeline" if m.own is None else "own"
+    if chat is not None and not isinstance(m, LanguageSettings):
         raise UserError(
-            f"{chat.at}: the prompt is a list of chat messages, but model.{kind} takes a text: "
+            f"{chat.at}: the prompt is a list of chat messages, but model.{m.KIND} takes a text: "
             "name another column (prompts.column)"
         )
 
@@ -225,32 +227,32 @@ def check_model(m: ModelSettings) -> None:
         on_hub = source.count("/") == 1 and not source.startswith((".", "/", "~"))
         if not find(source).exists() and not (on_hub and Path(source).suffix not in _WEIGHT_FILES):
             raise UserError(f"{place}: there is no file or folder {source}")
-    if m.quantization is not None:
-        m.quantization.check()
-    if m.own is not None:
-        m.own.check()
-        if m.weights is not None and not find(m.weights).is_file():
-            raise UserError(f"model.weights: there is no file {m.weights}")
-        return
-    if m.pipeline is not None:
-        check_pipeline(m.pipeline, m.form)
-        return
-    assert m.language is not None
-    check_language(m.language, m.gguf_file)
-    if m.environment is not None:
-        m.environment.function()
+    if m.quantized is not None:
+        m.quantized.check()
+    match m:
+        case PipelineSettings():
+            check_pipeline(m.pipeline, m.form)
+        case LanguageSettings():
+            check_language(m.language, m.gguf_file)
+            if m.environment is not None:
+                m.environment.function()
+        case OwnSettings():
+            m.own.check()
+            if m.weights is not None and not find(m.weights).is_file():
+                raise UserError(f"model.weights: there is no file {m.weights}")
+        case _:
+            raise AssertionError(m)
 
 
 def check_hub(m: ModelSettings) -> None:
     """UserError, within seconds, for a hub name whose model is neither cached nor reachable."""
-    place = "model.language" if m.pipeline is None else "model.pipeline"
-    source, wanted = m.source, m.gguf_file or "config.json"
-    if m.own is not None or find(source).is_dir():
+    place, source = f"model.{m.KIND}", m.source
+    if isinstance(m, OwnSettings) or find(source).is_dir():
         return
+    wanted = m.configuration
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
-    wanted = wanted if m.pipeline is None else _index(m)
     if isinstance(huggingface_hub.try_to_load_from_cache(source, wanted), str):
         return
     try:
@@ -268,10 +270,6 @@ def check_hub(m: ModelSettings) -> None:
             f"{place}: {source} is neither a folder nor in the hub's cache, and the hub cannot "
             f"be reached ({why}); run `hf download {source}` where there is a network"
         ) from error
-
-
-def _index(m: ModelSettings) -> str:
-    return MODULAR_INDEX if m.form == "modular" else PIPELINE_INDEX
 
 
 def check_optimizer(name: str) -> None:

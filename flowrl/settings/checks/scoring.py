@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from flowrl.errors import UserError
 from flowrl.laws import check_scoring
+from flowrl.settings.model.own_model import OwnSettings
 from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.sections.data import RewardSpec
 from flowrl.settings.sections.run import Run
@@ -22,7 +23,7 @@ def check_own_scoring(run: Run, objects: Mapping[str, Reward]) -> None:
     Rewards that say nothing are not called, nor those of a user's model, whose samples have
     no known form yet: the self-test at the start checks them.
     """
-    if run.train.self_test == "off" or run.model.own is not None:
+    if run.train.self_test == "off" or isinstance(run.model, OwnSettings):
         return
     prompts = None
     for place in _PLACES:
@@ -36,7 +37,13 @@ def _said(spec: RewardSpec, objects: Mapping[str, Reward]) -> Reward | None:
     """A user's reward, if it says what a score depends on."""
     if spec.label in objects:
         return objects[spec.label]
-    if not is_code(spec.name) or not isinstance(user_function_of(spec.name), SaysPer):
+    if not is_code(spec.name):
+        return None
+    try:
+        found = user_function_of(spec.name)
+    except ValueError:  # a file that cannot be imported: `check_rewards` names it
+        return None
+    if not isinstance(found, SaysPer):
         return None
     try:
         return load(spec.name, **spec.settings)

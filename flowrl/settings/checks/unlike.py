@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.sections.run import Run
 
 _SIZE_WORDS = {"height": "height", "width": "width", "num_frames": "frames"}
@@ -10,10 +11,10 @@ _SIZE_WORDS = {"height": "height", "width": "width", "num_frames": "frames"}
 def unlike_training(run: Run) -> str:
     """The settings of a pipeline's evaluations that differ from training's, in words; empty if none
     does."""
-    if run.model.pipeline is None:
+    if not isinstance(run.model, PipelineSettings):
         return ""
     steps, size = run.algorithm().steps, run.trained_size
-    scale, own = run.evaluation_guidance, run.model.guidance.sample
+    scale, own = run.evaluation_guidance, run.guidance.sample
     pairs: list[tuple[str, Any, Any]] = [("steps", run.evaluation_steps, steps)]
     pairs += [(_SIZE_WORDS[k], v, size[k] or "its own") for k, v in run.evaluation_size.items()]
     pairs += [("guidance", scale, own)]

@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from flowrl.errors import UserError
 from flowrl.settings.command_line.options import split_by_commas
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.words.names import suggestion
 from flowrl.settings.words.sentences import plain_message
 

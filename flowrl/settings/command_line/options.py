@@ -14,13 +14,13 @@ from pydantic import BaseModel
 
 from flowrl.errors import UserError
 from flowrl.settings.base import WITHOUT_COMMAS
+from flowrl.settings.file.exclusive import taken_over
 from flowrl.settings.file.older_names import older_option
 from flowrl.settings.file.strict_yaml import list_entries, parse_yaml
 from flowrl.settings.sections.data import RewardSpec
 from flowrl.settings.sections.run import Run
-from flowrl.settings.words.exclusive import taken_over
 from flowrl.settings.words.names import suggestion
-from flowrl.settings.words.sentences import other_recipes, settings_at
+from flowrl.settings.words.sentences import fields_of, kinds_at, other_recipes, settings_at
 from flowrl.settings.words.short_forms import spelled_out
 
 _LISTS = (tuple, list, dict)
@@ -103,7 +103,7 @@ def with_options(
     before: dict[tuple[str, ...], list[str]] = {}
     values: dict[tuple[str, ...], Any] = {}
     for name, given in _options(words):
-        option = _at(Run, (), _parts(name), recipe)
+        option = _at((Run,), (), _parts(name), recipe)
         if option is None and older_option(_parts(name), recipe.__name__):
             option = Option(tuple(_parts(name)), Any)
         if option is None:
@@ -163,20 +163,23 @@ def _parts(name: str) -> list[str]:
 
 
 def _at(
-    kind: type[BaseModel], path: tuple[str, ...], rest: Sequence[str], recipe: type[BaseModel]
+    section: Sequence[type[BaseModel]],
+    path: tuple[str, ...],
+    rest: Sequence[str],
+    recipe: type[BaseModel],
 ) -> Option | None:
-    """Find the key of `kind` for the rest of an option's name, or None."""
+    """Find the key of a section, in any of its kinds, for the rest of an option's name, or None."""
     first, *more = rest
-    for key, field in kind.model_fields.items():
+    for key, field in fields_of(section).items():
         written = field.alias or key
         no = first == f"no_{written}" and not more
         if first not in (key, written) and not no:
             continue
-        inner = recipe if (*path, written) == ("recipe",) else settings_at(field.annotation)
         here = (*path, written)
+        inner = (recipe,) if here == ("recipe",) else kinds_at(field.annotation)
         if not more:
-            return Option(here, dict if inner is recipe else field.annotation)
-        if inner is not None and tuple not in list(_kinds(field.annotation)):
+            return Option(here, dict if inner == (recipe,) else field.annotation)
+        if inner and tuple not in list(_kinds(field.annotation)):
             return _at(inner, here, more, recipe)
         if dict in _kinds(field.annotation):
             return Option((*here, *more), Any)
@@ -186,16 +189,18 @@ def _at(
 
 def option_names(recipe: type[BaseModel]) -> Iterator[str]:
     """Paths of all settings, as written in options."""
-    yield from _names_below(Run, "", recipe)
+    yield from _names_below((Run,), "", recipe)
 
 
-def _names_below(kind: type[BaseModel], at: str, recipe: type[BaseModel]) -> Iterator[str]:
-    for key, field in kind.model_fields.items():
+def _names_below(
+    section: Sequence[type[BaseModel]], at: str, recipe: type[BaseModel]
+) -> Iterator[str]:
+    for key, field in fields_of(section).items():
         name = at + (field.alias or key)
-        inner = recipe if name == "recipe" else settings_at(field.annotation)
+        inner = (recipe,) if name == "recipe" else kinds_at(field.annotation)
         kinds = list(_kinds(field.annotation))
-        below = inner is not None and tuple not in kinds
-        if below and inner is not None:
+        below = bool(inner) and tuple not in kinds
+        if below:
             yield from _names_below(inner, f"{name}.", recipe)
         if not below or int in kinds:  # one number may stand for the section
             yield name

@@ -7,10 +7,10 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.paths import CONFIGS_FOLDER
+from flowrl.settings.file.exclusive import taken_over
 from flowrl.settings.file.older_names import renewed
 from flowrl.settings.file.places import at_file
 from flowrl.settings.file.strict_yaml import read_yaml
-from flowrl.settings.words.exclusive import taken_over
 from flowrl.settings.words.names import BASE_KEY
 from flowrl.settings.words.short_forms import spelled_out
 from flowrl.settings.words.values import short_repr
@@ -24,7 +24,7 @@ def read_tree(path: Path) -> tuple[Any, str]:
     Returns the settings and the names of the files, for messages. Mappings merge; every other
     value, including a list, replaces the base's; a recipe of another name replaces the base's,
     whose settings do not apply to it; and one of several exclusive settings takes the place of the
-    others (`flowrl.settings.words.exclusive`). `base` is relative to the file that contains it, or
+    others (`flowrl.settings.file.exclusive`). `base` is relative to the file that contains it, or
     is `configs/...` of flowrl; other paths are also relative to that file, or else to the working
     folder: see `flowrl.settings.file.places`. UserError, in one sentence that names every file
     involved, for a base that cannot be read and for a circle of files.

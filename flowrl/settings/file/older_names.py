@@ -1,4 +1,5 @@
-"""Older names of settings, still read for one minor version; each is reported once.
+"""Older names of settings, still read for one minor version; each is reported once. Run files that
+an older version has written out are read too, with defaults that say nothing any more.
 
 If settings have both an older and the new name, the older one's value is used, since it comes from
 a file or an option that overrides the rest.
@@ -40,7 +41,7 @@ _said = set[str]()
 
 def renewed(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with older names replaced by current ones."""
-    new = _moved(tree, RENAMED)
+    new = _without_idle(_moved(tree, RENAMED))
     recipe = new.get("recipe")
     if isinstance(recipe, Mapping) and str(recipe.get("name")) in RECIPES:
         known = inspect.signature(RECIPES[recipe["name"]]).parameters
@@ -49,6 +50,19 @@ def renewed(tree: Mapping[str, Any]) -> dict[str, Any]:
         if recipe["name"] == "text":
             new["recipe"] = _nested(new["recipe"])
     return new
+
+
+# what older versions wrote into the run files of language models and of one's own, without effect
+IDLE_GUIDANCE = {"sample": 1.0, "train": 1.0}
+
+
+def _without_idle(tree: dict[str, Any]) -> dict[str, Any]:
+    model = tree.get("model")
+    if isinstance(model, Mapping) and not model.get("pipeline") and "guidance" in model:
+        if model["guidance"] == IDLE_GUIDANCE:
+            rest = {name: value for name, value in model.items() if name != "guidance"}
+            return tree | {"model": rest}
+    return tree
 
 
 def older_option(path: Sequence[str], recipe: str) -> bool:

@@ -32,6 +32,8 @@ _PATHS = {
     ("model", "rewriter", "lora", "from"),
     ("given", "file"),
     ("given", "folder"),
+    ("ask", "earlier"),
+    ("ask", "replay"),
 }
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.model.adapters import Lora
 from rewards.rights import ReadFile
 
 Backend = Literal["bitsandbytes", "torchao", "quanto", "gguf"]
@@ -67,6 +68,19 @@ class Quantization(Settings):
         assert self.bits is not None, "a GGUF file has sizes of its own"
         scales = 4 / 64 if (self.backend, self.bits) == ("bitsandbytes", 4) else 0
         return self.bits / 8 + scales
+
+    def check_adapters(self, lora: Lora | None) -> None:
+        """ValueError for a run that trains the quantized weights, or adds adapters to them."""
+        if lora is None:
+            raise ValueError(
+                "quantization: quantized weights take no gradient, and lora: null trains all "
+                "weights: train adapters, or leave it out"
+            )
+        if lora.merge != "none":
+            raise ValueError(
+                "quantization: adapters cannot be summed with quantized weights: set lora.merge: "
+                "none"
+            )
 
     def check(self) -> None:
         """UserError for a file or a package that does not exist."""

@@ -2,7 +2,8 @@
 
 A part's name in a run's file is its class name in snake case: `PassAtK` is pass_at_k, `FlowSDE` is
 flow_sde. The table is made from the classes themselves: a class belongs to a protocol if it has the
-protocol's members, and its call the same parameters. Nothing is registered.
+protocol's members, and its call the same parameters. Nothing is registered. Parts of contributed
+recipes are looked at only for a name that no other part has.
 """
 
 import dataclasses
@@ -10,8 +11,9 @@ import functools
 import inspect
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
 from typing_extensions import get_protocol_members, is_protocol
@@ -20,6 +22,7 @@ import flowrl.credit
 import flowrl.likelihoods
 import flowrl.losses
 import samplers
+from flowrl.contributed import contributed_modules
 from rewards.checks.settings import function_parameters
 
 _PACKAGES = (samplers, flowrl.credit, flowrl.likelihoods, flowrl.losses)
@@ -35,19 +38,30 @@ def part_name(kind: type) -> str:
 def part_classes() -> tuple[type, ...]:
     """All dataclasses of the four packages that can be instantiated, in the order of their
     files."""
-    found = list[type]()
-    for package in _PACKAGES:
-        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            module = import_module(info.name)
-            found += [
-                each
-                for each in vars(module).values()
-                if dataclasses.is_dataclass(each)
+    modules = (
+        import_module(info.name)
+        for package in _PACKAGES
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    )
+    return tuple(_defined(modules))
+
+
+@functools.cache
+def contributed_classes() -> tuple[type, ...]:
+    """The same of contributed recipes, whose files are imported."""
+    return tuple(_defined(contributed_modules()))
+
+
+def _defined(modules: Iterable[ModuleType]) -> Iterator[type]:
+    for module in modules:
+        for each in vars(module).values():
+            if (
+                dataclasses.is_dataclass(each)
                 and isinstance(each, type)
                 and each.__module__ == module.__name__
                 and not inspect.isabstract(each)
-            ]
-    return tuple(found)
+            ):
+                yield each
 
 
 def has_members(kind: type, protocol: Any) -> bool:
@@ -62,21 +76,67 @@ def _call(kind: Any) -> list[str]:
     return list(inspect.signature(kind.__call__).parameters)
 
 
-def parts_named(annotation: Any) -> Mapping[str, type]:
+class NamedParts(Mapping[str, type]):
+    """Parts by name: those of some protocols, and some dataclasses themselves.
+
+    Contributed parts come last, and their files are imported where a name is not found before
+    them, or where all names are asked for.
+    """
+
+    def __init__(self, protocols: tuple[Any, ...], classes: tuple[type, ...]) -> None:
+        self._protocols = protocols
+        self._classes = classes
+        self._own = {part_name(kind): kind for kind in classes}
+        for protocol in protocols:
+            self._own |= _by_protocol(protocol, part_classes)
+
+    @property
+    def only(self) -> type | None:
+        """The part, if there is a single one."""
+        if len(self._own) > 1:
+            return None
+        every = list(self.values())
+        return every[0] if len(every) == 1 else None
+
+    def _contributed(self) -> Mapping[str, type]:
+        kinds = [_by_protocol(protocol, contributed_classes) for protocol in self._protocols]
+        return {name: kind for each in kinds for name, kind in each.items()}
+
+    def __getitem__(self, name: str) -> type:
+        return self._own[name] if name in self._own else self._contributed()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from self._contributed()
+
+    def __len__(self) -> int:
+        return len(self._own) + len(self._contributed())
+
+    def __bool__(self) -> bool:
+        return bool(self._protocols or self._classes)
+
+
+def parts_named(annotation: Any) -> NamedParts:
     """Parts that a setting with this annotation accepts, by name: the parts of a protocol, or the
-    dataclasses that it names. None for numbers, texts and lists."""
+    dataclasses that it names. Empty for numbers, texts and lists."""
+    kinds = tuple(_part_kinds(annotation))
+    protocols = tuple(kind for kind in kinds if is_protocol(kind))
+    return NamedParts(protocols, tuple(kind for kind in kinds if not is_protocol(kind)))
+
+
+def _part_kinds(annotation: Any) -> Iterator[type]:
+    """The protocols and dataclasses in an annotation."""
     if isinstance(annotation, type):
-        if is_protocol(annotation):
-            return _by_protocol(annotation)
-        return {part_name(annotation): annotation} if dataclasses.is_dataclass(annotation) else {}
-    if get_origin(annotation) in (Literal, tuple):
-        return {}
-    return {name: kind for each in get_args(annotation) for name, kind in parts_named(each).items()}
+        if is_protocol(annotation) or dataclasses.is_dataclass(annotation):
+            yield annotation
+    elif get_origin(annotation) not in (Literal, tuple):
+        for each in get_args(annotation):
+            yield from _part_kinds(each)
 
 
 @functools.cache
-def _by_protocol(protocol: Any) -> Mapping[str, type]:
-    return {part_name(kind): kind for kind in part_classes() if has_members(kind, protocol)}
+def _by_protocol(protocol: Any, classes: Callable[[], tuple[type, ...]]) -> Mapping[str, type]:
+    return {part_name(kind): kind for kind in classes() if has_members(kind, protocol)}
 
 
 def item_of(annotation: Any) -> Any:
@@ -101,8 +161,11 @@ def written_part(part: Any, annotation: Any = Any) -> Any:
         for field in dataclasses.fields(part)
         if field.init and (value := getattr(part, field.name)) != _default(field)
     }
-    only = list(parts_named(annotation).values()) == [type(part)]
-    return settings if only else _mapping(part_name(type(part)), settings)
+    return (
+        settings
+        if parts_named(annotation).only is type(part)
+        else _mapping(part_name(type(part)), settings)
+    )
 
 
 def _mapping(name: str, settings: Mapping[str, Any]) -> Any:

@@ -63,11 +63,10 @@ class PartKind:
     def resolved(self, value: Any, old: Any = None) -> tuple[Any, dict[str, Any]]:
         """The class that a value names, or a user's object, and the settings of the class."""
         name, given = self._split(value)
-        known = parts_named(self.protocol)
-        if name is None and not dataclasses.is_dataclass(old) and len(known) != 1:
-            raise ValueError(f"{self._forms()}, not {short_repr(value)}")
-        found: Any = self._named(name) if name else next(iter(known.values()))
-        if name is None and len(known) != 1:
+        found: Any = parts_named(self.protocol).only if name is None else self._named(name)
+        if found is None:
+            if not dataclasses.is_dataclass(old):
+                raise ValueError(f"{self._forms()}, not {short_repr(value)}")
             found = type(old)
         if not isinstance(found, type):
             if given:
@@ -266,10 +265,10 @@ def _checked(kind: PartKind, names: tuple[str, ...], nullable: bool, value: Any)
     if (value is None and nullable) or (isinstance(value, str) and value in names):
         return value
     value = written_part(value)
-    known = (*names, *parts_named(kind.protocol))
-    if isinstance(value, str) and value not in known and not is_own(value):
+    parts = parts_named(kind.protocol)
+    if isinstance(value, str) and value not in parts and not is_own(value):
         own = f"a {kind.word} of your own must be given as {FILE_AND_NAME}"
-        raise ValueError(f"{unknown_name(value, known)} ({own})")
+        raise ValueError(f"{unknown_name(value, [*names, *parts])} ({own})")
     kind.build(value)
     return value
 

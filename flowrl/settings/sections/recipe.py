@@ -186,7 +186,8 @@ class OwnRecipe(RecipeSettings):
 def recipe_function(name: Any) -> Callable[..., Algorithm]:
     """Recipe of this name, or the function FILE.py:FUNCTION. UserError if there is none."""
     if isinstance(name, str) and name in RECIPES:
-        return RECIPES[name]
+        with feature_files("samplers.routes", name):
+            return RECIPES[name]
     if isinstance(name, str) and own_name(name) is not None:
         try:
             return user_function_of(name)
@@ -265,7 +266,7 @@ class PublishedKinds(Mapping[str, type[RecipeSettings]]):
 
 @cache
 def _published_kind(name: str) -> type[RecipeSettings]:
-    return recipe_settings(name, RECIPES[name])
+    return recipe_settings(name, recipe_function(name))
 
 
 RECIPE_SETTINGS = PublishedKinds()

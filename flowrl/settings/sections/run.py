@@ -11,9 +11,14 @@ from flowrl.credit.intermediate import differs_between_steps
 from flowrl.errors import UserError, feature_files
 from flowrl.likelihoods.matching import Matching
 from flowrl.settings.base import OnResume, Settings
-from flowrl.settings.model.environment import check_turns
-from flowrl.settings.model.levels import levels_of
-from flowrl.settings.model.model import GuidanceScale, ModelSettings
+from flowrl.settings.model.environment import EnvironmentSettings, StepSettings, check_turns
+from flowrl.settings.model.kinds import AnyModel
+from flowrl.settings.model.language import LanguageSettings, RewriterSettings
+from flowrl.settings.model.levels import Sigmas, levels_of
+from flowrl.settings.model.model import ModelSettings
+from flowrl.settings.model.pipeline import Guidance, GuidanceScale, PipelineSettings
+from flowrl.settings.model.server import Server
+from flowrl.settings.sections.ask import AskSettings
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import PromptFiles, RewardSpec, check_sets
 from flowrl.settings.sections.given import GivenSettings, with_prompts
@@ -88,7 +93,7 @@ class Run(Settings):
         "checkpoint": OnResume.FREE,
     }
     recipe: Annotated[SerializeAsAny[RecipeSettings], EveryRecipe]
-    model: ModelSettings
+    model: AnyModel
     prompts: PromptFiles
     rewards: RewardList = Field(min_length=1)
     """Rewards of training; samples are compared by their weighted sum."""
@@ -105,6 +110,7 @@ class Run(Settings):
     train: Train = Train()
     workers: WorkerSettings = WorkerSettings()
     steer: Steer | None = None
+    ask: AskSettings | None = None
     evaluate: EvaluateSettings = EvaluateSettings()
     checkpoint: Checkpoint = Checkpoint()
     track: Track = Track()
@@ -141,20 +147,50 @@ class Run(Settings):
         UserError for choices that cannot be combined.
         """
         algorithm = self.recipe.algorithm()
-        if self.model.server is not None and algorithm.text:
+        if self.server is not None and algorithm.text:
             if self.decouples(algorithm):
                 algorithm = self.workers.within_clip(algorithm)
-            algorithm = self.model.server.around(algorithm)
+            algorithm = self.server.around(algorithm)
         elif self.decouples(algorithm):
             algorithm = self.workers.around(algorithm)
         if algorithm.text:
             own = bool(self.intermediate_rewards)
-            check_turns(self.model.environment, self.model.steps, algorithm, own)
+            check_turns(self.environment, self.text_steps, algorithm, own)
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
         check_teachers(self.teachers, algorithm)
         check_intermediate(algorithm, bool(self.intermediate_rewards), self.budget)
         return self.budget.around(algorithm)
+
+    @property
+    def server(self) -> Server | None:
+        """Server that generates completions; None: the model itself generates."""
+        return self.model.server if isinstance(self.model, LanguageSettings) else None
+
+    @property
+    def environment(self) -> EnvironmentSettings | None:
+        """The environment that replies to the model's texts; None: texts have one turn."""
+        return self.model.environment if isinstance(self.model, LanguageSettings) else None
+
+    @property
+    def text_steps(self) -> StepSettings | None:
+        """The steps into which texts are cut; None: they are not cut."""
+        return self.model.steps if isinstance(self.model, LanguageSettings) else None
+
+    @property
+    def rewriter(self) -> RewriterSettings | None:
+        """The language model that writes the pipeline's prompts, if one does."""
+        return self.model.rewriter if isinstance(self.model, PipelineSettings) else None
+
+    @property
+    def sigmas(self) -> Sigmas | None:
+        """Noise levels in place of the model's own, if the run sets them."""
+        return None if isinstance(self.model, LanguageSettings) else self.model.sigmas
+
+    @property
+    def guidance(self) -> Guidance:
+        """Guidance of a pipeline; other models have none, which is scale 1."""
+        return self.model.guidance if isinstance(self.model, PipelineSettings) else Guidance()
 
     @property
     def joint(self) -> JointSettings | None:
@@ -166,7 +202,7 @@ class Run(Settings):
         """The run of the language model that writes this run's prompts: the same prompts, rewards
         and iterations with its own recipe, model and learning rate. None: prompts are used as
         given."""
-        joint, rewriter = self.joint, self.model.rewriter
+        joint, rewriter = self.joint, self.rewriter
         if joint is None or rewriter is None:
             return None
         own = {"lr": self.train.rewriter_lr or self.train.lr, "gradient_checkpointing": False}
@@ -217,27 +253,29 @@ class Run(Settings):
     def levels(self, steps: int) -> tuple[float, ...]:
         """Levels of `model.sigmas` with the final 0. Without that setting, evenly spaced levels are
         used in place of the pipeline's, which only its call shows."""
-        if self.model.sigmas is not None:
-            return (*levels_of(self.model.sigmas, steps), 0.0)
+        if self.sigmas is not None:
+            return (*levels_of(self.sigmas, steps), 0.0)
         return tuple(1 - k / steps for k in range(steps + 1))
 
     @property
     def evaluation_guidance(self) -> GuidanceScale:
         """Guidance scale of evaluations; None is the pipeline's own."""
         e = self.evaluate
-        return self.model.guidance.sample if e.guidance is None else e.guidance
+        return self.guidance.sample if e.guidance is None else e.guidance
 
     @property
     def training_guidance(self) -> GuidanceScale:
         """Guidance scale of the rows on which the loss is computed; None is the pipeline's own."""
-        own = self.model.guidance
+        own = self.guidance
         if own.train != "auto":
             return own.train
         return "none" if isinstance(self.algorithm().likelihood, Matching) else own.sample
 
     @property
     def trained_model(self) -> ModelSettings:
-        """The model's settings with the guidance of training as a scale."""
+        """The model's settings, a pipeline's with the guidance of training as a scale."""
+        if not isinstance(self.model, PipelineSettings):
+            return self.model
         guidance = self.model.guidance.model_copy(update={"train": self.training_guidance})
         return self.model.model_copy(update={"guidance": guidance})
 
@@ -251,6 +289,8 @@ class Run(Settings):
     def trained_size(self) -> dict[str, int | None]:
         """Height, width and frames of training; None for the pipeline's own."""
         m = self.model
+        if not isinstance(m, PipelineSettings):
+            return dict.fromkeys(SIZES)
         own = {"height": m.height, "width": m.width, "num_frames": None}
         return {name: m.call.get(name, value) for name, value in own.items()}
 
@@ -259,7 +299,7 @@ class Run(Settings):
         """Name of the folder with the last weights."""
         if not self.learns:
             return "weights"
-        whole = "pipeline" if self.model.pipeline else "model"
+        whole = "pipeline" if isinstance(self.model, PipelineSettings) else "model"
         return "adapter" if self.model.lora else whole
 
     @property
@@ -269,7 +309,7 @@ class Run(Settings):
         if self.train.recompute_old is not None:
             return self.train.recompute_old
         half = self.model.dtype in ("bfloat16", "float16")
-        return half and not (self.budget.replay and self.model.pipeline)
+        return half and not (self.budget.replay and isinstance(self.model, PipelineSettings))
 
     def decouples(self, algorithm: Algorithm) -> bool:
         """Whether `old` is the proximal policy, with the weights at the start of an update, rather
@@ -300,7 +340,8 @@ class Run(Settings):
                     f"recipe.modalities: {which} "
                     + ("is none of the rewards" if odd else "trains no part: name it for one")
                 )
-        if self.budget.replay and self.train.recompute_old and self.model.pipeline:
+        images = isinstance(self.model, PipelineSettings)
+        if self.budget.replay and self.train.recompute_old and images:
             raise ValueError(
                 "budget.replay: a replayed image keeps its old log-probabilities, which "
                 "train.recompute_old would replace: leave one of the two out"
@@ -311,7 +352,7 @@ class Run(Settings):
                 f"{self.prompts.per_iteration} leaves no prompts to sample: raise "
                 "per_iteration, lower the share, or set it to 1"
             )
-        if (self.joint is None) != (self.model.rewriter is None):
+        if (self.joint is None) != (self.rewriter is None):
             raise ValueError(
                 "model.rewriter: model.rewriter and the recipe joint need each other, but this "
                 "run has only one of them"

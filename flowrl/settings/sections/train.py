@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from flowrl.settings.base import WITHOUT_COMMAS, OnResume, Settings
-from flowrl.settings.model.model import GuidanceScale
+from flowrl.settings.model.pipeline import GuidanceScale
 from rewards.rights import Account
 
 

@@ -19,7 +19,7 @@ model.pipeline: the image or video model: a diffusers folder, or a hub name
     pretrained.model | pretrained_model_name_or_path | model.model_name_or_path | | |
     pretrained_model_name_or_path
 model.language: the language model: a transformers folder, or a hub name
-    | | | model_name_or_path, model | |
+    | | | model_name_or_path, model | actor_rollout_ref.model.path |
 model.dtype: type of the frozen weights and of the arithmetic
     mixed_precision | mixed_precision | mixed_precision | bf16, fp16, torch_dtype | | torch_dtype,
     dtype
@@ -28,7 +28,7 @@ model.lora: adapters; null trains all weights
 model.lora.rank: rank of the adapters
     | lora_rank | model.lora_rank | lora_r, peft_config.r | model.lora_rank | rank
 model.lora.alpha: scale of the adapters, relative to the rank
-    | lora_alpha | model.lora_alpha | lora_alpha | | lora_alpha
+    | lora_alpha | model.lora_alpha | lora_alpha | model.lora_alpha | lora_alpha
 model.lora.targets: linear layers that get an adapter
     | | model.target_modules | lora_target_modules | | target_modules
 model.guidance.sample: scale of classifier-free guidance in sampling; `none` is without
@@ -115,14 +115,14 @@ train.betas: decay of Adam's two averages
     train.adam_beta1, train.adam_beta2 | | train.adam_betas | adam_beta1, adam_beta2 | | adam_beta1,
     adam_beta2
 train.weight_decay: weight decay
-    train.adam_weight_decay | weight_decay | train.adam_weight_decay | weight_decay | |
-    adam_weight_decay
+    train.adam_weight_decay | weight_decay | train.adam_weight_decay | weight_decay |
+    actor.optim.weight_decay | adam_weight_decay
 train.max_grad_norm: largest norm of a gradient
     train.max_grad_norm | max_grad_norm | train.max_grad_norm | max_grad_norm | actor.grad_clip |
     max_grad_norm
 train.gradient_checkpointing: compute activations again for gradients, to save memory
     activation_checkpointing | gradient_checkpointing | train.enable_gradient_checkpointing |
-    gradient_checkpointing | | gradient_checkpointing
+    gradient_checkpointing | model.enable_gradient_checkpointing | gradient_checkpointing
 train.seed: seed of the noise and of the prompts' order
     seed | seed | train.seed | seed | | generator, seed
 rewards: what scores the samples, with settings and weights
@@ -135,16 +135,19 @@ evaluate.steps: denoising steps of an evaluation
 evaluate.average: decay of the averaged weights that are evaluated and saved
     train.ema, train.ema_decay | use_ema, ema_decay | train.ema_decay | | | use_ema, ema_decay
 checkpoint.every: iterations between checkpoints
-    save_freq | checkpointing_steps | log.save_freq | save_steps | | checkpointing_steps
+    save_freq | checkpointing_steps | log.save_freq | save_steps | trainer.save_freq |
+    checkpointing_steps
 checkpoint.keep: checkpoints that stay
-    num_checkpoint_limit | checkpoints_total_limit | | save_total_limit | | checkpoints_total_limit
+    num_checkpoint_limit | checkpoints_total_limit | | save_total_limit |
+    trainer.max_actor_ckpt_to_keep | checkpoints_total_limit
 track.with: trackers of the metrics: tensorboard, wandb, ...
     use_wandb | tracker_project_name | log.logging_backend | report_to | trainer.logger | report_to
 --folder: the run's folder, an option of `flowrl train`
-    save_dir, logdir, run_name | output_dir | log.save_dir, log.run_name | output_dir, run_name | |
-    output_dir
+    save_dir, logdir, run_name | output_dir | log.save_dir, log.run_name | output_dir, run_name |
+    trainer.default_local_dir | output_dir
 --resume: the run to continue, an option of `flowrl train`
-    resume_from | resume_from_checkpoint | model.resume_path | resume_from_checkpoint | |
+    resume_from | resume_from_checkpoint | model.resume_path | resume_from_checkpoint |
+    trainer.resume_from_path |
 """
 
 
@@ -203,6 +206,21 @@ WORDS = tuple(WordRow.read(entry) for entry in re.split(r"\n(?=\S)", _TABLE.stri
 def folded(name: str) -> str:
     """A name in lower case with underscores: `Flow-GRPO` is `flow_grpo`."""
     return "_".join(name.lower().replace("-", " ").replace("_", " ").split())
+
+
+def setting_called(peer: str, name: str) -> str:
+    """The one setting that a library calls `name`, written with all its sections. KeyError if the
+    table has none, or several."""
+    column = PEERS.index(peer)
+    found = {
+        word.setting
+        for word in WORDS
+        for cell in [part.strip() for part in word.peers[column].split(",")]
+        if cell and (name == cell or name.endswith(f".{cell}"))
+    }
+    if len(found) != 1:
+        raise KeyError(f"{peer} calls {len(found)} settings {name}")
+    return found.pop()
 
 
 def _letters(name: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from flowrl.recipes import RECIPES
 from flowrl.settings.words.names import BASE_KEY, flowrl_words, unknown_name
@@ -103,7 +104,9 @@ def _in_one_line(key: str) -> str:
 
 
 def plain_message(e: Mapping[str, Any]) -> str:
-    """pydantic's message with the offending value."""
+    """pydantic's message with the offending value, or our own."""
+    if e["type"] == "value_error":  # of our own, which says all
+        return str(e.get("ctx", {}).get("error", e["msg"]))
     message = e["msg"][0].lower() + e["msg"][1:]
     if e["type"] in _SIZES:
         words, bound = _SIZES[e["type"]]
@@ -118,13 +121,13 @@ def _names(
     """The keys of the settings at a place."""
     if whole is None:
         return []
-    kind = whole
+    kinds: Sequence[type[BaseModel]] = (whole,)
     for part in where:
         if part == "recipe":
-            kind = recipe or whole
+            kinds = (recipe or whole,)
         elif not part.isdigit():
-            kind = settings_at(kind.model_fields[part].annotation) or whole
-    names = [field.alias or name for name, field in kind.model_fields.items()]
+            kinds = kinds_at(fields_of(kinds)[part].annotation) or (whole,)
+    names = [field.alias or name for name, field in fields_of(kinds).items()]
     based = not where and "recipe" in whole.model_fields  # a run's file alone can have a base
     return [*names, BASE_KEY] if based else names
 
@@ -159,8 +162,25 @@ def other_recipes(path: Sequence[str], recipe: type[BaseModel] | None) -> str | 
 
 
 def settings_at(annotation: Any) -> type[BaseModel] | None:
-    """Settings model in an annotation such as `Lora | None` or `tuple[RewardSpec, ...]`."""
+    """Settings model in an annotation such as `Lora | None` or `tuple[RewardSpec, ...]`; the first
+    of several kinds."""
+    return next(iter(kinds_at(annotation)), None)
+
+
+def kinds_at(annotation: Any) -> tuple[type[BaseModel], ...]:
+    """Settings models in an annotation: of a section, or several kinds of it."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inner = (settings_at(each) for each in get_args(annotation))
-    return next((each for each in inner if each is not None), None)
+        return (annotation,)
+    inner = [kind for each in get_args(annotation) for kind in kinds_at(each)]
+    return tuple(dict.fromkeys(inner))
+
+
+def fields_of(kinds: Sequence[type[BaseModel]]) -> dict[str, FieldInfo]:
+    """The settings of a section, by their names in Python. Of several kinds: first those that name
+    a kind, then all others; a name that several kinds have means the same in each."""
+    every = [item for kind in kinds for item in kind.model_fields.items()]
+    naming = [item for item in every if item[1].is_required()] if len(kinds) > 1 else []
+    found: dict[str, FieldInfo] = {}
+    for name, field in (*naming, *every):
+        found.setdefault(name, field)
+    return found

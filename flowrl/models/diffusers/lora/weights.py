@@ -1,5 +1,6 @@
 """The trained weights of a pipeline: adapters of its denoisers, or all of their weights."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,15 @@ class DenoiserWeights:
     """The part of `PipelinePolicy` that adds, trains and saves weights."""
 
     pipe: Any
-    loop: Loop
     denoisers: tuple[nn.Module, ...]
-    experts: RestingExperts
+
+    @property
+    @abstractmethod
+    def loop(self) -> Loop: ...
+
+    @property
+    @abstractmethod
+    def experts(self) -> RestingExperts: ...
 
     def add_lora(
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int

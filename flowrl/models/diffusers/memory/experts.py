@@ -29,6 +29,21 @@ class Expert:
         del first
         yield from (p for p in others if not p.requires_grad)
 
+    def rest(self) -> None:
+        """Move to the CPU."""
+        self.move(CPU)
+        self.awake = False
+
+    def wake(self, device: torch.device) -> None:
+        """Move to the device, unless it is there."""
+        if not self.awake:
+            self.move(device)
+            self.awake = True
+
+    def count(self, calls: int) -> None:
+        """Count calls whose gradient is pending."""
+        self.graded += calls
+
     def move(self, device: torch.device) -> None:
         for tensor in self.resting():
             move_weight(tensor, device)
@@ -75,18 +90,14 @@ class RestingExperts:
             for tensor in (*expert.module.parameters(), *expert.module.buffers()):
                 if id(tensor) not in rests:
                     tensor.data = tensor.data.to(self.device)
-            expert.move(CPU)
-            expert.awake = False
+            expert.rest()
 
     def wake(self, own: Expert) -> None:
         """Prepare an expert for a call."""
         for other in self.experts:
             if other is not own and other.awake and not other.graded:
-                other.move(CPU)
-                other.awake = False
-        if not own.awake:
-            own.move(self.device)
-            own.awake = True
+                other.rest()
+        own.wake(self.device)
 
     def called(self, own: Expert, result: Any) -> None:
         """Count a finished call until its gradient is computed."""
@@ -94,9 +105,9 @@ class RestingExperts:
             return
         first = result[0] if isinstance(result, tuple) else result.sample
         if first.requires_grad:
-            own.graded += 1
+            own.count(1)
             first.register_hook(lambda _: self.done(own))
 
     def done(self, own: Expert) -> None:
         """Mark an expert's backward pass as started; it will end before the next call."""
-        own.graded -= 1
+        own.count(-1)

@@ -31,6 +31,12 @@ class Waking(ModelHook):
             self.awake = True
         return args, kwargs
 
+    def rest(self, module: nn.Module) -> None:
+        """Move the module back to the CPU, if it was used."""
+        if self.awake:
+            module.to("cpu")
+            self.awake = False
+
 
 @dataclass(frozen=True)
 class OffloadedParts:
@@ -58,9 +64,7 @@ class OffloadedParts:
     def rest(self) -> None:
         """Move the used parts back to the CPU."""
         for module, hook in self.parts.values():
-            if hook.awake:
-                module.to("cpu")
-                hook.awake = False
+            hook.rest(module)
 
 
 @dataclass(frozen=True)

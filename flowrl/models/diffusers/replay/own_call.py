@@ -1,7 +1,6 @@
 """The pipeline's own call, as a user would make it: what a replay is compared with."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -47,8 +46,7 @@ def record(
 
 def _split_rows(loop: Loop) -> None:
     """Fall back to one row per call: the decoder (HunyuanVideo 1.5), else the call."""
-    vae = vars(loop.pipe).get("vae")
-    if vae is not None and vars(vae).get("use_slicing") is False:
-        vae.use_slicing = True
+    if loop.sliced is False:
+        loop.slice_decoder()
     else:
-        loop.traits = replace(loop.traits, single=True, encodings={})
+        loop.show(single=True)

@@ -126,7 +126,7 @@ class Subject:
         proof_checks.finite(self.loop.name, self.loop.pipe.components, predicted)
         if not shown(media.media) and self.loop.traits.form == "pt":
             # some pipelines scale to 0..1 only there
-            self.loop.traits = replace(self.loop.traits, form="np")
+            self.loop.show(form="np")
             steps, media, repeatable = self._record()
         visits, rows = len(self.schedule.visits), len(self.prompts)
         proof_checks.check_states(self.loop.name, steps, self.steps, visits, rows)
@@ -182,7 +182,7 @@ class Subject:
         known = self.loop.traits.later is not None or "prepare_latents" not in dir(self.loop.pipe)
         if known or first == last:
             return False
-        self.loop.traits = replace(self.loop.traits, later=last)
+        self.loop.show(later=last)
         return True
 
     def _mismatch(self, way: Way) -> str | None:

@@ -91,7 +91,7 @@ class StepProof:
         turned, _ = self.step(0, -1)
         flow = self.loop.traits.kind == "flow"
         if turned < away and flow:  # its loop hands on -v, or its step adds v
-            self.loop.traits = self.loop.traits.turned
+            self.loop.show(sign=-self.loop.traits.sign)
             away, turned = turned, away
         if self.quiet and turned >= away and self.reads_alike():
             return away / size  # another step, of the same prediction

@@ -4,12 +4,14 @@ A call of the network, the encoders or the decoder holds rows of one size. Noise
 and has its shape, so a sample does not depend on the sizes beside it.
 """
 
-import copy
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from flowrl.errors import UserError
+from flowrl.models.call_sizes import CallSizes
 from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.loop.image_shapes import latent_shapes, sized_by_images
@@ -52,6 +54,44 @@ Loops = dict[LoopSize, tuple[Loop, Proofs]]
 OpenedBatch = Batch[Planner, Any, Any]  # a MediaBatch or a MixedBatch
 
 
+@dataclass
+class KnownRows:
+    """Sizes of the rows that a run has named so far.
+
+    places          the sizes, each with the place of a row; empty: the policy's own
+    own_size_alone  whether all prompts that will be opened have the policy's own size
+    """
+
+    places: dict[LoopSize, str] = field(default_factory=dict[LoopSize, str])
+    own_size_alone: bool = False
+
+    def all_named(self, own: LoopSize) -> None:
+        """Note that no other rows will come."""
+        self.own_size_alone = self.places.keys() == {own}
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """The loop that a policy drives, and all that changes in a run.
+
+    loop    the pipeline's loop, which learns traits from the pipeline's own call
+    proofs  of the loop
+    loops   of other sizes, which policies at these sizes share
+    sizes   rows per call
+    rows    known sizes of rows
+    """
+
+    loop: Loop
+    proofs: Proofs = field(default_factory=Proofs)
+    loops: Loops = field(default_factory=Loops)
+    sizes: CallSizes = field(default_factory=CallSizes)
+    rows: KnownRows = field(default_factory=KnownRows)
+
+    def at(self, loop: Loop, proofs: Proofs) -> "LoopState":
+        """The same with another loop: prompts have several sizes then."""
+        return replace(self, loop=loop, proofs=proofs, rows=KnownRows(self.rows.places))
+
+
 P = TypeVar("P", bound="Sizable")
 
 
@@ -59,15 +99,29 @@ class Sizable:
     """The part of `PipelinePolicy` that has a twin for each size of prompts."""
 
     pipe: Any
-    loop: Loop
+    state: LoopState
+    use: Any
     call: Mapping[str, Any]
-    guidance: Scales
-    known_proofs: Proofs
-    loops: Loops
-    used: dict[LoopSize, str]  # sizes of known rows, with a row's place; empty: own
-    one_size: bool  # whether all prompts that will be opened have the policy's own
-    last_held: Any
-    frozen: OffloadedParts
+
+    @property
+    @abstractmethod
+    def loop(self) -> Loop: ...
+
+    @property
+    @abstractmethod
+    def guidance(self) -> Scales: ...
+
+    @property
+    @abstractmethod
+    def frozen(self) -> OffloadedParts: ...
+
+    @abstractmethod
+    def alike(self, state: LoopState, use: Any) -> Any: ...
+
+    @property
+    def used(self) -> Mapping[LoopSize, str]:
+        """Sizes of known rows, with a row's place; empty: the policy's own."""
+        return self.state.rows.places
 
     def at(self: P, size: LoopSize, place: str = "") -> P:
         return twin_at(self, size, place)
@@ -84,7 +138,7 @@ class Sizable:
         """Note the sizes of all rows. UserError for rows that this pipeline refuses."""
         self.loop.missing.check(self.loop.traits, meta)
         for each in rows_by_size(self, [""] * len(meta), meta):
-            self.used[each.size] = columns.places(meta)[each.rows[0]]
+            self.state.rows.places[each.size] = columns.places(meta)[each.rows[0]]
             each.policy.row_arguments(each.take(meta), [""] * len(each.rows))
         self.frozen.rest()
 
@@ -92,7 +146,7 @@ class Sizable:
         """Check the rows of all prompts that will be opened. If they have the policy's own size,
         `open` no longer asks for it."""
         self.check_rows(meta)
-        self.one_size = self.used.keys() == {LoopSize.of(self.loop)}
+        self.state.rows.all_named(LoopSize.of(self.loop))
 
 
 class SizedRows(NamedTuple):
@@ -138,39 +192,29 @@ def other_sizes(policy: Sizable, meta: Meta) -> bool:
 def twin_at(policy: P, size: LoopSize, place: str) -> P:
     """The policy at another size: the same modules, guidance and call sizes, and a loop of its own.
     UserError, naming the `place`, for a size that the pipeline refuses."""
-    own = policy.loop.own_shape = policy.loop.own_shape or size.image
+    own = policy.loop.shaped(size.image)
     if size == LoopSize.of(policy.loop)._replace(image=own):
         return policy
-    if size not in policy.loops:
+    if size not in policy.state.loops:
         call = {**policy.call, **policy.loop.traits.shared, **size.arguments}
         try:
-            loop = Loop(policy.pipe, call, policy.loop.levels)
+            loop = policy.loop.with_call(call)
         except UserError as error:
             raise UserError(f"{place}: {error}" if place else str(error)) from error
-        loop.own_sampler = policy.loop.own_sampler
-        policy.loops[size] = loop, {}
+        policy.state.loops[size] = loop, {}
         policy.frozen.rest()
-    twin = copy.copy(policy)
-    twin.loop, twin.known_proofs = policy.loops[size]
-    twin.call, twin.last_held, twin.one_size = twin.loop.call, None, False
-    return twin
+    return policy.alike(policy.state.at(*policy.state.loops[size]), policy.use)
 
 
 def called_with(policy: P, call: Mapping[str, Any]) -> P:
     """The policy with further arguments of its call: the same modules and guidance, and a loop,
     proofs and sizes of its own. UserError for arguments that the pipeline refuses."""
     try:
-        loop = Loop(
-            policy.pipe, {**policy.call, **policy.loop.traits.shared, **call}, policy.loop.levels
-        )
+        loop = policy.loop.with_call({**policy.call, **policy.loop.traits.shared, **call})
     except UserError as error:
         raise UserError(f"evaluate.call: {error}") from error
-    loop.own_sampler = policy.loop.own_sampler
     policy.frozen.rest()
-    twin = copy.copy(policy)
-    twin.loop, twin.known_proofs, twin.loops = loop, {}, {}
-    twin.call, twin.last_held, twin.one_size = loop.call, None, False
-    return twin
+    return policy.alike(replace(policy.state.at(loop, {}), loops={}), policy.use)
 
 
 def open_by_size(policy: Sizable, prompts: Sequence[str], meta: Meta, steps: int) -> OpenedBatch:

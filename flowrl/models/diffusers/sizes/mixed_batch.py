@@ -1,7 +1,8 @@
 """A batch of prompts of several sizes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,12 +28,12 @@ class MixedBatch:
     parts: tuple[MediaBatch, ...]
     places: tuple[tuple[int, ...], ...]
     meter: Meter
-    _local: Tensor = field(init=False, repr=False, compare=False)  # [prompts 2]: part, index in it
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _local(self) -> Tensor:
+        """The part of each prompt, and its index in that part [prompts 2]."""
         pairs = {at: (k, i) for k, own in enumerate(self.places) for i, at in enumerate(own)}
-        local = torch.tensor([pairs[at] for at in range(len(pairs))])
-        object.__setattr__(self, "_local", local)
+        return torch.tensor([pairs[at] for at in range(len(pairs))])
 
     @property
     def owner(self) -> Driven:

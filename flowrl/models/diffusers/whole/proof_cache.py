@@ -7,6 +7,7 @@ configurations  of the pipeline and every component, with their classes; the sou
 versions        of torch, diffusers, transformers and peft, and flowrl's own code of models and
                 samplers, file by file
 settings        the model's, dtype, steps, guidance, the processes, the device
+traits          of the pipeline, as far as its arguments and trials at load show them
 prompts         the prompts that the proof uses, with their images, pixel by pixel
 weights         of the base, as the file digests that a run records. They do not change the
 structure, but the effect of rounding, which sets the bounds for independent rows and whole samples;
@@ -23,7 +24,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache
 from importlib import metadata
@@ -39,7 +40,6 @@ import samplers
 from flowrl import models
 from flowrl.json_text import json_text
 from flowrl.models.diffusers.call.inputs import columns
-from flowrl.models.diffusers.call.loop.loop import Loop
 from flowrl.models.diffusers.modular.face import block_classes, form_of
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.replay import Replay
@@ -53,14 +53,15 @@ LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 class CachedProof:
     """Proofs of one start: the printed text, and how each (steps, guidance) is driven.
 
-    `traits` are found only by the proof's own call. `whole` are the proofs over whole samples,
-    which `flowrl prove` makes.
+    `traits` are found only by the proof's own call, as is whether the decoder takes one sample at a
+    time (`sliced`). `whole` are the proofs over whole samples, which `flowrl prove` makes.
     """
 
     made: str  # local time
     sentences: tuple[str, ...]
     replays: tuple[Replay, ...]
     traits: Mapping[str, Any]
+    sliced: bool | None = None
     whole: tuple[WholeProof, ...] = ()
 
     @classmethod
@@ -68,12 +69,14 @@ class CachedProof:
         cls, policy: PipelinePolicy, sentences: Sequence[str], whole: Sequence[WholeProof] = ()
     ) -> "CachedProof":
         made = datetime.now().isoformat(" ", "minutes")
-        replays = tuple(policy.known_proofs.values())
-        return cls(made, tuple(sentences), replays, _traits(policy.loop), tuple(whole))
+        loop, replays = policy.loop, tuple(policy.known_proofs.values())
+        return cls(made, tuple(sentences), replays, loop.traits.proven, loop.sliced, tuple(whole))
 
     def use(self, policy: PipelinePolicy) -> None:
         """Put a policy into its state after these proofs."""
-        _settle(policy.loop, self.traits)
+        if self.sliced:
+            policy.loop.slice_decoder()
+        policy.loop.show(**self.traits)
         for replay in self.replays:
             policy.known_proofs[replay.steps, replay.guidance] = replay
 
@@ -100,6 +103,7 @@ def read(digest: str) -> CachedProof | None:
             tuple(made["sentences"]),
             tuple(_replay(values) for values in made["replays"]),
             made["traits"],
+            made["sliced"],
             tuple(_whole(values) for values in made["whole"]),
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -145,9 +149,9 @@ def digest(
         "sources": sorted({*_sources(classes)}),
         "versions": [metadata.version(name) for name in LIBRARIES] + [sys.version, _own_code()],
         "device": [str(policy.device), gpu, torch.backends.cpu.get_cpu_capability()],
-        "settings": [settings, loop.call, policy.guidance, policy.rows_per_call],
-        "levels": None if loop.levels is None else loop.levels.at(loop.levels.trial),
-        "prompts": [prompts, columns.extras(meta, loop.driver.parameters), loop.traits.shared],
+        "settings": [settings, policy.guidance, policy.rows_per_call],
+        "traits": loop.traits.key,
+        "prompts": [prompts, columns.extras(meta, loop.driver.parameters)],
     }
     return _sum(holds)
 
@@ -167,23 +171,6 @@ def _whole(values: Mapping[str, Any]) -> WholeProof:
         for name in ("own", "flowrl", "alone", "rounding")
     }
     return WholeProof(**{**values, **nested})
-
-
-def _traits(loop: Loop) -> dict[str, Any]:
-    vae = vars(loop.pipe).get("vae")
-    slicing = None if vae is None else vars(vae).get("use_slicing")
-    traits = loop.traits
-    own = {"form": traits.form, "sign": traits.sign, "single": traits.single, "slicing": slicing}
-    return own | {"later": traits.later and str(traits.later).removeprefix("torch.")}
-
-
-def _settle(loop: Loop, traits: Mapping[str, Any]) -> None:
-    if traits["slicing"]:
-        loop.pipe.vae.use_slicing = True
-    if traits["single"] != loop.traits.single:  # rows are encoded otherwise then
-        loop.traits = replace(loop.traits, single=traits["single"], encodings={})
-    later = traits["later"] and getattr(torch, traits["later"])
-    loop.traits = replace(loop.traits, form=traits["form"], sign=traits["sign"], later=later)
 
 
 def _processors(module: nn.Module) -> Iterator[Any]:

@@ -86,6 +86,15 @@ class Driver:
         self.cut = getattr(pipe, "get_timesteps", None)  # by a `strength`
         self._place: tuple[torch.device, torch.device] | None = None
 
+    def keep_no_images(self) -> None:
+        """Keep no encoded images between calls, if no call so far has encoded any."""
+        if self.memo is not None and not self.memo.kept:
+            self.memo = None
+
+    def cut_behind(self, times: int) -> None:
+        """Note how many times the loop cuts off at the end of its list."""
+        self.behind = times
+
     def encoded(self, arguments: Mapping[str, Any]) -> Calls:
         """Outputs of the real `encode_prompt`; the call ends when it reaches a denoiser."""
 

@@ -61,21 +61,25 @@ class Loop:
     """
 
     def __init__(
-        self, pipe: Any, call: Mapping[str, Any], levels: UserLevels | None = None
+        self,
+        pipe: Any,
+        call: Mapping[str, Any],
+        levels: UserLevels | None = None,
+        *,
+        own_sampler: bool = False,
     ) -> None:
         checks.refuse_pipeline(pipe)
         self.pipe, self.levels = pipe, levels
         self.driver = Driver(pipe, checks.scheduler_of(pipe, levels))
         self.traits: Traits = discover(self.driver, call, levels)
-        assert self.driver.memo is not None
-        if not self.driver.memo.kept and not columns.images(self.driver.parameters):
-            self.driver.memo = None
+        if not columns.images(self.driver.parameters):
+            self.driver.keep_no_images()
         self.name, self.call = self.traits.name, self.traits.call
         self.guidance = self.traits.guidance
         self.missing = MissingTexts(self.driver)
         self._columns = self.driver.parameters.keys() - {"prompt"}  # that rows may fill
         self.own_kernels: dict[int, Scheduler] = {}  # by number of steps
-        self.own_sampler = False  # whether samples are made by the scheduler's own steps
+        self.own_sampler = own_sampler  # whether samples are made by the scheduler's own steps
         self._starts: dict[int, Start] = {}
         self.noise_alone: dict[tuple[tuple[str, ...], int], bool] = {}  # in first states, by images
         self.image_shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}  # of latents, by images
@@ -151,6 +155,33 @@ class Loop:
         pictures = {name: extras[0][name] for name in columns.images(extras[0])}
         return tuple({**extra, **pictures} for extra in extras)
 
+    def with_call(self, call: Mapping[str, Any]) -> "Loop":
+        """The loop of the same pipeline with other arguments of its call."""
+        return Loop(self.pipe, call, self.levels, own_sampler=self.own_sampler)
+
+    def use_own_steps(self) -> None:
+        """Make samples by the scheduler's own steps from now on."""
+        self.own_sampler = True
+
+    def shaped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of latents that images determine alone: the first one that is named stays."""
+        self.own_shape = self.own_shape or shape
+        return self.own_shape
+
+    def show(self, **shown: Any) -> None:
+        """Note traits that the pipeline's own call has shown: see `Traits.showing`."""
+        self.traits = self.traits.showing(**shown)
+
+    @property
+    def sliced(self) -> bool | None:
+        """Whether the decoder takes one sample at a time; None if it has no such switch."""
+        vae = vars(self.pipe).get("vae")
+        return None if vae is None else vars(vae).get("use_slicing")
+
+    def slice_decoder(self) -> None:
+        """Let the decoder take one sample at a time."""
+        self.pipe.vae.use_slicing = True
+
     def fit(self, images: Extra) -> None:
         """Set the shape of the states from these images, if no argument of the call sets it."""
         with its_own(self.name, self.call):
@@ -184,7 +215,7 @@ class Loop:
             if self.driver.layout is not None:  # each part draws its own
                 drawn = [torch.cat([each.flatten() for each in drawn])]
             own, size = noise_sizes(first, seen, drawn)
-            self.driver.behind = int(schedule.trig and not _ends(self.driver.scheduler, times))
+            self.driver.cut_behind(int(schedule.trig and not _ends(self.driver.scheduler, times)))
             if schedule.preserving:
                 size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()
             self._starts[steps] = Start(

@@ -180,7 +180,7 @@ def own_plans(loop: Loop, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]
             f"{loop.name} samples with the steps of its own scheduler (kernel: scheduler), but "
             "this plan has other steps"
         )
-    loop.own_sampler = True
+    loop.use_own_steps()
     kernel = own_kernel(loop, steps)
     try:
         return tuple(bound_to(plan, kernel) for plan in plans)

@@ -6,7 +6,8 @@ ends at its first step or earlier, and the result is one frozen record.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -37,6 +38,7 @@ TRIAL_STEPS = 2
 STRENGTH_STEPS = 20  # the same where a strength leaves a part of the steps, which must not be none
 TRIAL_GUIDANCE = 2.0  # with negative prompts
 UNGUIDED = 1.0
+_DTYPE = "torch."  # begins the name of a dtype
 
 T = TypeVar("T")
 
@@ -59,6 +61,17 @@ class Encoding:
     shape: tuple[int, ...]
 
 
+class Origin(Enum):
+    """Source of a trait, which decides whether a kept proof is found by it or brings it."""
+
+    KEY = "key"  # from the arguments, or from trials at load: another value needs another proof
+    ROWS = "rows"  # from the prompts of a run, and known again with them
+    PROVEN = "proven"  # shown by the proof's own call alone: kept with the proof
+
+
+KEY, ROWS, PROVEN = ({"origin": origin} for origin in Origin)
+
+
 @dataclass(frozen=True)
 class Traits:
     """Facts about one pipeline, for the user's arguments `call`.
@@ -79,7 +92,7 @@ class Traits:
     json       whether its prompts are JSON objects
 
     Some traits show only in the pipeline's own call with two prompts. That call runs all steps, so
-    it is not a trial: the proof makes it and sets these four.
+    it is not a trial: the proof makes it and sets these four (`showing`).
 
     single     one prompt per call, because it takes no batch
     form       `output_type`: "np" if a pipeline scales tensors differently from images
@@ -88,24 +101,26 @@ class Traits:
                rounds its timesteps to it); None: that of the first state
     """
 
-    name: str
-    call: Mapping[str, Any]
-    shared: Extra
-    kind: ModelOutput
-    guidance: str | None
-    steps: int
-    guider: bool = False
-    required: Extra = field(default_factory=dict)
-    encodings: Mapping[tuple[str, ...], Encoding] = field(default_factory=dict)
-    blank: Conditioning = Conditioning(SINGLE, ([()],), (SHORT_PROMPT,))
-    stubs: bool = True
-    entry: Entry | PartEntries = Entry()
-    levels: UserLevels | None = None
-    json: bool = False
-    single: bool = False
-    form: Literal["pt", "np"] = "pt"
-    sign: Literal[1, -1] = 1
-    later: torch.dtype | None = None
+    name: str = field(metadata=KEY)
+    call: Mapping[str, Any] = field(metadata=KEY)
+    shared: Extra = field(metadata=KEY)
+    kind: ModelOutput = field(metadata=KEY)
+    guidance: str | None = field(metadata=KEY)
+    steps: int = field(metadata=KEY)
+    guider: bool = field(default=False, metadata=KEY)
+    required: Extra = field(default_factory=dict, metadata=ROWS)
+    encodings: Mapping[tuple[str, ...], Encoding] = field(default_factory=dict, metadata=ROWS)
+    blank: Conditioning = field(
+        default=Conditioning(SINGLE, ([()],), (SHORT_PROMPT,)), metadata=ROWS
+    )
+    stubs: bool = field(default=True, metadata=ROWS)
+    entry: Entry | PartEntries = field(default=Entry(), metadata=ROWS)
+    levels: UserLevels | None = field(default=None, metadata=KEY)
+    json: bool = field(default=False, metadata=KEY)
+    single: bool = field(default=False, metadata=PROVEN)
+    form: Literal["pt", "np"] = field(default="pt", metadata=PROVEN)
+    sign: Literal[1, -1] = field(default=1, metadata=PROVEN)
+    later: torch.dtype | None = field(default=None, metadata=PROVEN)
 
     @property
     def trial_guidance(self) -> float | None:
@@ -153,10 +168,36 @@ class Traits:
         arguments = self.arguments(prompts, steps, self.trial_guidance, extras)
         return PipelineCall(arguments, conditioning.calls(), stubs=self.stubs)
 
+    @classmethod
+    def of_origin(cls, origin: Origin) -> list[str]:
+        """Names of the traits that are known in this way."""
+        return [each.name for each in fields(cls) if each.metadata["origin"] is origin]
+
     @property
-    def turned(self) -> "Traits":
-        """The same traits with the opposite sign of the flow's velocity."""
-        return replace(self, sign=-1 if self.sign > 0 else 1)
+    def key(self) -> dict[str, Any]:
+        """The arguments and what trials found, as plain data by which a kept proof is found."""
+        found = {name: getattr(self, name) for name in self.of_origin(Origin.KEY)}
+        levels = None if self.levels is None else self.levels.at(self.levels.trial)
+        return found | {"levels": levels}
+
+    @property
+    def proven(self) -> dict[str, Any]:
+        """Traits that only the pipeline's own call shows, as plain data that `showing` reads."""
+        found = {name: getattr(self, name) for name in self.of_origin(Origin.PROVEN)}
+        dtypes = {k: str(v) for k, v in found.items() if isinstance(v, torch.dtype)}
+        return found | dtypes
+
+    def showing(self, **shown: Any) -> "Traits":
+        """The same traits with what the pipeline's own call has shown, by name; dtypes may be
+        texts. Other rows per call are encoded otherwise."""
+        unknown = shown.keys() - set(self.of_origin(Origin.PROVEN))
+        assert not unknown, f"{unknown} are found by trials"
+        for name, value in shown.items():
+            if isinstance(value, str) and value.startswith(_DTYPE):
+                shown[name] = getattr(torch, value.removeprefix(_DTYPE))
+        single = shown.get("single", self.single)
+        encodings = self.encodings if single == self.single else {}
+        return replace(self, encodings=encodings, **shown)
 
     def knowing(self, extra: Extra, encoding: Encoding) -> "Traits":
         return replace(self, encodings={**self.encodings, tuple(extra): encoding})

@@ -1,5 +1,4 @@
-"""Settings that exclude each other, and settings that belong to a name: the one place that lists
-them.
+"""Settings that exclude each other, and settings that belong to a name.
 
 Files and options lie over each other in layers. A layer that names one of several exclusive
 settings takes the others' place: `lora: {from: FILE}` over a base with `lora: {rank: 32}` trains
@@ -10,23 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# what only some kinds of models have, by the setting that names a model of the kind
-KIND_SETTINGS: Mapping[str, frozenset[str]] = {
-    "pipeline": frozenset(
-        (
-            "height", "width", "guidance", "call", "sigmas", "scheduler", "adapters", "encodings",
-            "rewriter", "offload", "offload_experts", "vae", "attention", "compile",
-            "context_parallel", "quantization", "form", "guider", "rights",
-        )
-    ),
-    "language": frozenset(
-        (
-            "gguf_file", "head_dtype", "system", "template", "stop", "server", "environment",
-            "steps", "attention", "quantization",
-        )
-    ),
-    "own": frozenset(("sigmas", "weights")),
-}  # fmt: skip
+from flowrl.settings.model.kinds import MODEL_KINDS, own_settings_of
+from flowrl.settings.model.model import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -52,10 +36,9 @@ class Alternative:
         return any(not any(value is no or value == no for no in off) for value in values)
 
 
-def _kind(name: str) -> Alternative:
-    return Alternative(
-        (f"model.{name}",), tuple(f"model.{each}" for each in sorted(KIND_SETTINGS[name]))
-    )
+def _kind(kind: type[ModelSettings]) -> Alternative:
+    own = tuple(f"model.{name}" for name in own_settings_of(kind))
+    return Alternative((f"model.{kind.KIND}",), own)
 
 
 _MERGE = Alternative(("model.lora.merge",), without=("none",))
@@ -66,7 +49,7 @@ _SERVER = Alternative(("model.server",))
 _QUANTIZED = Alternative(("model.quantization",))
 _GIVEN = Alternative(("given",))
 EXCLUSIVE: tuple[tuple[Alternative, ...], ...] = (
-    tuple(_kind(name) for name in KIND_SETTINGS),
+    tuple(map(_kind, MODEL_KINDS)),
     (
         Alternative(("model.lora.from",)),
         Alternative(("model.lora.rank", "model.lora.alpha", "model.lora.targets")),

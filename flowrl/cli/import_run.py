@@ -1,0 +1,55 @@
+"""`flowrl import WHAT`: another library's run as run.yaml, and the outcome of each leaf."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+from flowrl.importing.draft import TO_READ
+from flowrl.importing.leaves import shown_leaf
+from flowrl.importing.result import ImportedRun, imported
+from flowrl.importing.writing import RUN_FILE, table_text, write_import
+from flowrl.settings.command_line.arguments import Word
+
+
+@dataclass
+class Import:
+    """Write a run of flow_grpo, Flow-Factory, TRL, verl or SimpleTuner as a run file. Nothing of it
+    is executed, and no environment variable is read. A table has a line for each of its leaves."""
+
+    what: Word[str]
+    """FILE.py:FUNCTION of flow_grpo, a YAML or JSON file, a Python or shell script, or a whole
+    command line in quotes."""
+    of: str | None = None
+    """The library and its release, such as trl==1.16.0; by default what the input shows, and the
+    newest release that flowrl knows."""
+    devices: int | None = None
+    """Number of processes that the input is meant for; by default 1."""
+    out: Path | None = None
+    """A folder for run.yaml and import.md; without it the table is printed."""
+
+
+def import_peer(given: Import) -> ImportedRun:
+    """Read the input, write the files, and print what a reader must know. UserError for an input
+    that has no counterpart."""
+    run = imported(given.what, given.of, given.devices)
+    if given.out is None:
+        print(table_text(run), end="")
+        return run
+    written = write_import(run, given.out)
+    print(f"{run.peer}: wrote {', '.join(path.name for path in written)} in {given.out}")
+    print(", ".join(f"{count} {kind}" for kind, count in run.counts.items()))
+    for kind in TO_READ:
+        for line in run.lines:
+            if line.kind is kind:
+                print(f"{kind}: {line.name}: {shown_leaf(line.value)}: {line.why}")
+    for sentence in (*run.batches, *run.notes):
+        print(sentence)
+    for need in run.needs:
+        print(f"it needs {need.right}: {need.value} ({need.at})")
+    for each in run.code:
+        print(f"it needs code that is not copied: {each}")
+    if run.refusal is not None:
+        print(f"refused: {run.refusal}")
+    else:
+        print(f"next: flowrl plan {quote(str(given.out / RUN_FILE))}")
+    return run

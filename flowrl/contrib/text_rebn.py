@@ -1,0 +1,55 @@
+"""REINFORCE with return batch normalisation, of turns."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flowrl.algorithm import Algorithm
+from flowrl.credit.choices import Choices
+from flowrl.credit.fitting import refuse_branches
+from flowrl.credit.turns import Discount
+from flowrl.credit.values import Context, Credit, existing, masked_mean, masked_std
+from flowrl.losses.ratio import Surrogate
+from flowrl.recipes.evidence import rests_on
+from flowrl.recipes.grpo import anchors
+from flowrl.recipes.text import sampling_settings, texts
+
+
+@dataclass(frozen=True)
+class WhitenTurns:
+    """Values standardised over all decisions of the batch: GEM (arXiv:2510.01051).
+
+        A = (value - batch mean) / (batch std + eps)
+
+    There are no groups, since single turns of different samples are not comparable.
+    """
+
+    by_turn = True
+    eps: float = 1e-9
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        value, mask = credit = existing(credit, context)
+        centred = value - masked_mean(value, mask, (0, 1))
+        std = masked_std(value, mask, (0, 1), 0)
+        return credit._replace(value=torch.where(std > 0, centred / (std + self.eps), 0.0) * mask)
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_branches(self, choices)
+
+
+@rests_on("paper")
+@sampling_settings()
+def text_rebn(
+    *, length: int = 4096, group: int = 8, gamma: float = 0.9, clip: float = 0.2, kl: float = 0.0
+) -> Algorithm:
+    """REINFORCE with return batch normalisation (GEM, arXiv:2510.01051): returns of turns,
+    discounted by `gamma`, minus their mean over all turns of the batch, divided by their std. There
+    are no groups: the `group` completions of a prompt are merely sampled together. 0.9 is GEM's own
+    example. Needs `model.environment`.
+
+    The outcome is a reward of the last turn; the environment may reward any turn.
+
+    Differences: the ratio is clipped (with `train.updates: 1` it is REINFORCE). The other numbers
+    are our choice."""
+    loss = Surrogate(clip, clip, anchors=anchors(kl))
+    return texts(length, group, (Discount(gamma), WhitenTurns()), loss)

@@ -1,0 +1,181 @@
+"""A run file in the making, with one line for each leaf of the input."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any
+
+from flowrl.importing.leaves import Leaves, Secret, Unresolved
+from flowrl.settings.words.names import setting_called
+
+
+class LeafKind(StrEnum):
+    """The outcome of a leaf."""
+
+    SAME = "same"
+    CONVERTED = "converted"
+    DEFAULT = "peer's default"
+    NO_EFFECT = "dropped without effect"
+    EFFECT = "dropped with effect"
+    UNKNOWN = "not understood"
+
+
+TO_READ = (LeafKind.EFFECT, LeafKind.UNKNOWN)  # these stand at the top
+
+
+@dataclass(frozen=True)
+class LeafLine:
+    """One leaf: its name and value, its kind, the settings that it became, and why."""
+
+    name: str
+    value: Any
+    kind: LeafKind
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+class RunDraft:
+    """Settings of a run, filled leaf by leaf.
+
+    peer      the library
+    given     the input's leaves
+    defaults  the library's own values of the version that is read
+    devices   processes that the input is meant for
+    code      code that the result needs and that is not copied
+    files     texts to write beside the run file, by name
+    """
+
+    def __init__(self, peer: str, given: Leaves, defaults: Mapping[str, Any], devices: int) -> None:
+        self.peer, self.given, self.devices = peer, given, devices
+        self.defaults = defaults
+        self.tree: dict[str, Any] = {}
+        self._asked: set[str] = set()  # names that the library is known to have
+        self.lines: dict[str, LeafLine] = {}
+        self.by_default: dict[str, tuple[str, Any, str]] = {}
+        self.batches: list[str] = []
+        self.notes: list[str] = []
+        self.code: list[str] = []
+        self.files: dict[str, str] = {}
+
+    def has(self, name: str) -> bool:
+        return name in self.given
+
+    def value(self, name: str) -> Any:
+        """The input's value, or the library's default; None for neither."""
+        self._asked.add(name)
+        value = self.given.get(name, self.defaults.get(name))
+        return None if isinstance(value, Unresolved) else value
+
+    def under(self, prefix: str) -> list[str]:
+        """The names of all leaves below a path."""
+        return [name for name in self.given if name.startswith(f"{prefix}.")]
+
+    def matching(self, *patterns: str) -> list[str]:
+        """Leaves whose names match a pattern such as `*.batch_size`, and that have no line yet."""
+        return [
+            name
+            for name in self.given
+            if name not in self.lines and any(fnmatchcase(name, p) for p in patterns)
+        ]
+
+    def write(self, names: str | Sequence[str], settings: Mapping[str, Any], why: str = "") -> None:
+        """Settings that follow from leaves. Without a `why` they are the same value under another
+        name. If no leaf is given, they are the library's default."""
+        names = [names] if isinstance(names, str) else list(names)
+        own = [name for name in names if name in self.given]
+        for setting, value in settings.items():
+            self._set(setting, value)
+        kind = LeafKind.CONVERTED if why else LeafKind.SAME
+        for name in own:
+            self._say(name, kind, settings, why)
+        if not own:
+            for setting, value in settings.items():
+                self.by_default[setting] = (names[0], value, why)
+
+    def tell(self, names: str | Sequence[str], settings: Mapping[str, Any], why: str = "") -> None:
+        """As `write`, for settings that the caller sets in the tree itself, such as lists."""
+        for name in [names] if isinstance(names, str) else names:
+            if name in self.given:
+                self._say(name, LeafKind.CONVERTED if why else LeafKind.SAME, settings, why)
+
+    def same(self, *names: str) -> None:
+        """Leaves whose value is a setting's, by the table of words. A leaf that is not given is
+        written with the library's default, if that is a value."""
+        for name in names:
+            if self.value(name) is not None:
+                self.write(name, {setting_called(self.peer, name): self.value(name)})
+            elif name in self.given:
+                self.unread(name)
+
+    def unread(self, name: str) -> None:
+        """A leaf without a value: null, or a variable that the input does not set."""
+        if isinstance(self.given[name], Unresolved):
+            self._say(name, LeafKind.UNKNOWN, {}, "the input does not hold its value")
+        else:
+            self._say(name, LeafKind.NO_EFFECT, {}, "null is no value")
+
+    def lose(self, names: str | Iterable[str], why: str, effect: bool = True) -> None:
+        """Leaves that have no setting. A default of the library that has an effect is said too."""
+        for name in [names] if isinstance(names, str) else names:
+            if name in self.given or (effect and name in self.defaults):
+                kind = LeafKind.EFFECT if effect else LeafKind.NO_EFFECT
+                self._say(name, kind, {}, why)
+
+    def lose_unless(self, name: str, same_as: Collection[Any], why: str, else_: str = "") -> None:
+        """A leaf that has an effect only if it differs from what flowrl does."""
+        if name not in self.given and name not in self.defaults:
+            return
+        alike = self.value(name) in same_as and not isinstance(self.given.get(name), Unresolved)
+        if alike and name in self.given:
+            self._say(name, LeafKind.NO_EFFECT, {}, else_ or "as here")
+        elif not alike:
+            self._say(name, LeafKind.EFFECT, {}, why)
+
+    def misunderstood(self, name: str, why: str) -> None:
+        self._say(name, LeafKind.UNKNOWN, {}, why)
+
+    def finish(self) -> None:
+        """A line for each leaf that nothing has read."""
+        for name, value in self.given.items():
+            if name in self.lines:
+                continue
+            why = "no setting of this name is known"
+            if value in (None, {}, []) and name in self._asked:
+                self._say(name, LeafKind.NO_EFFECT, {}, "it is empty")
+                continue
+            if isinstance(value, Secret):
+                self._say(name, LeafKind.NO_EFFECT, {}, "secrets are not copied; set the variable")
+            elif isinstance(value, Unresolved):
+                self._say(name, LeafKind.UNKNOWN, {}, "the input does not hold its value")
+            else:
+                self._say(name, LeafKind.UNKNOWN, {}, why)
+
+    def _say(self, name: str, kind: LeafKind, settings: Mapping[str, Any], why: str) -> None:
+        value = self.given.get(name, self.defaults.get(name))
+        if isinstance(self.given.get(name), Unresolved) and kind is not LeafKind.UNKNOWN:
+            kind, settings, why = LeafKind.UNKNOWN, {}, "the input does not hold its value"
+        if name not in self.given:
+            why = f"{self.peer}'s default: {why}"
+        self.lines[name] = LeafLine(name, value, kind, dict(settings), why)
+
+    def _set(self, setting: str, value: Any) -> None:
+        *sections, last = setting.split(".")
+        inner = self.tree
+        for section in sections:
+            held = inner.get(section)
+            if not isinstance(held, dict):
+                held = inner[section] = {}
+            inner = held
+        inner[last] = value
+
+    def drop_setting(self, setting: str) -> None:
+        """Take a setting out of the tree, with sections that this leaves empty."""
+        *sections, last = setting.split(".")
+        path = [self.tree]
+        for section in sections:
+            path.append(path[-1][section])
+        path[-1].pop(last)
+        for section, above in zip(reversed(sections), reversed(path[:-1]), strict=True):
+            if not above[section]:
+                above.pop(section)

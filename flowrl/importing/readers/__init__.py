@@ -1,0 +1,1 @@
+"""Files of other libraries as leaves: command lines and scripts, and Python's syntax trees."""

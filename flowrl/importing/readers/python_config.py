@@ -1,0 +1,343 @@
+"""A Python configuration as values: a small evaluator of its syntax tree, which executes nothing.
+
+It knows what such files are made of: assignments, functions of the same file or of a file beside
+it, ConfigDicts, numbers, texts, lists, mappings, arithmetic, comparisons, `if`, `assert`, f-strings
+and a few functions. Anything else is an error that names its line.
+"""
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import UserError
+from flowrl.importing.leaves import Secret, Unresolved
+
+_MOST_CHARACTERS = 2**18
+_MOST_CALLS = 2_000
+_DEEPEST = 30
+_LARGEST = 1e15
+_BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+_COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+}  # fmt: skip
+_CALLS: Mapping[str, Callable[..., Any]] = {
+    "int": int, "float": float, "str": str, "bool": bool, "len": len, "min": min, "max": max,
+    "round": round, "abs": abs, "list": list, "tuple": tuple, "dict": dict, "sum": sum,
+    "math.ceil": math.ceil, "math.floor": math.floor,
+}  # fmt: skip
+_DICTS = ("ml_collections.ConfigDict", "ConfigDict", "config_dict.ConfigDict")
+_PLACES = {"os.getcwd": ""}
+
+
+class Fields(dict[str, Any]):
+    """A ConfigDict: values by name, read and set as attributes or items."""
+
+
+class _Module:
+    def __init__(self, path: Path, tree: ast.Module) -> None:
+        self.path = path
+        self.functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+        self.names: dict[str, Any] = {}
+
+
+class _Return(Exception):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def python_tree(path: Path) -> ast.Module:
+    """The syntax tree of a Python file. UserError for a file that cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UserError(f"{path}: cannot read the file: {error}") from error
+    if len(text) > _MOST_CHARACTERS:
+        raise UserError(f"{path}: more than {_MOST_CHARACTERS} characters, too many for settings")
+    try:
+        return ast.parse(text)
+    except (SyntaxError, RecursionError, ValueError) as error:
+        raise UserError(f"{path}: not valid Python: {error}") from error
+
+
+def config_functions(path: Path) -> list[str]:
+    """The functions of a file that take no arguments."""
+    tree = python_tree(path)
+    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not _arguments(n)]
+
+
+def evaluated_config(path: Path, function: str) -> tuple[Fields, list[str]]:
+    """The ConfigDict that a function returns, and the messages of assertions that fail.
+
+    UserError, with the line, for what the evaluator does not know.
+    """
+    reader = _Evaluator()
+    module = reader.module(path)
+    if function not in module.functions:
+        known = ", ".join(name for name in module.functions if name != "get_config")
+        raise UserError(f"{path}: no function {function}; it has {known}")
+    value = reader.call(module, module.functions[function], {})
+    if not isinstance(value, Fields):
+        raise UserError(f"{path}: {function} returns no ConfigDict")
+    return value, reader.failed
+
+
+def _arguments(node: ast.FunctionDef) -> list[str]:
+    return [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+
+
+def _dotted(node: ast.expr) -> str:
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+class _Evaluator:
+    def __init__(self) -> None:
+        self.modules: dict[Path, _Module] = {}
+        self.failed: list[str] = []
+        self.calls = 0
+        self.depth = 0
+
+    def module(self, path: Path) -> _Module:
+        path = path.resolve()
+        if path not in self.modules:
+            tree = python_tree(path)
+            module = self.modules[path] = _Module(path, tree)
+            for node in tree.body:
+                if isinstance(node, ast.Assign | ast.AnnAssign | ast.If):
+                    self.run(module, module.names, node)
+        return self.modules[path]
+
+    def call(self, module: _Module, node: ast.FunctionDef, given: Mapping[str, Any]) -> Any:
+        self.calls += 1
+        self.depth += 1
+        if self.calls > _MOST_CALLS or self.depth > _DEEPEST:
+            raise UserError(f"{module.path}: line {node.lineno}: too many calls for settings")
+        names = dict(given)
+        defaults = node.args.defaults
+        for name, value in zip(
+            _arguments(node)[len(_arguments(node)) - len(defaults) :], defaults, strict=False
+        ):
+            names.setdefault(name, self.value(module, names, value))
+        try:
+            for each in node.body:
+                self.run(module, names, each)
+        except _Return as result:
+            return result.value
+        finally:
+            self.depth -= 1
+        return None
+
+    def run(self, module: _Module, names: dict[str, Any], node: ast.stmt) -> None:
+        match node:
+            case ast.Assign():
+                value = self.value(module, names, node.value)
+                for target in node.targets:
+                    self.assign(module, names, target, value)
+            case ast.AnnAssign():
+                if node.value is not None:
+                    self.assign(module, names, node.target, self.value(module, names, node.value))
+            case ast.AugAssign(target=target, op=op, value=value):
+                old = self.value(module, names, ast.copy_location(_loaded(target), target))
+                new = self.binary(module, node, type(op), old, self.value(module, names, value))
+                self.assign(module, names, target, new)
+            case ast.Return():
+                raise _Return(None if node.value is None else self.value(module, names, node.value))
+            case ast.If():
+                test = self.value(module, names, node.test)
+                if isinstance(test, Unresolved):
+                    raise self.unknown(module, node, "a condition that the file does not decide")
+                for each in node.body if test else node.orelse:
+                    self.run(module, names, each)
+            case ast.Assert():
+                if self.value(module, names, node.test) is False:
+                    why = "" if node.msg is None else self.value(module, names, node.msg)
+                    self.failed.append(f"line {node.lineno}: {why or ast.unparse(node.test)}")
+            case ast.Expr(value=ast.Constant()) | ast.Pass() | ast.Import() | ast.ImportFrom():
+                pass
+            case ast.Expr(value=ast.Call()):
+                self.value(module, names, node.value)
+            case ast.With():
+                for each in node.body:
+                    self.run(module, names, each)
+            case ast.FunctionDef():
+                module.functions[node.name] = node
+            case _:
+                raise self.unknown(module, node, type(node).__name__)
+
+    def assign(self, module: _Module, names: dict[str, Any], target: ast.expr, value: Any) -> None:
+        match target:
+            case ast.Name():
+                names[target.id] = value
+            case ast.Attribute():
+                self.fields(module, names, target)[target.attr] = value
+            case ast.Subscript():
+                self.fields(module, names, target)[self.value(module, names, target.slice)] = value
+            case ast.Tuple() | ast.List():
+                for each, one in zip(target.elts, value, strict=True):
+                    self.assign(module, names, each, one)
+            case _:
+                raise self.unknown(module, target, "a target of an assignment")
+
+    def fields(
+        self, module: _Module, names: dict[str, Any], target: ast.Attribute | ast.Subscript
+    ) -> dict[Any, Any]:
+        owner = self.value(module, names, target.value)
+        if not isinstance(owner, dict):
+            raise self.unknown(module, target, "an assignment to something else than a ConfigDict")
+        return owner
+
+    def value(self, module: _Module, names: dict[str, Any], node: ast.expr) -> Any:
+        def each(inner: ast.expr) -> Any:
+            return self.value(module, names, inner)
+
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                for known in (names, module.names):
+                    if node.id in known:
+                        return known[node.id]
+                if node.id == "__file__":
+                    return str(module.path)
+                raise self.unknown(module, node, f"the name {node.id}")
+            case ast.Attribute():
+                owner = each(node.value) if _dotted(node) not in _PLACES else None
+                if isinstance(owner, dict) and node.attr in owner:
+                    return owner[node.attr]
+                raise self.unknown(module, node, ast.unparse(node))
+            case ast.Subscript():
+                if _dotted(node.value) == "os.environ":
+                    return Secret(str(each(node.slice)))
+                try:
+                    return each(node.value)[each(node.slice)]
+                except (KeyError, IndexError, TypeError) as error:
+                    raise self.unknown(module, node, ast.unparse(node)) from error
+            case ast.List() | ast.Tuple() | ast.Set():
+                return [each(inner) for inner in node.elts]
+            case ast.Dict():
+                if None in node.keys:
+                    raise self.unknown(module, node, "** in a mapping")
+                return {each(k): each(v) for k, v in zip(node.keys, node.values, strict=True) if k}
+            case ast.BinOp():
+                return self.binary(module, node, type(node.op), each(node.left), each(node.right))
+            case ast.UnaryOp(op=ast.USub()):
+                return -each(node.operand)
+            case ast.UnaryOp(op=ast.Not()):
+                return not each(node.operand)
+            case ast.BoolOp():
+                values = [each(inner) for inner in node.values]
+                return (all if isinstance(node.op, ast.And) else any)(values)
+            case ast.Compare():
+                left, held = each(node.left), True
+                for op, inner in zip(node.ops, node.comparators, strict=True):
+                    right = each(inner)
+                    if isinstance(left, Unresolved) or isinstance(right, Unresolved):
+                        return Unresolved(ast.unparse(node))
+                    held = held and _COMPARE[type(op)](left, right)
+                    left = right
+                return held
+            case ast.IfExp():
+                return each(node.body) if each(node.test) else each(node.orelse)
+            case ast.JoinedStr():
+                return "".join(
+                    str(each(v.value)) if isinstance(v, ast.FormattedValue) else str(each(v))
+                    for v in node.values
+                )
+            case ast.Call():
+                return self.called(module, names, node)
+            case _:
+                raise self.unknown(module, node, ast.unparse(node))
+
+    def binary(self, module: _Module, node: ast.AST, op: type[ast.operator], a: Any, b: Any) -> Any:
+        if isinstance(a, Unresolved) or isinstance(b, Unresolved):
+            return Unresolved(ast.unparse(node))
+        if op is ast.Pow and isinstance(a, int | float) and isinstance(b, int | float):
+            if abs(b) > 64 or abs(a) > 1e6:
+                raise self.unknown(module, node, "a power that is too large")
+            return a**b
+        if op is ast.Mult and any(isinstance(each, str | list) for each in (a, b)):
+            raise self.unknown(module, node, "a repeated text or list")
+        try:
+            found = _BINARY[op](a, b)
+        except (KeyError, TypeError, ZeroDivisionError, ValueError, OverflowError) as error:
+            raise self.unknown(module, node, ast.unparse(node)) from error
+        if isinstance(found, int | float) and abs(found) > _LARGEST:
+            raise self.unknown(module, node, "a number that is too large")
+        if isinstance(found, str | list) and len(found) > 10_000:
+            raise self.unknown(module, node, "a value that is too long")
+        return found
+
+    def called(self, module: _Module, names: dict[str, Any], node: ast.Call) -> Any:
+        name = _dotted(node.func)
+        given = [self.value(module, names, each) for each in node.args]
+        named = {k.arg: self.value(module, names, k.value) for k in node.keywords if k.arg}
+        if name in _DICTS:
+            return Fields(given[0] if given else named)
+        if name in _PLACES:
+            return _PLACES[name]
+        if name in ("os.path.join", "posixpath.join"):
+            return "/".join(str(part).rstrip("/") for part in given if str(part))
+        if name in ("os.path.dirname", "os.path.abspath", "os.path.expanduser"):
+            return str(Path(given[0]).parent) if name.endswith("dirname") else given[0]
+        if name in ("os.environ.get", "os.getenv"):
+            return given[1] if len(given) > 1 else Unresolved(f"${given[0]}")
+        if name.endswith("load_source"):  # imp.load_source("base", PATH)
+            return self.module(Path(given[1]))
+        if name in _CALLS:
+            try:
+                return _CALLS[name](*given, **named)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise self.unknown(module, node, ast.unparse(node)) from error
+        if isinstance(node.func, ast.Name) and node.func.id in module.functions:
+            function = module.functions[node.func.id]
+            return self.call(
+                module, function, dict(zip(_arguments(function), given, strict=False)) | named
+            )
+        if isinstance(node.func, ast.Attribute):
+            return self.method(module, names, node, given, named)
+        raise self.unknown(module, node, ast.unparse(node.func))
+
+    def method(
+        self, module: _Module, names: dict[str, Any], node: ast.Call, given: list[Any], named: Any
+    ) -> Any:
+        assert isinstance(node.func, ast.Attribute)
+        owner, name = self.value(module, names, node.func.value), node.func.attr
+        if isinstance(owner, _Module) and name in owner.functions:
+            function = owner.functions[name]
+            return self.call(
+                owner, function, dict(zip(_arguments(function), given, strict=False)) | named
+            )
+        if isinstance(owner, dict) and name == "update":
+            for each in (*given, named):
+                owner.update(each)
+            return None
+        if isinstance(owner, dict) and name in ("unlock", "lock", "unlocked"):
+            return None
+        if isinstance(owner, dict) and name == "get":
+            return owner.get(*given)
+        if isinstance(owner, str) and name in ("lower", "upper", "strip", "replace"):
+            return getattr(owner, name)(*given, **named)
+        raise self.unknown(module, node, ast.unparse(node.func))
+
+    @staticmethod
+    def unknown(module: _Module, node: Any, what: str) -> UserError:
+        return UserError(
+            f"{module.path}: line {node.lineno}: {what[:120]} is not read, since an import runs no "
+            "code: write the value itself"
+        )
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    """The target of an assignment, to be read."""
+    return ast.parse(ast.unparse(target), mode="eval").body

@@ -1,0 +1,366 @@
+"""The input of an import: the library, its release, and the leaves of a file or a command."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flowrl.errors import UserError
+from flowrl.importing.leaves import Leaves, Secret, Unresolved, flattened, guarded
+from flowrl.importing.peer import Peer
+from flowrl.importing.peers.flow_factory import FLOW_FACTORY
+from flowrl.importing.peers.flow_grpo import FLOW_GRPO
+from flowrl.importing.peers.simple_tuner import SIMPLE_TUNER
+from flowrl.importing.peers.trl import TRAINER, TRL
+from flowrl.importing.peers.verl import VERL
+from flowrl.importing.readers.python_config import config_functions, evaluated_config
+from flowrl.importing.readers.shell import OPEN, Script, read_shell
+from flowrl.importing.readers.trl_script import TrlScript
+from flowrl.importing.readers.words import options, overrides
+from flowrl.settings.file.strict_yaml import parse_yaml, read_yaml
+
+IMPORTERS: Mapping[str, Peer] = {
+    peer.name.lower().replace("-", "_"): peer
+    for peer in (FLOW_GRPO, FLOW_FACTORY, TRL, VERL, SIMPLE_TUNER)
+}
+_SPELLINGS = {"simple_tuner": "simpletuner", "flowfactory": "flow_factory"}
+_LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "uv", "nohup", "exec", "srun", "env", "poetry")
+_LISTS = (
+    "reward_funcs",
+    "reward_weights",
+    "lora_target_modules",
+    "lora_modules_to_save",
+    "report_to",
+    "lora_target_parameters",
+)
+
+
+@dataclass
+class PeerInput:
+    """The input as leaves, with notes on how it was read.
+
+    peer     the library
+    version  the release whose defaults are taken
+    leaves   names and values
+    notes    sentences about the choice of library, release and command
+    title    the input in a few words, without the arguments of a command
+    """
+
+    peer: Peer
+    version: str
+    leaves: Leaves
+    notes: list[str] = field(default_factory=list)
+    title: str = ""
+
+
+def read_source(what: str, of: str | None) -> PeerInput:
+    """Read a file, FILE.py:FUNCTION, or a command line. UserError, in one sentence, if nothing is
+    known of it."""
+    named, version = _named(of)
+    leaves, found, notes = _leaves(what, named)
+    peer = named or found or _recognised(leaves)
+    if peer is None:
+        raise UserError(
+            f"{_short(what)}: no library is recognised: add --of, one of "
+            f"{', '.join(p.name for p in IMPORTERS.values())}"
+        )
+    if found is not None and peer is not found:
+        raise UserError(f"--of: {peer.name}, but {_short(what)} is of {found.name}")
+    release = _release(peer, version, notes)
+    if named is None:
+        notes.insert(0, f"read as {peer.name}'s")
+    title = f"a command of {peer.name}" if re.search(r"\s", what.strip()) else what
+    return PeerInput(peer, release, leaves, notes, title)
+
+
+def _named(of: str | None) -> tuple[Peer | None, str | None]:
+    if of is None:
+        return None, None
+    name, _, version = of.partition("==")
+    key = name.strip().lower().replace("-", "_")
+    key = _SPELLINGS.get(key, key)
+    if key not in IMPORTERS:
+        raise UserError(
+            f"--of: {name!r} is not one of {', '.join(p.name for p in IMPORTERS.values())}, "
+            "such as trl==1.16.0"
+        )
+    return IMPORTERS[key], version.strip() or None
+
+
+def _release(peer: Peer, version: str | None, notes: list[str]) -> str:
+    """The known release that stands for a version: the newest that is not newer."""
+    known: Sequence[str] = peer.versions
+    if version is None:
+        notes.append(f"defaults of {peer.name} {known[-1]}, the newest that flowrl knows")
+        return known[-1]
+    if version in known:
+        return version
+    if not re.fullmatch(r"\d+(\.\d+)*([a-z.+-]\w*)*", version):
+        raise UserError(f"--of: {version!r} is not a version, such as {known[-1]}")
+    older = [each for each in known if _numbers(each) <= _numbers(version)]
+    release = older[-1] if older else known[0]
+    notes.append(
+        f"defaults of {peer.name} {release}, which stands for "
+        f"{version}: flowrl knows {', '.join(known)}"
+    )
+    return release
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
+
+
+def _short(what: str) -> str:
+    return what if len(what) <= 60 else f"{what[:57]}..."
+
+
+def _leaves(what: str, named: Peer | None) -> tuple[Leaves, Peer | None, list[str]]:
+    path, _, function = what.partition(".py:")
+    if function and re.fullmatch(r"\w+", function):
+        return _configuration(Path(f"{path}.py"), function)
+    file = Path(what).expanduser() if len(what) < 4096 and "\n" not in what else Path()
+    try:
+        here = file.is_file() and what.strip() not in ("", ".")
+    except OSError:
+        here = False
+    if not here:
+        if re.search(r"\s", what.strip()):
+            return _command(read_shell(what, "command"), Path.cwd())
+        raise UserError(f"{_short(what)}: no such file; a command line goes into quotes")
+    if file.suffix == ".py":
+        if named is FLOW_GRPO or (
+            named is None and "ConfigDict" in file.read_text(encoding="utf-8", errors="replace")
+        ):
+            names = ", ".join(n for n in config_functions(file) if n != "get_config")
+            raise UserError(
+                f"{file}: name one of its functions, such as {file}:NAME; it has {names}"
+            )
+        return _script(file, {}, [])
+    if file.suffix in (".yaml", ".yml", ".json"):
+        tree = read_yaml(file)
+        if not isinstance(tree, Mapping):
+            raise UserError(f"{file}: expected settings by name, not {type(tree).__name__}")
+        leaves = (
+            _plain_names(flattened(tree))
+            if file.suffix == ".json" or "model_family" in tree
+            else flattened(tree)
+        )
+        return _with_parts(leaves, file.parent), None, []
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot read the file: {error}") from error
+    return _command(read_shell(text, str(file)), file.parent)
+
+
+def _plain_names(leaves: Leaves) -> Leaves:
+    """Names without the dashes that SimpleTuner's config.json may have."""
+    return {name.removeprefix("--").replace("-", "_"): value for name, value in leaves.items()}
+
+
+def _with_parts(leaves: Leaves, folder: Path) -> Leaves:
+    """With the files that a SimpleTuner configuration names, if they are here."""
+    for name, prefix in (
+        ("data_backend_config", "data"),
+        ("distillation_config", "distillation_config"),
+    ):
+        value = leaves.get(name)
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            del leaves[name]
+            leaves |= flattened(parse_yaml(value, name), prefix)
+        elif isinstance(value, str) and (path := _beside(value, folder)) is not None:
+            read = flattened(read_yaml(path), prefix)
+            leaves |= {k: v for k, v in read.items() if k not in leaves}
+    return leaves
+
+
+def _beside(name: str, folder: Path) -> Path | None:
+    """A file that a script names: from its folder or one above it."""
+    for base in (folder, *folder.resolve().parents):
+        try:
+            if (base / name).is_file():
+                return base / name
+        except OSError:
+            return None
+    return None
+
+
+def _configuration(file: Path, function: str) -> tuple[Leaves, Peer | None, list[str]]:
+    if not file.is_file():
+        raise UserError(f"{file}: no such file")
+    fields, failed = evaluated_config(file, function)
+    notes = [f"{file.name}: an assertion of the file fails, {each}" for each in failed]
+    return flattened(fields), FLOW_GRPO, notes
+
+
+def _command(script: Script, folder: Path) -> tuple[Leaves, Peer | None, list[str]]:
+    """The first command of a script that one of the libraries runs."""
+    programs = [
+        (words, program)
+        for words in script.commands
+        if (program := _program(words, folder)) is not None
+    ]
+    sure = [each for each in programs if each[1][0] != "script"]
+    found = sure or programs
+    if not found:
+        raise UserError(
+            "the command runs no program of flow_grpo, Flow-Factory, TRL, VERL or SimpleTuner"
+        )
+    words, (kind, at) = found[0]
+    notes = []
+    if len(found) > 1:
+        notes.append(f"{len(found)} commands train; the first one is read")
+    launcher, _ = options([w for w in words[:at] if w not in ("launch", "run")])
+    more: Leaves = {
+        f"(launcher) {k}": v
+        for k, v in launcher.items()
+        if k not in ("python",) and not k.startswith("env")
+    }
+    secrets: Leaves = {
+        f"(environment) {name}": Secret(name)
+        for name in script.assigned
+        if isinstance(flattened({name: script.assigned[name]}).get(name), Secret)
+    }
+    leaves, peer, said = _of_program(kind, words, at, folder)
+    return {**leaves, **more, **secrets}, peer, [*notes, *said]
+
+
+def _program(words: Sequence[str], folder: Path) -> tuple[str, int] | None:
+    """The kind of program, and the place of its name among the words. A `script` may be TRL's."""
+    for i, word in enumerate(words):
+        if OPEN in word:
+            continue
+        plain = word.replace(OPEN, "")
+        if plain == "verl.trainer.main_ppo" or plain.endswith("main_ppo.py"):
+            return "verl", i
+        if plain in ("ff-train", "flow_factory.cli", "flow_factory.train"):
+            return "flow_factory", i
+        if plain in ("grpo", "rloo") and i and words[i - 1].endswith("trl"):
+            return plain, i
+        if plain in ("trl.scripts.grpo", "trl.scripts.rloo"):
+            return plain.rpartition(".")[2], i
+        if plain == "simpletuner" and words[i + 1 : i + 2] == ["train"]:
+            return "simple_tuner", i + 1
+        if plain.endswith(".py") and not plain.startswith("-"):
+            rest = " ".join(words[i:])
+            if re.search(r"\.py:\w+", rest):
+                return "flow_grpo", i
+            if "--distillation_method" in rest:
+                return "simple_tuner", i
+            if any(re.search(rf"--{name}\b", rest) for name in (*TRL.places, "model_name_or_path")):
+                return "trl", i
+            return ("script", i) if _beside(plain, folder) is not None else None
+    return None
+
+
+def _of_program(
+    kind: str, words: Sequence[str], at: int, folder: Path
+) -> tuple[Leaves, Peer | None, list[str]]:
+    rest = list(words[at + 1 :])
+    if kind == "verl":
+        return _hydra(rest, folder)
+    if kind == "flow_factory":
+        files = [w for w in rest if w.endswith((".yaml", ".yml"))]
+        path = _beside(files[0], folder) if files else None
+        if path is None:
+            raise UserError(
+                f"{files[0] if files else 'ff-train'}: the file is not here: import it itself"
+            )
+        return flattened(read_yaml(path)), FLOW_FACTORY, []
+    if kind == "flow_grpo":
+        match = next(m for w in rest if (m := re.search(r"([^\s=]+\.py):(\w+)", w)))
+        path = _beside(match.group(1), folder)
+        if path is None:
+            raise UserError(
+                f"{match.group(0)}: the file is not here: import {match.group(0)} itself"
+            )
+        return _configuration(path, match.group(2))
+    if kind == "simple_tuner":
+        leaves, _ = options(rest)
+        return _with_parts(leaves, folder), SIMPLE_TUNER, []
+    if kind in ("grpo", "rloo"):
+        leaves, notes = _trl_arguments(rest, folder)
+        return {TRAINER: kind.upper(), **leaves}, TRL, notes
+    script = _beside(words[at], folder)
+    if script is not None:
+        return _script(script, *_trl_arguments(rest, folder))
+    leaves, notes = _trl_arguments(rest, folder)
+    notes.append(f"{words[at]}: the script is not here, so what it sets itself is unknown")
+    rloo = "rloo" in words[at].lower()
+    return {TRAINER: "RLOO" if rloo else "GRPO", **leaves}, TRL, notes
+
+
+def _trl_arguments(words: Sequence[str], folder: Path) -> tuple[Leaves, list[str]]:
+    """TRL's arguments, over those of the file that `--config` names."""
+    leaves, rest = options(words, _LISTS)
+    notes = [f"{guarded('', each)!r}: a word without a name" for each in rest if each]
+    config = leaves.pop("config", None)
+    if config is None:
+        return leaves, notes
+    path = _beside(str(config), folder)
+    if path is None:
+        leaves["config"] = Unresolved(f"{config}, which is not here")
+        return leaves, notes
+    return {**flattened(read_yaml(path)), **leaves}, notes
+
+
+def _script(file: Path, given: Leaves, notes: list[str]) -> tuple[Leaves, Peer | None, list[str]]:
+    """A script of TRL: its own values, under the arguments of the command or of its docstring."""
+    script = TrlScript(file)
+    if script.trainer is None or script.trainer not in ("GRPO", "RLOO"):
+        which = script.trainer or "none"
+        raise UserError(
+            f"{file}: its trainer is {which}; of TRL, GRPOTrainer and RLOOTrainer are read"
+        )
+    if not given and script.command:
+        words = read_shell(script.command, str(file)).commands
+        at = (
+            next(
+                (i for i, w in enumerate(words[0]) if w.endswith(".py") or w in ("grpo", "rloo")),
+                None,
+            )
+            if words
+            else None
+        )
+        if at is not None:
+            given, more = _trl_arguments(words[0][at + 1 :], file.parent)
+            notes = [*notes, *more, "the command in the script's docstring is read"]
+    return {TRAINER: script.trainer, **script.leaves, **given}, TRL, notes
+
+
+def _hydra(words: Sequence[str], folder: Path) -> tuple[Leaves, Peer | None, list[str]]:
+    leaves, rest = overrides(words)
+    named, _ = options(rest)
+    notes = []
+    config = named.get("config_name")
+    if config is not None:
+        place = str(named.get("config_path", "")).replace(OPEN, "")
+        path = next(
+            (
+                p
+                for name in (f"{place}/{config}.yaml", f"config/{config}.yaml", f"{config}.yaml")
+                if (p := _beside(name.lstrip("/"), folder)) is not None
+            ),
+            None,
+        )
+        if path is not None:
+            tree = read_yaml(path)
+            read = flattened({k: v for k, v in tree.items() if k not in ("defaults", "hydra")})
+            leaves = {**read, **leaves}
+            notes.append(f"{path.name} is read below the overrides")
+        elif config not in (
+            "ppo_trainer",
+            "ppo_megatron_trainer",
+            "ppo_trainer.yaml",
+            "ppo_megatron_trainer.yaml",
+        ):
+            leaves["(config_name)"] = Unresolved(f"{config}, which is not here")
+    return leaves, VERL, notes
+
+
+def _recognised(leaves: Leaves) -> Peer | None:
+    scores = {peer: sum(place in leaves for place in peer.places) for peer in IMPORTERS.values()}
+    if any(name.startswith(("actor_rollout_ref.", "algorithm.adv")) for name in leaves):
+        return VERL
+    best = max(scores, key=lambda peer: scores[peer])
+    return best if scores[best] else None

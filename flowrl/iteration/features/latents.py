@@ -1,0 +1,44 @@
+"""Distances of clean latents within a group, for credit that reads them."""
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.credit.novelty import LATENT_DISTANCE
+from flowrl.errors import UserError
+from flowrl.iteration.records import Sampled, Scored
+from flowrl.iteration.stages import Score, Stages
+from flowrl.models.policy import RolloutLike
+from flowrl.session.session import Session
+from samplers import Rollout
+
+
+@dataclass(frozen=True)
+class WithLatentDistance:
+    """Adds the column LATENT_DISTANCE to the scores."""
+
+    inner: Score
+
+    def __call__(self, samples: Sampled) -> Scored:
+        scores = self.inner(samples)
+        pairs = zip(samples.rollouts, scores.plans, strict=True)
+        plans = [
+            replace(plan, table=plan.table.with_value(LATENT_DISTANCE, latent_distances(rollout)))
+            for rollout, plan in pairs
+        ]
+        return replace(scores, plans=tuple(plans))
+
+
+def latent_distances(rollout: RolloutLike) -> Float[Tensor, " n"]:
+    """Root mean square difference of each clean latent from the mean of its group's."""
+    if not isinstance(rollout, Rollout):
+        raise UserError("novelty: latents of several sizes cannot be compared: choose one size")
+    grouped = rollout.x0.float().view(-1, rollout.plan.group, *rollout.x0.shape[1:])
+    apart = grouped - grouped.mean(1, keepdim=True)
+    return apart.square().flatten(2).mean(2).sqrt().flatten()
+
+
+def wrap(stages: Stages, session: Session) -> Stages:
+    del session  # the samples have all that it needs
+    return replace(stages, score=WithLatentDistance(stages.score))

@@ -1,0 +1,443 @@
+"""The votes of a run that asks, and the fits of its reward to them.
+
+    RUN/ask/000003/         the pairs of iteration 3: their samples, log and votes.jsonl
+    RUN/ask/used.jsonl      a line per iteration: the votes that its fit was the first to use
+    RUN/ask/versions/0003   that fit, which loads as {name: fitted, path: RUN/ask/versions/0003}
+
+Votes are recorded before anything is scored by their fit, and stored in checkpoints in the order in
+which they were used. So a resumed run uses the same votes in the same iterations, whenever they
+were given, and so does a run that replays another one's.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.demo.taste import TASTES
+from flowrl.errors import UserError
+from flowrl.evaluation.measure import Gallery
+from flowrl.evaluation.preferences import ReadOptions, load_preferences
+from flowrl.json_text import json_text
+from flowrl.pages.records import write_whole
+from flowrl.paths import find
+from flowrl.session.session import Session
+from flowrl.settings.sections.ask import ASKED_REWARD, AskSettings
+from flowrl.votes.answer import pair_votes, write_results
+from flowrl.votes.choice import random_pairs, uncertain_pairs
+from flowrl.votes.collect import SampleCopies, VoteQuestion, plan_pairs
+from flowrl.votes.fit import voted_pairs
+from flowrl.votes.live_page import LivePage
+from flowrl.votes.log import EVENTS, VoteLog
+from flowrl.votes.plan import PLAN, VotePlan
+from flowrl.votes.serve import PageAddress
+from flowrl.votes.simulated import SimulatedPerson
+from rewards.fitted.folder import FittedFolder, prompt_hash
+from rewards.fitted.heads import LinearHead, VotedPairs, choose_ridge
+from rewards.fitted.scoring import FittedScores
+from rewards.types import Samples, parts_of
+
+ASK, USED, VERSIONS, MARK = "ask", "used.jsonl", "versions", "samples.sha256"
+WATCHED = 60  # random votes whose agreement with the fit is watched
+FALLEN = 3.0  # standard errors by which it must have fallen for an alarm
+CHUNK = 64  # samples per call of the features
+
+
+class AskedPairs(NamedTuple):
+    """Pairs of an iteration that were asked about.
+
+    rows       of the iteration's samples, of all processes
+    at_random  whether a pair was chosen at random
+    """
+
+    iteration: int
+    rows: list[tuple[int, int]]
+    at_random: list[bool]
+    prompts: list[str]
+    features: Float[np.ndarray, "2*k d"]  # of a and b of each pair in turn
+
+
+class UsedVote(NamedTuple):
+    """A vote that a fit has used: of a pair of an iteration. `side` is 1 where a was on the left,
+    -1 where it was on the right."""
+
+    asked: int
+    pair: int
+    label: float
+    side: float
+
+
+@dataclass
+class VotesUsed:
+    """The votes that the present fit has used, in their order.
+
+    features  [2v d] of a and b of each vote in turn
+    agreed    of the votes on random pairs: whether the fit before them said the same (1, 0, or 1/2
+              for a tie)
+    """
+
+    features: Float[np.ndarray, "2*v d"]
+    label: list[float] = field(default_factory=list)
+    side: list[float] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
+    agreed: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def pairs(self, before: VotedPairs | None) -> VotedPairs:
+        """These votes after earlier ones."""
+        count = len(self)
+        own = VotedPairs(
+            self.features, np.arange(0, 2 * count, 2), np.arange(1, 2 * count, 2),
+            np.array(self.label), np.array(self.side), self.prompts,
+        )  # fmt: skip
+        if before is None:
+            return own
+        first = len(before.features)
+        return VotedPairs(
+            np.concatenate([before.features, own.features]),
+            np.concatenate([before.a, own.a + first]),
+            np.concatenate([before.b, own.b + first]),
+            np.concatenate([before.label, own.label]),
+            np.concatenate([before.side, own.side]),
+            [*before.prompts, *own.prompts],
+        )
+
+
+def disagreement(agreed: Sequence[float]) -> str:
+    """The alarm, a sentence, if the newest votes on random pairs agree with the fit before them
+    less than the earlier ones did, by `FALLEN` standard errors; otherwise empty."""
+    before, now = np.array(agreed[:-WATCHED]), np.array(agreed[-WATCHED:])
+    if len(before) < WATCHED:
+        return ""
+    error = float(np.sqrt(before.var(ddof=1) / len(before) + now.var(ddof=1) / len(now)))
+    if before.mean() - now.mean() <= FALLEN * error:
+        return ""
+    return (
+        f"people no longer agree with the reward: {100 * now.mean():.0f} % of the last {WATCHED} "
+        f"votes on random pairs, {100 * before.mean():.0f} % before. Look at the samples and at "
+        "the votes in the run's folder ask; lower train.lr, or ask for more votes per iteration"
+    )
+
+
+@dataclass
+class RunVotes:
+    """The votes of a run, and what asks for them. `page` is the main process's.
+
+    start     the fit that the run began with
+    earlier   votes that it was fitted to, on the main process
+    recorded  votes of iterations that were recorded before this start, or by the replayed run
+    pending   pairs that are shown, while their votes are not waited for
+    asked     pairs that were asked about so far
+    """
+
+    session: Session
+    reward: FittedScores
+    start: FittedFolder
+    earlier: VotedPairs | None
+    recorded: Mapping[int, Mapping[str, Any]]
+    page: LivePage
+    used: VotesUsed
+    version: int = 0
+    asked: int = 0
+    pending: AskedPairs | None = None
+    digest: str = ""
+    raised: bool = False  # whether the alarm was
+
+    @classmethod
+    def of(cls, session: Session) -> "RunVotes":
+        """The votes of a run that asks. UserError for earlier or replayed votes that cannot be
+        read."""
+        given = session.run.ask
+        assert given is not None
+        label = next(each.label for each in session.run.rewards if each.name == ASKED_REWARD)
+        reward = next(parts_of(session.rewards[label], FittedScores))
+        main, folder = session.parallel.main, session.folder / ASK
+        source = folder if given.replay is None else find(given.replay) / ASK
+        if given.replay is not None and not (source / USED).is_file():
+            raise UserError(f"ask.replay: {given.replay} has no recorded votes ({ASK}/{USED})")
+        earlier = _earlier(given, reward) if main and given.earlier is not None else None
+        taste = TASTES["large"]
+        person = SimulatedPerson(
+            lambda image, _: taste.of(image), taste.temperature, seed=session.run.train.seed
+        )
+        page = LivePage(
+            folder, PageAddress(port=given.port), person if given.person == "simulated" else None
+        )
+        width = len(reward.fitted.head.centre)
+        return cls(
+            session, reward, reward.fitted, earlier, _recorded(source), page,
+            VotesUsed(np.zeros((0, width))), digest=reward.fitted.digest,
+        )  # fmt: skip
+
+    @property
+    def settings(self) -> AskSettings:
+        given = self.session.run.ask
+        assert given is not None
+        return given
+
+    @property
+    def folder(self) -> Path:
+        return self.session.folder / ASK
+
+    def of_samples(self, samples: Samples) -> Float[np.ndarray, "n d"]:
+        """Features of samples."""
+        count, columns = len(samples.prompts), self.reward.columns
+        parts = [range(at, min(at + CHUNK, count)) for at in range(0, count, CHUNK)]
+        return np.concatenate([columns.of(samples.take(part)) for part in parts])
+
+    def choose(
+        self, features: Float[np.ndarray, "n d"], prompts: Sequence[str], group: int, iteration: int
+    ) -> AskedPairs | None:
+        """The pairs to ask about among an iteration's samples, `group` of each draw; None once the
+        budget is spent."""
+        count = min(self.settings.votes, self.settings.budget - self.asked)
+        if count <= 0:
+            return None
+        groups = [row // group for row in range(len(features))]
+        seed = (self.session.run.train.seed, iteration)
+        if self.settings.choose == "random":
+            rows = random_pairs(groups, count, seed)
+            at_random = [True] * len(rows)
+        else:
+            head = self.reward.fitted.head
+            rows, at_random = uncertain_pairs(
+                head.model, head.scaled(features), groups, count, seed
+            )
+        flat = [row for pair in rows for row in pair]
+        own = [prompts[a // group] for a, _ in rows]
+        return AskedPairs(iteration, rows, at_random, own, features[flat])
+
+    def show(self, pairs: AskedPairs, media: Mapping[int, Samples]) -> None:
+        """Put pairs on the page, on the main process. `media` has a sample of each row. Pairs that
+        a killed process has shown are gone on with."""
+        folder = self.folder / f"{pairs.iteration:06d}"
+        mark = hashlib.sha256(np.ascontiguousarray(pairs.features).tobytes()).hexdigest()
+        known = folder / MARK
+        if not known.is_file() or known.read_text() != mark:
+            if folder.exists():
+                shutil.move(folder, _free(folder))  # of other samples
+            self._write(folder, pairs, media)
+            write_whole(known, mark)
+        log = self.page.turn_to(folder, str(pairs.iteration))
+        left = sum(len(order) for order in log.plan.turns.values())
+        left -= sum(len(own.given) for own in log.raters.values())
+        if left and self.page.person is None:
+            self.session.terminal.say(
+                f"iteration {pairs.iteration}: {left} pairs wait for your vote: {self.page.link} "
+                "(a browser that was let in goes on by itself; Ctrl-C twice stops the run, and no "
+                "vote is lost)"
+            )
+
+    def _write(self, folder: Path, pairs: AskedPairs, media: Mapping[int, Samples]) -> None:
+        folder.mkdir(parents=True)
+        copies, row_of = SampleCopies(folder), dict[int, int]()
+        for row in dict.fromkeys(row for pair in pairs.rows for row in pair):
+            (row_of[row],) = copies.add_all(media[row], f"iteration {pairs.iteration}")
+        planned = [(row_of[a], row_of[b]) for a, b in pairs.rows]
+        seed = self.session.run.train.seed + pairs.iteration
+        question = VoteQuestion(self.settings.question, seed=seed)
+        plan_pairs(copies, "asked", str(self.session.folder), planned, question)
+
+    def all_in(self) -> bool:
+        """Whether all votes on the pending pairs are in, on the main process."""
+        self.page.check()
+        assert self.pending is not None
+        folder = self.folder / f"{self.pending.iteration:06d}"
+        log = VoteLog.read(folder, VotePlan.read(folder))
+        return log.finished
+
+    def collected(self) -> list[UsedVote]:
+        """The votes on the pending pairs, on the main process."""
+        if self.pending is None:
+            return []
+        folder = self.folder / f"{self.pending.iteration:06d}"
+        log = VoteLog.read(folder, VotePlan.read(folder))
+        write_results(folder, log)
+        return [
+            UsedVote(self.pending.iteration, v.pair, v.label, 1.0 if v.a_left else -1.0)
+            for v in pair_votes(log)
+        ]
+
+    def note(self, iteration: int, votes: Sequence[UsedVote], asked: AskedPairs | None) -> None:
+        """Record the votes that an iteration's fit is the first to use, on the main process."""
+        line = {
+            "iteration": iteration,
+            "votes": [list(vote) for vote in votes],
+            "asked": None
+            if asked is None
+            else {
+                "rows": asked.rows, "at_random": asked.at_random, "prompts": asked.prompts,
+            },
+        }  # fmt: skip
+        kept = {**_recorded(self.folder), iteration: line}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        texts = [json_text(kept[number], ensure_ascii=False) + "\n" for number in sorted(kept)]
+        write_whole(self.folder / USED, "".join(texts))
+
+    def use(self, votes: Sequence[UsedVote]) -> None:
+        """Add votes on the pending pairs to those that are used, on all processes."""
+        if not votes:
+            return
+        assert self.pending is not None
+        pairs, head = self.pending, self.reward.fitted.head
+        scores = head.scores(pairs.features)
+        rows, new = list[int](), self.used
+        for vote in votes:
+            if vote.asked != pairs.iteration or not 0 <= vote.pair < len(pairs.rows):
+                raise UserError("ask: a recorded vote is on no pair of its iteration")
+            a, b = 2 * vote.pair, 2 * vote.pair + 1
+            rows += [a, b]
+            new.label.append(vote.label)
+            new.side.append(vote.side)
+            new.prompts.append(pairs.prompts[vote.pair])
+            if pairs.at_random[vote.pair]:
+                said = (np.sign(scores[a] - scores[b]) + 1) / 2
+                new.agreed.append(1 - abs(float(said) - vote.label))
+        new.features = np.concatenate([new.features, pairs.features[rows]])
+
+    def refitted(self) -> LinearHead:
+        """A head that is fitted to all votes, on the main process. Its scores are 0 where the first
+        fit's are, so that scores of different iterations differ by the fit alone."""
+        pairs = self.used.pairs(self.earlier)
+        head = LinearHead.fit(pairs, choose_ridge(pairs).ridge)
+        return replace(head, centre=self.start.head.centre)
+
+    def renew(self, head: LinearHead) -> None:
+        """Score by a new head from now on, on all processes; the main one writes its folder."""
+        seen = self.start.seen | {prompt_hash(prompt) for prompt in self.used.prompts}
+        about = {"votes": {"of": "this run", "pairs": len(self.used)}}
+        fitted = FittedFolder(self.start.sources, head, frozenset(seen), about)
+        self.version += 1
+        self.reward.renew(fitted)
+        self.digest = fitted.digest
+        if self.session.parallel.main:
+            folder = self.folder / VERSIONS / f"{self.version:04d}"
+            folder.mkdir(parents=True, exist_ok=True)
+            card = (
+                f"# Version {self.version} of a reward that a run has fitted to votes\n\n"
+                f"{len(self.used)} votes of the run; digest {self.digest[:12]}.\n"
+            )
+            fitted.write(folder, card)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Numbers of an iteration's line. `ask/digest` are the first 12 hexadecimal digits of the
+        version's digest, as a number."""
+        found = {
+            "ask/votes": float(len(self.used)),
+            "ask/version": float(self.version),
+            "ask/digest": float(int(self.digest[:12], 16)),
+        }
+        if self.used.agreed:
+            found["ask/agreement"] = float(np.mean(self.used.agreed[-WATCHED:]))
+        return found
+
+    def alarm(self) -> str:
+        """The alarm of votes that no longer agree, once; empty without one."""
+        text = "" if self.raised else disagreement(self.used.agreed)
+        self.raised = self.raised or bool(text)
+        return text
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores: tensors, numbers and texts."""
+        head, pending = self.reward.fitted.head, self.pending
+        return {
+            "used": {**vars(self.used), "features": _tensor(self.used.features)},
+            "version": self.version,
+            "asked": self.asked,
+            "raised": self.raised,
+            "pending": None
+            if pending is None
+            else {**pending._asdict(), "features": _tensor(pending.features)},
+            "head": {
+                **{name: _tensor(getattr(head, name)) for name in ("centre", "scale")},
+                **{
+                    name: _tensor(getattr(head.model, name))
+                    for name in ("weight", "basis", "spread")
+                },
+                **{name: float(getattr(head.model, name)) for name in ("beta", "log_nu", "ridge")},
+            },
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on with a checkpoint's votes and version."""
+        used, pending = dict(state["used"]), state["pending"]
+        self.used = VotesUsed(**{**used, "features": used["features"].numpy()})
+        self.pending = None
+        if pending is not None:
+            rows = [(int(a), int(b)) for a, b in pending["rows"]]
+            self.pending = AskedPairs(
+                **{**pending, "rows": rows, "features": pending["features"].numpy()}
+            )
+        self.asked, self.raised = int(state["asked"]), bool(state["raised"])
+        self.version = int(state["version"])
+        if self.version:
+            given = state["head"]
+            numbers = {k: v.numpy() if isinstance(v, Tensor) else v for k, v in given.items()}
+            centre, scale = numbers.pop("centre"), numbers.pop("scale")
+            head = LinearHead(centre, scale, replace(self.start.head.model, **numbers))
+            self.version -= 1  # `renew` counts it
+            self.renew(head)
+
+    def close(self) -> None:
+        self.page.close()
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(array, np.float64))
+
+
+def _free(folder: Path) -> Path:
+    """A name beside a folder that nothing has."""
+    number = 1
+    while (other := folder.with_name(f"{folder.name}-other-{number}")).exists():
+        number += 1
+    return other
+
+
+def _recorded(folder: Path) -> dict[int, Mapping[str, Any]]:
+    """The recorded lines of a folder of votes by iteration. UserError for a damaged one."""
+    path = folder / USED
+    if not path.is_file():
+        return {}
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return {int(line["iteration"]): line for line in lines}
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error})") from error
+
+
+def _earlier(given: AskSettings, reward: FittedScores) -> VotedPairs:
+    """Votes before the run, with the features of its reward."""
+    assert given.earlier is not None
+    path = find(given.earlier)
+    folder = path if path.is_dir() else path.parent
+    if (folder / EVENTS).is_file() and (folder / PLAN).is_file():
+        write_results(folder, VoteLog.read(folder, VotePlan.read(folder)))
+    table = path / "votes.jsonl" if path.is_dir() else path
+    known = load_preferences(table, ReadOptions())
+    gallery = Gallery(known.items)
+    found: list[Float[np.ndarray, " d"]] = []
+    width = len(reward.fitted.head.centre)
+    for at in range(0, len(known.items), CHUNK):
+        samples = gallery.samples(range(at, min(at + CHUNK, len(known.items))))
+        for row in range(len(samples.prompts)):
+            alone = samples.take([row])
+            there = alone.media[0] is not None
+            found.append(reward.columns.of(alone)[0] if there else np.full(width, np.nan))
+    return voted_pairs(known, np.stack(found))
+
+
+def with_asking(session: Session) -> Session:
+    """The session with the votes of its run, if it asks."""
+    return session if session.run.ask is None else replace(session, asking=RunVotes.of(session))

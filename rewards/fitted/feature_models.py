@@ -1,0 +1,190 @@
+"""Models that have features and no score of their own, for rewards fitted to votes.
+
+siglip       a SiglipModel of transformers: an image's vector, and its product with its prompt's;
+             arXiv:2303.15343
+dinov2       a Dinov2Model: an image's vector, which says nothing of the prompt; arXiv:2304.07193
+last_hidden  a language model: the last hidden state of a prompt with its answer, at the last token
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from rewards.perception.embedding import (
+    Cosine,
+    DtypeName,
+    Placement,
+    complete,
+    image_processor,
+    in_batches,
+    pil_images,
+    tokenize,
+)
+from rewards.perception.features import FeatureModel
+from rewards.perception.frames import Frames
+from rewards.perception.hub import HubName, model_path
+from rewards.perception.media import expect, items
+from rewards.perception.pixels import PixelPreparation
+from rewards.types import OneOrMore, Samples
+
+SIGLIP_TOKENS = 64  # to which the published models pad every prompt
+
+
+@dataclass(frozen=True)
+class SiglipTowers:
+    """A SiglipModel of transformers, as `Towers`. Its tokenizer pads to the length of training,
+    and its text tower attends to the padding, as in training."""
+
+    model: Any
+    tokenizer: Any
+    processor: Any
+    place: Placement
+
+    @property
+    def scale(self) -> float:
+        return float(self.model.logit_scale.exp())
+
+    @torch.no_grad()
+    def images(self, images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
+        return self._seen(self.processor(list(images), return_tensors="pt")["pixel_values"])
+
+    def graded(self, media: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n e"]:
+        return self._seen(PixelPreparation.of(self.processor)(media))
+
+    def _seen(self, pixels: Tensor) -> Float[Tensor, "n e"]:
+        pixels = pixels.to(self.place.device, self.place.dtype)
+        pooled = self.model.vision_model(pixel_values=pixels).pooler_output
+        return functional.normalize(pooled.float(), dim=-1)
+
+    @torch.no_grad()
+    def texts(self, prompts: Sequence[str]) -> Float[Tensor, "n e"]:
+        limit = min(self.model.config.text_config.max_position_embeddings, SIGLIP_TOKENS)
+        tokens = tokenize(self.tokenizer, prompts, limit, self.place.device)
+        pooled = self.model.text_model(input_ids=tokens["input_ids"]).pooler_output
+        return functional.normalize(pooled.float(), dim=-1)
+
+
+@dataclass(frozen=True)
+class ImageTower:
+    """A vision model: unit vectors of images, from its pooled output."""
+
+    model: Any
+    processor: Any
+    place: Placement
+    batch: int
+
+    def features(self, samples: Samples) -> Float[Tensor, "n e"]:
+        return in_batches(self._images, pil_images(samples), self.batch)
+
+    def graded_features(
+        self, media: Float[Tensor, "n 3 h w"], samples: Samples
+    ) -> Float[Tensor, "n e"]:
+        del samples  # the prompts have no part in it
+        prepare = PixelPreparation.of(self.processor)
+        return torch.cat([self._seen(prepare(part)) for part in media.split(self.batch)])
+
+    @torch.no_grad()
+    def _images(self, images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
+        return self._seen(self.processor(list(images), return_tensors="pt")["pixel_values"])
+
+    def _seen(self, pixels: Tensor) -> Float[Tensor, "n e"]:
+        pixels = pixels.to(self.place.device, self.place.dtype)
+        pooled = self.model(pixel_values=pixels).pooler_output
+        return functional.normalize(pooled.float(), dim=-1)
+
+
+@dataclass(frozen=True)
+class LastHidden:
+    """A language model of transformers, which reads a prompt and its answer. Texts of more than
+    `tokens` tokens lose their beginning."""
+
+    model: Any
+    tokenizer: Any
+    place: Placement
+    batch: int
+    tokens: int
+
+    def features(self, samples: Samples) -> Float[Tensor, "n e"]:
+        expect(samples, "last_hidden", "text")
+        pairs = list(zip(samples.prompts, items(samples), strict=True))
+        return in_batches(self._read, pairs, self.batch)
+
+    @torch.no_grad()
+    def _read(self, pairs: Sequence[tuple[str, str]]) -> Float[Tensor, "n e"]:
+        rows = [self._ids(prompt, answer)[-self.tokens :] for prompt, answer in pairs]
+        longest = max(map(len, rows))
+        ids = torch.zeros(len(rows), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, own in enumerate(rows):  # after the text, where a causal model does not look
+            ids[row, : len(own)], mask[row, : len(own)] = torch.tensor(own), 1
+        device = self.place.device
+        states = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
+        last = mask.sum(1) - 1
+        return states.last_hidden_state[torch.arange(len(rows)), last.to(device)].float()
+
+    def _ids(self, prompt: str, answer: str) -> list[int]:
+        if self.tokenizer.chat_template:
+            chat = [
+                {"role": "user", "content": prompt},
+                {"role": "assistant", "content": answer},
+            ]
+            text = self.tokenizer.apply_chat_template(chat, tokenize=False)
+            return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return self.tokenizer(f"{prompt}\n\n{answer}", verbose=False)["input_ids"]
+
+
+def load_siglip(
+    model: HubName = "google/siglip-base-patch16-224",
+    frames: Frames = "all",
+    batch: OneOrMore = 32,
+    device: str = "auto",
+    dtype: DtypeName = "float32",
+) -> FeatureModel:
+    """Load the features of a SigLIP model, a hub name or a folder."""
+    from transformers import AutoTokenizer, SiglipModel
+
+    path, place = model_path(model), Placement.of(device, dtype)
+    towers = SiglipTowers(
+        place.put(complete(SiglipModel.from_pretrained, path)),
+        AutoTokenizer.from_pretrained(path),
+        image_processor(path),
+        place,
+    )
+    return FeatureModel(Cosine(towers, batch=batch), frames)
+
+
+def load_dinov2(
+    model: HubName = "facebook/dinov2-base",
+    frames: Frames = "all",
+    batch: OneOrMore = 32,
+    device: str = "auto",
+    dtype: DtypeName = "float32",
+) -> FeatureModel:
+    """Load the features of a DINOv2 model, a hub name or a folder."""
+    from transformers import Dinov2Model
+
+    path, place = model_path(model), Placement.of(device, dtype)
+    loaded = place.put(complete(Dinov2Model.from_pretrained, path))
+    return FeatureModel(ImageTower(loaded, image_processor(path), place, batch), frames)
+
+
+def load_last_hidden(
+    model: HubName,
+    tokens: OneOrMore = 2048,
+    batch: OneOrMore = 8,
+    device: str = "auto",
+    dtype: DtypeName = "float32",
+) -> FeatureModel:
+    """Load the features of texts by a language model, a hub name or a folder."""
+    from transformers import AutoModel, AutoTokenizer
+
+    path, place = model_path(model), Placement.of(device, dtype)
+    loaded = place.put(complete(AutoModel.from_pretrained, path))
+    tower = LastHidden(loaded, AutoTokenizer.from_pretrained(path), place, batch, tokens)
+    return FeatureModel(tower, kinds=("text",))

@@ -1,0 +1,287 @@
+"""Compare votes of a simulated person, who has a hidden taste, with training on that taste itself.
+
+    python scripts/benchmarks/taste_runs.py                      # hours; goes on where it stopped
+    python scripts/benchmarks/taste_runs.py --tastes large --seeds 0 --methods hidden votes-200
+    python scripts/benchmarks/taste_runs.py --report-only
+
+The tastes are programs on pixels (flowrl/demo/taste.py), which no fit sees. For each taste and
+seed, the person votes on 200 pairs of the demo's base model, for prompts of training, through the
+page's own door. Then one run of NFT (demo_votes) or of DPO for each method:
+
+    votes-50, votes-100, votes-200   the reward fitted to the first so many votes
+    cautious-200                     the same with `cautious: 1`
+    hidden                           the hidden taste itself, at the scale of the votes' log-odds
+    dpo-200                          DPO on the pairs of all votes
+    ready                            the ready-made reward that agrees best with the votes
+
+All but dpo and ready have the demo's rule beside them, that the prompt is followed. The gain is the
+hidden taste's on held-out prompts, after minus before. `agreement` is the share of fresh pairs of
+held-out prompts that the fitted reward orders as the hidden taste does. FOLDER/results.json is
+rewritten after each step.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from PIL import Image
+from scipy import stats
+
+import rewards
+from flowrl.demo.taste import TASTES
+from flowrl.evaluation.agreement import credits
+from flowrl.votes.log import VoteLog
+from flowrl.votes.plan import VotePlan
+from rewards.perception.media import to_tensor
+from rewards.types import Samples
+
+VOTES = 200
+COUNTS = (50, 100, 200)
+CLIP = {"name": "clip", "model": "flowrl/demo/shapes-clip"}
+STRICT = {"name": "shapes", "kind": "strict"}
+READY = (CLIP, {"name": "shapes", "kind": "graded"}, STRICT)
+METHODS = ("hidden", "votes-200", "dpo-200", "ready", "votes-100", "votes-50", "cautious-200")
+HELD_OUT = "configs/prompts/shapes_held_out.jsonl"
+
+
+@dataclass
+class Arguments:
+    out: Path = Path("runs/taste")
+    tastes: tuple[str, ...] = tuple(TASTES)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    methods: tuple[str, ...] = METHODS
+    report_only: bool = False
+
+
+def flowrl(*words: object) -> None:
+    """Run a command in a process of its own. RuntimeError with its last words if it fails."""
+    command = [sys.executable, "-m", "flowrl", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{(done.stdout + done.stderr)[-2000:]}")
+
+
+@dataclass
+class Study:
+    """One taste and seed: its folder, and what is known so far."""
+
+    folder: Path
+    taste: str
+    seed: int
+    found: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, out: Path, taste: str, seed: int) -> "Study":
+        folder = out / f"{taste}-{seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        known = folder / "found.json"
+        found = json.loads(known.read_text()) if known.exists() else {}
+        return cls(folder, taste, seed, found)
+
+    def known(self, name: str, find: Callable[[], Any]) -> Any:
+        """Return what was found before, or is found now and kept."""
+        if name not in self.found:
+            self.found[name] = find()
+            (self.folder / "found.json").write_text(json.dumps(self.found, indent=1) + "\n")
+            print(f"{self.folder.name}: {name}: {self.found[name]}", flush=True)
+        return self.found[name]
+
+    def voted(self) -> Path:
+        """The folder of votes on pairs of the base model."""
+        return self._votes("votes", self.seed, ())
+
+    def fresh(self) -> Path:
+        """As many pairs for held-out prompts, whose votes nobody uses."""
+        return self._votes("fresh", 1000 + self.seed, ("--prompts", HELD_OUT))
+
+    def _votes(self, name: str, seed: int, words: Sequence[str]) -> Path:
+        folder = self.folder / name
+        if not (folder / "answer.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            flowrl(
+                "vote", "demo_votes", "--votes", VOTES, "--person", "simulated", "--taste",
+                self.taste, "--seed", seed, "--port", 0, "--out", folder, *words,
+            )  # fmt: skip
+        return folder
+
+    def fitted(self, count: int) -> Path:
+        """The folder of the reward fitted to the first votes."""
+        folder, votes = self.folder / f"fit-{count}", self.voted()
+        if not (folder / "fitted.yaml").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            lines = (votes / "votes.jsonl").read_text().splitlines(keepends=True)
+            table = votes / f"first-{count}.jsonl"
+            table.write_text("".join(lines[:count]))
+            words = ("--features", json.dumps(CLIP), "--robust", 0, "--out", folder)
+            flowrl("fit-reward", table, *words)
+        return folder
+
+    def agreement(self, reward: Any) -> float:
+        """Share of fresh pairs that a reward orders as the hidden taste does."""
+        samples, pairs, _ = _read(self.fresh())
+        taste = torch.tensor([TASTES[self.taste].of(image) for image in samples.media])
+        return _agreement(_margins(reward(samples), pairs), _margins(taste, pairs))
+
+    def ready(self) -> dict[str, Any]:
+        """The ready-made reward that agrees best with the votes."""
+        samples, pairs, labels = _read(self.voted())
+        known = {
+            name: np.mean(credits(_margins(_load(spec)(samples), pairs), labels, "half"))
+            for name, spec in ((json.dumps(each), each) for each in READY)
+        }
+        return json.loads(max(known, key=lambda name: known[name]))
+
+    def rewards_of(self, method: str) -> list[dict[str, Any]]:
+        """The rewards of training."""
+        kind, _, count = method.partition("-")
+        if kind == "ready":
+            return [self.known("ready reward", self.ready)]
+        if kind == "hidden":
+            scale = TASTES[self.taste].temperature
+            own: dict[str, Any] = {"name": f"flowrl/demo/taste.py:{self.taste}"}
+            own["weight"] = 0.5 / scale
+        else:
+            own = {"name": "fitted", "path": str(self.fitted(int(count))), "weight": 0.5}
+            own |= {"cautious": 1} if kind == "cautious" else {}
+        return [own, {**STRICT, "weight": 0.5}]
+
+    def gain(self, method: str) -> dict[str, float]:
+        """Train, and return the hidden taste and the rule before and after."""
+        run = self.folder / f"run-{method}"
+        words = [
+            "--seed", self.seed, "--held_out_rewards",
+            json.dumps([{"name": f"flowrl/demo/taste.py:{self.taste}"}, STRICT]),
+        ]  # fmt: skip
+        if method.startswith("dpo"):
+            file = "demo_given_pairs"
+            words += ["--given.file", self.voted() / "votes.jsonl"]
+        else:
+            file = "demo_votes"
+            words += ["--rewards", json.dumps(self.rewards_of(method))]
+        if (run / "checkpoints").exists():
+            flowrl("train", "--resume", run)
+        else:
+            shutil.rmtree(run, ignore_errors=True)
+            flowrl("train", file, "--folder", run, *words)
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        ends = {}
+        for name, short in (
+            (f"held_out/{self.taste}", "taste"),
+            ("held_out/shapes.strict", "rule"),
+        ):
+            values = [line[name] for line in lines if name in line]
+            ends |= {f"{short} before": values[0], f"{short} after": values[-1]}
+        return ends
+
+
+def _load(spec: dict[str, Any]) -> Any:
+    return rewards.load(spec["name"], **{k: v for k, v in spec.items() if k != "name"})
+
+
+def _read(folder: Path) -> tuple[Samples, np.ndarray, np.ndarray]:
+    """Samples, pairs and labels of a folder of votes; skips are left out."""
+    plan = VotePlan.read(folder)
+    assert VoteLog.read(folder, plan).finished
+    images = []
+    for each in plan.samples:
+        with Image.open(folder / each.file) as image:
+            images.append(to_tensor(image))
+    prompts = [each.prompt for each in plan.samples]
+    number = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+    group = torch.tensor([number[prompt] for prompt in prompts])
+    at = {each.file: row for row, each in enumerate(plan.samples)}
+    votes = [json.loads(line) for line in (folder / "votes.jsonl").read_text().splitlines()]
+    pairs = np.array([[at[vote["a"]], at[vote["b"]]] for vote in votes])
+    return (
+        Samples(torch.stack(images), prompts, group),
+        pairs,
+        np.array([v["label"] for v in votes]),
+    )
+
+
+def _margins(scores: torch.Tensor, pairs: np.ndarray) -> np.ndarray:
+    values = scores.double().cpu().numpy()
+    return values[pairs[:, 0]] - values[pairs[:, 1]]
+
+
+def _agreement(margin: np.ndarray, true: np.ndarray) -> float:
+    kept = true != 0
+    return float(np.mean(credits(margin[kept], (true[kept] > 0).astype(float), "half")))
+
+
+def interval(values: Sequence[float]) -> str:
+    """A mean with its 95 % interval over seeds (Student's t)."""
+    if len(values) < 2:
+        return f"{mean(values):.3f} (one seed)"
+    wide = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+    return f"{mean(values):.3f} ({mean(values) - wide:.3f} to {mean(values) + wide:.3f})"
+
+
+def report(studies: Sequence[Study]) -> None:
+    """Print a table per taste over its seeds."""
+    for taste in dict.fromkeys(study.taste for study in studies):
+        own = [study for study in studies if study.taste == taste]
+        print(f"\n{taste}, {len(own)} seeds; mean (95 % interval over seeds)\n")
+        print("| method | taste before | taste after | gain | of hidden's | rule after |")
+        print("|---|---|---|---|---|---|")
+        for method in METHODS:
+            done = [study.found for study in own if method in study.found]
+            if not done:
+                continue
+            cells = [
+                [found[method][name] for found in done]
+                for name in ("taste before", "taste after", "rule after")
+            ]
+            gains = [b - a for a, b in zip(cells[0], cells[1], strict=True)]
+            shares = [
+                _gain(found[method]) / _gain(found["hidden"]) for found in done if "hidden" in found
+            ]
+            share = interval(shares) if shares else "-"
+            before, after, rule = (interval(cell) for cell in cells)
+            print(f"| {method} | {before} | {after} | {interval(gains)} | {share} | {rule} |")
+        names = [f"agreement-{count}" for count in COUNTS] + ["agreement of ready"]
+        for name in names:
+            values = [study.found[name] for study in own if name in study.found]
+            if values:
+                print(f"{name}: {interval(values)}")
+
+
+def _gain(ends: dict[str, float]) -> float:
+    return ends["taste after"] - ends["taste before"]
+
+
+def main(given: Arguments) -> None:
+    torch.set_num_threads(1)
+    given.out = given.out.resolve()
+    studies = [Study.of(given.out, t, seed) for t in given.tastes for seed in given.seeds]
+    for study in () if given.report_only else studies:
+        for count in COUNTS:
+            path = study.fitted(count)
+            study.known(
+                f"agreement-{count}",
+                lambda s=study, p=path: s.agreement(rewards.load("fitted", path=str(p))),
+            )
+        study.known(
+            "agreement of ready",
+            lambda s=study: s.agreement(_load(s.known("ready reward", s.ready))),
+        )
+    # a method of all studies before the next one, so that a stopped study is even
+    for method in () if given.report_only else given.methods:
+        for study in studies:
+            study.known(method, lambda s=study, m=method: s.gain(m))
+    results = [{"taste": s.taste, "seed": s.seed, **s.found} for s in studies]
+    (given.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    report(studies)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Arguments))

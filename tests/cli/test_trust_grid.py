@@ -1,0 +1,265 @@
+"""Each setting that names something, from the code, in several spellings, under each command that
+reads a folder: with all rights but its own, the folder uses nothing of what it names. Each has a
+harmless twin that is not refused."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from flowrl.paths import PROJECT
+from rewards.rights import Right
+from scripts.generate.rights import Marked
+from tests.settings.test_rights import CODE_PLACES, MARKED, NAMES, put, spelt, values, with_setting
+from tests.support import runs, watched
+from tests.support.warm import Warm, small
+
+CANARY = "canary-of-a-secret"
+VARIABLE = "CANARY"
+COMMANDS = {
+    "train": ("train", "--resume", "RUN"),
+    "evaluate": ("evaluate", "RUN"),
+    "sample": ("sample", "RUN", "a red ball", "--steps", "1"),
+    "export": ("export", "RUN"),
+    "report": ("report", "RUN", "--out", "PAGE"),
+    "compare": ("compare", "RUN", "OTHER", "--out", "PAGE"),
+    "doctor": ("doctor", "RUN"),
+    "drill": ("drill", "RUN", "--out", "PAGE"),
+}
+TRUSTING = ("train", "evaluate", "sample", "export", "drill")
+REFUSING = ("train", "evaluate")  # whatever the setting
+FORBIDDEN = {
+    Right.CODE: ("open", "start"),
+    Right.NETWORK: ("connect",),
+    Right.VARIABLES: ("variable",),
+    Right.FILES: ("open",),
+    Right.ACCOUNTS: ("tracker", "connect"),
+}
+
+
+class Place(NamedTuple):
+    """A user's machine with a run begun here, and a port that hears who connects."""
+
+    begun: dict[str, Any]
+    run: Path
+    outside: Path
+    port: int
+    server: socket.socket
+
+    def heard(self) -> bool:
+        try:
+            self.server.accept()[0].close()
+        except BlockingIOError:
+            return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def place(pipeline, tmp_path_factory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("grid")
+    tree = small(pipeline, folder)
+    tree["train"]["iterations"] = 1
+    file = runs.write(tree, folder)
+    assert runs.flowrl("train", file, "--folder", folder / "run") == 0
+    begun = yaml.safe_load((folder / "run/run.yaml").read_text())
+    outside = folder / "outside"
+    (outside / ".ssh").mkdir(parents=True)
+    (outside / ".cache/huggingface").mkdir(parents=True)
+    for name in (".ssh/id_rsa", ".netrc", ".cache/huggingface/token", "secret.txt"):
+        (outside / name).write_text(f"{CANARY}\n")
+    (outside / "e.py").write_text(f"raise SystemError({CANARY!r})\n")
+    run = folder / "elsewhere"
+    shutil.move(folder / "run", run)  # as a download is
+    shutil.copy(folder / "prompts.jsonl", run)
+    for part in ("train", "held_out"):
+        begun["prompts"][part] = str(run / "prompts.jsonl")
+    put(run, begun)
+    shutil.copytree(run, folder / "other")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield Place(begun, run, outside, server.getsockname()[1], server)
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Warm]:
+    started = Warm()
+    yield started
+    started.close()
+
+
+def spellings(each: Marked, place: Place) -> list[Any]:
+    """Values that all need the right, as a stranger might write them."""
+    assert each.mark is not None
+    last = each.setting.rpartition(".")[2]
+    first, _ = values(each.mark, place.run, last)
+    secret = place.outside / "secret.txt"
+    if each.mark.right is Right.NETWORK:
+        hosts = ("127.0.0.1", "localhost", "[::1]", "user:word@127.0.0.1")
+        return [f"http://{host}:{place.port}/v1" for host in hosts] + [
+            f" HTTP://127.0.0.1:{place.port}"
+        ]
+    if each.mark.right is Right.VARIABLES:
+        return [VARIABLE, f" {VARIABLE}"]
+    if each.mark.right is Right.ACCOUNTS:
+        return [["wandb"], "wandb", ["tensorboard", "wandb"]]
+    if each.mark.right is Right.FILES and each.mark.path:
+        paths = [
+            str(secret), str(place.run / "../outside/secret.txt"), "~/secret.txt",
+            str(place.run / "link"), f"/proc/self/root{secret}", f"file://{secret}",
+        ]  # fmt: skip
+        return [{"task": path} for path in paths] if last == "folders" else paths
+    if each.mark.right is Right.CODE and first == "/x/e.py:f":
+        return [name.format(place.outside / "e.py") for name in NAMES]
+    return [first]
+
+
+def trees(each: Marked, value: Any, place: Place) -> dict[str, Any]:
+    last = each.setting.rpartition(".")[2]
+    if each.reward:
+        needed = {"url": f"http://127.0.0.1:{place.port}"} if last in ("key", "log") else {}
+        return {**place.begun, "rewards": [{"name": each.reward, **needed, last: value}]}
+    return with_setting(each.setting, value, place.begun)
+
+
+def words_of(place: Place, command: str, trust: str, folder: Path) -> list[str]:
+    names = {"RUN": place.run, "OTHER": place.run.with_name("other"), "PAGE": folder / "page"}
+    words = [str(names.get(word, word)) for word in COMMANDS[command]]
+    return words + ([f"--trust={trust}"] if trust and command in TRUSTING else [])
+
+
+def used(place: Place, commands: Warm, command: str, trust: str, tmp_path: Path) -> tuple:
+    """The exit code, what the command said, and what it used."""
+    link = place.run / "link"
+    if not link.is_symlink():
+        link.symlink_to(place.outside / "secret.txt")
+    words = words_of(place, command, trust, tmp_path)
+    events, said = tmp_path / "events", tmp_path / "said"
+    for file in (events, said):
+        file.write_text("")
+    environment = {
+        watched.EVENTS: str(events), watched.PLACES: str(place.outside),
+        watched.SECRET: VARIABLE, VARIABLE: CANARY, "HOME": str(place.outside),
+        "HF_TOKEN_PATH": str(place.outside / ".cache/huggingface/token"), "HF_HUB_OFFLINE": "1",
+        "FLOWRL_STATE": str(tmp_path / "state"),
+    }  # fmt: skip
+    code = commands.run(*words, out=said, env=environment)
+    found = [json.loads(line) for line in events.read_text().splitlines()]
+    return code, said.read_text(), found
+
+
+def wrong_uses(
+    place: Place,
+    commands: Warm,
+    tmp_path: Path,
+    right: Right,
+    tree: dict[str, Any],
+    only: Sequence[str],
+) -> list[str]:
+    """What the commands did with this tree that it had no right to."""
+    found: list[str] = []
+    others = ",".join(each for each in Right if each is not right)
+    put(place.run, tree)
+    for command in only:
+        code, said, events = used(place, commands, command, others, tmp_path)
+        found += [f"{command}: {e}" for e in events if e[0] in FORBIDDEN[right]]
+        if place.heard() or CANARY in said:
+            found.append(f"{command}: the canary was heard")
+        if command in REFUSING and code != 2:
+            found.append(f"{command}: exit code {code}: {said[-300:]}")
+    return found
+
+
+NAMING = [each for each in MARKED if each.mark is not None]
+QUICK = ("remote:url", "remote:key", ":track.with", ":model.weights", "code_tests:isolation")
+
+
+def title(each: Marked) -> str:
+    return f"{each.reward}:{each.setting}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", NAMING, ids=title)
+def test_no_command_uses_what_a_strange_folder_names(each, place, commands, tmp_path):
+    assert each.mark is not None
+    found: list[str] = []
+    for number, value in enumerate(spellings(each, place)):
+        tree = trees(each, value, place)
+        # the first spelling under every command, the others where all of a folder is used
+        only = [*COMMANDS] if number == 0 else REFUSING
+        wrong = wrong_uses(place, commands, tmp_path, each.mark.right, tree, only)
+        found += [f"{value!r}: {what}" for what in wrong]
+    assert not found
+    _, good = values(each.mark, place.run, each.setting.rpartition(".")[2])
+    if good is not None:
+        put(place.run, trees(each, good, place))
+        code, said, _ = used(place, commands, "doctor", "", tmp_path)
+        assert code == 0 and "not granted" not in said, said[-600:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CODE_PLACES)
+def test_no_command_imports_what_a_strange_folder_names(name, place, commands, tmp_path):
+    found: list[str] = []
+    for number, spelling in enumerate(NAMES):
+        written = spelling.format(place.outside / "e.py")
+        tree = {**place.begun, **spelt(CODE_PLACES[name], written)}
+        only = [*COMMANDS] if number == NAMES.index("{}:f") else REFUSING
+        wrong = wrong_uses(place, commands, tmp_path, Right.CODE, tree, only)
+        found += [f"{written!r}: {what}" for what in wrong]
+    assert not found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["evaluate", "sample", "export", "report", "compare"])
+def test_the_folder_itself_is_used_without_any_right(command, place, commands, tmp_path):
+    put(place.run, place.begun)
+    code, said, events = used(place, commands, command, "", tmp_path)
+    assert code == 0, said[-900:]
+    kinds = {"connect", "variable", "tracker"}
+    assert not [event for event in events if event[0] in kinds]
+    assert not [event for event in events if CANARY in event[1] or "/.ssh" in event[1]]
+
+
+TRACED = {
+    Right.CODE: lambda p: {"rewards": [{"name": f"{p.outside / 'e.py'}:f"}]},
+    Right.NETWORK: lambda p: {"rewards": [{"name": "remote", "url": f"http://127.0.0.1:{p.port}"}]},
+    Right.VARIABLES: lambda p: {
+        "rewards": [{"name": "remote", "url": f"http://127.0.0.1:{p.port}", "key": VARIABLE}]
+    },
+    Right.FILES: lambda p: {"prompts": {"train": str(p.outside / "secret.txt")}},
+    Right.ACCOUNTS: lambda p: {"track": {"with": ["wandb"]}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize("command", ["train", "evaluate", "sample", "export", "report", "compare"])
+@pytest.mark.parametrize("right", [*Right])
+def test_nor_does_the_kernel_see_it(right, command, place, tmp_path):
+    """The calls of the process itself, with all rights but one, and a listener."""
+    put(place.run, place.begun | TRACED[right](place))
+    others = ",".join(each for each in Right if each is not right)
+    words = words_of(place, command, others, tmp_path)
+    calls = tmp_path / "calls"
+    traced = ["strace", "-f", "-qq", "-o", calls, "-s", "300", "-e", "trace=connect,openat,execve"]
+    done = subprocess.run(
+        [*traced, sys.executable, "-m", "flowrl", *words], cwd=PROJECT, text=True, check=False,
+        capture_output=True, timeout=600, env=runs.environment() | {
+            "HOME": str(place.outside), VARIABLE: CANARY, "HF_HUB_OFFLINE": "1",
+            "FLOWRL_STATE": str(tmp_path / "state"), "PYTHONDONTWRITEBYTECODE": "1",
+        },
+    )  # fmt: skip
+    lines = calls.read_text(errors="replace").splitlines()
+    assert not place.heard() and CANARY not in done.stdout + done.stderr
+    assert not [line for line in lines if f"htons({place.port})" in line]
+    names = (".ssh", ".netrc", "secret.txt" if right is Right.FILES else "/e.py")
+    opened = [line for line in lines if str(place.outside) in line and " = -1" not in line]
+    assert not [line for line in opened if any(name in line for name in names)]
+    assert done.returncode == (2 if command in REFUSING else done.returncode), done.stderr[-900:]

@@ -1,0 +1,445 @@
+"""Each library's input as a run file: the kind of each leaf, and the settings that follow."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowrl.cli.app import exit_code
+from flowrl.errors import UserError
+from flowrl.importing.draft import RunDraft
+from flowrl.importing.result import ImportedRun, imported
+from flowrl.importing.sources import IMPORTERS
+from flowrl.settings.checks.scoring import check_own_scoring
+from flowrl.settings.file.strict_yaml import parse_yaml
+from flowrl.settings.read import check_rewards, run_from
+from flowrl.settings.words.names import PEERS, WORDS
+
+SAME, CONVERTED, DEFAULT = "same", "converted", "peer's default"
+NONE, EFFECT, UNKNOWN = "dropped without effect", "dropped with effect", "not understood"
+
+BASE = """
+import ml_collections
+
+def get_config():
+    config = ml_collections.ConfigDict()
+    config.seed = 42
+    config.use_lora = True
+    config.resolution = 768
+    config.pretrained = pretrained = ml_collections.ConfigDict()
+    pretrained.model = "a/b"
+    config.sample = sample = ml_collections.ConfigDict()
+    sample.num_steps = 40
+    sample.noise_level = 0.7
+    config.train = ml_collections.ConfigDict()
+    config.train.beta = 0.0
+    config.train.learning_rate = 3e-4
+    config.reward_fn = ml_collections.ConfigDict()
+    config.save_dir = ''
+    return config
+"""
+GRPO = """
+import imp
+import os
+
+base = imp.load_source("base", os.path.join(os.path.dirname(__file__), "base.py"))
+
+def shared():
+    config = base.get_config()
+    config.dataset = os.path.join(os.getcwd(), "dataset/ocr")
+    return config
+
+def ocr():
+    gpu_number = 4
+    config = shared()
+    config.sample.num_steps = 10
+    config.resolution = 512
+    config.sample.train_batch_size = 8
+    config.sample.num_image_per_prompt = 16
+    config.sample.num_batches_per_epoch = int(16/(gpu_number*8/16))
+    assert config.sample.num_batches_per_epoch % 2 == 0, "an even number"
+    config.train.gradient_accumulation_steps = config.sample.num_batches_per_epoch//2
+    config.train.beta = 0.04
+    config.train.ema = True
+    config.train.timestep_fraction = 0.99
+    config.reward_fn = {"ocr": 1.0, "qwenvl": 0.5}
+    config.save_dir = f'logs/{"ocr"}'
+    config.train.my_own = 3
+    return config
+
+def get_config(name):
+    return globals()[name]()
+"""
+FACTORY = """
+num_processes: 8
+mixed_precision: "bf16"
+data: &data {dataset_dir: "dataset/ocr", cache_dir: "~/.cache", max_dataset_size: 1024}
+model: {finetune_type: lora, lora_rank: 64, target_modules: default, model_type: sd3-5,
+  model_name_or_path: stabilityai/stable-diffusion-3.5-medium}
+log: {run_name: null, logging_backend: wandb, save_freq: 20}
+train: &train
+  trainer_type: grpo
+  advantage_aggregation: sum
+  global_std: false
+  resolution: [512, 384]
+  num_inference_steps: 10
+  group_size: 16
+  per_device_batch_size: 3
+  unique_sample_num_per_epoch: 48
+  learning_rate: 1e-4
+  clip_range: 1.0e-4
+  kl_beta: 0
+  ema_decay: 0.9
+  ema_update_interval: 4
+  ema_decay_schedule: power
+  max_epochs: 100
+  nft_beta: 0.1
+  typo_of_mine: 7
+scheduler: {dynamics_type: CPS, noise_level: 0.8, num_sde_steps: 1, sde_steps: [1, 2, 3]}
+eval: {resolution: 512, num_inference_steps: 28, guidance_scale: 4.5, eval_freq: 20}
+rewards:
+  - {name: text, reward_model: vllm_evaluate, weight: 0.5, api_base_url: "http://h:1/v1",
+     vlm_model: Q, api_key: $MY_KEY}
+  - {name: ocr, reward_model: OCR, device: cuda}
+"""
+TRL = (
+    "accelerate launch --num_processes 8 grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B "
+    "--dataset_name trl-lib/DeepMath-103K --reward_funcs accuracy_reward think_format_reward "
+    "--reward-weights 1.0 0.2 --num_generations=8 --beta 0.04 --loss_type dr_grpo "
+    "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --steps_per_generation 8 "
+    "--max_steps 100 --warmup_steps 10 --no_gradient_checkpointing --logging_steps 5 "
+    "--repetition_penalty 1.1 --hub_token hf_abcdefghijkl --my_flag"
+)
+VERL = """
+set -x
+export WANDB_API_KEY=abc123  # a key
+MODEL=${MODEL:-"Qwen/Qwen2-7B-Instruct"}
+mode=fsdp
+if [ "$mode" = "fsdp" ]; then
+    extra="actor_rollout_ref.actor.fsdp_config.param_offload=True"
+else
+    extra="actor_rollout_ref.actor.strategy=megatron"
+fi
+ARGS=(
+    data.max_response_length=$((1024 * 8))
+    actor_rollout_ref.rollout.n=5
+)
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=$HOME/data/train.parquet \\
+    data.train_batch_size=1024 actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
+    actor_rollout_ref.model.path=${MODEL} actor_rollout_ref.actor.optim.lr=1e-6 \\
+    actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001 \\
+    actor_rollout_ref.actor.clip_ratio_high=0.28 actor_rollout_ref.actor.clip_ratio=0.3 \\
+    actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean \\
+    +reward_model.mine=1 trainer.nnodes=$SLURM_NODES trainer.total_training_steps=105 \\
+    trainer.logger='["console","wandb"]' "${ARGS[@]}" $extra $@
+"""
+TUNER = {
+    "model_type": "lora", "model_family": "flux", "distillation_method": "flow_dpo",
+    "distillation_config": {"flow_dpo": {"beta": 1.0, "norm_type": "sum", "auto_beta": False}},
+    "learning_rate": 1e-4, "train_batch_size": 2, "max_train_steps": 100, "lora_rank": 8,
+    "lr_scheduler": "constant", "data_backend_config": "data.json", "output_dir": "x", "odd": 1,
+}  # fmt: skip
+BACKEND = [
+    {"id": "win", "instance_data_dir": "/w"},
+    {"id": "lose", "conditioning_type": "reference_strict", "instance_data_dir": "/l"},
+]
+
+
+def kinds(run: ImportedRun) -> dict[str, str]:
+    return {line.name: line.kind.value for line in run.lines}
+
+
+def expect(run: ImportedRun, table: dict[str, tuple[str, ...]]) -> None:
+    """Each named leaf has its kind, and the kinds to be read name no other leaf."""
+    found = kinds(run)
+    wanted = {name: kind for kind, names in table.items() for name in names}
+    assert {name: found.get(name) for name in wanted} == wanted
+    for kind in (EFFECT, UNKNOWN):
+        assert {n for n, k in found.items() if k == kind} == set(table.get(kind, ()))
+
+
+def test_flow_grpo(tmp_path: Path) -> None:
+    (tmp_path / "base.py").write_text(BASE)
+    (tmp_path / "grpo.py").write_text(GRPO)
+    run = imported(f"{tmp_path}/grpo.py:ocr", None, 4)
+    expect(
+        run,
+        {
+            SAME: ("sample.num_steps", "train.learning_rate", "seed", "sample.noise_level"),
+            CONVERTED: ("resolution", "train.ema", "sample.num_batches_per_epoch", "use_lora"),
+            NONE: ("save_dir",),
+            EFFECT: ("reward_fn.qwenvl",),
+            UNKNOWN: ("train.my_own",),
+        },
+    )
+    assert run.refusal is None and run.peer == "flow_grpo 2025.07"
+    assert run.tree["prompts"] == {
+        "train": "dataset/ocr/train.txt",
+        "held_out": "dataset/ocr/test.txt",
+        "per_iteration": 16,
+    }
+    assert run.tree["train"]["updates"] == 2 and run.tree["recipe"]["kl"] == 0.04
+    assert run.tree["evaluate"]["average"] == pytest.approx(0.9 ** (2 / 8), abs=1e-6)
+    assert "4 processes x 8 samples x 8 calls = 256 samples" in run.batches[0]
+    with pytest.raises(UserError, match="1 x 8 samples a call are no multiple of the 16"):
+        imported(f"{tmp_path}/grpo.py:ocr")
+
+
+def test_flow_factory(tmp_path: Path) -> None:
+    file = tmp_path / "default.yaml"
+    file.write_text(FACTORY)
+    run = imported(str(file), "flow-factory==0.1.0", 8)
+    expect(
+        run,
+        {
+            SAME: (
+                "train.learning_rate",
+                "train.group_size",
+                "train.kl_beta",
+                "log.save_freq",
+                "rewards.0.weight",
+            ),
+            CONVERTED: (
+                "train.resolution",
+                "scheduler.sde_steps",
+                "train.advantage_aggregation",
+                "rewards.0.api_key",
+                "train.ema_decay",
+            ),
+            NONE: ("data.cache_dir", "train.nft_beta", "rewards.1.device", "log.run_name"),
+            EFFECT: ("train.ema_decay_schedule", "model.master_weight_dtype"),
+            UNKNOWN: ("train.typo_of_mine",),
+            DEFAULT: ("train.guidance_scale", "train.seed"),
+        },
+    )
+    assert run.refusal is None
+    recipe = run.tree["recipe"]
+    assert recipe["plan"]["position"] == {"name": "random", "low": 1, "high": 4}
+    assert recipe["kernel"] == {"name": "cps", "eta": 0.8} and "kl" in recipe
+    assert recipe["advantage"][0] == {"name": "standardize", "scale": "group"}
+    assert (run.tree["model"]["height"], run.tree["model"]["width"]) == (512, 384)
+    assert run.tree["prompts"]["train"] == {"source": "dataset/ocr/train.txt", "limit": 1024}
+    assert run.tree["prompts"]["per_iteration"] == 48 and run.tree["train"]["updates"] == 2
+    judge, ocr = run.tree["rewards"]
+    assert judge["key"] == "MY_KEY" and judge["weight"] == 0.5 and ocr == {"name": "ocr"}
+    assert imported(str(file), None, 6).tree["prompts"]["per_iteration"] == 54  # lcm(9, 2, 6)
+
+
+def test_trl() -> None:
+    run = imported(TRL, "trl==1.16.0", 8)
+    expect(
+        run,
+        {
+            SAME: ("beta", "num_generations"),
+            CONVERTED: (
+                "steps_per_generation",
+                "loss_type",
+                "max_steps",
+                "warmup_steps",
+                "reward_weights",
+            ),
+            NONE: ("logging_steps", "hub_token", "(launcher) num_processes"),
+            EFFECT: ("use_bias_correction_kl", "repetition_penalty"),
+            UNKNOWN: ("my_flag",),
+            DEFAULT: ("weight_decay", "max_completion_length"),
+        },
+    )
+    assert run.refusal is None
+    assert run.tree["prompts"]["per_iteration"] == 32 and run.tree["train"]["updates"] == 4
+    assert run.tree["train"]["iterations"] == 25 and run.tree["recipe"]["length"] == 512
+    assert run.tree["train"]["schedule"] == {"name": "linear", "warmup": 3}
+    assert run.tree["recipe"]["loss"]["denominator"] == 512
+    assert run.tree["train"].get("gradient_checkpointing", False) is False
+    assert "hf_" not in repr(run) and "accuracy_reward" in run.files["trl_rewards.py"]
+    older = imported(TRL, "trl==1.8.0", 8)
+    assert older.peer == "TRL 1.0.0" and older.tree["recipe"]["length"] == 256
+    assert kinds(older).get("use_bias_correction_kl") is None
+    assert any("stands for 1.8.0" in note for note in older.notes)
+    missing = imported(f"{TRL} --entropy_coef 0.1", "trl==0.24.0", 8)
+    assert kinds(missing)["entropy_coef"] == UNKNOWN
+
+
+def test_trl_script_and_config_file(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "learning_rate: 2e-6\nnum_generations: 4\nmodel_name_or_path: a/b\n"
+    )
+    script = '''"""
+accelerate launch train.py --config c.yaml --num_generations 8
+"""
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+open("ran", "w").write("x")
+
+def short(completions, **columns):
+    return [-len(text) for text in completions]
+
+data = load_dataset("openai/gsm8k", "main", split="train")
+args = GRPOConfig(epsilon=0.1, bf16=True)
+GRPOTrainer(model="c/d", args=args, reward_funcs=[short], train_dataset=data)
+'''
+    (tmp_path / "train.py").write_text(script)
+    run = imported(str(tmp_path / "train.py"))
+    assert run.tree["model"]["language"] == "a/b" and run.tree["train"]["lr"] == 2e-6
+    assert run.tree["recipe"]["group"] == 8 and run.tree["recipe"]["loss"]["low"] == 0.1
+    assert run.tree["prompts"]["train"] == {"source": "openai/gsm8k", "config": "main"}
+    assert run.tree["rewards"] == [{"name": f"{tmp_path}/train.py:short"}]
+    assert any(need.value.endswith("train.py:short") for need in run.needs)
+    assert not Path("ran").exists() and not (tmp_path / "ran").exists()
+
+
+def test_verl(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(VERL)
+    run = imported(str(tmp_path / "run.sh"), None, 8)
+    actor = "actor_rollout_ref.actor"
+    expect(
+        run,
+        {
+            SAME: (
+                "data.train_files",
+                f"{actor}.optim.lr",
+                "data.max_response_length",
+                "trainer.total_training_steps",
+            ),
+            CONVERTED: (f"{actor}.ppo_mini_batch_size", f"{actor}.loss_agg_mode", "trainer.logger"),
+            NONE: (
+                f"{actor}.clip_ratio",
+                f"{actor}.fsdp_config.param_offload",
+                "(environment) WANDB_API_KEY",
+            ),
+            UNKNOWN: ("reward_model.mine", "trainer.nnodes"),
+        },
+    )
+    assert run.refusal is None and "abc123" not in repr(run)
+    assert run.tree["prompts"]["train"] == "~/data/train.parquet"
+    assert run.tree["recipe"]["length"] == 8192 and run.tree["recipe"]["group"] == 5
+    assert run.tree["recipe"]["loss"] == {
+        "low": 0.2,
+        "high": 0.28,
+        "dual": 3.0,
+        "denominator": "rows",
+    }
+    assert run.tree["train"]["updates"] == 4 and run.tree["track"]["with"] == ["wandb"]
+    assert "default_compute_score" in run.files["verl_reward.py"]
+    (tmp_path / "gae.sh").write_text(VERL.replace("=grpo", "=gae"))
+    with pytest.raises(UserError, match="gae trains a critic"):
+        imported(str(tmp_path / "gae.sh"))
+
+
+def test_simple_tuner(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TUNER))
+    (tmp_path / "data.json").write_text(json.dumps(BACKEND))
+    run = imported(str(tmp_path / "config.json"))
+    method = "distillation_config.flow_dpo"
+    expect(
+        run,
+        {
+            SAME: ("learning_rate", "max_train_steps"),
+            CONVERTED: ("lora_rank", "train_batch_size", "model_family"),
+            NONE: ("output_dir", f"{method}.auto_beta"),
+            UNKNOWN: ("odd",),
+            EFFECT: (f"{method}.beta", f"{method}.norm_type"),
+        },
+    )
+    assert run.refusal is None and run.tree["given"]["kind"] == "pairs"
+    assert run.tree["model"]["lora"] == {"rank": 8, "alpha": 8}
+
+
+@pytest.mark.parametrize("peer", [peer for peer in IMPORTERS.values() if peer.name in PEERS])
+def test_the_table_of_words_and_the_importer_agree(peer) -> None:
+    """What the table calls a library's name of a setting, the importer reads."""
+    column = PEERS.index(peer.name)
+    of_verl = {
+        "actor": "actor_rollout_ref.actor",
+        "rollout": "actor_rollout_ref.rollout",
+        "optim": "actor_rollout_ref.actor.optim",
+        "model": "actor_rollout_ref.model",
+    }
+    here = {
+        "trl": (
+            "batch_size",
+            "max_new_tokens",
+            "num_ppo_epochs",
+            "stop",
+            "stop_strings",
+            "peft_config",
+            "peft_config.r",
+            "train_dataset",
+            "eval_dataset",
+            "reward_model_path",
+            "model",
+        ),
+        "flow_grpo": ("reward_fn",),
+        "flow-factory": ("reward_model",),
+        "verl": ("reward_model", "custom_reward_function", "trainer.n_gpus_per_node"),
+    }
+    names = {c.strip() for word in WORDS for c in word.peers[column].split(",") if c.strip()}
+    given = {
+        "trl": {
+            "model_name_or_path": "a",
+            "dataset_name": "b",
+            "reward_funcs": "c",
+            "use_peft": True,
+        },
+        "flow_grpo": {
+            "dataset": "a",
+            "reward_fn.ocr": 1,
+            "sample.train_batch_size": 4,
+            "sample.num_image_per_prompt": 4,
+        },
+        "flow-factory": {
+            "rewards.0.reward_model": "OCR",
+            "model.finetune_type": "lora",
+            "train.group_size": 8,
+        },
+        "verl": {
+            "algorithm.adv_estimator": "grpo",
+            "actor_rollout_ref.model.path": "a",
+            "actor_rollout_ref.rollout.n": 4,
+            "actor_rollout_ref.model.lora_rank": 8,
+        },
+    }[peer.name.lower()]
+    for name in sorted(names - set(here[peer.name.lower()])):
+        first, dot, rest = name.partition(".")
+        whole = (
+            f"{of_verl[first]}.{rest}" if peer.name == "verl" and dot and first in of_verl else name
+        )
+        own = peer.defaults(given, peer.versions[-1])
+        leaves = {whole: own.get(whole), **given}
+        draft = RunDraft(peer.name, leaves, own, 1)
+        peer.read(draft)
+        draft.finish()
+        assert draft.lines[whole].kind.value != UNKNOWN, whole
+
+
+def test_the_command_writes_the_files_and_a_refusal_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(["import", TRL, "--of", "trl==1.16.0", "--devices", "8", "--out", "run"]) == 0
+    said = capsys.readouterr().out
+    assert "dropped with effect: repetition_penalty: 1.1: " in said and "hf_abc" not in said
+    assert "it needs code: trl_rewards.py:accuracy_reward" in said
+    text, page = Path("run/run.yaml").read_text(), Path("run/import.md").read_text()
+    assert text.startswith("# a command of TRL, of TRL 1.16.0, for 8 processes")
+    assert "#   my_flag: True: TRL has no argument of this name" in text
+    assert page.index("## Dropped with effect") < page.index("## Batches") < page.index("## Same")
+    assert "hf_abc" not in text + page
+    read = parse_yaml(text, "run.yaml")
+    assert run_from(read, "run.yaml") == run_from(imported(TRL, None, 8).tree, "tree")
+    assert exit_code(["import", TRL, "--out", "run"]) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert exit_code(["import", "flowrl", "--of", "sb3"]) == 2
+    assert "'sb3' is not one of flow_grpo" in capsys.readouterr().err
+
+
+def test_a_reward_file_that_cannot_be_imported_is_one_sentence(tmp_path: Path) -> None:
+    """Of a run that names a library which is not installed, such as verl."""
+    (tmp_path / "own.py").write_text("import no_such_library\n")
+    tree = {**imported(TRL, None, 8).tree, "rewards": [{"name": f"{tmp_path}/own.py:score"}]}
+    run = run_from(tree, "x")
+    check_own_scoring(run, {})
+    with pytest.raises(UserError, match="No module named 'no_such_library'"):
+        check_rewards(run)

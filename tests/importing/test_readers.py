@@ -1,0 +1,145 @@
+"""Shell scripts, command lines and Python configurations as leaves, without running them."""
+
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import UserError
+from flowrl.importing.leaves import Secret, Unresolved, flattened
+from flowrl.importing.readers.python_config import evaluated_config
+from flowrl.importing.readers.shell import OPEN, read_shell
+from flowrl.importing.readers.words import options, overrides, scalar
+
+PYTHON = """
+import ml_collections
+def one():
+    c = ml_collections.ConfigDict()
+    {body}
+    return c
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("python a.py --x 1 # note", ["python", "a.py", "--x", "1"]),
+        ("python a.py \\\n  --x=1\n", ["python", "a.py", "--x=1"]),
+        ("A=1\npython a.py --x $A --y=${A}2", ["python", "a.py", "--x", "1", "--y=12"]),
+        ("""python a.py 'b c' "d'e" f\\ g""", ["python", "a.py", "b c", "d'e", "f g"]),
+        ('X=${X:-"${Y:-z}/q"}\nrun $X', ["run", "z/q"]),
+        ("N=$((2 * (3 + 4) / 3))\nrun $N", ["run", "4"]),
+        ("A=(x 'y z')\nA+=(w)\nrun \"${A[@]}\"", ["run", "x", "y z", "w"]),
+        ('OPTS="--a 1 --b 2"\nrun $OPTS "$OPTS"', ["run", "--a", "1", "--b", "2", "--a 1 --b 2"]),
+        ("m=fsdp\nif [ $m = fsdp ]; then\n a=1\nelse\n a=2\nfi\nrun $a", ["run", "1"]),
+        ("M=a/b/c\nrun $(basename $M) $HOME/d $PWD", ["run", "c", "~/d", "."]),
+        ("run a > log 2>&1", ["run", "a"]),
+        ("export K=v && CUDA_VISIBLE_DEVICES=0 run b", ["run", "b"]),
+        ("cat <<EOF\nrun no\nEOF\nrun yes", ["run", "yes"]),
+    ],
+)
+def test_words_of_a_script(text: str, words: list[str]) -> None:
+    assert read_shell(text, "x").commands[-1] == words
+
+
+def test_what_a_script_does_not_say_stays_open() -> None:
+    text = 'if [ -n "$Z" ]; then\n A=1\nfi\nrun $A $UNSET $(date) ${B##*/} "$@"'
+    words = read_shell(text, "x").commands[-1]
+    assert words == ["run", f"{OPEN}$A", f"{OPEN}$UNSET", f"{OPEN}$(date)", f"{OPEN}${{B##*/}}"]
+    with pytest.raises(UserError, match="a quote ' does not end"):
+        read_shell("run 'a", "x")
+
+
+def test_options_and_overrides() -> None:
+    found, rest = options(
+        ["s.py", "--a-b", "1", "--c=2.5", "--flag", "--no_d", "--l", "x", "y", "--n", "-1", "--e="],
+        ("l",),
+    )
+    assert rest == ["s.py"]
+    assert found == {
+        "a_b": 1,
+        "c": 2.5,
+        "flag": True,
+        "d": False,
+        "l": ["x", "y"],
+        "n": -1,
+        "e": "",
+    }
+    found, rest = overrides(
+        ["a.b=1e-6", "+c='x y'", "++d=[1,2]", "~e", "f=${g}", "--config-name=z", "h=Null"]
+    )
+    assert rest == ["--config-name=z"] and found["f"] == Unresolved("${g}")
+    assert {k: v for k, v in found.items() if k != "f"} == {
+        "a.b": 1e-6,
+        "c": "x y",
+        "d": [1, 2],
+        "e": None,
+        "h": None,
+    }
+    assert scalar("1_000") == 1000 and scalar("inf") == "inf" and scalar("[a") == "[a"
+
+
+def test_secrets_are_not_kept() -> None:
+    tree = {
+        "api_key": "${MY_KEY}",
+        "hub_token": "abc",
+        "url": "https://u:p@host",
+        "note": "hf_abcdefgh123",
+        "max_tokens": 5,
+        "prompt_key": "prompt",
+        "wandb_api_key": "k",
+        "a": {"password": 1234},
+    }
+    found = flattened(tree)
+    assert found["api_key"] == Secret("MY_KEY") and found["hub_token"] == Secret()
+    assert found["url"] == Secret() == found["note"] == found["wandb_api_key"]
+    assert found["max_tokens"] == 5 and found["prompt_key"] == "prompt"
+    assert found["a.password"] == Secret()
+    for words in (["--hub_token", "x1"], ["--hub-token=x1"]):
+        assert "x1" not in repr(options(words))
+    assert "x1" not in repr(overrides(["a.api_key=x1"]))
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        ("c.a = 2 * 3 + int(7 / 2) - 10 // 3", 6),
+        ("c.a = 'x' if 3 > 2 and not False else 'y'", "x"),
+        ("c.a = [1, 2][0]", 1),
+        ("c['a'] = f'{1 + 1}/b'", "2/b"),
+        ("c.update({'a': 4})", 4),
+        ("c.a = 1\n    c.a += 2", 3),
+        ("for_ = {'k': 5}\n    c.a = for_['k']", 5),
+        ("c.a = min(3, max(1, 2)) ** 2", 4),
+    ],
+)
+def test_a_python_configuration(tmp_path: Path, body: str, value: object) -> None:
+    (tmp_path / "c.py").write_text(PYTHON.format(body=body))
+    assert evaluated_config(tmp_path / "c.py", "one")[0]["a"] == value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import os; os.system('touch ran')", "c.a = __import__('os')", "c.a = open('ran', 'w')",
+        "c.a = eval('1')", "while True: pass", "c.a = [x for x in range(9)]", "c.a = 9 ** 9 ** 9",
+        "c.a = 'a' * 10**9", "c.a = ().__class__.__bases__", "c.a = one()", "c.a = unknown",
+        "c.a = '{0.__class__}'.format(c)", "c.a = lambda: 1", "exec('x')",
+    ],
+)  # fmt: skip
+def test_code_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.py").write_text(PYTHON.format(body=body))
+    with pytest.raises(UserError, match=r"c\.py: line \d+: "):
+        evaluated_config(Path("c.py"), "one")
+    assert not Path("ran").exists()
+
+
+def test_an_environment_variable_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOO", "secret")
+    body = "c.a = os.environ.get('FOO', 3)\n    c.b = os.environ['FOO']\n    c.d = os.getenv('FOO')"
+    (tmp_path / "c.py").write_text(PYTHON.format(body=body))
+    found = evaluated_config(tmp_path / "c.py", "one")[0]
+    assert found == {"a": 3, "b": Secret("FOO"), "d": Unresolved("$FOO")}
+    assert "secret" not in repr(read_shell("run $FOO", "x").commands)
