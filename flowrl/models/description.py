@@ -226,7 +226,7 @@ def public_model(source: str) -> Description:
     return Description(found.pipeline, found.configs, found.counts, public=True)
 
 
-def _pipeline_folder(folder: Path, m: ModelSettings) -> Description:
+def _pipeline_folder(folder: Path, m: PipelineSettings) -> Description:
     if (source := modular_source(m)) is not None:
         return _modular_folder(folder, source)
     index = pipeline_index(folder)

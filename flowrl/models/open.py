@@ -311,7 +311,7 @@ def with_guider(run: Run) -> Run:
     """The run with the class and settings of its modular pipeline's guider, which its folder does
     not hold."""
     m, source = run.model, modular_source(run.model)
-    if source is None or (isinstance(m, PipelineSettings) and m.guider is not None):
+    if source is None or not isinstance(m, PipelineSettings) or m.guider is not None:
         return run
     from flowrl.models.diffusers.modular.folder import guiders_of
 

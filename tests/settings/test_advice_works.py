@@ -20,7 +20,7 @@ from flowrl.session.finite import check_iteration
 from flowrl.session.given_check import check_choices
 from flowrl.settings.checks.machine import check_pipeline
 from flowrl.settings.checks.model_files import pipeline_index
-from flowrl.settings.model.pipeline import PipelineSettings
+from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.read import check_named_rewards, check_plan, check_rewards, run_from
 from tests.cli.test_command_advice import COMMANDS
 from tests.support import tiny_lm
@@ -425,7 +425,7 @@ def test_a_modular_folder_is_told_as_one(tmp_path: Path) -> None:
         check_pipeline(str(tmp_path))
     with pytest.raises(UserError, match="index of a modular pipeline alone"):
         pipeline_index(tmp_path)
-    assert PipelineSettings(pipeline=str(tmp_path)).form == "modular"  # what the advice leads to
+    assert ModelSettings(pipeline=str(tmp_path)).form == "modular"  # what the advice leads to
     check_pipeline(str(tmp_path), "modular")
 
 

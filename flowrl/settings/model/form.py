@@ -29,13 +29,6 @@ def modular_alone(source: Any) -> bool:
     return _cached(source, MODULAR_INDEX) and not _cached(source, PIPELINE_INDEX)
 
 
-def index_name(source: str, form: PipelineForm) -> str:
-    """Name of the index that is read: the blocks of a classic folder read a classic one."""
-    folder = find(source)
-    classic = (folder / PIPELINE_INDEX).is_file() and not (folder / MODULAR_INDEX).is_file()
-    return PIPELINE_INDEX if form == "classic" or classic else MODULAR_INDEX
-
-
 def _cached(source: str, name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

@@ -5,9 +5,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from flowrl.paths import find
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.adapters import FrozenAdapter
-from flowrl.settings.model.form import FolderRights, PipelineForm, index_name, with_form
+from flowrl.settings.model.form import (
+    MODULAR_INDEX,
+    PIPELINE_INDEX,
+    FolderRights,
+    PipelineForm,
+    with_form,
+)
 from flowrl.settings.model.language import RewriterSettings
 from flowrl.settings.model.levels import Sigmas, checked_sigmas
 from flowrl.settings.model.model import ModelSettings
@@ -134,7 +141,11 @@ class PipelineSettings(ModelSettings, NamedPipeline):
 
     @property
     def configuration(self) -> str:
-        return index_name(self.pipeline, self.form)
+        if self.form == "classic":
+            return PIPELINE_INDEX
+        folder = find(self.pipeline)
+        blocks = not folder.is_dir() or (folder / MODULAR_INDEX).is_file()
+        return MODULAR_INDEX if blocks else PIPELINE_INDEX
 
     @property
     def given_adapters(self) -> dict[str, str]:
