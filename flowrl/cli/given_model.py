@@ -22,6 +22,7 @@ from flowrl.session.learner import load_models, load_policy
 from flowrl.settings import LanguageSettings, PipelineSettings, RewardSpec, Run
 from flowrl.settings.checks.machine import check_hub
 from flowrl.settings.command_line.arguments import EvaluateArguments, SampleArguments
+from flowrl.settings.model.form import MODULAR_INDEX, is_pipeline_folder
 from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.read import check_plan, open_folder, override, run_from
 from flowrl.settings.trust import EVALUATED_PARTS, SAMPLED_PARTS, within

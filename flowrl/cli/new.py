@@ -15,6 +15,7 @@ from flowrl.run.watch.start_check import check_model_of
 from flowrl.settings.command_line.arguments import Word
 from flowrl.settings.file.inherit import read_tree, with_base
 from flowrl.settings.file.strict_yaml import parse_yaml
+from flowrl.settings.model.form import is_pipeline_folder
 from flowrl.settings.read import check_plan, run_from
 from flowrl.settings.words.names import unknown_name
 

@@ -44,7 +44,8 @@ def watched(pipe: Any, seen: Seen) -> Iterator[None]:
     def step(*args: Any, **named: Any) -> Any:
         given = signature.bind(*args, **named).arguments
         names = ("model_output", "timestep", "sample")
-        seen.steps.append(tuple(torch.as_tensor(given[name]).clone() for name in names))
+        output, time, sample = (torch.as_tensor(given[name]).clone() for name in names)
+        seen.steps.append((output, time, sample))
         return real(*args, **named)
 
     vars(step)["__signature__"] = signature

@@ -13,6 +13,7 @@ from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
 from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.model.form import is_pipeline_folder
 from rewards.rights import ReadFile
 
 ADAPTER_FILE, PIPELINE_FILE = "pytorch_lora_weights.safetensors", "model_index.json"

@@ -53,6 +53,7 @@ TALKATIVE = (
 class ClassicFace(ModularPipeline):
     """The members of a classic pipeline, on top of a modular pipeline's class."""
 
+    _blocks: Any
     modules: tuple[str, ...] = ()  # of its blocks
 
     def encode_prompt(self, state: PipelineState) -> tuple[Any, ...]:
@@ -69,7 +70,7 @@ class ClassicFace(ModularPipeline):
     def text_blocks(self) -> Iterator[tuple[str, Any]]:
         return (each for each in self._blocks.sub_blocks.items() if TEXT_BLOCK in each[0])
 
-    def encoded_names(self) -> list[tuple[str, str | None]]:
+    def encoded_names(self) -> list[tuple[str, Any]]:
         """(name, kind of keyword) of each value that text blocks write."""
         outputs = [out for _, block in self.text_blocks() for out in block.intermediate_outputs]
         named = {out.name: (out.name, out.kwargs_type) for out in outputs}
@@ -99,11 +100,12 @@ class ClassicFace(ModularPipeline):
         for loop in loops_of(self._blocks):
             loop.set_progress_bar_config(**settings)
 
-    def save_pretrained(self, save_directory: Any, **more: Any) -> None:
+    def save_pretrained(self, save_directory: Any, **more: Any) -> None:  # type: ignore[override]
         """Save all components with an index that names this folder."""
-        super().save_pretrained(str(save_directory), **{"overwrite_modular_index": True} | more)
+        given: dict[str, Any] = {"overwrite_modular_index": True, **more}
+        super().save_pretrained(str(save_directory), **given)
 
-    def guiders(self) -> dict[str, BaseGuidance]:
+    def guiders(self) -> dict[str, tuple[str, Any]]:
         """The guiders with a scale, by the argument that sets it (guidance_scale_2 of guider_2)."""
         found = {}
         for name, part in self.components.items():
@@ -145,7 +147,7 @@ class ClassicFace(ModularPipeline):
             vars(self).update(own)
 
 
-def scaled(guider: BaseGuidance, scale: float | None) -> BaseGuidance:
+def scaled(guider: Any, scale: float | None) -> Any:
     """A copy of a guider, without what earlier calls left in it, at a scale; None: its own.
 
     A scale switches on a guider that its class leaves off (Z-Image).
@@ -154,7 +156,7 @@ def scaled(guider: BaseGuidance, scale: float | None) -> BaseGuidance:
         return guider.new() if scale is None else guider.new(**{SCALE: scale, "enabled": True})
 
 
-def run_blocks(pipe: Any, block: ModularPipelineBlocks, state: PipelineState) -> None:
+def run_blocks(pipe: Any, block: Any, state: PipelineState) -> None:
     """Run a block and those in it, with the pipeline's own states at the loop's door."""
     if isinstance(block, ConditionalPipelineBlocks):
         triggers = {name: state.get(name) for name in block.block_trigger_inputs if name}
@@ -267,7 +269,7 @@ def untalkative(others: Sequence[str] = ()) -> Iterator[None]:
             logger.disabled = disabled
 
 
-def faced(pipe: ModularPipeline) -> Any:
+def faced(pipe: Any) -> Any:
     """A copy of a modular pipeline, with its components, that has the face of a classic one."""
     if isinstance(pipe, ClassicFace):
         return pipe
@@ -291,7 +293,7 @@ def form_of(pipe: Any) -> PipelineForm:
 
 def block_classes(pipe: Any) -> set[type]:
     """Classes of all blocks, whose code a proof depends on; none of a classic pipeline."""
-    return set(_classes(pipe._blocks)) if isinstance(pipe, ModularPipeline) else set()
+    return set(_classes(vars(pipe)["_blocks"])) if isinstance(pipe, ModularPipeline) else set()
 
 
 def _classes(block: ModularPipelineBlocks) -> Iterator[type]:

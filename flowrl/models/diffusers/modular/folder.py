@@ -50,7 +50,7 @@ def skeleton(
     _refuse_code(source, rights)
     with untalkative():
         try:
-            pipe = ModularPipeline.from_pretrained(source, trust_remote_code="code" in rights)
+            pipe: Any = ModularPipeline.from_pretrained(source, trust_remote_code="code" in rights)
         except (AttributeError, ValueError, OSError) as error:
             why = " ".join(str(error).split())[:300]
             raise UserError(f"model.form: modular: {source}: {why}") from error
@@ -182,7 +182,7 @@ def check_components(pipe: Any, source: str, rights: Collection[str] = ()) -> No
 
 def needed(blocks: ModularPipelineBlocks) -> list[str]:
     """Names of the components of the blocks that run for a prompt alone."""
-    names = [each.name for block in run_order(blocks) for each in block.expected_components]
+    names = [str(c.name) for block in run_order(blocks) for c in block.expected_components]
     return list(dict.fromkeys(names))
 
 
