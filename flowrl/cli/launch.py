@@ -88,7 +88,7 @@ def launch_job(given: LaunchArguments, options: Sequence[str]) -> int:
     elif given.where == "k8s":
         print(kubernetes_job(job, place), end="")
     elif given.where == "ray":
-        from flowrl.launching.ray import ray_commands, run_on_ray  # Ray is an extra
+        from flowrl.launching.on_ray import ray_commands, run_on_ray  # Ray is an extra
 
         if given.submit:
             return run_on_ray(job, given.port)

@@ -11,7 +11,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from flowrl.cli.app import main
 from flowrl.launching.cloud import CloudPlace, kubernetes_job, sky_task
 from flowrl.launching.job import LaunchJob, newest_checkpoint
-from flowrl.launching.ray import ray_commands
+from flowrl.launching.on_ray import ray_commands
 from flowrl.launching.slurm import SlurmLimits, slurm_script
 from flowrl.paths import PROJECT
 

@@ -27,7 +27,7 @@ def run_on_ray(job: LaunchJob, port: int = PORT) -> int:
     that this machine belongs to. Tasks that fail begin again while the run has new checkpoints.
     Returns the first exit code that is not 0, or 0."""
     try:
-        import ray
+        import ray  # type: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError("launch ray: Ray is not installed: pip install 'flowrl[ray]'") from error
     ray.init(address="auto")
@@ -45,9 +45,11 @@ def run_on_ray(job: LaunchJob, port: int = PORT) -> int:
 
 
 def _start(job: LaunchJob, port: int) -> int:
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    import ray  # type: ignore[reportMissingImports]
+    from ray.util import placement_group, remove_placement_group  # type: ignore[reportMissingImports]
+    from ray.util.scheduling_strategies import (  # type: ignore[reportMissingImports]
+        PlacementGroupSchedulingStrategy,
+    )
 
     share = {"GPU": job.gpus, "CPU": 1} if job.gpus else {"CPU": job.cpus}
     place = placement_group([share] * job.nodes, strategy="STRICT_SPREAD")
@@ -76,11 +78,12 @@ def _start(job: LaunchJob, port: int) -> int:
 
 def _exit_code(task: Any) -> int:
     """Exit code of a task's command; 1 if its machine has gone."""
-    import ray
+    import ray  # type: ignore[reportMissingImports]
+    from ray.exceptions import RayError  # type: ignore[reportMissingImports]
 
     try:
         return ray.get(task)
-    except ray.exceptions.RayError as error:
+    except RayError as error:
         print(f"ray: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
         return 1
 
